@@ -1,0 +1,85 @@
+"""Forebay keeps accelerators fed: Parquet in a deterministic order, cached per node, into elastic training on Ray."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forebay.cache.disk import DiskCache as DiskCache
+    from forebay.cache.spec import CacheSpec as CacheSpec
+    from forebay.driver.driver import run as run
+    from forebay.driver.result import Result as Result
+    from forebay.errors import ForebayError as ForebayError
+    from forebay.job.job import Job as Job
+    from forebay.job.job import Resources as Resources
+    from forebay.loader.batch import Batch as Batch
+    from forebay.loader.loader import Loader as Loader
+    from forebay.manifest.manifest import Manifest as Manifest
+    from forebay.manifest.manifest import RowGroup as RowGroup
+    from forebay.manifest.saved import load_manifest as load_manifest
+    from forebay.manifest.saved import save_manifest as save_manifest
+    from forebay.manifest.scan import scan as scan
+    from forebay.observe import Tally as Tally
+    from forebay.plan.cursor import Cursor as Cursor
+    from forebay.plan.plan import Plan as Plan
+    from forebay.plan.plan import build_plan as build_plan
+    from forebay.train.data import Data as Data
+    from forebay.train.fit import fit as fit
+    from forebay.train.worker import Worker as Worker
+    from forebay.transform.block import Block as Block
+    from forebay.transform.features import Categorical as Categorical
+    from forebay.transform.features import Dense as Dense
+    from forebay.transform.features import Label as Label
+    from forebay.transform.features import Ragged as Ragged
+    from forebay.transform.transform import Transform as Transform
+    from forebay.transform.vocabulary import fit_vocabulary as fit_vocabulary
+    from forebay.world import World as World
+
+_HOMES = {
+    "Batch": "loader.batch",
+    "Block": "transform.block",
+    "CacheSpec": "cache.spec",
+    "Categorical": "transform.features",
+    "Cursor": "plan.cursor",
+    "Data": "train.data",
+    "Dense": "transform.features",
+    "DiskCache": "cache.disk",
+    "ForebayError": "errors",
+    "Job": "job.job",
+    "Label": "transform.features",
+    "Loader": "loader.loader",
+    "Manifest": "manifest.manifest",
+    "Plan": "plan.plan",
+    "Ragged": "transform.features",
+    "Resources": "job.job",
+    "Result": "driver.result",
+    "RowGroup": "manifest.manifest",
+    "Tally": "observe",
+    "Transform": "transform.transform",
+    "Worker": "train.worker",
+    "World": "world",
+    "build_plan": "plan.plan",
+    "fit": "train.fit",
+    "fit_vocabulary": "transform.vocabulary",
+    "load_manifest": "manifest.saved",
+    "run": "driver.driver",
+    "save_manifest": "manifest.saved",
+    "scan": "manifest.scan",
+}
+
+__version__ = "0.1.0"
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - derived from the one table, so that a name cannot be forgotten
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use: `import forebay` itself stays light."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'forebay' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"forebay.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

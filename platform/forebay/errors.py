@@ -1,0 +1,104 @@
+"""Every error a user can cause or must act on. Each message says what was set, what was found and what to do."""
+
+from __future__ import annotations
+
+
+class ForebayError(Exception):
+    """Root of all errors meant for the person at the keyboard.
+
+    `facts` are kept as attributes (`error.path`, `error.rows`, ...) and survive pickling, so that a driver can act on
+    an error that was raised in another process.
+    """
+
+    def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> object:
+        facts = self.__dict__.get("facts", {})
+        if name in facts:
+            return facts[name]
+        raise AttributeError(f"{type(self).__name__} has no fact {name!r}; it carries {sorted(facts)}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), str(self), self.facts)
+
+
+def _rebuild(kind: type[ForebayError], message: str, facts: dict[str, object]) -> ForebayError:
+    return kind(message, **facts)
+
+
+class InvalidOption(ForebayError, ValueError):
+    """An argument that can never work, whatever the data: a negative batch, an unknown policy name."""
+
+
+class NoFiles(ForebayError):
+    """The URI names no Parquet file with rows."""
+
+
+class MixedSchemas(ForebayError):
+    """Two files of one data set disagree on a column."""
+
+
+class MissingColumn(ForebayError):
+    """A column that was asked for is not in the files."""
+
+
+class WrongType(ForebayError):
+    """A column's type cannot feed the feature that asks for it."""
+
+
+class CorruptFile(ForebayError):
+    """A footer or a page that cannot be decoded."""
+
+
+class SourceChanged(ForebayError):
+    """A file is not the one the manifest was made from."""
+
+
+class ReadFailed(ForebayError):
+    """Storage kept failing, or did not answer, until the deadline."""
+
+
+class TransformFailed(ForebayError):
+    """A transform raised, or returned something that is not a block of arrays."""
+
+
+class RowCountChanged(TransformFailed):
+    """A transform returned another number of rows than it was given."""
+
+
+class NullLabel(TransformFailed):
+    """A label column holds nulls."""
+
+
+class Unfingerprintable(ForebayError):
+    """A user function whose behaviour cannot be told from its source; it needs an explicit version."""
+
+
+class TooManyRanks(ForebayError):
+    """More ranks than lanes."""
+
+
+class BatchTooSmall(ForebayError):
+    """A global batch with fewer rows than lanes."""
+
+
+class CacheUnusable(ForebayError):
+    """The cache directory cannot be written, or is not safe to use."""
+
+
+class CursorMismatch(ForebayError):
+    """A cursor of another plan, or of an unknown version."""
+
+
+class LoaderClosed(ForebayError):
+    """A closed loader was asked for batches."""
+
+
+class BadJob(ForebayError):
+    """A job file that does not load, or a parameter it does not take."""
+
+
+class RunFailed(ForebayError):
+    """A run that ended without finishing, after its allowed failures."""

@@ -1,0 +1,88 @@
+"""What happened and how long it took: named counters, one tally per loader, node or epoch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from forebay.errors import InvalidOption
+
+METRICS: dict[str, str] = {
+    "hits": "blocks served from the cache",
+    "hit_bytes": "bytes of blocks served from the cache",
+    "stores": "blocks read from the source and stored in the cache",
+    "stored_bytes": "bytes of blocks stored in the cache",
+    "bypasses": "blocks read from the source and handed out uncached",
+    "bypass_bytes": "bytes of blocks handed out uncached",
+    "quarantined": "cache files whose checksum or form was wrong; each is fetched again",
+    "parquet_opens": "Parquet files opened to read a row group",
+    "source_bytes": "compressed bytes of the row groups read from the source",
+    "retries": "reads that were tried again",
+    "read_s": "seconds spent reading and decoding row groups, over all data workers",
+    "transform_s": "seconds spent in the transform, over all data workers",
+    "store_s": "seconds spent writing blocks to the cache, over all data workers",
+    "map_s": "seconds spent mapping and verifying cached blocks",
+    "plan_s": "seconds spent computing which rows come next",
+    "block_wait_s": "seconds the gather waited for blocks",
+    "gather_s": "seconds spent gathering rows into batches",
+    "wait_s": "seconds the trainer waited for a batch",
+    "batches": "batches handed to the trainer",
+    "rows": "rows handed to the trainer by this rank",
+}
+"""Name -> meaning of every counter; names end in their unit (`_s` seconds, `_bytes`), the rest are counts."""
+
+
+_live: weakref.WeakSet[Tally] = weakref.WeakSet()
+
+
+class Tally:
+    """Thread-safe sums of the counters in `METRICS`."""
+
+    def __init__(self, start: Mapping[str, float] | None = None) -> None:
+        self._lock = threading.Lock()
+        _live.add(self)
+        self._sums: dict[str, float] = {}
+        self.merge(start or {})
+
+    def add(self, name: str, amount: float = 1) -> None:
+        if name not in METRICS:
+            raise InvalidOption(f"{name!r} is no metric. Add it to forebay.observe.METRICS with its meaning.")
+        with self._lock:
+            self._sums[name] = self._sums.get(name, 0) + amount
+
+    def merge(self, sums: Mapping[str, float]) -> None:
+        for name, amount in sums.items():
+            self.add(name, amount)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - start)
+
+    def __getitem__(self, name: str) -> float:
+        with self._lock:
+            return self._sums.get(name, 0)
+
+    def as_dict(self) -> dict[str, float]:
+        with self._lock:
+            return dict(self._sums)
+
+    def since(self, earlier: Mapping[str, float]) -> dict[str, float]:
+        """What was added after `earlier = tally.as_dict()` was taken."""
+        return {name: total - earlier.get(name, 0) for name, total in self.as_dict().items()}
+
+
+def _renew_locks() -> None:
+    """A fork may copy a lock that another thread holds, and that thread does not exist in the child."""
+    for tally in list(_live):
+        tally._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

@@ -1,0 +1,116 @@
+"""Dealing rows into lanes, and the order of one lane in one epoch (steps 1 and 2 of the order)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from forebay.plan.permute import Ints, derive, permutation, permuted
+
+# The first word of every key says what the permutation is for, so that no two uses ever share a key.
+_DEAL, _PIECES, _ROWS = 1, 2, 3
+
+
+class Rows(NamedTuple):
+    """Rows of blocks, in order: `block` int64 [n] (index of the row group in the manifest), `row` int64 [n] (row within it)."""
+
+    block: Ints
+    row: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pieces:
+    """Runs of consecutive rows of one block: `block`, `first` (row within the block) and `rows`, each int64 [n]."""
+
+    block: Ints
+    first: Ints
+    rows: Ints
+
+    def take(self, index: Ints | slice) -> Pieces:
+        return Pieces(block=self.block[index], first=self.first[index], rows=self.rows[index])
+
+
+def lane_starts(num_rows: int, lanes: int) -> Ints:
+    """Where each lane begins on the line of all rows, int64 [lanes + 1]; the first `num_rows % lanes` lanes are one longer."""
+    lane = np.arange(lanes + 1, dtype=np.int64)
+    return lane * (num_rows // lanes) + np.minimum(lane, num_rows % lanes)
+
+
+def deal(block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> tuple[Pieces, Ints]:
+    """Cut the line of all rows into lanes. Returns all pieces in line order, and int64 [lanes + 1]: each lane's first piece."""
+    num_blocks = len(block_rows)
+    order = permutation(num_blocks, derive(_DEAL, seed)) if shuffle else np.arange(num_blocks, dtype=np.int64)
+    ends = np.cumsum(block_rows[order])
+    num_rows = int(ends[-1])
+    block_starts = ends - block_rows[order]
+    cuts = lane_starts(num_rows, lanes)
+    starts = np.unique(np.concatenate([block_starts, cuts]))
+    starts = starts[starts < num_rows]
+    # side="right": a block without rows ends where the next one starts, and must own nothing.
+    place = np.searchsorted(ends, starts, side="right")
+    pieces = Pieces(
+        block=order[place],
+        first=starts - block_starts[place],
+        rows=np.diff(starts, append=num_rows),
+    )
+    return pieces, np.searchsorted(starts, cuts)
+
+
+def window_bounds(num_rows: int, window_rows: int) -> Ints:
+    """Bounds of a lane's windows, int64 [windows + 1]; the first three ramp up so that the first batch comes early.
+
+    >>> window_bounds(40, 16).tolist()
+    [0, 2, 6, 14, 30, 40]
+    """
+    ramp = np.cumsum([max(window_rows >> shift, 1) for shift in (3, 2, 1)])
+    full = np.arange(int(ramp[-1]) + window_rows, num_rows, window_rows, dtype=np.int64)
+    inner = np.concatenate([ramp, full])
+    return np.concatenate([[0], inner[inner < num_rows], [num_rows]]).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaneEpoch:
+    """The rows of one lane in the order of one epoch; a row's number in this order is its *lane row*."""
+
+    pieces: Pieces
+    ends: Ints
+    bounds: Ints
+    key: int | None
+    """Key of the windows' permutations; None keeps the rows as they lie (`shuffle=False`)."""
+
+    @classmethod
+    def of(cls, pieces: Pieces, *, seed: int, epoch: int, lane: int, window_rows: int, shuffle: bool) -> LaneEpoch:
+        if shuffle:
+            pieces = pieces.take(permutation(len(pieces.rows), derive(_PIECES, seed, epoch, lane)))
+        ends = np.cumsum(pieces.rows)
+        bounds = window_bounds(int(ends[-1]) if len(ends) else 0, window_rows)
+        key = derive(_ROWS, seed, epoch, lane) if shuffle else None
+        return cls(pieces=pieces, ends=ends, bounds=bounds, key=key)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.bounds[-1])
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Lane rows `start` to `stop`; O(stop - start) and the pieces of the windows they lie in."""
+        first, last = np.searchsorted(self.bounds, [start, stop - 1], side="right") - 1
+        parts = [self._window_rows(window, start, stop) for window in range(first, last + 1)]
+        return Rows(np.concatenate([part.block for part in parts]), np.concatenate([part.row for part in parts]))
+
+    def _window_rows(self, window: int, start: int, stop: int) -> Rows:
+        low, high = int(self.bounds[window]), int(self.bounds[window + 1])
+        line = np.arange(max(start, low), min(stop, high), dtype=np.int64)
+        if self.key is not None:
+            line = low + permuted(line - low, high - low, derive(self.key, window))
+        first, last = np.searchsorted(self.ends, [low, high - 1], side="right")
+        pieces, ends = self.pieces.take(slice(first, last + 1)), self.ends[first : last + 1]
+        place = np.searchsorted(ends, line, side="right")
+        return Rows(pieces.block[place], (pieces.first + pieces.rows - ends)[place] + line)
+
+    def spans(self) -> tuple[Ints, Ints, Ints]:
+        """For each piece: its block, and the lane rows at which it is first needed and can be let go (whole windows)."""
+        first_window = np.searchsorted(self.bounds, self.ends - self.pieces.rows, side="right") - 1
+        last_window = np.searchsorted(self.bounds, self.ends - 1, side="right") - 1
+        return self.pieces.block, self.bounds[first_window], self.bounds[last_window + 1]

@@ -1,0 +1,94 @@
+"""Permutations as pure functions of a key: the only source of randomness in the order.
+
+Own arithmetic rather than `numpy.random`, whose streams may change between NumPy releases: an order that a checkpoint
+refers to must never change under it. The mixer is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); evaluating a permutation
+at an index, so that seeking costs nothing, follows Grain's `index_shuffle`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_WORD = (1 << 64) - 1
+_HALF = (1 << 32) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_ROUNDS = 6
+_SORTED_SIZE = 1024
+
+Ints = NDArray[np.int64]
+
+
+def derive(*words: int) -> int:
+    """Fold integers into one 64-bit key; every word and its place matter.
+
+    >>> derive(7, 0) == derive(7, 0), derive(7, 0) == derive(0, 7)
+    (True, False)
+    """
+    key = 0
+    for word in words:
+        key = _mix(((key ^ (word & _WORD)) + _GOLDEN) & _WORD)
+    return key
+
+
+def permutation(size: int, key: int) -> Ints:
+    """A permutation of `range(size)`, int64 [size], that depends on `size` and the 64-bit `key` alone.
+
+    Each index gets a random word; the words are sorted. The low bits of a word hold its index, so that all words differ
+    and any sorting algorithm gives the same result.
+
+    >>> permutation(5, derive(7)).tolist()
+    [0, 3, 4, 2, 1]
+    """
+    index = np.arange(size, dtype=np.uint64)
+    mask = np.uint64((1 << max(size - 1, 0).bit_length()) - 1)
+    words = _mix_array(index * np.uint64(_GOLDEN) + np.uint64(key))
+    words &= ~mask
+    words |= index
+    words.sort()
+    words &= mask
+    return words.view(np.int64)
+
+
+def permuted(index: Ints, size: int, key: int) -> Ints:
+    """Where a permutation of `range(size)` sends each of `index`, int64 [n]: O(n), whatever the size (at most 2**32).
+
+    A keyed bijection on the next power of two; values that land outside `range(size)` walk on until they land inside.
+
+    >>> permuted(np.arange(5), 5, derive(7)).tolist() == permutation(5, derive(7)).tolist()
+    True
+    """
+    if size <= _SORTED_SIZE:  # a bijection on few bits mixes poorly, and sorting few words is cheap
+        return permutation(size, key)[index]
+    bits = (size - 1).bit_length()
+    words = _cipher(index.astype(np.uint32), bits, key)
+    while len(outside := np.flatnonzero(words >= size)):
+        words[outside] = _cipher(words[outside], bits, key)
+    return words.astype(np.int64)
+
+
+def _cipher(words: NDArray[np.uint32], bits: int, key: int) -> NDArray[np.uint32]:
+    """Six rounds of xor, odd multiply and xorshift, each invertible on `bits` bits."""
+    mask, shift = np.uint32((1 << bits) - 1), np.uint32((bits + 1) // 2)
+    for number in range(_ROUNDS):
+        round_key = derive(key, number)
+        words = words ^ np.uint32(round_key & _HALF)
+        words *= np.uint32((round_key >> 32) | 1)
+        words &= mask
+        words ^= words >> shift
+    return words
+
+
+def _mix(word: int) -> int:
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+    return word ^ (word >> 31)
+
+
+def _mix_array(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words

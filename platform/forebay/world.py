@@ -1,0 +1,35 @@
+"""Who am I among the workers of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.errors import InvalidOption
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Place of one worker in a run, built by a driver from explicit values.
+
+    Raises `InvalidOption` unless `0 <= rank < size`.
+
+    >>> World(rank=1, size=4).is_first
+    False
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    node: str = ""
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.rank < self.size:
+            raise InvalidOption(
+                f"World(rank={self.rank}, size={self.size}) does not exist. Ranks run from 0 to size - 1.",
+                rank=self.rank,
+                size=self.size,
+            )
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0

@@ -1,0 +1,36 @@
+"""Manifests that exist in memory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from forebay.manifest.manifest import Field, File, Manifest
+
+
+@pytest.fixture(scope="session")
+def memory_manifest() -> Callable[..., Manifest]:
+    """`make([3, 1, 5], groups_per_file=2) -> Manifest` of row groups with these numbers of rows; no file exists."""
+
+    def make(rows: Sequence[int], groups_per_file: int = 3) -> Manifest:
+        index = np.arange(len(rows))
+        count = np.asarray(rows, dtype=np.int64)
+        files = [
+            File(path=f"part-{number:06d}.parquet", size=1000 + number, mtime_ns=1, etag="")
+            for number in range(-(-len(rows) // groups_per_file))
+        ]
+        return Manifest(
+            root="memory://",
+            files=tuple(files),
+            fields=(Field(name="id", type="int64", nullable=True),),
+            columns=("id",),
+            file_of=(index // groups_per_file).astype(np.int32),
+            group_of=(index % groups_per_file).astype(np.int32),
+            rows=count,
+            bytes=count * 8,
+            source_bytes=count * 8,
+        )
+
+    return make
