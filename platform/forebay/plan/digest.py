@@ -7,20 +7,23 @@ import hashlib
 import numpy as np
 
 from forebay.plan.plan import Last, Plan
+from forebay.world import World
 
 
-def order_digest(plan: Plan, *, epoch: int, global_batch: int, last: Last = "balance") -> str:
+def order_digest(plan: Plan, *, epoch: int, global_batch: int, last: Last = "balance", world_size: int = 1) -> str:
     """SHA-256 (hex) over the global batches of an epoch in position order.
 
     Each batch adds its size (int64, little-endian), then its rows sorted, each as three little-endian int64: number of the
     file in the manifest, row group within the file, row within the row group. Sorting makes it a digest of what is in
-    each batch: any world size gives the same one.
+    each batch: any `world_size` gives the same one, though each batch is put together from the parts of its ranks.
     """
     digest = hashlib.sha256()
     files, groups = np.asarray(plan.manifest.file_of), np.asarray(plan.manifest.group_of)
+    worlds = [World(rank=rank, size=world_size) for rank in range(world_size)]
     position = 0
     while size := plan.batch_size(position, global_batch, last=last):
-        block, row = plan.batch(epoch, position, global_batch, last=last)
+        parts = [plan.batch(epoch, position, global_batch, world, last=last) for world in worlds]
+        block, row = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((row, block))  # manifests are sorted by (file, row group), and so are block numbers
         block, row = block[order], row[order]
         digest.update(np.int64(size).astype("<i8").tobytes())

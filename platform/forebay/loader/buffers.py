@@ -1,0 +1,53 @@
+"""Batch memory that is used again, but never while someone still holds it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class BufferPool:
+    """Hands out byte buffers and takes each back when the last array or tensor made from it is gone.
+
+    A fresh buffer per batch costs more in page faults than the copy itself. `pinned` buffers (page-locked, for copies to
+    a GPU) cost even more to make. At most `num_kept` idle buffers are kept.
+    """
+
+    def __init__(self, *, num_kept: int, pinned: bool = False) -> None:
+        # A deque needs no lock: a lease may end in any thread, at any time, even in a forked child.
+        self._idle: deque[torch.Tensor] = deque(maxlen=num_kept)
+        self._pinned = pinned
+
+    def take(self, num_bytes: int) -> NDArray[np.uint8]:
+        """A writable uint8 array [num_bytes] of undefined content, 64-byte aligned."""
+        return np.asarray(_Lease(self._idle, self._memory(num_bytes), num_bytes))
+
+    def _memory(self, num_bytes: int) -> torch.Tensor:
+        while self._idle:
+            try:
+                memory = self._idle.pop()
+            except IndexError:
+                break
+            if memory.numel() >= num_bytes:
+                return memory
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+
+
+class _Lease:
+    """The base object of every array made from one buffer: it dies with the last of them, and returns the buffer."""
+
+    def __init__(self, idle: deque[torch.Tensor], memory: torch.Tensor, num_bytes: int) -> None:
+        self._idle, self._memory = idle, memory
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (num_bytes,),
+            "data": (memory.data_ptr(), False),
+        }
+
+    def __del__(self) -> None:
+        self._idle.append(self._memory)

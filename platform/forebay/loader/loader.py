@@ -1,0 +1,179 @@
+"""The iterator a trainer sees: this rank's part of every global batch, from a cursor on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from forebay.cache.disk import DiskCache
+from forebay.cache.source import SourceProvider, open_source
+from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed
+from forebay.loader.batch import Batch
+from forebay.loader.pipeline import Pipeline, Share
+from forebay.observe import Tally
+from forebay.plan.cursor import Cursor
+from forebay.plan.plan import Last, Plan
+from forebay.transform.transform import Transform
+from forebay.world import World
+
+
+class Loader:
+    """Iterates the rest of the current epoch, then stands at the start of the next: one `for` loop per epoch.
+
+    ```python
+    with fb.Loader(plan, transform, cache, global_batch=8192) as loader:
+        for epoch in range(3):
+            for batch in loader: ...
+    ```
+
+    Args:
+        plan: The order, from `build_plan`; its manifest says where the rows are.
+        transform: What becomes of a row group.
+        cache: A `DiskCache`, the client of a node's cache actor, or None to read the source in every epoch.
+        world: Which rank of how many this is. Every world size up to the plan's lanes sees the same global batches.
+        global_batch: Rows per step over all ranks.
+        epoch: The epoch to start with.
+        last: "balance" makes batches whose sizes differ by at most one row, "drop" equal ones (`dropped_rows` counts the rest).
+        as_numpy: Batches of NumPy arrays instead of torch tensors.
+        prefetch_bytes: Bounds what is prepared ahead: blocks asked for before they are needed, and finished batches.
+        tally: Where to count, see `forebay.observe.METRICS`; a new one by default.
+
+    Raises:
+        InvalidOption, TooManyRanks, BatchTooSmall, MissingColumn, WrongType: Before any thread starts.
+
+    A batch stays valid as long as anyone holds it or a part of it. Leaving the loop early, an exception in it, or `close()`
+    ends all threads; a loader works in forked and spawned children.
+    """
+
+    def __init__(  # noqa: PLR0913 - the one constructor every user of the data plane writes out
+        self,
+        plan: Plan,
+        transform: Transform,
+        cache: DiskCache | SourceProvider | None = None,
+        *,
+        world: World | None = None,
+        global_batch: int,
+        epoch: int = 0,
+        last: Last = "balance",
+        as_numpy: bool = False,
+        prefetch_bytes: int = 256 << 20,
+        tally: Tally | None = None,
+    ) -> None:
+        if epoch < 0 or prefetch_bytes < 1:
+            raise InvalidOption(f"epoch={epoch}, prefetch_bytes={prefetch_bytes}: epochs count from 0, bytes from 1.")
+        self.world = world or World()
+        plan.owned_lanes(self.world)
+        if not plan.num_batches(global_batch, last=last):
+            raise InvalidOption(
+                f'global_batch={global_batch} with last="drop" drops all {plan.num_rows} rows of the data. '
+                'Use a smaller global batch, or last="balance".'
+            )
+        transform.check(plan.manifest)
+        self._share = Share(
+            plan=plan,
+            world=self.world,
+            global_batch=global_batch,
+            last=last,
+            as_numpy=as_numpy,
+            prefetch_bytes=prefetch_bytes,
+        )
+        self._transform, self._cache = transform, cache
+        self.tally = tally or Tally()
+        self.dropped_rows = 0
+        self._epoch, self._position = epoch, 0
+        self._pipeline: Pipeline | None = None
+        self._closed = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._epoch
+
+    def __len__(self) -> int:
+        """Batches left in the current epoch."""
+        return self._share.plan.num_batches(self._share.global_batch, self._position, last=self._share.last)
+
+    def __iter__(self) -> Iterator[Batch]:
+        pipeline, process = self._start(), os.getpid()
+        try:
+            while True:
+                if process != os.getpid():  # threads do not survive a fork: go on from the cursor with new ones
+                    pipeline, process = self._start(), os.getpid()
+                start = time.perf_counter()
+                batch = pipeline.next()
+                if batch is None:
+                    return
+                self.tally.merge({"wait_s": time.perf_counter() - start, "batches": 1, "rows": batch.rows})
+                self._pass(batch)
+                yield batch
+                del batch  # its memory may be used again as soon as the trainer lets go of it
+        finally:
+            if process == os.getpid():
+                pipeline.close(timeout_s=5)
+
+    def cursor(self) -> Cursor:
+        """The position after the last batch that was handed out; after the last of an epoch, the start of the next."""
+        return Cursor(
+            plan_id=self._share.plan.id,
+            epoch=self._epoch,
+            position=self._position,
+            global_batch=self._share.global_batch,
+        )
+
+    def seek(self, cursor: Cursor) -> None:
+        """Continue from a cursor, at this loader's world and global batch. Costs no replay; ends a running iteration.
+
+        Raises `CursorMismatch` for a cursor of another plan, or outside of it.
+        """
+        plan = self._share.plan
+        if cursor.plan_id != plan.id:
+            raise CursorMismatch(
+                f"The cursor was made with plan {cursor.plan_id[:8]}; this loader reads {plan}. Give the same data, seed, "
+                "lanes, window_rows and shuffle as then, or start from epoch 0 without the cursor.",
+                cursor_plan=cursor.plan_id,
+                plan=plan.id,
+            )
+        if cursor.epoch < 0 or not 0 <= cursor.position <= plan.num_rows:
+            raise CursorMismatch(f"{cursor} lies outside of {plan}. Use a cursor as Loader.cursor() gave it.")
+        self._stop(timeout_s=5)
+        self._epoch, self._position = cursor.epoch, cursor.position
+        if not len(self):
+            self._epoch, self._position = cursor.epoch + 1, 0
+
+    def close(self, timeout_s: float = 5) -> None:
+        """End all threads, within `timeout_s` even if a read is stuck. Idempotent; batches already handed out stay valid."""
+        self._closed = True
+        self._stop(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self) -> Pipeline:
+        if self._closed:
+            raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
+        self._stop(timeout_s=5)
+        plan = self._share.plan
+        source = open_source(self._cache, plan.manifest, self._transform, self.tally)
+        self._process = os.getpid()
+        self._pipeline = Pipeline(self._share, source, self.tally, epoch=self._epoch, position=self._position)
+        return self._pipeline
+
+    def _stop(self, timeout_s: float) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None and self._process == os.getpid():
+            pipeline.close(timeout_s)
+
+    def _pass(self, batch: Batch) -> None:
+        if not batch.ends_epoch:
+            self._position = batch.position + batch.size
+            return
+        self.dropped_rows += self._share.plan.num_rows - batch.position - batch.size
+        self._epoch, self._position = self._epoch + 1, 0

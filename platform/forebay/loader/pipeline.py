@@ -1,0 +1,127 @@
+"""One epoch's batches, made in a thread ahead of the trainer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+
+import torch
+
+from forebay.cache.source import BlockSource
+from forebay.errors import LoaderClosed
+from forebay.loader.batch import Batch
+from forebay.loader.buffers import BufferPool
+from forebay.loader.demand import Demand
+from forebay.loader.order import Order
+from forebay.loader.ready import ReadyBatches
+from forebay.loader.resident import Resident, as_tensors
+from forebay.observe import Tally
+from forebay.plan.lanes import Rows
+from forebay.plan.plan import Last, Plan
+from forebay.transform.block import Block
+from forebay.world import World
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one rank reads: its part of every global batch."""
+
+    plan: Plan
+    world: World
+    global_batch: int
+    last: Last
+    as_numpy: bool
+    prefetch_bytes: int
+
+
+class Pipeline:
+    """The batches of `share` from a position to the end of the epoch.
+
+    The gathering thread is one: a gather runs at memory speed without the GIL, and a second one would take a core from
+    the trainer. Half of `prefetch_bytes` bounds the blocks asked for ahead of need, half the finished batches.
+    """
+
+    def __init__(self, share: Share, source: BlockSource, tally: Tally, *, epoch: int, position: int) -> None:
+        self._share, self._source, self._tally = share, source, tally
+        self._epoch, self._position = epoch, position
+        plan = share.plan
+        self._demand = Demand(
+            plan,
+            source,
+            epoch=epoch,
+            position=position,
+            lanes=plan.owned_lanes(share.world),
+            budget_bytes=share.prefetch_bytes // 2,
+        )
+        self._resident = Resident(plan.manifest.rows, BufferPool(num_kept=4, pinned=torch.cuda.is_available()))
+        self._ready = ReadyBatches(share.prefetch_bytes // 2)
+        self._thread = threading.Thread(target=self._run, name="forebay-gather", daemon=True)
+        self._thread.start()
+
+    def next(self) -> Batch | None:
+        """The next batch, or None after the last; raises whatever ended the epoch early."""
+        return self._ready.get()
+
+    def close(self, timeout_s: float) -> None:
+        """Stop within `timeout_s`, even if a read is stuck; idempotent."""
+        deadline = time.monotonic() + timeout_s
+        self._ready.close()
+        self._source.close(timeout_s)
+        self._thread.join(max(deadline - time.monotonic(), 0))
+
+    def _run(self) -> None:
+        try:
+            self._make_batches()
+            self._ready.put(None)
+        except LoaderClosed:
+            return
+        except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the trainer's thread
+            if not self._ready.closed:
+                self._ready.put(error)
+
+    def _make_batches(self) -> None:
+        plan, share, position = self._share.plan, self._share, self._position
+        order = Order(plan, epoch=self._epoch, lanes=plan.owned_lanes(share.world))
+        while size := plan.batch_size(position, share.global_batch, last=share.last):
+            with self._tally.timed("plan_s"):
+                rows = order.rows(position, position + size)
+                for block in self._demand.advance(position, position + size):
+                    self._resident.remove(block)
+            # A rank without rows still steps, on a real row that counts for nothing: zeros could become NaNs in a model.
+            weight = len(rows.row) * share.world.size / size
+            if not len(rows.row):
+                rows = plan.rows(self._epoch, position, position + 1, range(plan.lanes))
+            batch, num_bytes = self._gather(rows, position=position, size=size, weight=weight)
+            position += size
+            batch.ends_epoch = not plan.batch_size(position, share.global_batch, last=share.last)
+            self._ready.put(batch, num_bytes)
+
+    def _gather(self, rows: Rows, *, position: int, size: int, weight: float) -> tuple[Batch, int]:
+        with self._tally.timed("block_wait_s"):
+            missing = self._resident.missing(rows)
+            for block in missing:
+                self._resident.add(block, self._wait(self._demand.future(block)))
+        with self._tally.timed("gather_s"):
+            arrays, num_bytes = self._resident.gather(rows)
+        for block in missing:
+            if not self._demand.wants(block):  # borrowed for a dummy row
+                self._resident.remove(block)
+        tensors = arrays if self._share.as_numpy else as_tensors(arrays)
+        batch = Batch(dict(tensors), position=position, size=size, rows=len(rows.row) if weight else 0, weight=weight)
+        batch.epoch = self._epoch
+        return batch, num_bytes
+
+    def _wait(self, future: Future[Block]) -> Block:
+        while True:
+            try:
+                return future.result(timeout=_POLL_S)
+            except NotYet:
+                if future.done():
+                    return future.result()
+                if self._ready.closed:
+                    raise LoaderClosed("The loader was closed while it waited for a block.") from None

@@ -1,0 +1,56 @@
+"""Finished batches between the gathering thread and the trainer, bounded by bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from forebay.errors import LoaderClosed
+from forebay.loader.batch import Batch
+
+
+class ReadyBatches:
+    """First in, first out. Holds at most `limit_bytes`, and always room for one batch, however large."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._changed = threading.Condition()
+        self._items: deque[tuple[Batch | BaseException | None, int]] = deque()
+        self._closed = False
+        self.held_bytes = 0
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def put(self, item: Batch | BaseException | None, num_bytes: int = 0) -> None:
+        """Wait for room and append: a batch, the error that ended the epoch early, or None at its end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or not self.held_bytes or self.held_bytes + num_bytes <= self._limit_bytes
+            )
+            if self._closed:
+                raise LoaderClosed("The loader was closed while it prepared a batch.")
+            self._items.append((item, num_bytes))
+            self.held_bytes += num_bytes
+            self._changed.notify_all()
+
+    def get(self) -> Batch | None:
+        """The next batch, None after the last; raises the error that ended the epoch, or `LoaderClosed`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._items)
+            if not self._items:
+                raise LoaderClosed("The loader was closed, or moved by seek(), while this iteration went on. Iterate it anew.")
+            item, num_bytes = self._items.popleft()
+            self.held_bytes -= num_bytes
+            self._changed.notify_all()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self.held_bytes = 0
+            self._changed.notify_all()
