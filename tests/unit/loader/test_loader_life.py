@@ -1,0 +1,242 @@
+"""Batches stay valid, memory stays bounded, and nothing is left behind: threads, locks, files."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import forebay as fb
+from forebay.errors import (
+    BatchTooSmall,
+    CorruptFile,
+    InvalidOption,
+    LoaderClosed,
+    MissingColumn,
+    TooManyRanks,
+    TransformFailed,
+)
+from forebay.manifest import reading
+
+Ids = Callable[[object], list[list[int]]]
+
+
+def loader_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+
+
+def test_batches_are_tensors_of_the_promised_form(small: Any) -> None:
+    with small.loader() as loader:
+        batch = next(iter(loader))
+    rows = len(batch["id"])
+    assert isinstance(batch["dense"], torch.Tensor)
+    assert (batch["dense"].dtype, tuple(batch["dense"].shape)) == (torch.float32, (rows, 2))
+    assert (batch["tags"].dtype, tuple(batch["tags"].shape)) == (torch.int64, (rows, 3))
+    assert batch["dense"][:, 0].tolist() == batch["id"].tolist()
+    assert (batch.position, batch.size, batch.rows, batch.weight, batch.epoch) == (0, rows, rows, 1.0, 0)
+    with small.loader(as_numpy=True) as loader:
+        assert all(isinstance(array, np.ndarray) for array in next(iter(loader)).values())
+
+
+def test_a_held_batch_never_changes(small: Any, cache: fb.DiskCache) -> None:
+    held, copies = [], []
+    with small.loader(cache) as loader:
+        for _ in range(4):
+            for batch in loader:
+                held.append(batch["dense"][1:])  # a view of a part must keep the whole buffer
+                copies.append(batch["dense"][1:].clone())
+    gc.collect()
+    assert all(torch.equal(kept, copy) for kept, copy in zip(held, copies, strict=True))
+    held[0].fill_(3.0)  # a batch belongs to who holds it
+    assert not torch.equal(held[0], copies[0])
+
+
+def test_released_buffers_are_used_again(small: Any, cache: fb.DiskCache) -> None:
+    with small.loader(cache, prefetch_bytes=1) as loader:
+        addresses = [batch["id"].data_ptr() for _ in range(4) for batch in loader]
+    assert len(set(addresses)) < len(addresses) / 2
+
+
+@pytest.mark.parametrize("way", ["break", "exception", "close", "garbage"])
+def test_leaving_early_leaves_nothing(small: Any, cache: fb.DiskCache, way: str) -> None:
+    loader = small.loader(cache)
+    iterator = iter(loader)
+    next(iterator)
+    if way == "break":
+        for _ in loader:
+            break
+    elif way == "exception":
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the loop is what is tested
+            for _ in loader:
+                _ = 1 / 0
+        gc.collect()
+    elif way == "close":
+        loader.close()
+        loader.close()
+        with pytest.raises(LoaderClosed, match="seek"):
+            next(iter(loader))
+    del iterator, loader
+    gc.collect()
+    assert loader_threads() == []
+    assert [path for path in cache.path.rglob("*") if path.is_file() and "part" in path.name] == []
+
+
+def test_a_new_iteration_ends_the_one_before(small: Any) -> None:
+    with small.loader() as loader:
+        first = iter(loader)
+        next(first)
+        next(iter(loader))
+        with pytest.raises(LoaderClosed, match="Iterate it anew"):
+            list(first)
+
+
+def test_close_returns_although_a_read_is_stuck(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, stuck, original = threading.Event(), threading.Event(), reading.open_input
+
+    def never(uri: str) -> Any:
+        stuck.set()
+        release.wait(30)
+        return original(uri)
+
+    monkeypatch.setattr(reading, "open_input", never)
+    loader = small.loader()
+    waiting = threading.Thread(target=lambda: pytest.raises(LoaderClosed, next, iter(loader)))
+    waiting.start()
+    assert stuck.wait(5)
+    start = time.monotonic()
+    loader.close(timeout_s=2)
+    assert time.monotonic() - start < 4
+    waiting.join(5)
+    assert not waiting.is_alive()
+    release.set()
+
+
+def test_reads_stay_within_the_byte_budget(parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that stops taking batches stops the reads: ahead of need goes no further than the budget."""
+    manifest = fb.scan(str(parquet_folder({"a.parquet": [100] * 60})), columns=["id", "x0"])
+    plan = fb.build_plan(manifest, lanes=2, window_rows=100)
+    transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense("x0"))
+    opened, original = [], reading.open_input
+
+    def counted(uri: str) -> Any:
+        opened.append(uri)
+        return original(uri)
+
+    monkeypatch.setattr(reading, "open_input", counted)
+    budget = 10 * int(manifest.bytes.max())
+    with fb.Loader(plan, transform, global_batch=20, prefetch_bytes=budget) as loader:
+        next(iter(loader))
+    opened.clear()
+    with fb.Loader(plan, transform, global_batch=20, prefetch_bytes=budget) as loader:
+        batches = iter(loader)
+        next(batches)
+        time.sleep(1)
+        assert len(opened) <= 5 + 2 * 4 + 12, "half the budget ahead, what the windows need, what finished batches used"
+        assert sum(1 for _ in batches) == plan.num_batches(20) - 1
+
+
+def test_errors_reach_the_trainer(small: Any) -> None:
+    def fails_late(batch: Any) -> dict[str, np.ndarray]:
+        if batch.column("id")[0].as_py() > 100:
+            raise ValueError("id over 100")
+        return {"id": batch.column("id").to_numpy()}
+
+    broken = fb.Transform(fn=fails_late, version="1")
+    with (
+        fb.Loader(small.plan, broken, global_batch=16) as loader,
+        pytest.raises(TransformFailed, match="fails_late.*id over 100"),
+    ):
+        list(loader)
+    assert loader_threads() == []
+
+
+def test_a_transform_that_changes_its_arrays_is_refused(small: Any) -> None:
+    def changes(batch: Any) -> dict[str, np.ndarray]:
+        ids = batch.column("id").to_numpy()
+        return {"id": ids if ids[0] < 50 else ids.astype(np.float32)}
+
+    with (
+        fb.Loader(small.plan, fb.Transform(fn=changes, version="1"), global_batch=16) as loader,
+        pytest.raises(TransformFailed, match="same names, dtypes"),
+    ):
+        list(loader)
+
+
+def test_corrupt_pages_reach_the_trainer(small: Any) -> None:
+    path = small.folder / "c.parquet"
+    stat, content = path.stat(), bytearray(path.read_bytes())
+    content[4:-2000] = bytes(len(content) - 2004)
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with small.loader() as loader, pytest.raises(CorruptFile, match=r"c\.parquet"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"world": fb.World(size=7)}, TooManyRanks, "7 ranks cannot share 6 lanes"),
+        ({"global_batch": 5}, BatchTooSmall, "global_batch=5"),
+        ({"global_batch": 200, "last": "drop"}, InvalidOption, "drops all 176 rows"),
+        ({"last": "pad"}, InvalidOption, "balance"),
+        ({"epoch": -1}, InvalidOption, "epoch=-1"),
+        ({"prefetch_bytes": 0}, InvalidOption, "prefetch_bytes=0"),
+    ],
+)
+def test_bad_options_fail_before_any_thread(small: Any, options: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        small.loader(**options)
+
+
+def test_missing_columns_fail_before_any_thread(small: Any) -> None:
+    with pytest.raises(MissingColumn, match="x9"):
+        fb.Loader(small.plan, fb.Transform(x=fb.Dense("x9")), global_batch=16)
+
+
+def _child(loader: fb.Loader, answer: Any) -> None:
+    answer.put([np.asarray(batch["id"]).tolist() for batch in loader])
+    loader.close()
+
+
+def _spawned(plan: fb.Plan, transform: fb.Transform, cache: fb.DiskCache, answer: Any) -> None:
+    _child(fb.Loader(plan, transform, cache, global_batch=16), answer)
+
+
+def test_a_forked_child_goes_on_with_the_parents_loader(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
+    context = multiprocessing.get_context("fork")
+    answer = context.Queue()
+    with small.loader(cache) as loader:
+        batches = iter(loader)
+        next(batches)
+        child = context.Process(target=_child, args=(loader, answer))
+        child.start()
+        ids = answer.get(timeout=60)
+        child.join(30)
+        assert child.exitcode == 0
+        assert ids == epoch_ids(batches)
+    answer.close()
+    answer.join_thread()
+
+
+def test_a_spawned_child_reads_the_same(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+    child = context.Process(target=_spawned, args=(small.plan, small.transform, cache, answer))
+    child.start()
+    ids = answer.get(timeout=120)
+    child.join(30)
+    assert child.exitcode == 0
+    with small.loader(cache) as loader:
+        assert ids == epoch_ids(loader)
+        assert loader.tally["parquet_opens"] == 0
+    answer.close()
+    answer.join_thread()
