@@ -1,0 +1,120 @@
+"""Train on a CSV of people: the 1994 US census (UCI Adult), strings, missing values and all.
+
+forebay run --driver local jobs/train_tabular.py csv=../shared/data/adult.data
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+import forebay as fb
+from forebay.errors import InvalidOption
+from forebay.train.auc import evaluate_auc
+
+NUMBERS = ("age", "education_num", "capital_gain", "capital_loss", "hours_per_week")
+CATEGORIES = (
+    "workclass",
+    "education",
+    "marital_status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "native_country",
+)
+COLUMNS = (
+    *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship"),
+    *("race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income"),
+)
+ROW_GROUP_ROWS = 512
+
+
+def job(
+    csv: str = "../shared/data/adult.data",
+    ids: Literal["vocabulary", "hash"] = "vocabulary",
+    workers: int = 1,
+    epochs: int = 12,
+    global_batch: int = 256,
+    lr: float = 2e-3,
+    dim: int = 8,
+    seed: int = 0,
+    cache: str = "~/.cache/forebay",
+    storage: str = "runs",
+    name: str | None = None,
+) -> fb.Job:
+    """Does a person earn more than 50,000 dollars?
+
+    Args:
+        csv: The file `adult.data` of the UCI data set; it is converted to Parquet next to the runs.
+        ids: How a category becomes an id: its place in a vocabulary that is fitted on the training part, or a hash.
+    """
+    manifest = fb.scan(to_parquet(Path(csv), Path(storage) / "data" / "adult.parquet"))
+    training, evaluation = manifest.split(0.2, seed=seed)
+    vocabulary = fb.fit_vocabulary(training, CATEGORIES) if ids == "vocabulary" else None
+    categories = fb.Categorical(CATEGORIES, vocabulary=vocabulary) if vocabulary else fb.Categorical(CATEGORIES, buckets=4096)
+    sizes = [len(values) + 2 for values in vocabulary.values()] if vocabulary else [4096] * len(CATEGORIES)
+    transform = fb.Transform(numbers=fb.Dense(NUMBERS), ids=categories, label=fb.Label("rich"))
+    return fb.Job(
+        train=partial(train, sizes=sizes, dim=dim, lr=lr),
+        data=fb.Data(plan=fb.build_plan(training, seed=seed), transform=transform, global_batch=global_batch),
+        held_out=fb.Data(plan=fb.build_plan(evaluation, shuffle=False), transform=transform, global_batch=4096),
+        epochs=epochs,
+        workers=workers,
+        seed=seed,
+        cache=fb.CacheSpec(path=cache),
+        storage=storage,
+        name=name,
+    )
+
+
+def train(worker: fb.Worker, sizes: list[int], dim: int, lr: float) -> None:
+    optimizer = partial(torch.optim.AdamW, lr=lr, weight_decay=1e-3)
+    fb.fit(worker, Census(sizes, dim), optimizer, nn.BCEWithLogitsLoss(), evaluate_auc)
+
+
+def to_parquet(source: Path, target: Path) -> str:
+    """Name the columns, turn ` ?` into nulls, the label into 0 and 1; written once per version of the source."""
+    if not source.exists():
+        raise InvalidOption(f"csv={str(source)!r} is not there. Give the path of the UCI file adult.data.")
+    if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:
+        return str(target)
+    table = pa.csv.read_csv(
+        source,
+        read_options=pa.csv.ReadOptions(column_names=COLUMNS),
+        convert_options=pa.csv.ConvertOptions(null_values=[" ?"], strings_can_be_null=True),
+    )
+    rich = pc.equal(pc.utf8_trim_whitespace(table["income"]), ">50K").cast(pa.int8())
+    table = table.drop_columns(["income"]).append_column("rich", rich)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(".unfinished")
+    pq.write_table(table, unfinished, row_group_size=ROW_GROUP_ROWS)
+    unfinished.rename(target)
+    return str(target)
+
+
+class Census(nn.Module):
+    """Embedded categories and numbers on a logarithmic scale through a small network."""
+
+    def __init__(self, sizes: list[int], dim: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, dim) for size in sizes)
+        width = len(NUMBERS) + dim * len(sizes)
+        self.layers = nn.Sequential(
+            nn.Linear(width, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)
+        )
+        # Census numbers are ages, years, hours and dollars; their logarithms all lie between 0 and 12.
+        self.register_buffer("scale", torch.tensor(0.3))
+
+    def forward(self, batch: fb.Batch) -> Tensor:
+        numbers = torch.log1p(batch["numbers"]) * self.scale
+        embedded = [table(batch["ids"][:, place]) for place, table in enumerate(self.tables)]
+        return self.layers(torch.cat([numbers, *embedded], dim=1)).squeeze(1)

@@ -1,0 +1,53 @@
+"""The `forebay` command: its groups, and how errors leave it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from forebay import __version__
+from forebay.cli import cache, plan, run, scan, warm
+from forebay.cli.output import print_error
+from forebay.errors import ForebayError
+
+ERROR_CODE = 2
+
+app = typer.Typer(
+    name="forebay",
+    help="Keep accelerators fed: Parquet in a deterministic order, cached per node, into training on Ray.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command(rich_help_panel="Data")(scan.scan)
+app.command(rich_help_panel="Data")(plan.plan)
+app.command(rich_help_panel="Cache")(warm.warm)
+app.add_typer(cache.app, name="cache", rich_help_panel="Cache")
+app.command(rich_help_panel="Training")(run.run)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,  # noqa: ARG001
+) -> None:
+    """Options that belong to no command."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command. A `ForebayError` is printed without a traceback and exits with code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        app([argument for argument in given if argument != "--debug"], prog_name="forebay")
+    except ForebayError as error:
+        if debug:
+            raise
+        print_error(error, as_json="--json" in given)
+        sys.exit(ERROR_CODE)

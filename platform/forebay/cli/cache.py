@@ -1,0 +1,66 @@
+"""`forebay cache`: what is in a cache directory, whether it is intact, and how to empty it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from forebay.cache.disk import DiskCache
+from forebay.cache.spec import CacheSpec
+from forebay.cli.options import AsJson
+from forebay.cli.output import human_bytes, print_facts, print_json, print_table, progress_bar
+
+app = typer.Typer(help="Look into, check and empty a cache directory.", no_args_is_help=True)
+
+Directory = Annotated[str, typer.Option("--path", help="The cache directory.")]
+_DEFAULT = CacheSpec().path
+
+
+@app.command("ls")
+def ls(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
+    """List the data sets in the cache."""
+    cache = _open(path)
+    datasets = cache.datasets()
+    if as_json:
+        used = {"path": str(cache.path), "used_bytes": cache.used_bytes}
+        print_json(used | {"datasets": [asdict(use) for use in datasets]})
+        return
+    print_facts({"path": cache.path, "used": human_bytes(cache.used_bytes)})
+    print_table(
+        ("data set", "blocks", "bytes", "since"),
+        [(use.dataset, use.blocks, human_bytes(use.bytes), _date(use.created_at)) for use in datasets],
+    )
+
+
+@app.command("verify")
+def verify(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
+    """Read every block and check it; damaged ones are put aside and will be fetched again. Exits with 1 if any was."""
+    cache = _open(path)
+    with progress_bar() as bar:
+        task = bar.add_task("verifying", total=None)
+        report = cache.verify(lambda done, total: bar.update(task, completed=done, total=total))
+    print_json(asdict(report)) if as_json else print_facts(asdict(report) | {"bytes": human_bytes(report.bytes)})
+    if report.bad:
+        raise typer.Exit(1)
+
+
+@app.command("clear")
+def clear(
+    path: Directory = _DEFAULT,
+    dataset: Annotated[str | None, typer.Option(help="Only this data set, as `cache ls` names it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Empty the cache. Safe while jobs run: what they have mapped stays valid, the rest is fetched again."""
+    freed = _open(path).clear(dataset)
+    print_json({"freed_bytes": freed}) if as_json else print_facts({"freed": human_bytes(freed)})
+
+
+def _open(path: str) -> DiskCache:
+    return CacheSpec(path=path).open()
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,71 @@
+"""Printing for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from forebay.errors import ForebayError
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def print_json(facts: object) -> None:
+    """One JSON document on standard output."""
+    sys.stdout.write(json.dumps(facts, default=str) + "\n")
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """Name and value, one pair a line."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, str(value))
+    _console().print(table)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    _console().print(table)
+
+
+def print_error(error: ForebayError, *, as_json: bool) -> None:
+    """The error on standard error: what happened and what to do, without a traceback."""
+    if as_json:
+        facts = {"error": type(error).__name__, "message": str(error), "facts": error.facts}
+        sys.stderr.write(json.dumps(facts, default=str) + "\n")
+    else:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+
+
+def progress_bar(*, in_bytes: bool = False) -> Progress:
+    """A progress bar on standard error, so that standard output stays clean for programs."""
+    amount = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def human_bytes(count: float) -> str:
+    """
+    >>> human_bytes(1536), human_bytes(7)
+    ('1.5 KiB', '7 B')
+    """
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def _console() -> Console:
+    # A pipe has no width of its own; a table folded at 80 columns there helps nobody.
+    return Console() if sys.stdout.isatty() else Console(width=160)

@@ -1,0 +1,73 @@
+"""`forebay plan`: which rows come when."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from forebay.cli.options import AsJson
+from forebay.cli.output import print_facts, print_json, print_table
+from forebay.errors import InvalidOption
+from forebay.manifest.saved import load_manifest
+from forebay.plan.digest import order_digest
+from forebay.plan.plan import Last, Plan, build_plan
+from forebay.world import World
+
+_SHOWN_ROWS = 20
+
+
+def plan(  # noqa: PLR0913 - a command's arguments are its options
+    manifest: Annotated[str, typer.Argument(help="A manifest written by `forebay scan`.")],
+    seed: Annotated[int, typer.Option(help="Any number from 0; 0 is a seed too.")] = 0,
+    epoch: Annotated[int, typer.Option(help="From 0.")] = 0,
+    world: Annotated[int, typer.Option(help="Number of ranks.")] = 1,
+    rank: Annotated[int, typer.Option(help="Whose rows to show.")] = 0,
+    batch: Annotated[int, typer.Option(help="Rows of a global batch.")] = 8192,
+    step: Annotated[int, typer.Option(help="Which global batch of the epoch, from 0.")] = 0,
+    lanes: Annotated[int, typer.Option(help="Lanes of the plan.")] = 16,
+    window_rows: Annotated[int, typer.Option(help="Rows of a lane shuffled together.")] = 65_536,
+    shuffle: Annotated[bool, typer.Option(help="Shuffle the rows.")] = True,
+    last: Annotated[str, typer.Option(help="balance or drop.")] = "balance",
+    digest: Annotated[bool, typer.Option("--hash", help="Print one SHA-256 of the epoch's global batches.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which rows a rank reads at a step, or the hash of a whole epoch. Reads no data."""
+    built = build_plan(load_manifest(manifest), seed=seed, lanes=lanes, window_rows=window_rows, shuffle=shuffle)
+    policy: Last = "drop" if last == "drop" else last  # type: ignore[assignment]  # the plan refuses anything else
+    if digest:
+        value = order_digest(built, epoch=epoch, global_batch=batch, last=policy, world_size=world)
+        print_json({"plan": built.id, "epoch": epoch, "hash": value}) if as_json else typer.echo(value)
+        return
+    position = _position(built, step, batch, policy)
+    block, row = built.batch(epoch, position, batch, World(rank=rank, size=world), last=policy)
+    size = built.batch_size(position, batch, last=policy)
+    facts = {"plan": built.id, "epoch": epoch, "step": step, "position": position, "size": size, "rows": len(row)}
+    rows = _named(built, block, row)
+    if as_json:
+        print_json(facts | {"rank": rank, "world": world, "row_ids": rows})
+        return
+    print_facts(facts)
+    print_table(("file", "row group", "row"), rows[:_SHOWN_ROWS], title=f"rows of rank {rank} of {world}")
+    if len(rows) > _SHOWN_ROWS:
+        typer.echo(f"... and {len(rows) - _SHOWN_ROWS} more; --json prints all.")
+
+
+def _position(plan: Plan, step: int, batch: int, last: Last) -> int:
+    """Where global batch number `step` starts: the first batches of a balanced epoch are one row larger."""
+    batches = plan.num_batches(batch, last=last)
+    if not 0 <= step < batches:
+        raise InvalidOption(f"--step {step}: this epoch has {batches} global batches, from 0.", step=step)
+    if last == "drop":
+        return step * batch
+    return step * (plan.num_rows // batches) + min(step, plan.num_rows % batches)
+
+
+def _named(plan: Plan, block: np.ndarray[tuple[int], np.dtype[np.int64]], row: object) -> list[tuple[str, int, int]]:
+    manifest = plan.manifest
+    files, groups = manifest.file_of[block].tolist(), manifest.group_of[block].tolist()
+    return [
+        (manifest.files[file].path, group, number)
+        for file, group, number in zip(files, groups, np.asarray(row).tolist(), strict=True)
+    ]

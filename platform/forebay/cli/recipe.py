@@ -1,0 +1,22 @@
+"""From words on the command line to a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forebay.errors import BadJob
+from forebay.job.job import Job
+from forebay.job.recipe import call_recipe, load_recipe
+
+
+def job_of(path: str, words: Sequence[str]) -> Job:
+    """Call the job file's function with `name=value` words. Raises `BadJob` for a word that is none."""
+    values = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or not name:
+            raise BadJob(f"{word!r} is no parameter. Write name=value, for example epochs=3.", word=word)
+        if name in values:
+            raise BadJob(f"{name} is given twice: {values[name]!r} and {value!r}. Give it once.", parameter=name)
+        values[name] = value
+    return call_recipe(load_recipe(path), values)

@@ -1,0 +1,57 @@
+"""`forebay scan`: what is there, and the manifest that pins it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from forebay.cli.options import AsJson
+from forebay.cli.output import human_bytes, print_facts, print_json, print_table, progress_bar
+from forebay.manifest.saved import save_manifest
+from forebay.manifest.scan import scan as scan_source
+
+
+def scan(
+    uri: Annotated[str, typer.Argument(help="A Parquet file, folder or glob: a path, s3://, gs://, hdfs://, ...")],
+    columns: Annotated[str | None, typer.Option(help="Only these columns, separated by commas.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the manifest (.json or .parquet).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read the footers of a data set: row groups, rows, bytes, schema. Writes the manifest."""
+    with progress_bar() as bar:
+        task = bar.add_task("reading footers", total=None)
+        manifest = scan_source(
+            uri,
+            columns=columns.split(",") if columns else None,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    path = out or Path(f"{_stem(uri)}.manifest.json")
+    save_manifest(manifest, path)
+    facts = {
+        "manifest": str(path),
+        "id": manifest.id,
+        "files": len(manifest.files),
+        "row_groups": len(manifest),
+        "rows": manifest.num_rows,
+        "bytes": manifest.num_bytes,
+        "source_bytes": int(manifest.source_bytes.sum()),
+    }
+    if as_json:
+        schema = [{"name": field.name, "type": field.type, "nullable": field.nullable} for field in manifest.fields]
+        print_json(facts | {"schema": schema})
+        return
+    print_facts(facts | {name: human_bytes(int(str(facts[name]))) for name in ("bytes", "source_bytes")})
+    print_table(("column", "type", "nullable"), [(field.name, field.type, field.nullable) for field in manifest.fields])
+
+
+def _stem(uri: str) -> str:
+    """The last part of a URI that can name a file.
+
+    >>> _stem("s3://lake/clicks/"), _stem("data/*.parquet"), _stem("a/b.parquet")
+    ('clicks', 'data', 'b')
+    """
+    parts = [part for part in urlsplit(uri).path.split("/") if part and "*" not in part and "?" not in part]
+    return Path(parts[-1]).stem if parts else "data"

@@ -1,0 +1,24 @@
+"""`forebay warm`: fill caches before a job needs them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from forebay.cli.options import AsJson, JobFile, Parameters
+
+
+def warm(
+    job: JobFile,
+    parameters: Parameters = None,
+    all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Every node of the Ray cluster, not this one.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read, transform and cache the data of a job, training and held-out, without training."""
+    # Here, because importing torch takes seconds and the other commands do without it.
+    from forebay.cli.warming import warm_job  # noqa: PLC0415
+
+    if not warm_job(job, parameters or (), all_nodes=all_nodes, as_json=as_json):
+        typer.echo("Some blocks did not fit. Raise the cache's quota, or free space on its disk.", err=True)
+        raise typer.Exit(1)

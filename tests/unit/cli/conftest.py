@@ -1,0 +1,73 @@
+"""The command as a user calls it, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.cli.app import main
+
+JOB = '''
+"""A job for tests: one linear layer on two columns."""
+from functools import partial
+import torch
+from torch import nn
+import forebay as fb
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+    def forward(self, batch):
+        return self.layer(batch["x"]).squeeze(1)
+
+def train(worker):
+    fb.fit(worker, Model(), partial(torch.optim.SGD, lr=0.01), nn.BCEWithLogitsLoss())
+
+def job(data: str, cache: str, storage: str, label: str = "clicked", columns: list[str] = ["x1", "x2"],
+        workers: int = 1, epochs: int = 2, lanes: int = 4, quota: int = 1 << 26, name: str = "small") -> fb.Job:
+    transform = fb.Transform(x=fb.Dense(columns), label=fb.Label(label))
+    plan = fb.build_plan(fb.scan(data), lanes=lanes)
+    return fb.Job(train=train, data=fb.Data(plan=plan, transform=transform, global_batch=16), epochs=epochs,
+                  workers=workers, cache=fb.CacheSpec(path=cache, quota_bytes=quota, min_free_bytes=0), storage=storage,
+                  name=name)
+'''
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a call of the command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def forebay(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    def call(*words: object) -> Said:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main([str(word) for word in words])
+        said = capsys.readouterr()
+        return Said(int(exit_.value.code or 0), said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def job_words(tmp_path: Path, parquet_folder: Callable[..., Path]) -> Callable[..., list[str]]:
+    """A job file with the parameters it needs; keywords replace or add some."""
+    path = tmp_path / "small_job.py"
+    path.write_text(JOB)
+    folder = parquet_folder({"a.parquet": [40, 30], "b.parquet": [30]})
+
+    def words(**parameters: Any) -> list[str]:
+        given = {"data": folder, "cache": tmp_path / "cache", "storage": tmp_path / "runs"} | parameters
+        return [str(path), *(f"{name}={value}" for name, value in given.items())]
+
+    return words

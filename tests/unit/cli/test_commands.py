@@ -1,0 +1,100 @@
+"""Each verb does its work, for people and, with --json, for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forebay as fb
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def manifest(forebay: Call, parquet_folder: Callable[..., Path], tmp_path: Path) -> Path:
+    path = tmp_path / "m.json"
+    assert forebay("scan", parquet_folder({"a.parquet": [40, 30], "b.parquet": [30]}), "--out", path).code == 0
+    return path
+
+
+def test_scan_writes_the_manifest(forebay: Call, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fb.load_manifest(manifest) == fb.scan(str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    said = forebay("scan", "data", "--columns", "x0,clicked", "--json")
+    facts = json.loads(said.out)
+    assert (facts["rows"], facts["row_groups"], facts["files"]) == (100, 3, 2)
+    assert {column["name"]: column["type"] for column in facts["schema"]} == {"x0": "float", "clicked": "int8"}
+    assert fb.load_manifest("data.manifest.json").columns == ("x0", "clicked")
+    assert "row_groups" in forebay("scan", "data").out
+
+
+def test_plan_shows_what_a_rank_reads(forebay: Call, manifest: Path) -> None:
+    plan = fb.build_plan(fb.load_manifest(manifest), seed=3, lanes=4)
+    parts = []
+    for rank in range(3):
+        options = ("--seed", 3, "--lanes", 4, "--world", 3, "--rank", rank, "--batch", 33, "--step", 2, "--epoch", 1)
+        facts = json.loads(forebay("plan", manifest, *options, "--json").out)
+        parts += [tuple(row) for row in facts["row_ids"]]
+    assert facts["plan"] == plan.id
+    assert (facts["position"], facts["size"]) == (50, 25)
+    block, row = plan.batch(1, 50, 33)
+    groups = [plan.manifest[index] for index in block.tolist()]
+    expected = [(Path(g.uri).name, g.index, r) for g, r in zip(groups, row.tolist(), strict=True)]
+    assert sorted(parts) == sorted(expected)
+
+
+def test_plan_hash_is_the_same_for_every_world(forebay: Call, manifest: Path) -> None:
+    hashes = {forebay("plan", manifest, "--hash", "--batch", 32, "--world", world).out for world in (1, 2, 5, 16)}
+    assert len(hashes) == 1
+    assert len(hashes.pop().strip()) == 64
+    other = json.loads(forebay("plan", manifest, "--hash", "--batch", 32, "--epoch", 1, "--json").out)
+    assert other["hash"] not in hashes
+
+
+def test_warm_fills_the_cache_and_cache_tells(forebay: Call, job_words: Call, tmp_path: Path) -> None:
+    first = json.loads(forebay("warm", *job_words(), "--json").out)["this node"]
+    assert (first["stores"], first["hits"], first["bypasses"]) == (3, 0, 0)
+    again = json.loads(forebay("warm", *job_words(), "--json").out)["this node"]
+    assert (again["stores"], again["hits"]) == (0, 3)
+    where = ("--path", tmp_path / "cache")
+    listed = json.loads(forebay("cache", "ls", *where, "--json").out)
+    assert [use["blocks"] for use in listed["datasets"]] == [3]
+    assert listed["datasets"][0]["dataset"] in forebay("cache", "ls", *where).out
+    assert json.loads(forebay("cache", "verify", *where, "--json").out)["checked"] == 3
+    block = next((tmp_path / "cache" / "blocks").rglob("*.block"))
+    content = bytearray(block.read_bytes())
+    content[-20] ^= 1
+    block.write_bytes(content)
+    damaged = forebay("cache", "verify", *where, "--json")
+    assert (damaged.code, json.loads(damaged.out)["bad"]) == (1, 1)
+    assert json.loads(forebay("cache", "clear", *where, "--json").out)["freed_bytes"] > 0
+    assert json.loads(forebay("cache", "ls", *where, "--json").out)["datasets"] == []
+
+
+def test_warm_says_when_blocks_do_not_fit(forebay: Call, job_words: Call) -> None:
+    said = forebay("warm", *job_words(quota=1000), "--json")
+    assert said.code == 1
+    assert json.loads(said.out)["this node"]["bypasses"] == 3
+    assert "did not fit" in said.err
+
+
+def test_run_trains_and_reports(forebay: Call, job_words: Call, tmp_path: Path) -> None:
+    said = forebay("run", "--driver", "local", *job_words())
+    assert said.code == 0, said.err
+    assert "loss" in said.out
+    result = json.loads(forebay("run", "--driver", "local", *job_words(name="again"), "--json").out)
+    assert [epoch["rows"] for epoch in result["epochs"]] == [100, 100]
+    assert [epoch["tally"].get("parquet_opens", 0) for epoch in result["epochs"]] == [0, 0]
+    assert all(Path(plot).stat().st_size > 1000 for plot in result["plots"])
+    assert len(list((tmp_path / "runs" / "small").glob("*.png"))) == 2
+
+
+def test_python_dash_m_is_the_same_command() -> None:
+    told = subprocess.run([sys.executable, "-m", "forebay", "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == fb.__version__

@@ -1,0 +1,149 @@
+"""Bad input through the user's door: exit code 2, one clear sentence, no traceback unless --debug."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from forebay.cli.app import main
+from forebay.errors import MissingColumn, NoFiles
+
+Call = Callable[..., Any]
+
+
+def check(said: Any, kind: str, *words: str) -> None:
+    assert said.code == 2
+    assert any(line.startswith(f"{kind}: ") for line in said.err.splitlines()), said.err
+    assert "Traceback" not in said.err + said.out
+    for word in words:
+        assert word in said.err, f"{word!r} is not in {said.err!r}"
+
+
+def run(forebay: Call, words: list[str]) -> Any:
+    return forebay("run", "--driver", "local", *words)
+
+
+def test_no_files(forebay: Call, tmp_path: Path, job_words: Call) -> None:
+    (tmp_path / "empty").mkdir()
+    check(forebay("scan", tmp_path / "empty"), "NoFiles", "empty")
+    check(forebay("scan", tmp_path / "nowhere"), "NoFiles", "nowhere")
+    check(run(forebay, job_words(data=tmp_path / "empty")), "NoFiles")
+
+
+def test_mixed_schemas(forebay: Call, tmp_path: Path) -> None:
+    (tmp_path / "mixed").mkdir()
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "mixed" / "a.parquet")
+    pq.write_table(pa.table({"x": ["1"]}), tmp_path / "mixed" / "b.parquet")
+    check(forebay("scan", tmp_path / "mixed"), "MixedSchemas", "a.parquet", "b.parquet", "int64", "string")
+
+
+def test_missing_column(forebay: Call, job_words: Call, tmp_path: Path) -> None:
+    check(forebay("scan", tmp_path / "data", "--columns", "clickd"), "MissingColumn", "clickd", "clicked")
+    check(run(forebay, job_words(label="clickd")), "MissingColumn", "clickd", "clicked")
+
+
+def test_wrong_type(forebay: Call, job_words: Call) -> None:
+    check(run(forebay, job_words(label="s")), "WrongType", "string")
+    check(run(forebay, job_words(columns='["x1","tags"]')), "WrongType", "tags")
+
+
+def test_corrupt_footer(forebay: Call, tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.parquet").write_bytes(b"PAR1" + bytes(100))
+    check(forebay("scan", tmp_path / "bad"), "CorruptFile", "a.parquet")
+
+
+def test_corrupt_page(forebay: Call, job_words: Call, tmp_path: Path) -> None:
+    words = job_words()
+    path = tmp_path / "data" / "a.parquet"
+    stat, content = path.stat(), bytearray(path.read_bytes())
+    content[4:-4000] = bytes(len(content) - 4004)
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    check(run(forebay, words), "CorruptFile", "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        ("raise ValueError('no such town')", "TransformFailed", ("broken", "no such town")),
+        ("return {'x': batch.column('x1').to_numpy()[:-1]}", "RowCountChanged", ("rows",)),
+        ("return {'x': batch.column('s').to_numpy(zero_copy_only=False)}", "TransformFailed", ("object",)),
+    ],
+)
+def test_broken_transforms(
+    forebay: Call, job_words: Call, tmp_path: Path, body: str, kind: str, words: tuple[str, ...]
+) -> None:
+    job = Path(job_words()[0])
+    text = job.read_text().replace('fb.Transform(x=fb.Dense(columns), label=fb.Label(label))', 'fb.Transform(fn=broken)')
+    job.write_text(text + f"\n\ndef broken(batch):\n    {body}\n")
+    check(run(forebay, job_words()), kind, *words)
+
+
+def test_label_with_nulls(forebay: Call, job_words: Call, tmp_path: Path) -> None:
+    words = job_words()
+    path = tmp_path / "data" / "a.parquet"
+    table = pq.read_table(path)
+    labels = pa.array([None] + table["clicked"].to_pylist()[1:], pa.int8())
+    pq.write_table(table.set_column(table.column_names.index("clicked"), "clicked", labels), path)
+    check(run(forebay, words), "NullLabel", "clicked", "1")
+
+
+def test_more_ranks_than_lanes(forebay: Call, job_words: Call, tmp_path: Path) -> None:
+    check(run(forebay, job_words(workers=5)), "TooManyRanks", "5 ranks", "4 lanes")
+    forebay("scan", tmp_path / "data", "--out", tmp_path / "m.json")
+    check(forebay("plan", tmp_path / "m.json", "--world", 17), "TooManyRanks", "17 ranks", "16 lanes")
+
+
+def test_quota_of_zero(forebay: Call, job_words: Call) -> None:
+    check(run(forebay, job_words(quota=0)), "CacheUnusable", "quota_bytes=0", "cache=None")
+
+
+def test_unwritable_cache(forebay: Call, job_words: Call, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check(run(forebay, job_words(cache=tmp_path / "file")), "CacheUnusable", "file")
+    check(forebay("cache", "ls", "--path", "/proc/forebay"), "CacheUnusable", "/proc/forebay")
+
+
+def test_cursor_of_another_plan(forebay: Call, job_words: Call) -> None:
+    assert run(forebay, job_words(epochs=1)).code == 0
+    check(run(forebay, job_words(epochs=3, lanes=8)), "CursorMismatch", "plan", "name")
+
+
+def test_bad_parameters(forebay: Call, job_words: Call, tmp_path: Path) -> None:
+    check(run(forebay, job_words(epoch=3)), "BadJob", "epoch", "epochs")
+    check(run(forebay, job_words(epochs="many")), "BadJob", "epochs", "many")
+    check(run(forebay, [*job_words(), "epochs"]), "BadJob", "name=value")
+    check(run(forebay, [*job_words(), "epochs=1", "epochs=2"]), "BadJob", "twice")
+    check(run(forebay, [str(tmp_path / "no_job.py")]), "BadJob", "no_job.py")
+    check(forebay("run", "--driver", "spark", *job_words()), "InvalidOption", "spark", "local")
+
+
+def test_what_is_no_manifest(forebay: Call, tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_text("{}")
+    check(forebay("plan", tmp_path / "m.json"), "InvalidOption", "m.json")
+    check(forebay("plan", tmp_path / "none.json"), "InvalidOption", "none.json")
+
+
+def test_json_errors_are_json(forebay: Call, tmp_path: Path) -> None:
+    said = forebay("scan", tmp_path / "nowhere", "--json")
+    assert json.loads(said.err.splitlines()[-1])["error"] == "NoFiles"
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(NoFiles):
+        main(["scan", str(tmp_path / "nowhere"), "--debug"])
+
+
+def test_errors_survive_pickling(tmp_path: Path) -> None:
+    import pickle
+
+    error = pickle.loads(pickle.dumps(MissingColumn("no x", column="x")))
+    assert (type(error), str(error), error.column) == (MissingColumn, "no x", "x")

@@ -1,0 +1,66 @@
+"""The gather kernel and the table of blocks it reads from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.errors import SourceChanged, TransformFailed
+from forebay.loader.buffers import BufferPool
+from forebay.loader.gather import gather
+from forebay.loader.resident import Resident
+from forebay.plan.lanes import Rows
+from forebay.transform.block import Block
+
+
+@given(st.integers(1, 70), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
+def test_any_row_size_from_any_block(row_bytes: int, block_rows: list[int], data: st.DataObject) -> None:
+    rng = np.random.default_rng(row_bytes)
+    blocks = [rng.integers(256, size=(rows, row_bytes)).astype(np.uint8) for rows in block_rows]
+    picks = data.draw(
+        st.lists(st.integers(0, len(blocks) - 1).flatmap(lambda b: st.tuples(st.just(b), st.integers(0, block_rows[b] - 1))))
+    )
+    target = np.full((len(picks) + 1, row_bytes), 7, dtype=np.uint8)
+    bases = np.array([block.ctypes.data for block in blocks], dtype=np.uint64)
+    slot, row = (np.array(column, dtype=np.int64) for column in (zip(*picks, strict=True) if picks else ([], [])))
+    gather(target.ctypes.data, row_bytes, bases, slot, row)
+    for number, (block, index) in enumerate(picks):
+        assert (target[number] == blocks[block][index]).all()
+    assert (target[-1] == 7).all(), "nothing is written past the last row"
+
+
+def block_of(start: int, rows: int) -> Block:
+    ids = np.arange(start, start + rows)
+    return Block(rows, {"id": ids, "x": np.stack([ids, -ids], axis=1).astype(np.float32), "flag": ids % 2 == 0})
+
+
+def resident_of(rows: list[int]) -> Resident:
+    return Resident(np.array(rows), BufferPool(num_kept=1))
+
+
+def test_blocks_come_and_go() -> None:
+    resident = resident_of([10] * 40)
+    for index in range(40):  # more than the table's first size
+        resident.add(index, block_of(10 * index, 10))
+    for index in range(0, 40, 2):
+        resident.remove(index)
+        resident.remove(index)
+    assert resident.missing(Rows(np.array([1, 2, 2, 4]), np.zeros(4, dtype=np.int64))) == [2, 4]
+    resident.add(2, block_of(20, 10))
+    arrays, num_bytes = resident.gather(Rows(np.array([2, 1, 39, 2]), np.array([0, 9, 5, 3])))
+    assert arrays["id"].tolist() == [20, 19, 395, 23]
+    assert arrays["x"].tolist() == [[20, -20], [19, -19], [395, -395], [23, -23]]
+    assert arrays["flag"].tolist() == [True, False, False, False]
+    assert num_bytes == 3 * 64
+    assert all(array.ctypes.data % 64 == 0 for array in arrays.values())
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    resident = resident_of([10, 10])
+    with pytest.raises(SourceChanged, match="has 9 rows; the plan was made for 10"):
+        resident.add(0, block_of(0, 9))
+    resident.add(0, block_of(0, 10))
+    with pytest.raises(TransformFailed, match="same names"):
+        resident.add(1, Block(10, {"id": np.arange(10)}))
