@@ -1,0 +1,90 @@
+"""From the text of an Arrow type, as a manifest holds it, back to the type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pyarrow as pa
+
+_LISTS: dict[str, Callable[[pa.DataType], pa.DataType]] = {
+    "list": pa.list_,
+    "large_list": pa.large_list,
+    "list_view": pa.list_view,
+    "large_list_view": pa.large_list_view,
+}
+_DECIMALS: dict[str, Callable[[int, int], pa.DataType]] = {
+    "decimal32": pa.decimal32,
+    "decimal64": pa.decimal64,
+    "decimal128": pa.decimal128,
+    "decimal256": pa.decimal256,
+}
+_NAMED = {
+    "halffloat": pa.float16(),
+    "extension<arrow.uuid>": pa.uuid(),
+    "extension<arrow.json>": pa.json_(),
+    "large_string": pa.large_string(),
+    "string_view": pa.string_view(),
+    "binary_view": pa.binary_view(),
+}
+_LIST = re.compile(
+    r"(?P<kind>list|large_list|list_view|large_list_view|fixed_size_list)<(?P<item>.*)>(\[(?P<size>\d+)\])?"
+)
+_DICTIONARY = re.compile(r"dictionary<values=(?P<values>.*), indices=(?P<indices>\w+), ordered=(?P<ordered>\d)>")
+_DECIMAL = re.compile(r"(?P<kind>decimal\d+)\((?P<precision>\d+), (?P<scale>-?\d+)\)")
+_BINARY = re.compile(r"fixed_size_binary\[(?P<size>\d+)\]")
+_ZONED = re.compile(r"timestamp\[(?P<unit>\w+), tz=(?P<zone>.*)\]")
+_ITEM = re.compile(r"[^:<]*: (?P<type>.*?)(?P<required> not null)?")
+
+
+def parse_type(text: str) -> pa.DataType:
+    """The type whose `str()` is `text`. Types that no feature takes (structs, maps, unknown extensions) come back as
+    `pa.opaque`, which carries the text.
+
+    >>> parse_type("list<element: decimal128(10, 2)>").value_type
+    Decimal128Type(decimal128(10, 2))
+    """
+    if text in _NAMED:
+        return _NAMED[text]
+    for pattern, build in _PARSERS:
+        match = pattern.fullmatch(text)
+        if match:
+            return build(match)
+    try:
+        return pa.type_for_alias(text)
+    except ValueError:
+        return pa.opaque(pa.null(), text, "parquet")
+
+
+def _list(match: re.Match[str]) -> pa.DataType:
+    item = _ITEM.fullmatch(match["item"])
+    assert item, f"Arrow writes the items of a list as 'name: type', not {match['item']!r}"
+    value = parse_type(item["type"])
+    if match["kind"] == "fixed_size_list":
+        return pa.list_(value, int(match["size"]))
+    return _LISTS[match["kind"]](value)
+
+
+def _dictionary(match: re.Match[str]) -> pa.DataType:
+    return pa.dictionary(parse_type(match["indices"]), parse_type(match["values"]), match["ordered"] == "1")
+
+
+def _decimal(match: re.Match[str]) -> pa.DataType:
+    return _DECIMALS[match["kind"]](int(match["precision"]), int(match["scale"]))
+
+
+def _binary(match: re.Match[str]) -> pa.DataType:
+    return pa.binary(int(match["size"]))
+
+
+def _timestamp(match: re.Match[str]) -> pa.DataType:
+    return pa.timestamp(match["unit"], match["zone"])
+
+
+_PARSERS = (
+    (_LIST, _list),
+    (_DICTIONARY, _dictionary),
+    (_DECIMAL, _decimal),
+    (_BINARY, _binary),
+    (_ZONED, _timestamp),
+)

@@ -1,0 +1,94 @@
+"""The transformed row group: named arrays with one leading length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from forebay.errors import RowCountChanged, TransformFailed
+
+BlockArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+ArraySchema: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
+
+_DTYPES = frozenset(
+    ("bool", *(f"{u}int{b}" for u in ("", "u") for b in (8, 16, 32, 64)), "float16", "float32", "float64")
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Named C-contiguous arrays in native byte order, each with the leading length `rows`; dtype kinds b, i, u, f.
+
+    The constructor trusts its caller (a cache maps blocks it wrote itself); `Block.of` checks. `owner` keeps alive
+    whatever the arrays are views of, a memory map for example.
+    """
+
+    rows: int
+    arrays: Mapping[str, BlockArray]
+    owner: object = None
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, object], rows: int | None = None) -> Block:
+        """A block of `arrays`, made contiguous and native where they are not.
+
+        Raises `TransformFailed` for no arrays, objects, strings, dates or complex numbers, and `RowCountChanged` when
+        an array's first length is not `rows` (without `rows`: that of the first array).
+        """
+        if not arrays:
+            raise TransformFailed("A block needs at least one array, none was given. Return {name: array, ...}.")
+        checked = {_array_name(name): _plain_array(name, array) for name, array in arrays.items()}
+        expected = len(next(iter(checked.values()))) if rows is None else rows
+        for name, array in checked.items():
+            if len(array) != expected:
+                raise RowCountChanged(
+                    f"Array {name!r} has {len(array)} rows where the row group has {expected}. A transform must keep "
+                    "every row, in order: filter before writing the Parquet files, or give rows to skip a weight of 0.",
+                    array=name,
+                    rows=len(array),
+                    expected=expected,
+                )
+        return cls(expected, checked)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    @property
+    def schema(self) -> ArraySchema:
+        """(name, dtype, trailing shape) of every array, in order."""
+        return tuple((name, str(array.dtype), array.shape[1:]) for name, array in self.arrays.items())
+
+
+def _array_name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise TransformFailed(f"An array is named {name!r}. Names of arrays are non-empty strings.", array=name)
+    return name
+
+
+def _plain_array(name: str, value: object) -> BlockArray:
+    # A masked array would silently lose its mask, a list would silently choose a dtype.
+    if isinstance(value, np.ma.MaskedArray) or not hasattr(value, "__array__"):
+        raise TransformFailed(
+            f"Array {name!r} is a {type(value).__name__}. Return a NumPy array without a mask.",
+            array=name,
+            found=type(value).__name__,
+        )
+    array = np.asarray(value)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if str(array.dtype) not in _DTYPES:
+        raise TransformFailed(
+            f"Array {name!r} has dtype {array.dtype}, which no tensor can hold. Return bool, integers or floats up to "
+            "64 bits; turn strings into ids and times into integers.",
+            array=name,
+            dtype=str(array.dtype),
+        )
+    if array.ndim == 0 or 0 in array.shape[1:]:
+        raise TransformFailed(
+            f"Array {name!r} has shape {array.shape}, so its rows hold nothing. Return [rows] or [rows, n].",
+            array=name,
+            shape=array.shape,
+        )
+    return np.ascontiguousarray(array)

@@ -1,0 +1,50 @@
+"""Which columns a feature asks for, and whether the data has them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from forebay.errors import InvalidOption, MissingColumn, WrongType
+
+_MOST_LISTED = 20
+
+
+def column_names(feature: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """The canonical form of `columns`: one name or a sequence. Raises `InvalidOption` for none, or for one twice."""
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidOption(f"{feature}(columns={columns!r}) names no column. Give one name or a sequence of names.")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidOption(
+            f"{feature} names {', '.join(map(repr, twice))} twice. Name each column once.", columns=twice
+        )
+    return names
+
+
+def column_type(feature: str, column: str, schema: Mapping[str, pa.DataType]) -> pa.DataType:
+    """The type of `column`. Raises `MissingColumn` with what there is and what was probably meant."""
+    if column in schema:
+        return schema[column]
+    listed = ", ".join(list(schema)[:_MOST_LISTED]) + (", ..." if len(schema) > _MOST_LISTED else "")
+    by_lower = {name.lower(): name for name in schema}
+    close = [by_lower[name] for name in difflib.get_close_matches(column.lower(), list(by_lower), n=3)]
+    meant = (
+        f" Did you mean {' or '.join(map(repr, close))}?" if close else " Correct the name, or scan with this column."
+    )
+    raise MissingColumn(
+        f"{feature} asks for column {column!r}, which is not among the {len(schema)} columns: {listed}.{meant}",
+        column=column,
+        columns=tuple(schema),
+        close=tuple(close),
+    )
+
+
+def wrong_type(feature: str, column: str, found: pa.DataType, wanted: str) -> WrongType:
+    """The error that `column` is `found` where the feature takes what `wanted` says."""
+    return WrongType(
+        f"{feature} was given column {column!r}, which is {found}. {wanted}", column=column, found=str(found)
+    )

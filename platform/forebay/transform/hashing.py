@@ -1,0 +1,49 @@
+"""Hashes that decide which id a value gets. They are part of the cache layout: changing one bit needs a new
+`LAYOUT_VERSION`, and a golden test pins them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+import xxhash
+
+Hashes: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
+Ids: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+_MASK = 2**64 - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+
+
+def column_salt(column: str) -> int:
+    """What keeps equal values of two columns from sharing an id: the XXH64 of the column's name."""
+    return xxhash.xxh64_intdigest(column.encode())
+
+
+def hash_integers(values: Hashes, salt: int) -> Hashes:
+    """SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014) of `values + salt`."""
+    mixed = values + np.uint64((salt + _GAMMA) & _MASK)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= _FIRST
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= _SECOND
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def hash_texts(texts: Iterable[bytes], salt: int, count: int) -> Hashes:
+    """XXH64 of each of `count` byte strings, seeded with the salt."""
+    digest = xxhash.xxh64_intdigest
+    return np.fromiter((digest(text, salt) for text in texts), dtype=np.uint64, count=count)
+
+
+def bucket_ids(hashes: Hashes, buckets: int) -> Ids:
+    """`1 + hash % (buckets - 1)`: ids in [1, buckets), 0 is kept for null."""
+    modulus = np.uint64(buckets - 1)
+    # NumPy divides by a scalar with SIMD multiplications; its remainder does one hardware division per value.
+    ids = hashes - (hashes // modulus) * modulus
+    ids += np.uint64(1)
+    return ids.view(np.int64)

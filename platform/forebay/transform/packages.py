@@ -1,0 +1,69 @@
+"""Whether a module is somebody's release, known by its version, or the user's own code, known by its source."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A distribution or the standard library (`python`), and its version; None where it tells none."""
+
+    name: str
+    version: str | None
+
+
+def package_of(module: str) -> Package | None:
+    """The release that `module` belongs to; None for the user's own code (editable installs included)."""
+    if module == "__main__":
+        return None
+    top = module.partition(".")[0]
+    location = _location(module) or _location(top)
+    if location is None:
+        # Built in or frozen: there is no file.
+        return _python() if top in sys.stdlib_module_names else None
+    if _INSTALLED.intersection(location.parts):
+        return Package(top, _version(top))
+    return _python() if any(location.is_relative_to(place) for place in _standard_library()) else None
+
+
+@functools.cache
+def _standard_library() -> tuple[Path, ...]:
+    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
+
+
+def _python() -> Package:
+    # Bytecode and standard library change together with the minor version, not with a patch.
+    return Package("python", ".".join(platform.python_version_tuple()[:2]))
+
+
+def _location(module: str) -> Path | None:
+    loaded = sys.modules.get(module)
+    if loaded is None and "." in module:
+        return None
+    spec = getattr(loaded, "__spec__", None) if loaded else importlib.util.find_spec(module)
+    places = [getattr(loaded, "__file__", None), *((spec.submodule_search_locations or ()) if spec else ())]
+    if spec is not None and spec.has_location:
+        places.append(spec.origin)
+    return next((Path(place).resolve() for place in places if place), None)
+
+
+@functools.cache
+def _version(top: str) -> str | None:
+    # Installed metadata before `__version__`: it does not depend on whether the module has been imported yet.
+    try:
+        return importlib.metadata.version(top)
+    except importlib.metadata.PackageNotFoundError:
+        names = sorted(set(importlib.metadata.packages_distributions().get(top, [])))
+    versions = [f"{name}=={importlib.metadata.version(name)}" for name in names]
+    told = getattr(sys.modules.get(top), "__version__", None)
+    return ",".join(versions) or (told if isinstance(told, str) else None)

@@ -1,0 +1,141 @@
+"""From a table of columns to a block of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from forebay.errors import InvalidOption, TransformFailed
+from forebay.manifest.manifest import Manifest
+from forebay.transform.arrow_types import parse_type
+from forebay.transform.block import Block
+from forebay.transform.features import Categorical, Dense, Feature, Label, Ragged
+from forebay.transform.fingerprint import function_identity, function_name
+from forebay.transform.value_identity import Identity, canonical, digest
+
+LAYOUT_VERSION = 1
+"""Raised whenever the same options give other arrays, so that no cached block of an older version is served."""
+
+RowFunction = Callable[[pa.RecordBatch], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, init=False, slots=True, eq=False)
+class Transform:
+    """Which columns become which arrays.
+
+    Either feature groups, each keyword naming an array of the batch, or `fn`: RecordBatch -> dict of arrays, all with
+    one entry per row of the batch, in order (a row group arrives as one batch). Immutable and picklable; the
+    fingerprint is taken here, once, and travels along.
+
+    Raises `InvalidOption` unless exactly one of `fn` and features is given, or when two features make an array of one
+    name, and `Unfingerprintable` for a `fn` that needs a `version` and has none.
+    """
+
+    features: Mapping[str, Feature]
+    fn: RowFunction | None
+    version: str | None
+    fingerprint: str
+    """sha256, hex: equal fingerprints make equal blocks of equal rows."""
+
+    def __init__(self, *, fn: RowFunction | None = None, version: str | None = None, **features: Feature) -> None:
+        _check_options(fn, version, features)
+        identity: Identity = {
+            "layout": LAYOUT_VERSION,
+            "fn": function_identity(fn, version) if fn is not None else None,
+            "features": [[name, feature.identity()] for name, feature in features.items()],
+        }
+        for name, value in (
+            ("features", dict(features)),
+            ("fn", fn),
+            ("version", version),
+            ("fingerprint", digest(canonical(identity).encode())),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns to read, each once, in order of use; None (with `fn`): all that the manifest selects."""
+        if self.fn is not None:
+            return None
+        return tuple(dict.fromkeys(column for feature in self.features.values() for column in feature.columns))
+
+    def check(self, manifest: Manifest) -> None:
+        """Raises `MissingColumn` or `WrongType` where a feature cannot work on these files; `fn` is not called."""
+        schema = {field.name: parse_type(field.type) for field in manifest.fields}
+        for name, feature in self.features.items():
+            feature.check(name, schema)
+
+    def apply(self, table: pa.Table) -> Block:
+        """The block of `table`: same rows, same order, however the table is cut into chunks.
+
+        Raises what `check` raises, `NullLabel`, and for `fn` `TransformFailed` (with the original as its cause) when it
+        raises or returns anything but numeric arrays, and `RowCountChanged` when one of them has other rows.
+        """
+        if self.fn is not None:
+            return _block_of(self.fn, _one_batch(table))
+        schema = dict(zip(table.schema.names, table.schema.types, strict=True))
+        arrays: dict[str, Any] = {}
+        for name, feature in self.features.items():
+            feature.check(name, schema)
+            arrays.update(feature.arrays(name, table))
+        return Block.of(arrays, table.num_rows)
+
+
+def _check_options(fn: RowFunction | None, version: str | None, features: Mapping[str, Feature]) -> None:
+    if (fn is None) == (not features):
+        given = f"fn and the features {', '.join(features)}" if features else "nothing"
+        raise InvalidOption(f"Transform was given {given}. Give either fn=... or feature groups by name.")
+    if fn is not None and not callable(fn):
+        raise InvalidOption(
+            f"Transform(fn={fn!r}) cannot be called. Give a function from RecordBatch to dict of arrays."
+        )
+    if version is not None and fn is None:
+        raise InvalidOption(
+            f"Transform(version={version!r}) has no fn to be a version of. Leave it out.", version=version
+        )
+    makers: dict[str, str] = {}
+    for name, feature in features.items():
+        if not isinstance(feature, Dense | Categorical | Ragged | Label):
+            raise InvalidOption(
+                f"Transform({name}={feature!r}) is no feature. Give Dense, Categorical, Ragged or Label."
+            )
+        for array in feature.array_names(name):
+            if array in makers:
+                raise InvalidOption(f"Features {makers[array]!r} and {name!r} both make array {array!r}. Rename one.")
+            makers[array] = name
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    if table.num_rows == 0:
+        return pa.RecordBatch.from_pylist([], schema=table.schema)
+    batches = table.combine_chunks().to_batches()
+    if len(batches) > 1:
+        raise TransformFailed(
+            f"A row group of {table.num_rows} rows has more than 2 GiB of text in a column, which does not fit "
+            "one batch. Write smaller row groups, or the column as large_string."
+        )
+    return batches[0]
+
+
+def _block_of(fn: RowFunction, batch: pa.RecordBatch) -> Block:
+    name = function_name(fn)
+    try:
+        arrays = fn(batch)
+    except Exception as error:  # the user's code may raise anything
+        raise TransformFailed(
+            f"Transform function {name} raised {type(error).__name__}: {error}. Call {name}(batch) on one row group of "
+            f"this data ({batch.num_rows} rows of {', '.join(batch.schema.names)}) to see where.",
+            function=name,
+            rows=batch.num_rows,
+        ) from error
+    if not isinstance(arrays, Mapping):
+        raise TransformFailed(
+            f"Transform function {name} returned a {type(arrays).__name__}. Return {{name: array, ...}}.", function=name
+        )
+    try:
+        return Block.of(arrays, batch.num_rows)
+    except TransformFailed as error:
+        raise type(error)(f"Transform function {name}: {error}", function=name, **error.facts) from error

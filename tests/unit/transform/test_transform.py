@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from forebay.errors import (
+    InvalidOption,
+    MissingColumn,
+    NullLabel,
+    RowCountChanged,
+    TransformFailed,
+    Unfingerprintable,
+    WrongType,
+)
+from forebay.manifest.reading import RowGroupReader
+from forebay.manifest.scan import scan
+from forebay.transform.features import Categorical, Dense, Label, Ragged
+from forebay.transform.transform import Transform
+
+TABLE = pa.table({"a": [1.0, 2.0], "b": [3, None], "t": [[1, 2], None], "y": [0, 1]})
+WRONG: dict[str, Any] = {"list": [1, 2], "text": np.array(["a", "b"]), "scalar": np.float32(1)}
+
+
+def features() -> Transform:
+    return Transform(
+        dense=Dense(["a", "b"]), ids=Categorical("b", buckets=100), tags=Ragged("t", max_len=3), label=Label("y")
+    )
+
+
+def double(batch: pa.RecordBatch) -> dict[str, Any]:
+    return {"a": batch.column("a").to_numpy() * 2}
+
+
+def test_keywords_name_the_arrays() -> None:
+    block = features().apply(TABLE)
+    assert block.schema == (
+        ("dense", "float32", (2,)),
+        ("ids", "int64", (1,)),
+        ("tags", "int64", (3,)),
+        ("tags_lengths", "int32", ()),
+        ("label", "float32", ()),
+    )
+    assert block.rows == 2
+    assert block.arrays["dense"].tolist() == [[1, 3], [2, 0]]
+
+
+def test_columns_are_each_named_once_in_order_of_use() -> None:
+    assert features().columns == ("a", "b", "t", "y")
+    assert Transform(fn=double).columns is None
+
+
+def test_columns_that_no_feature_asks_for_may_be_there() -> None:
+    assert Transform(label=Label("y")).apply(TABLE).arrays["label"].tolist() == [0, 1]
+
+
+def test_a_function_gets_one_batch_whatever_the_chunks() -> None:
+    batches: list[pa.RecordBatch] = []
+
+    def keep(batch: pa.RecordBatch) -> dict[str, Any]:
+        batches.append(batch)
+        return {"a": batch.column("a").to_numpy()}
+
+    chunked = pa.concat_tables([TABLE, TABLE.slice(1)])
+    block = Transform(fn=keep, version="1").apply(chunked)
+    assert block.arrays["a"].tolist() == [1, 2, 2]
+    assert [batch.num_rows for batch in batches] == [3]
+    assert Transform(fn=keep, version="1").apply(TABLE.slice(0, 0)).rows == 0
+    assert batches[-1].schema == TABLE.schema
+
+
+def test_views_into_the_batch_stay_valid() -> None:
+    block = Transform(fn=lambda batch: {"a": batch.column("a").to_numpy()}, version="1").apply(pa.table({"a": [1.5]}))
+    assert block.arrays["a"].tolist() == [1.5]
+
+
+def test_a_function_that_raises_is_named_and_its_error_kept() -> None:
+    def breaks(batch: pa.RecordBatch) -> dict[str, Any]:
+        raise KeyError("price")
+
+    with pytest.raises(TransformFailed, match=r"breaks raised KeyError: 'price'.*2 rows of a, b, t, y") as caught:
+        Transform(fn=breaks).apply(TABLE)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert pickle.loads(pickle.dumps(caught.value)).function == caught.value.function
+
+
+def test_a_function_that_drops_rows_is_named_with_both_counts() -> None:
+    with pytest.raises(RowCountChanged, match=r"<lambda>: Array 'a' has 1 rows where the row group has 2") as caught:
+        Transform(fn=lambda batch: {"a": np.zeros(1)}).apply(TABLE)
+    assert caught.value.facts["rows"] == 1
+
+
+@pytest.mark.parametrize("kind", [*WRONG, "nothing", "no mapping"])
+def test_a_function_must_return_numbers_by_name(kind: str) -> None:
+    def wrong(batch: pa.RecordBatch) -> Any:
+        return {} if kind == "nothing" else np.zeros(2) if kind == "no mapping" else {"x": WRONG[kind]}
+
+    with pytest.raises(TransformFailed, match="wrong"):
+        Transform(fn=wrong, version="1").apply(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "was given nothing"),
+        ({"fn": double, "x": Dense("a")}, "fn and the features x"),
+        ({"fn": 3}, "cannot be called"),
+        ({"x": Dense("a"), "version": "1"}, "no fn"),
+        ({"x": "a"}, "is no feature"),
+        ({"fn": double, "version": ""}, "no version"),
+        ({"fn": double, "version": 3}, "no version"),
+        ({"x": Ragged("t", max_len=1), "x_lengths": Label("y")}, "both make array 'x_lengths'"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        Transform(**options)
+
+
+def test_a_function_that_cannot_be_told_is_refused_at_once() -> None:
+    secret = object()
+    with pytest.raises(Unfingerprintable, match="'secret'"):
+        Transform(fn=lambda batch: {"a": secret})
+
+
+def test_a_transform_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        features().fingerprint = "0"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
+def test_the_fingerprint_travels(dumps: Callable[[object], bytes]) -> None:
+    for transform in (features(), Transform(fn=double)):
+        copy = pickle.loads(dumps(transform))
+        assert copy.fingerprint == transform.fingerprint
+        assert copy.columns == transform.columns
+        assert copy.apply(TABLE).schema == transform.apply(TABLE).schema
+
+
+def test_a_function_of_a_local_scope_is_shipped_by_value() -> None:
+    factor = 3.0
+    transform = Transform(fn=lambda batch: {"a": batch.column("a").to_numpy() * factor})
+    copy = pickle.loads(cloudpickle.dumps(transform))
+    assert copy.fingerprint == transform.fingerprint
+    assert copy.apply(TABLE).arrays["a"].tolist() == [3, 6]
+
+
+ORIGINAL: dict[str, Any] = {
+    "d": Dense(["a", "b"]),
+    "c": Categorical(["a", "b"]),
+    "r": Ragged("t", max_len=3),
+    "y": Label("y"),
+}
+CHANGES: list[dict[str, Any]] = [
+    {"d": Dense(["b", "a"])},
+    {"d": Dense(["a"])},
+    {"d": Dense(["a", "b"], dtype="float64")},
+    {"d": Dense(["a", "b"], fill=1.0)},
+    {"d": Dense(["a", "b"], fill=float("nan"))},
+    {"d": Dense(["a", "b"], fill=-0.0)},
+    {"c": Categorical(["a", "c"])},
+    {"c": Categorical(["a", "b"], buckets=9)},
+    {"c": Categorical(["a", "b"], vocabulary={"a": (1, 2), "b": (3,)})},
+    {"c": Categorical(["a", "b"], vocabulary={"a": (2, 1), "b": (3,)})},
+    {"c": Categorical(["a", "b"], vocabulary={"a": (1, 2), "b": (4,)})},
+    {"c": Categorical(["a", "b"], vocabulary={"a": (1, 2), "b": ("3",)})},
+    {"c": Categorical(["a", "b"], vocabulary={"a": (1, 2), "b": (b"3",)})},
+    {"r": Ragged("u", max_len=3)},
+    {"r": Ragged("t", max_len=4)},
+    {"r": Ragged("t", max_len=3, dtype="int32")},
+    {"r": Ragged("t", max_len=3, buckets=9)},
+    {"r": Ragged("t", max_len=3, buckets=10)},
+    {"y": Label("z")},
+    {"y": Label("y", dtype="int64")},
+    {"y": Dense("y")},
+    {"y": Categorical("y")},
+    {"new": Label("y")},
+]
+
+
+def test_every_option_of_every_feature_changes_the_fingerprint() -> None:
+    variants = [Transform(**{**ORIGINAL, **change}).fingerprint for change in [{}, *CHANGES]]
+    assert len(set(variants)) == len(variants)
+    renamed = Transform(**{("e" if name == "d" else name): feature for name, feature in ORIGINAL.items()})
+    reordered = Transform(**dict(reversed(ORIGINAL.items())))
+    assert len({*variants, renamed.fingerprint, reordered.fingerprint}) == len(variants) + 2
+
+
+def test_the_same_features_have_the_same_fingerprint() -> None:
+    again: dict[str, Any] = {"d": Dense(("a", "b"), "float32", 0), **{name: ORIGINAL[name] for name in "cry"}}
+    assert Transform(**again).fingerprint == Transform(**ORIGINAL).fingerprint
+
+
+def test_fingerprints_are_pinned() -> None:
+    # Cached blocks are found by these: a change must be meant, and then goes with a new LAYOUT_VERSION.
+    assert Transform(**ORIGINAL).fingerprint == "4ec00daf6cb6949143c9bcf328bf66057ca366fa2d1078a228099d618b6874a5"
+
+
+def test_check_finds_columns_and_types_in_the_manifest(parquet_folder: Callable[..., Path]) -> None:
+    manifest = scan(str(parquet_folder({"a.parquet": [3]})))
+    Transform(d=Dense(["x0", "id"]), c=Categorical(["c0", "s"]), t=Ragged("tags", max_len=3), y=Label("clicked")).check(
+        manifest
+    )
+    Transform(fn=double).check(manifest)
+    with pytest.raises(MissingColumn, match="Did you mean 'clicked'"):
+        Transform(y=Label("click")).check(manifest)
+    with pytest.raises(WrongType, match="string"):
+        Transform(d=Dense("s")).check(manifest)
+    with pytest.raises(WrongType, match="It takes lists"):
+        Transform(t=Ragged("s", max_len=1)).check(manifest)
+
+
+def test_apply_reads_row_groups(parquet_folder: Callable[..., Path]) -> None:
+    manifest = scan(str(parquet_folder({"a.parquet": [3, 4]})))
+    transform = Transform(d=Dense("x0"), t=Ragged("tags", max_len=3), y=Label("clicked"))
+    block = transform.apply(RowGroupReader(manifest).read(1, transform.columns))
+    assert block.arrays["d"][:, 0].tolist() == [3, 4, 5, 6]
+    assert block.arrays["t_lengths"].tolist() == [3, 3, 0, 1]
+
+
+def test_apply_checks_the_table_it_is_given() -> None:
+    with pytest.raises(MissingColumn):
+        Transform(d=Dense("nope")).apply(TABLE)
+    with pytest.raises(NullLabel):
+        Transform(y=Label("b")).apply(TABLE)
