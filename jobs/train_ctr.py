@@ -52,15 +52,23 @@ def job(
     features = split_features(manifest, label, user)
     transform = fb.Transform(
         **{name: fb.Dense(columns) for name, columns in features.items() if name.endswith("dense") and columns},
-        **{name: fb.Categorical(columns, buckets=buckets) for name, columns in features.items() if name.endswith("ids") and columns},
+        **{
+            name: fb.Categorical(columns, buckets=buckets)
+            for name, columns in features.items()
+            if name.endswith("ids") and columns
+        },
         label=fb.Label(label),
     )
     training, evaluation = manifest.split(held_out, seed=seed)
     return fb.Job(
         train=partial(train, features=features, buckets=buckets, dim=dim, lr=lr),
-        data=fb.Data(plan=fb.build_plan(training, seed=seed, lanes=lanes), transform=transform, global_batch=global_batch),
+        data=fb.Data(
+            plan=fb.build_plan(training, seed=seed, lanes=lanes), transform=transform, global_batch=global_batch
+        ),
         held_out=fb.Data(
-            plan=fb.build_plan(evaluation, lanes=lanes, shuffle=False), transform=transform, global_batch=4 * global_batch
+            plan=fb.build_plan(evaluation, lanes=lanes, shuffle=False),
+            transform=transform,
+            global_batch=4 * global_batch,
         ),
         epochs=epochs,
         workers=workers,
@@ -100,7 +108,9 @@ def split_features(manifest: fb.Manifest, label: str, user: list[str] | None) ->
     features = {f"user_{kind}": [name for name in columns if name in user] for kind, columns in names.items()}
     features |= {f"item_{kind}": [name for name in columns if name not in user] for kind, columns in names.items()}
     if not any(features["user_dense"] + features["user_ids"]) or not any(features["item_dense"] + features["item_ids"]):
-        raise InvalidOption(f"Each tower needs a feature; found {features}. Name the user's columns: user='[\"a\", \"b\"]'.")
+        raise InvalidOption(
+            f'Each tower needs a feature; found {features}. Name the user\'s columns: user=\'["a", "b"]\'.'
+        )
     return features
 
 
@@ -132,7 +142,9 @@ class TwoTower(nn.Module):
         self.sizes = {name: size for name, size in sizes.items() if size}
         self.table = nn.Embedding(buckets, dim)
         nn.init.normal_(self.table.weight, std=0.05)
-        self.towers = nn.ModuleDict({side: Tower(sizes[f"{side}_dense"] + dim * sizes[f"{side}_ids"]) for side in ("user", "item")})
+        self.towers = nn.ModuleDict(
+            {side: Tower(sizes[f"{side}_dense"] + dim * sizes[f"{side}_ids"]) for side in ("user", "item")}
+        )
         self.alone = nn.ModuleDict({side: nn.Linear(32, 1) for side in ("user", "item")})
 
     def forward(self, batch: fb.Batch) -> Tensor:

@@ -60,7 +60,9 @@ def job(
     manifest = fb.scan(to_parquet(Path(csv), Path(storage) / "data" / "adult.parquet"))
     training, evaluation = manifest.split(0.2, seed=seed)
     vocabulary = fb.fit_vocabulary(training, CATEGORIES) if ids == "vocabulary" else None
-    categories = fb.Categorical(CATEGORIES, vocabulary=vocabulary) if vocabulary else fb.Categorical(CATEGORIES, buckets=4096)
+    categories = (
+        fb.Categorical(CATEGORIES, vocabulary=vocabulary) if vocabulary else fb.Categorical(CATEGORIES, buckets=4096)
+    )
     sizes = [len(values) + 2 for values in vocabulary.values()] if vocabulary else [4096] * len(CATEGORIES)
     transform = fb.Transform(numbers=fb.Dense(NUMBERS), ids=categories, label=fb.Label("rich"))
     return fb.Job(

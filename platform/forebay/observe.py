@@ -66,6 +66,10 @@ class Tally:
         finally:
             self.add(name, time.perf_counter() - start)
 
+    def renew_lock(self) -> None:
+        """For a forked child: the lock it inherited may be held by a thread that does not exist there."""
+        self._lock = threading.Lock()
+
     def __getitem__(self, name: str) -> float:
         with self._lock:
             return self._sums.get(name, 0)
@@ -80,9 +84,8 @@ class Tally:
 
 
 def _renew_locks() -> None:
-    """A fork may copy a lock that another thread holds, and that thread does not exist in the child."""
     for tally in list(_live):
-        tally._lock = threading.Lock()
+        tally.renew_lock()
 
 
 os.register_at_fork(after_in_child=_renew_locks)

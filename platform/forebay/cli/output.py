@@ -31,6 +31,7 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """Print rows under named columns."""
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -56,7 +57,8 @@ def progress_bar(*, in_bytes: bool = False) -> Progress:
 
 
 def human_bytes(count: float) -> str:
-    """
+    """Bytes in the largest unit that leaves a number of 1 or more.
+
     >>> human_bytes(1536), human_bytes(7)
     ('1.5 KiB', '7 B')
     """

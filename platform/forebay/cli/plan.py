@@ -18,7 +18,7 @@ from forebay.world import World
 _SHOWN_ROWS = 20
 
 
-def plan(  # noqa: PLR0913 - a command's arguments are its options
+def plan(
     manifest: Annotated[str, typer.Argument(help="A manifest written by `forebay scan`.")],
     seed: Annotated[int, typer.Option(help="Any number from 0; 0 is a seed too.")] = 0,
     epoch: Annotated[int, typer.Option(help="From 0.")] = 0,

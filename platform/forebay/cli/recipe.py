@@ -11,7 +11,7 @@ from forebay.job.recipe import call_recipe, load_recipe
 
 def job_of(path: str, words: Sequence[str]) -> Job:
     """Call the job file's function with `name=value` words. Raises `BadJob` for a word that is none."""
-    values = {}
+    values: dict[str, str] = {}
     for word in words:
         name, sign, value = word.partition("=")
         if not sign or not name:

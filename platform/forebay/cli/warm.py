@@ -12,7 +12,9 @@ from forebay.cli.options import AsJson, JobFile, Parameters
 def warm(
     job: JobFile,
     parameters: Parameters = None,
-    all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Every node of the Ray cluster, not this one.")] = False,
+    all_nodes: Annotated[
+        bool, typer.Option("--all-nodes", help="Every node of the Ray cluster, not this one.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read, transform and cache the data of a job, training and held-out, without training."""

@@ -14,8 +14,8 @@ class Batch(dict[str, Any]):
         position: Position of the global batch in its epoch, in rows.
         size: Rows of the global batch, over all ranks.
         rows: Rows of this rank's part.
-        weight: `rows * world size / size`. A mean loss over the part, times this weight, averaged over the ranks, is the
-            exact mean over the global batch. 0 for the one dummy row that a rank with an empty part gets.
+        weight: `rows * world size / size`. A mean loss over the part, times this weight, averaged over the ranks, is
+            the exact mean over the global batch. 0 for the one dummy row that a rank with an empty part gets.
         epoch: Which epoch it is of, from 0.
         ends_epoch: True for the last batch of its epoch.
     """
@@ -38,4 +38,6 @@ class Batch(dict[str, Any]):
 
     def __repr__(self) -> str:
         shapes = {name: tuple(array.shape) for name, array in self.items()}
-        return f"Batch({shapes}, epoch={self.epoch}, position={self.position}, size={self.size}, weight={self.weight:g})"
+        return (
+            f"Batch({shapes}, epoch={self.epoch}, position={self.position}, size={self.size}, weight={self.weight:g})"
+        )

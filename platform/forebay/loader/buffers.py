@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 class BufferPool:
     """Hands out byte buffers and takes each back when the last array or tensor made from it is gone.
 
-    A fresh buffer per batch costs more in page faults than the copy itself. `pinned` buffers (page-locked, for copies to
-    a GPU) cost even more to make. At most `num_kept` idle buffers are kept.
+    A fresh buffer per batch costs more in page faults than the copy itself. `pinned` buffers (page-locked, for copies
+    to a GPU) cost even more to make. At most `num_kept` idle buffers are kept.
     """
 
     def __init__(self, *, num_kept: int, pinned: bool = False) -> None:

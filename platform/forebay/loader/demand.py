@@ -33,7 +33,9 @@ class Demand:
     are asked for ahead of need while their bytes stay within `budget_bytes`.
     """
 
-    def __init__(self, plan: Plan, blocks: Blocks, *, epoch: int, position: int, lanes: range, budget_bytes: int) -> None:
+    def __init__(
+        self, plan: Plan, blocks: Blocks, *, epoch: int, position: int, lanes: range, budget_bytes: int
+    ) -> None:
         self._plan, self._blocks, self._budget_bytes = plan, blocks, budget_bytes
         self._spans = heapq.merge(*(_lane_spans(plan, epoch, position, lane) for lane in lanes))
         self._next = next(self._spans, None)

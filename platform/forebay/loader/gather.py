@@ -15,9 +15,8 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _copy(_typing: Any, target: Any, source: Any, num_bytes: Any) -> Any:  # noqa: ARG001 - numba matches the names
-    """memcpy between addresses; a typed Numba loop would copy element by element."""
+def _generate_copy(_typing: Any, target: Any, source: Any, num_bytes: Any) -> Any:
+    """Copy between addresses (memcpy); a typed Numba loop would copy element by element."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         pointer = cgutils.voidptr_t
@@ -26,10 +25,10 @@ def _copy(_typing: Any, target: Any, source: Any, num_bytes: Any) -> Any:  # noq
     return types.void(target, source, num_bytes), generate
 
 
-@njit(
-    void(uint64, int64, uint64[::1], int64[::1], int64[::1]), nogil=True, cache=True, boundscheck=False
-)  # type: ignore[untyped-decorator]
-def gather(
+_copy: Any = intrinsic(_generate_copy)
+
+
+def _gather(
     target: int, row_bytes: int, bases: NDArray[np.uint64], slot: NDArray[np.int64], row: NDArray[np.int64]
 ) -> None:
     """Copy row `row[i]` of the array at address `bases[slot[i]]` to row `i` of the array at address `target`.
@@ -39,3 +38,7 @@ def gather(
     """
     for i in range(len(row)):
         _copy(target + uint64(i * row_bytes), bases[slot[i]] + uint64(row[i] * row_bytes), uint64(row_bytes))
+
+
+# Compiled at import rather than at the first call: a child forked meanwhile would wait for the compiler for ever.
+gather = njit(void(uint64, int64, uint64[::1], int64[::1], int64[::1]), nogil=True, cache=True)(_gather)

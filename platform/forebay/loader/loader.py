@@ -36,7 +36,8 @@ class Loader:
         world: Which rank of how many this is. Every world size up to the plan's lanes sees the same global batches.
         global_batch: Rows per step over all ranks.
         epoch: The epoch to start with.
-        last: "balance" makes batches whose sizes differ by at most one row, "drop" equal ones (`dropped_rows` counts the rest).
+        last: "balance" makes batches whose sizes differ by at most one row, "drop" equal ones (`dropped_rows` counts
+            the rest).
         as_numpy: Batches of NumPy arrays instead of torch tensors.
         prefetch_bytes: Bounds what is prepared ahead: blocks asked for before they are needed, and finished batches.
         tally: Where to count, see `forebay.observe.METRICS`; a new one by default.
@@ -44,8 +45,8 @@ class Loader:
     Raises:
         InvalidOption, TooManyRanks, BatchTooSmall, MissingColumn, WrongType: Before any thread starts.
 
-    A batch stays valid as long as anyone holds it or a part of it. Leaving the loop early, an exception in it, or `close()`
-    ends all threads; a loader works in forked and spawned children.
+    A batch stays valid as long as anyone holds it or a part of it. Leaving the loop early, an exception in it, or
+    `close()` ends all threads; a loader works in forked and spawned children.
     """
 
     def __init__(  # noqa: PLR0913 - the one constructor every user of the data plane writes out
@@ -115,7 +116,7 @@ class Loader:
                 pipeline.close(timeout_s=5)
 
     def cursor(self) -> Cursor:
-        """The position after the last batch that was handed out; after the last of an epoch, the start of the next."""
+        """Where the next batch starts: after the last one handed out; after an epoch's last, at the next epoch."""
         return Cursor(
             plan_id=self._share.plan.id,
             epoch=self._epoch,
@@ -124,15 +125,15 @@ class Loader:
         )
 
     def seek(self, cursor: Cursor) -> None:
-        """Continue from a cursor, at this loader's world and global batch. Costs no replay; ends a running iteration.
+        """Continue from a cursor, at this loader's world and global batch. Ends a running iteration.
 
-        Raises `CursorMismatch` for a cursor of another plan, or outside of it.
+        Costs no replay. Raises `CursorMismatch` for a cursor of another plan, or outside of it.
         """
         plan = self._share.plan
         if cursor.plan_id != plan.id:
             raise CursorMismatch(
-                f"The cursor was made with plan {cursor.plan_id[:8]}; this loader reads {plan}. Give the same data, seed, "
-                "lanes, window_rows and shuffle as then, or start from epoch 0 without the cursor.",
+                f"The cursor was made with plan {cursor.plan_id[:8]}; this loader reads {plan}. Give the same data, "
+                "seed, lanes, window_rows and shuffle as then, or start from epoch 0 without the cursor.",
                 cursor_plan=cursor.plan_id,
                 plan=plan.id,
             )
@@ -144,7 +145,7 @@ class Loader:
             self._epoch, self._position = cursor.epoch + 1, 0
 
     def close(self, timeout_s: float = 5) -> None:
-        """End all threads, within `timeout_s` even if a read is stuck. Idempotent; batches already handed out stay valid."""
+        """End all threads, within `timeout_s` even if a read is stuck. Idempotent; batches handed out stay valid."""
         self._closed = True
         self._stop(timeout_s)
 

@@ -92,7 +92,7 @@ class Pipeline:
                 rows = order.rows(position, position + size)
                 for block in self._demand.advance(position, position + size):
                     self._resident.remove(block)
-            # A rank without rows still steps, on a real row that counts for nothing: zeros could become NaNs in a model.
+            # A rank without rows still steps, on a real row that counts for nothing: zeros could turn into NaNs.
             weight = len(rows.row) * share.world.size / size
             if not len(rows.row):
                 rows = plan.rows(self._epoch, position, position + 1, range(plan.lanes))

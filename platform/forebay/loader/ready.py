@@ -40,7 +40,9 @@ class ReadyBatches:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._items)
             if not self._items:
-                raise LoaderClosed("The loader was closed, or moved by seek(), while this iteration went on. Iterate it anew.")
+                raise LoaderClosed(
+                    "The loader was closed, or moved by seek(), while this iteration went on. Iterate it anew."
+                )
             item, num_bytes = self._items.popleft()
             self.held_bytes -= num_bytes
             self._changed.notify_all()

@@ -32,7 +32,7 @@ class Resident:
         return np.unique(rows.block[absent]).tolist() if absent.any() else []
 
     def add(self, index: int, block: Block) -> None:
-        """Raises `SourceChanged` or `TransformFailed` for a block that does not fit the plan or the blocks before it."""
+        """Raises `SourceChanged` or `TransformFailed` for a block that fits neither the plan nor those before it."""
         self._check(index, block)
         if not self._idle_slots:
             self._grow()
@@ -60,9 +60,9 @@ class Resident:
             end += -(-n * row_bytes // _ALIGNMENT) * _ALIGNMENT
         buffer = self._pool.take(end)
         arrays: dict[str, NDArray[np.generic]] = {}
-        for name, dtype, tail, row_bytes, start in places:
+        for name, kind, tail, row_bytes, start in places:
             gather(buffer.ctypes.data + start, row_bytes, self._bases[name], slot, rows.row)
-            arrays[name] = buffer[start : start + n * row_bytes].view(dtype).reshape(n, *tail)
+            arrays[name] = buffer[start : start + n * row_bytes].view(kind).reshape(n, *tail)
         return arrays, end
 
     def _check(self, index: int, block: Block) -> None:
@@ -80,7 +80,7 @@ class Resident:
         elif block.schema != self._schema:
             raise TransformFailed(
                 f"Row group {index} became {block.schema}; earlier ones became {self._schema}. A transform must give "
-                "every row group the same names, dtypes and trailing shapes: cast in the function, and raise its version.",
+                "every row group the same names, dtypes and trailing shapes: cast in the function.",
                 row_group=index,
             )
 
@@ -88,8 +88,11 @@ class Resident:
         old, new = len(self._blocks), max(2 * len(self._blocks), 16)
         self._blocks += [None] * (new - old)
         self._idle_slots += range(old, new)
-        self._bases = {name: np.resize(bases, new) if old else np.zeros(new, np.uint64) for name, bases in self._bases.items()}
+        self._bases = {
+            name: np.resize(bases, new) if old else np.zeros(new, np.uint64) for name, bases in self._bases.items()
+        }
 
 
 def as_tensors(arrays: dict[str, NDArray[np.generic]]) -> dict[str, torch.Tensor]:
+    """The same memory as tensors."""
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -23,7 +23,8 @@ class Cursor:
     global_batch: int
 
     def to_json(self) -> str:
-        """
+        """One line of JSON.
+
         >>> Cursor(plan_id="9c02", epoch=1, position=64, global_batch=32).to_json()
         '{"version": 1, "plan_id": "9c02", "epoch": 1, "position": 64, "global_batch": 32}'
         """

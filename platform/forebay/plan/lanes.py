@@ -14,7 +14,7 @@ _DEAL, _PIECES, _ROWS = 1, 2, 3
 
 
 class Rows(NamedTuple):
-    """Rows of blocks, in order: `block` int64 [n] (index of the row group in the manifest), `row` int64 [n] (row within it)."""
+    """Rows of blocks, in order: `block` int64 [n] (number of the row group in the manifest), `row` int64 [n] in it."""
 
     block: Ints
     row: Ints
@@ -33,13 +33,13 @@ class Pieces:
 
 
 def lane_starts(num_rows: int, lanes: int) -> Ints:
-    """Where each lane begins on the line of all rows, int64 [lanes + 1]; the first `num_rows % lanes` lanes are one longer."""
+    """Where each lane begins on the line of all rows, int64 [lanes + 1]; the first `num_rows % lanes` are longer."""
     lane = np.arange(lanes + 1, dtype=np.int64)
     return lane * (num_rows // lanes) + np.minimum(lane, num_rows % lanes)
 
 
 def deal(block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> tuple[Pieces, Ints]:
-    """Cut the line of all rows into lanes. Returns all pieces in line order, and int64 [lanes + 1]: each lane's first piece."""
+    """Cut the line of all rows into lanes: all pieces in line order, and int64 [lanes + 1], each lane's first piece."""
     num_blocks = len(block_rows)
     order = permutation(num_blocks, derive(_DEAL, seed)) if shuffle else np.arange(num_blocks, dtype=np.int64)
     ends = np.cumsum(block_rows[order])
@@ -110,7 +110,7 @@ class LaneEpoch:
         return Rows(pieces.block[place], (pieces.first + pieces.rows - ends)[place] + line)
 
     def spans(self) -> tuple[Ints, Ints, Ints]:
-        """For each piece: its block, and the lane rows at which it is first needed and can be let go (whole windows)."""
+        """For each piece: its block, and the lane rows at which it is first needed and let go (whole windows)."""
         first_window = np.searchsorted(self.bounds, self.ends - self.pieces.rows, side="right") - 1
         last_window = np.searchsorted(self.bounds, self.ends - 1, side="right") - 1
         return self.pieces.block, self.bounds[first_window], self.bounds[last_window + 1]

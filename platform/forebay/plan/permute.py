@@ -1,8 +1,8 @@
 """Permutations as pure functions of a key: the only source of randomness in the order.
 
 Own arithmetic rather than `numpy.random`, whose streams may change between NumPy releases: an order that a checkpoint
-refers to must never change under it. The mixer is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); evaluating a permutation
-at an index, so that seeking costs nothing, follows Grain's `index_shuffle`.
+refers to must never change under it. The mixer is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); evaluating a
+permutation at an index, so that seeking costs nothing, follows Grain's `index_shuffle`.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Plan:
     def batch(
         self, epoch: int, position: int, global_batch: int, world: World | None = None, *, last: Last = "balance"
     ) -> Rows:
-        """The rows that `world.rank` reads of the global batch at `position`, in position order; all rows without a world.
+        """The rows that `world.rank` reads of the global batch at `position`, in position order; all without a world.
 
         Returns:
             `Rows(block, row)`, int64 [n] each; n may be 0 where the batch has fewer rows than lanes.
@@ -107,7 +107,8 @@ class Plan:
         """
         if epoch < 0 or not 0 <= position < self.num_rows:
             raise InvalidOption(
-                f"epoch {epoch}, position {position}: this plan has epochs from 0 and positions 0 to {self.num_rows - 1}."
+                f"epoch {epoch}, position {position}: epochs of this plan count from 0, positions from 0 to "
+                f"{self.num_rows - 1}."
             )
         size = self.batch_size(position, global_batch, last=last)
         return self.rows(epoch, position, position + size, self.owned_lanes(world or World()))
@@ -138,7 +139,7 @@ class Plan:
         ranges = [(lane, low, high) for lane, low, high in ranges if low < high]
         block = np.empty(sum(high - low for _, low, high in ranges), dtype=np.int64)
         row = np.empty_like(block)
-        # Row i of owned lane k is number i * len(lanes) + k among all rows of these lanes; a batch holds a run of these.
+        # Row i of owned lane k is row i * len(lanes) + k of all these lanes; a batch holds a run of such numbers.
         first = min((low * len(lanes) + lane - lanes.start for lane, low, _ in ranges), default=0)
         for lane, low, high in ranges:
             part = self._lane_epoch(epoch, lane).rows(low, high)
@@ -154,7 +155,9 @@ class Plan:
 
     def _check_batch(self, global_batch: int, last: str) -> None:
         if last not in ("balance", "drop"):
-            raise InvalidOption(f'last={last!r}: choose "balance" (every row once) or "drop" (equal batches).', last=last)
+            raise InvalidOption(
+                f'last={last!r}: choose "balance" (every row once) or "drop" (equal batches).', last=last
+            )
         if global_batch < self.lanes:
             raise BatchTooSmall(
                 f"global_batch={global_batch} is less than the plan's {self.lanes} lanes. Use a global batch of "

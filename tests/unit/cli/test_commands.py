@@ -23,7 +23,9 @@ def manifest(forebay: Call, parquet_folder: Callable[..., Path], tmp_path: Path)
     return path
 
 
-def test_scan_writes_the_manifest(forebay: Call, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_writes_the_manifest(
+    forebay: Call, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert fb.load_manifest(manifest) == fb.scan(str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     said = forebay("scan", "data", "--columns", "x0,clicked", "--json")

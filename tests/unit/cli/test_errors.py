@@ -82,7 +82,9 @@ def test_broken_transforms(
     forebay: Call, job_words: Call, tmp_path: Path, body: str, kind: str, words: tuple[str, ...]
 ) -> None:
     job = Path(job_words()[0])
-    text = job.read_text().replace('fb.Transform(x=fb.Dense(columns), label=fb.Label(label))', 'fb.Transform(fn=broken)')
+    text = job.read_text().replace(
+        "fb.Transform(x=fb.Dense(columns), label=fb.Label(label))", "fb.Transform(fn=broken)"
+    )
     job.write_text(text + f"\n\ndef broken(batch):\n    {body}\n")
     check(run(forebay, job_words()), kind, *words)
 
@@ -91,7 +93,7 @@ def test_label_with_nulls(forebay: Call, job_words: Call, tmp_path: Path) -> Non
     words = job_words()
     path = tmp_path / "data" / "a.parquet"
     table = pq.read_table(path)
-    labels = pa.array([None] + table["clicked"].to_pylist()[1:], pa.int8())
+    labels = pa.array([None, *table["clicked"].to_pylist()[1:]], pa.int8())
     pq.write_table(table.set_column(table.column_names.index("clicked"), "clicked", labels), path)
     check(run(forebay, words), "NullLabel", "clicked", "1")
 

@@ -20,7 +20,9 @@ def test_any_row_size_from_any_block(row_bytes: int, block_rows: list[int], data
     rng = np.random.default_rng(row_bytes)
     blocks = [rng.integers(256, size=(rows, row_bytes)).astype(np.uint8) for rows in block_rows]
     picks = data.draw(
-        st.lists(st.integers(0, len(blocks) - 1).flatmap(lambda b: st.tuples(st.just(b), st.integers(0, block_rows[b] - 1))))
+        st.lists(
+            st.integers(0, len(blocks) - 1).flatmap(lambda b: st.tuples(st.just(b), st.integers(0, block_rows[b] - 1)))
+        )
     )
     target = np.full((len(picks) + 1, row_bytes), 7, dtype=np.uint8)
     bases = np.array([block.ctypes.data for block in blocks], dtype=np.uint64)

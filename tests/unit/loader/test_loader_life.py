@@ -109,7 +109,12 @@ def test_close_returns_although_a_read_is_stuck(small: Any, monkeypatch: pytest.
 
     monkeypatch.setattr(reading, "open_input", never)
     loader = small.loader()
-    waiting = threading.Thread(target=lambda: pytest.raises(LoaderClosed, next, iter(loader)))
+
+    def wait() -> None:
+        with pytest.raises(LoaderClosed):
+            next(iter(loader))
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
     assert stuck.wait(5)
     start = time.monotonic()
@@ -120,7 +125,9 @@ def test_close_returns_although_a_read_is_stuck(small: Any, monkeypatch: pytest.
     release.set()
 
 
-def test_reads_stay_within_the_byte_budget(parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_stay_within_the_byte_budget(
+    parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A trainer that stops taking batches stops the reads: ahead of need goes no further than the budget."""
     manifest = fb.scan(str(parquet_folder({"a.parquet": [100] * 60})), columns=["id", "x0"])
     plan = fb.build_plan(manifest, lanes=2, window_rows=100)

@@ -47,7 +47,10 @@ def test_close_frees_both_sides() -> None:
         ended.append(call)
 
     empty = ReadyBatches(limit_bytes=1)
-    threads = [threading.Thread(target=wait, args=(ready.put, batch(1), 5)), threading.Thread(target=wait, args=(empty.get,))]
+    threads = [
+        threading.Thread(target=wait, args=(ready.put, batch(1), 5)),
+        threading.Thread(target=wait, args=(empty.get,)),
+    ]
     for thread in threads:
         thread.start()
     ready.close()
