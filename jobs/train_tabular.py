@@ -20,7 +20,14 @@ import forebay as fb
 from forebay.errors import InvalidOption
 from forebay.train.auc import evaluate_auc
 
-NUMBERS = ("age", "education_num", "capital_gain", "capital_loss", "hours_per_week")
+# Column -> its usual value and spread, in years, dollars and hours: networks learn from numbers around 0 and 1.
+NUMBERS = {
+    "age": (39.0, 14.0),
+    "education_num": (10.0, 2.6),
+    "capital_gain": (1000.0, 7400.0),
+    "capital_loss": (90.0, 400.0),
+    "hours_per_week": (40.0, 12.0),
+}
 CATEGORIES = (
     "workclass",
     "education",
@@ -42,7 +49,7 @@ def job(
     csv: str = "../shared/data/adult.data",
     ids: Literal["vocabulary", "hash"] = "vocabulary",
     workers: int = 1,
-    epochs: int = 12,
+    epochs: int = 10,
     global_batch: int = 256,
     lr: float = 2e-3,
     dim: int = 8,
@@ -59,14 +66,13 @@ def job(
     """
     manifest = fb.scan(to_parquet(Path(csv), Path(storage) / "data" / "adult.parquet"))
     training, evaluation = manifest.split(0.2, seed=seed)
-    vocabulary = fb.fit_vocabulary(training, CATEGORIES) if ids == "vocabulary" else None
-    categories = (
-        fb.Categorical(CATEGORIES, vocabulary=vocabulary) if vocabulary else fb.Categorical(CATEGORIES, buckets=4096)
-    )
-    sizes = [len(values) + 2 for values in vocabulary.values()] if vocabulary else [4096] * len(CATEGORIES)
-    transform = fb.Transform(numbers=fb.Dense(NUMBERS), ids=categories, label=fb.Label("rich"))
+    if ids == "vocabulary":
+        categories = fb.Categorical(CATEGORIES, vocabulary=fb.fit_vocabulary(training, CATEGORIES))
+    else:
+        categories = fb.Categorical(CATEGORIES, buckets=4096)
+    transform = fb.Transform(numbers=fb.Dense(list(NUMBERS)), ids=categories, label=fb.Label("rich"))
     return fb.Job(
-        train=partial(train, sizes=sizes, dim=dim, lr=lr),
+        train=partial(train, sizes=categories.num_ids, dim=dim, lr=lr),
         data=fb.Data(plan=fb.build_plan(training, seed=seed), transform=transform, global_batch=global_batch),
         held_out=fb.Data(plan=fb.build_plan(evaluation, shuffle=False), transform=transform, global_batch=4096),
         epochs=epochs,
@@ -78,7 +84,7 @@ def job(
     )
 
 
-def train(worker: fb.Worker, sizes: list[int], dim: int, lr: float) -> None:
+def train(worker: fb.Worker, sizes: tuple[int, ...], dim: int, lr: float) -> None:
     optimizer = partial(torch.optim.AdamW, lr=lr, weight_decay=1e-3)
     fb.fit(worker, Census(sizes, dim), optimizer, nn.BCEWithLogitsLoss(), evaluate_auc)
 
@@ -104,19 +110,21 @@ def to_parquet(source: Path, target: Path) -> str:
 
 
 class Census(nn.Module):
-    """Embedded categories and numbers on a logarithmic scale through a small network."""
+    """Embedded categories, and numbers both as they are and on a logarithmic scale, through a small network."""
 
-    def __init__(self, sizes: list[int], dim: int) -> None:
+    def __init__(self, sizes: tuple[int, ...], dim: int) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(size, dim) for size in sizes)
-        width = len(NUMBERS) + dim * len(sizes)
+        usual, spread = torch.tensor(list(NUMBERS.values())).T
+        self.register_buffer("usual", usual)
+        self.register_buffer("spread", spread)
+        width = 2 * len(NUMBERS) + dim * len(sizes)
         self.layers = nn.Sequential(
             nn.Linear(width, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)
         )
-        # Census numbers are ages, years, hours and dollars; their logarithms all lie between 0 and 12.
-        self.register_buffer("scale", torch.tensor(0.3))
 
     def forward(self, batch: fb.Batch) -> Tensor:
-        numbers = torch.log1p(batch["numbers"]) * self.scale
+        plain = (batch["numbers"] - self.usual) / self.spread
+        logarithmic = torch.log1p(batch["numbers"]) * 0.3
         embedded = [table(batch["ids"][:, place]) for place, table in enumerate(self.tables)]
-        return self.layers(torch.cat([numbers, *embedded], dim=1)).squeeze(1)
+        return self.layers(torch.cat([plain, logarithmic, *embedded], dim=1)).squeeze(1)

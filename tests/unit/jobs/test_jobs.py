@@ -1,0 +1,56 @@
+"""The shipped jobs, as a user runs them, without Ray."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.cli.app import main
+from forebay.testing.click_log import write_click_log
+
+ROOT = Path(__file__).parents[3]
+CENSUS = ROOT.parent / "shared" / "data" / "adult.data"
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def call(job: str, **parameters: object) -> Any:
+        monkeypatch.chdir(tmp_path)
+        words = [f"{name}={value}" for name, value in ({"cache": "cache", "storage": "runs"} | parameters).items()]
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["run", "--driver", "local", str(ROOT / "jobs" / job), *words, "--json"])
+        said = capsys.readouterr()
+        assert not ended.value.code, said.err
+        return json.loads(said.out.splitlines()[-1])
+
+    return call
+
+
+@pytest.mark.skipif(not CENSUS.exists(), reason="the UCI Adult data is not beside the project (../shared/data)")
+@pytest.mark.parametrize("ids", ["vocabulary", "hash"])
+def test_census_reaches_its_auc(run: Callable[..., Any], ids: str) -> None:
+    result = run("train_tabular.py", csv=CENSUS, ids=ids, epochs=5)
+    assert result["epochs"][-1]["metrics"]["auc"] >= 0.90
+    assert result["epochs"][-1]["rows"] + 6449 == 32_561
+
+
+def test_click_model_learns_and_reads_the_source_once(run: Callable[..., Any]) -> None:
+    result = run("train_ctr.py", rows=20_000, workers=1, global_batch=256, lr=0.01, buckets=4096)
+    opens = [epoch["tally"].get("parquet_opens", 0) for epoch in result["epochs"]]
+    assert opens[0] > 0
+    assert opens[1:] == [0, 0]
+    losses = [epoch["metrics"]["loss"] for epoch in result["epochs"]]
+    assert losses == sorted(losses, reverse=True)
+    assert result["epochs"][-1]["metrics"]["auc"] > 0.55
+
+
+def test_click_model_takes_your_own_parquet(run: Callable[..., Any], tmp_path: Path) -> None:
+    log = write_click_log(tmp_path / "mine", rows=2_000, files=2, row_groups_per_file=3)
+    user = json.dumps(["f0", "c0"]).replace(" ", "")
+    result = run("train_ctr.py", data=log.path, workers=1, global_batch=64, epochs=1, buckets=512, user=user)
+    assert 0 < result["epochs"][0]["rows"] < 2_000
