@@ -1,0 +1,61 @@
+"""Area under the ROC curve over all ranks, from one histogram of scores per class."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from forebay.errors import BadJob
+from forebay.train.worker import Worker
+
+NUM_BINS = 1 << 16
+SPREAD = 4.0
+"""Logits are squashed by sigmoid(logit / SPREAD). A plain sigmoid gives every logit above 11 the last bin; this one
+still tells logits of 20 apart, and near 0 its bins are 0.00025 wide."""
+
+
+class ScoreBins:
+    """Counts of negatives and positives per bin of the score; adds up over batches and ranks."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros((2, NUM_BINS), dtype=np.int64)
+        self.num_nan = 0
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count rows. `logits` are floats, `labels` 0 or 1 (anything above 0.5 is positive), both of n elements."""
+        scores = logits.detach().reshape(-1).double()
+        squashed = torch.sigmoid(scores / SPREAD)
+        bins = (squashed * NUM_BINS).nan_to_num().long().clamp_(max=NUM_BINS - 1)
+        positive = labels.reshape(-1) > 0.5
+        self.num_nan += int(scores.isnan().sum())
+        both = torch.bincount(bins + positive * NUM_BINS, minlength=2 * NUM_BINS)
+        self.counts += both.cpu().numpy().reshape(2, NUM_BINS)
+
+
+def area(counts: np.ndarray) -> float:
+    """AUC of int64 counts [2, bins] (negatives, positives); ties within a bin count half. NaN if a class is missing."""
+    negatives, positives = counts.astype(np.float64)
+    pairs = negatives.sum() * positives.sum()
+    if pairs == 0:
+        return float("nan")
+    negatives_below = np.cumsum(negatives) - negatives
+    return float((positives * (negatives_below + negatives / 2)).sum() / pairs)
+
+
+def evaluate_auc(worker: Worker, model: nn.Module) -> dict[str, float]:
+    """`{"auc": ...}` of the model's logits against `batch["label"]` on the job's held-out data, for `fit(evaluate=)`.
+
+    The same on every rank and, up to the width of a bin, for every world size; NaN if any logit is NaN. Raises `BadJob`
+    for a job without held-out data.
+    """
+    batches = worker.held_out()
+    if batches is None:
+        raise BadJob("evaluate_auc needs held-out data, and this job has none. Set held_out= in the Job.")
+    bins = ScoreBins()
+    for batch in batches:
+        logits = model(batch)  # also for a dummy row: a model on several ranks must be called alike on all of them
+        if batch.weight > 0:
+            bins.add(logits, batch["label"])
+    total = worker.sum(np.append(bins.counts.ravel(), bins.num_nan))
+    return {"auc": float("nan") if total[-1] else area(total[:-1].reshape(2, NUM_BINS))}

@@ -1,0 +1,70 @@
+"""What to train on: a plan, how its rows become arrays, and how large a global batch is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.errors import CursorMismatch, InvalidOption
+from forebay.plan.cursor import Cursor
+from forebay.plan.plan import Last, Plan
+from forebay.transform.transform import Transform
+from forebay.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Rows in the order of `plan`, as the arrays of `transform`, cut into global batches of `global_batch` rows.
+
+    `last="balance"` trains on every row; `last="drop"` keeps all batches of one size and drops the rest of each epoch.
+
+    Raises:
+        BatchTooSmall: Fewer rows in a batch than the plan has lanes.
+        InvalidOption: An unknown policy, or one that leaves nothing to train on.
+    """
+
+    plan: Plan
+    transform: Transform
+    global_batch: int
+    last: Last = "balance"
+
+    def __post_init__(self) -> None:
+        if self.num_batches == 0:
+            raise InvalidOption(
+                f"global_batch={self.global_batch} with last='drop' drops all {self.plan.num_rows} rows of the plan. "
+                f"Set global_batch <= {self.plan.num_rows}, or last='balance'.",
+                global_batch=self.global_batch,
+                rows=self.plan.num_rows,
+            )
+
+    @property
+    def num_batches(self) -> int:
+        """Steps of one full epoch."""
+        return self.plan.num_batches(self.global_batch, last=self.last)
+
+    @property
+    def start(self) -> Cursor:
+        """Before the first row of the first epoch."""
+        return Cursor(plan_id=self.plan.id, epoch=0, position=0, global_batch=self.global_batch)
+
+    @property
+    def dropped_rows(self) -> int:
+        """Rows of each epoch that are not trained on."""
+        return self.plan.num_rows - self.num_batches * self.global_batch if self.last == "drop" else 0
+
+    def check(self) -> None:
+        """Compare what the transform needs with the manifest's schema. Raises `MissingColumn` or `WrongType`."""
+        self.transform.check(self.plan.manifest)
+
+    def check_cursor(self, cursor: Cursor, *, step: int) -> None:
+        """Raises `CursorMismatch` where the commit of `step`, which left `cursor`, was made with another plan."""
+        if cursor.plan_id != self.plan.id:
+            raise CursorMismatch(
+                f"the commit of step {step} was made with plan {cursor.plan_id[:8]} (global batch "
+                f"{cursor.global_batch}); this job builds {self.plan} (global batch {self.global_batch}). Give the "
+                "same data, seed, lanes, window_rows and shuffle as then, or give the run a new name.",
+                step=step,
+            )
+
+    def check_world_size(self, size: int) -> None:
+        """Raises `TooManyRanks` where the plan has fewer than `size` lanes."""
+        self.plan.owned_lanes(World(size=size))

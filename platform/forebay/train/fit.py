@@ -1,0 +1,50 @@
+"""The reference training loop. Where it does not fit, copy it and change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forebay.train.worker import Worker
+
+Evaluate = Callable[[Worker, nn.Module], Mapping[str, float]]
+"""Metrics of a model, computed by all ranks together; see `forebay.train.auc.evaluate_auc`."""
+
+
+def fit(
+    worker: Worker,
+    model: nn.Module,
+    optimizer: Callable[..., Optimizer],
+    criterion: Callable[[Tensor, Tensor], Tensor],
+    evaluate: Evaluate | None = None,
+) -> nn.Module:
+    """Train `model` for all epochs that are left of the run, and return it.
+
+    Args:
+        worker: What the train function was given.
+        model: Called with a batch (array name -> tensor); it need not be set up.
+        optimizer: Called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`.
+        criterion: Mean loss of (model output, `batch["label"]`), e.g. `nn.BCEWithLogitsLoss()`.
+        evaluate: Called after the last step of each epoch, in eval mode and without gradients.
+    """
+    model, opt = worker.setup(model, optimizer)
+    for batch in worker.loader():
+        # Weighted by this rank's share of the rows, the mean over ranks is the mean over the global batch.
+        loss = criterion(model(batch), batch["label"]) * batch.weight
+        loss.backward()  # type: ignore[no-untyped-call]
+        opt.step()
+        opt.zero_grad()
+        metrics = _evaluated(worker, model, evaluate) if evaluate is not None and batch.ends_epoch else {}
+        worker.commit(loss=loss, **metrics)
+    return model
+
+
+def _evaluated(worker: Worker, model: nn.Module, evaluate: Evaluate) -> Mapping[str, float]:
+    model.eval()
+    with torch.no_grad():
+        metrics = evaluate(worker, model)
+    model.train()
+    return metrics

@@ -1,0 +1,47 @@
+"""The random generators a train function may draw from: seeded, captured and put back as one."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_everything(*key: int) -> None:
+    """Seed torch (all devices), NumPy's global generator and `random` from integers.
+
+    The key is hashed, so neighbouring keys ((seed, step, rank) of two ranks) give unrelated streams.
+    """
+    # No SeedSequence: it takes (7,) and (7, 0) for the same.
+    words = hashlib.sha256(repr(key).encode()).digest()
+    torch.manual_seed(int.from_bytes(words[:8], "little"))
+    np.random.seed(int.from_bytes(words[8:12], "little"))  # noqa: NPY002 - what user code may draw from
+    random.seed(words[12:])
+
+
+def capture(device: torch.device) -> dict[str, Any]:
+    """State of this process's generators, as tensors and plain values: `torch.load(weights_only=True)` takes it."""
+    legacy: Any = np.random.get_state(legacy=True)  # noqa: NPY002
+    name, words, position, has_gauss, gauss = legacy
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": (name, torch.from_numpy(words.astype(np.int64)), position, has_gauss, gauss),
+        "python": random.getstate(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def put_back(state: Mapping[str, Any], device: torch.device) -> None:
+    """Undo everything drawn since `capture`; a CUDA state is ignored on another kind of device."""
+    name, words, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, words.numpy().astype(np.uint32), position, has_gauss, gauss))  # noqa: NPY002
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

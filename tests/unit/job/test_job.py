@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from forebay.cache.spec import CacheSpec
+from forebay.errors import BatchTooSmall, CacheUnusable, InvalidOption, MissingColumn, TooManyRanks, WrongType
+from forebay.job.job import Job, Resources
+from forebay.train.assignment import Assignment
+from forebay.train.data import Data
+from forebay.transform.features import Dense, Label
+from forebay.transform.transform import Transform
+
+
+def test_a_job_is_a_frozen_value_with_defaults(data: Data) -> None:
+    job = Job(train=print, data=data)
+    assert (job.epochs, job.workers, job.resources, job.storage) == (1, 1, Resources(cpus=1.0, gpus=0.0), "runs")
+    assert (job.seed, job.commit_every, job.max_failures, job.cache) == (0, 100, 3, CacheSpec())
+    with pytest.raises(FrozenInstanceError):
+        job.epochs = 2  # type: ignore[misc]
+    assert replace(job, epochs=2).epochs == 2
+
+
+def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Data) -> None:
+    job = make_job(held_out=data, epochs=4, seed=9, commit_every=7, workers=2)
+    assert job.assignment == Assignment(data=data, held_out=data, epochs=4, seed=9, commit_every=7)
+    travelled = cloudpickle.loads(cloudpickle.dumps(job.assignment))
+    assert travelled.data.plan.id == data.plan.id
+    assert travelled.data.transform.fingerprint == data.transform.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, r"epochs=0 .* >= 1"),
+        ({"epochs": 1.5}, r"epochs=1.5 .* whole number"),
+        ({"workers": 0}, r"workers=0"),
+        ({"workers": True}, r"workers=True"),
+        ({"commit_every": 0}, r"commit_every=0"),
+        ({"max_failures": -1}, r"max_failures=-1 .* >= 0"),
+        ({"seed": -1}, r"seed=-1"),
+        ({"name": "a/b"}, r"name='a/b' .*letters"),
+        ({"name": ".."}, r"name='\.\.'"),
+        ({"train": "train"}, r"train='train' is no function"),
+    ],
+)
+def test_values_that_can_never_work(make_job: Callable[..., Job], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        make_job(**options)
+
+
+def test_more_workers_than_lanes(make_job: Callable[..., Job], data: Data) -> None:
+    assert make_job(workers=4).workers == 4
+    with pytest.raises(TooManyRanks, match=r"5 ranks .* 4 lanes"):
+        make_job(workers=5)
+    few_lanes = replace(data, plan=type(data.plan)(data.plan.manifest, seed=0, lanes=2, window_rows=8, shuffle=False))
+    with pytest.raises(TooManyRanks, match=r"3 ranks .* 2 lanes"):
+        make_job(workers=3, held_out=few_lanes)
+
+
+def test_data_that_can_never_work(data: Data) -> None:
+    with pytest.raises(BatchTooSmall, match=r"global_batch=3 .* 4 lanes"):
+        replace(data, global_batch=3)
+    with pytest.raises(InvalidOption, match=r"last='pad'"):
+        replace(data, last="pad")
+    with pytest.raises(InvalidOption, match=r"drops all 24 rows.*<= 24"):
+        replace(data, global_batch=25, last="drop")
+
+
+def test_data_counts_its_batches(data: Data) -> None:
+    assert (data.num_batches, data.dropped_rows) == (3, 0)
+    uneven = replace(data, global_batch=7)
+    assert (uneven.num_batches, uneven.dropped_rows) == (4, 0)
+    dropping = replace(data, global_batch=7, last="drop")
+    assert (dropping.num_batches, dropping.dropped_rows) == (3, 3)
+
+
+@pytest.mark.parametrize(("cpus", "gpus"), [(0, 0), (-1, 1), (1, -0.5)])
+def test_resources_that_run_nothing(cpus: float, gpus: float) -> None:
+    with pytest.raises(InvalidOption, match=rf"cpus={cpus}, gpus={gpus}"):
+        Resources(cpus=cpus, gpus=gpus)
+
+
+def test_check_passes_and_leaves_only_folders(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    make_job().check()
+    make_job(cache=None).check()
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_check_looks_at_the_columns(make_job: Callable[..., Job], data: Data) -> None:
+    missing = replace(data, transform=Transform(x=Dense(["x0", "x9"]), label=Label("clicked")))
+    with pytest.raises(MissingColumn, match="x9"):
+        make_job(data=missing).check()
+    wrong = replace(data, transform=Transform(label=Label("s")))
+    with pytest.raises(WrongType, match="s"):
+        make_job(held_out=wrong).check()
+
+
+def test_check_opens_the_cache(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    with pytest.raises(CacheUnusable, match="quota_bytes=0"):
+        make_job(cache=CacheSpec(path=str(tmp_path / "none"), quota_bytes=0)).check()
+
+
+def test_check_writes_to_the_storage(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    with pytest.raises(InvalidOption, match=r"storage=.*file.* cannot be written"):
+        make_job(storage=str(occupied)).check()
+    if os.geteuid() != 0:
+        locked = tmp_path / "locked"
+        locked.mkdir(mode=0o500)
+        with pytest.raises(InvalidOption, match=r"locked.* cannot be written"):
+            make_job(storage=str(locked)).check()
+    with pytest.raises(InvalidOption, match="gopher"):
+        make_job(storage="gopher://host/runs").check()
