@@ -1,0 +1,134 @@
+"""The footer of a Parquet file: fetched in one step, which storage can fail, decoded in another, which it cannot."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forebay.errors import CorruptFile
+
+MAGIC = b"PAR1"
+
+_FIRST_READ_BYTES = 1 << 16
+_TRAILER_BYTES = 8
+_MOST_CACHED_BYTES = 32 << 20
+
+
+def fetch_footer(uri: str, file: pa.NativeFile) -> pa.Buffer:
+    """A Parquet file without pages that has the footer of `file`; usually one read of the last 64 KiB.
+
+    Raises:
+        CorruptFile: No footer is there.
+        OSError: Storage failed.
+    """
+    size = file.size()
+    tail = file.read_at(min(size, _FIRST_READ_BYTES), max(size - _FIRST_READ_BYTES, 0))
+    if len(tail) < _TRAILER_BYTES + len(MAGIC) or tail[-len(MAGIC) :] != MAGIC:
+        raise _corrupt(
+            uri, f"it has {size} bytes and does not end in {MAGIC.decode()}: it was cut off or is no Parquet file"
+        )
+    needed = int.from_bytes(tail[-_TRAILER_BYTES : -len(MAGIC)], "little") + _TRAILER_BYTES
+    if needed > size - len(MAGIC):
+        raise _corrupt(uri, f"its footer claims {needed} bytes of a file of {size} bytes")
+    if needed > len(tail):
+        tail = file.read_at(needed, size - needed)
+    return pa.py_buffer(MAGIC + tail[-needed:])
+
+
+def decode_footer(uri: str, footer: pa.Buffer) -> pq.FileMetaData:
+    """Raises `CorruptFile` when the footer cannot be decoded."""
+    try:
+        return pq.read_metadata(pa.BufferReader(footer))
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _corrupt(uri, f"its footer cannot be decoded ({error})") from error
+
+
+def _corrupt(uri: str, found: str) -> CorruptFile:
+    return CorruptFile(f"{uri} is corrupt: {found}. Write or copy the file again, or leave it out.", uri=uri)
+
+
+class FooterCache:
+    """The footers used last, up to 32 MiB as stored (several times that decoded); safe for threads."""
+
+    def __init__(self, most_bytes: int = _MOST_CACHED_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, uri: str) -> pq.FileMetaData | None:
+        """The footer of `uri`, if it is still here."""
+        with self._lock:
+            if uri in self._footers:
+                self._footers.move_to_end(uri)
+            return self._footers.get(uri)
+
+    def put(self, uri: str, footer: pq.FileMetaData) -> None:
+        """Keep a footer, and drop those not used for longest."""
+        with self._lock:
+            if uri in self._footers:
+                return
+            self._footers[uri] = footer
+            self._bytes += footer.serialized_size
+            while self._bytes > self._most_bytes and len(self._footers) > 1:
+                _, dropped = self._footers.popitem(last=False)
+                self._bytes -= dropped.serialized_size
+
+
+class _PagesReached(Exception):
+    """The decoder went past the footer."""
+
+
+class _FooterOnly(io.RawIOBase):
+    """A file of some size, of which nothing can be read."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        raise _PagesReached(f"{size} bytes at {self._at}")
+
+
+def check_chunks(uri: str, footer: pq.FileMetaData, size: int) -> None:
+    """Raise `CorruptFile` when what the footer says of any column chunk contradicts itself or the file's size.
+
+    `RowGroupMetaData.column()` of pyarrow (seen in 26.0.1) ends the whole process on such a chunk, for it lets a C++
+    exception through. Reading does not: so begin to read everything from a file without pages, which looks at every
+    chunk and then stops at the first page.
+    """
+    pages = pa.PythonFile(_FooterOnly(size), mode="r")
+    try:
+        pq.ParquetFile(pages, metadata=footer, pre_buffer=True).read_row_groups(
+            range(footer.num_row_groups), use_threads=False
+        )
+    except _PagesReached:
+        return
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _corrupt(uri, f"its footer contradicts itself ({error})") from error
+
+
+def check_types(uri: str, footer: pq.FileMetaData) -> None:
+    """Raise `CorruptFile` when a chunk is not of its column's type; pruning by statistics would end the process."""
+    types = [footer.schema.column(leaf).physical_type for leaf in range(footer.num_columns)]
+    for number in range(footer.num_row_groups):
+        row_group = footer.row_group(number)
+        if [row_group.column(leaf).physical_type for leaf in range(row_group.num_columns)] != types:
+            raise _corrupt(uri, f"its footer gives row group {number} columns of other types than its schema")

@@ -1,0 +1,233 @@
+"""The manifest: every row group of a data set, with the file version it was found in. Pure data, no file access."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forebay.errors import InvalidOption
+
+MANIFEST_VERSION = 1
+"""Part of every manifest id and of every saved manifest."""
+
+_COLUMNS: dict[str, np.dtype[Any]] = {
+    "file_of": np.dtype(np.int32),
+    "group_of": np.dtype(np.int32),
+    "rows": np.dtype(np.int64),
+    "bytes": np.dtype(np.int64),
+    "source_bytes": np.dtype(np.int64),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """One version of one file: `path` is what follows the manifest's root in the file's URI."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    etag: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One column: `type` as Arrow prints it, e.g. `int64`, `list<item: string>`."""
+
+    name: str
+    type: str
+    nullable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """Everything that identifies the content of one row group. `bytes` are uncompressed, of the selected columns."""
+
+    uri: str
+    index: int
+    rows: int
+    bytes: int
+    file_size: int
+    file_mtime_ns: int
+    file_etag: str = ""
+
+
+# Without slots: `cached_property` needs the instance's __dict__.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Manifest:
+    """The row groups of a data set in (path, row group) order; made by `scan`.
+
+    Columnar, so that a million row groups take 32 MB: row group `i` is number `group_of[i]` (int32 [n]) of file
+    `files[file_of[i]]` (int32 [n]) and holds `rows[i]` rows, `bytes[i]` uncompressed and `source_bytes[i]` compressed
+    bytes of the selected columns (int64 [n] each). The arrays are read-only.
+
+    `root` is an absolute local path or a URI; with an empty root every path is a whole URI. `fields` describes the
+    selected columns. Two manifests are equal when their ids are.
+    """
+
+    root: str
+    files: tuple[File, ...]
+    fields: tuple[Field, ...]
+    columns: tuple[str, ...]
+    file_of: NDArray[np.int32]
+    group_of: NDArray[np.int32]
+    rows: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    source_bytes: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for name in ("files", "fields", "columns"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, dtype in _COLUMNS.items():
+            column: NDArray[Any] = np.array(getattr(self, name)).astype(dtype)
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+        shapes = {getattr(self, name).shape for name in _COLUMNS}
+        assert shapes == {(len(self.rows),)}, f"the columns must be equally long: {shapes}"
+        self._assert_sorted()
+
+    def _assert_sorted(self) -> None:
+        paths = [file.path for file in self.files]
+        assert all(left < right for left, right in pairwise(paths)), "files must be sorted by path"
+        if len(self):
+            step = np.diff(self.file_of)
+            # A row group follows another one of its file, or begins the next file: no file is without.
+            assert np.all((step == 1) | ((step == 0) & (np.diff(self.group_of) > 0))), "row groups must be sorted"
+        used = (self.file_of[0], self.file_of[-1]) if len(self) else (0, -1)
+        assert used == (0, len(self.files) - 1), "each file must have a row group"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Through the constructor, because NumPy forgets that an array was read-only when it is pickled.
+        return _rebuild, ({name: getattr(self, name) for name in self.__dataclass_fields__},)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> RowGroup:
+        file = self.files[self.file_of[index]]
+        return RowGroup(
+            uri=self.uri_of(file),
+            index=int(self.group_of[index]),
+            rows=int(self.rows[index]),
+            bytes=int(self.bytes[index]),
+            file_size=file.size,
+            file_mtime_ns=file.mtime_ns,
+            file_etag=file.etag,
+        )
+
+    def __iter__(self) -> Iterator[RowGroup]:
+        return (self[index] for index in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return self.id == other.id if isinstance(other, Manifest) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return (
+            f"Manifest({self.id[:8]}: {self.num_rows} rows in {len(self)} row groups of {len(self.files)} files, "
+            f"{len(self.columns)} columns, root={self.root!r})"
+        )
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Rows of all row groups."""
+        return int(self.rows.sum())
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Uncompressed bytes of the selected columns."""
+        return int(self.bytes.sum())
+
+    @cached_property
+    def id(self) -> str:
+        """SHA-256 (hex) over file versions, row groups, rows and selected columns with their types.
+
+        The root is left out: a copy of the folder elsewhere that keeps its modification times keeps its id.
+        """
+        types = {field.name: field.type for field in self.fields}
+        facts = {
+            "version": MANIFEST_VERSION,
+            "columns": [[name, types.get(name, "")] for name in self.columns],
+            "files": [[file.path, file.size, file.mtime_ns, file.etag] for file in self.files],
+            "row_groups": len(self),
+        }
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
+        for name, dtype in (("file_of", "<i4"), ("group_of", "<i4"), ("rows", "<i8")):
+            digest.update(getattr(self, name).astype(dtype).data)
+        return digest.hexdigest()
+
+    def uri_of(self, file: File) -> str:
+        """What `forebay.storage` opens `file` by.
+
+        >>> location = "s3://bucket/clicks?region=eu-west-1"
+        >>> manifest = Manifest(root=location, files=(), fields=(), columns=(), **{name: [] for name in _COLUMNS})
+        >>> manifest.uri_of(File(path="day=1/a.parquet", size=1, mtime_ns=0))
+        's3://bucket/clicks/day=1/a.parquet?region=eu-west-1'
+        """
+        if self.root in ("", "/"):
+            return self.root + file.path
+        root, mark, options = self.root.partition("?") if "://" in self.root else (self.root, "", "")
+        return f"{root}/{file.path}{mark}{options}"
+
+    def take(self, indices: Sequence[int] | ArrayLike) -> Manifest:
+        """The row groups at `indices` (any order, or a boolean mask), with only the files they lie in.
+
+        Raises:
+            InvalidOption: An index that is out of range or given twice.
+        """
+        mask_or_indices = np.asarray(indices)
+        chosen = np.flatnonzero(mask_or_indices) if mask_or_indices.dtype == bool else np.sort(mask_or_indices)
+        if len(chosen) and (chosen[0] < 0 or chosen[-1] >= len(self) or np.any(np.diff(chosen) == 0)):
+            raise InvalidOption(f"take() needs distinct row groups from 0 to {len(self) - 1}; got {indices!r}.")
+        chosen = chosen.astype(np.int64)
+        kept, file_of = np.unique(self.file_of[chosen], return_inverse=True)
+        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS} | {"file_of": file_of}
+        return replace(self, files=tuple(self.files[index] for index in kept), **columns)
+
+    def split(self, fraction: float, seed: int = 0) -> tuple[Manifest, Manifest]:
+        """Hold out whole row groups: (rest, held out), the latter with about `fraction` of the rows.
+
+        Row groups are taken in the order of a hash of (seed, index) until the share of rows is as near to `fraction` as
+        it gets; each side keeps at least one row group.
+
+        Raises:
+            InvalidOption: A fraction outside (0, 1), or fewer than two row groups.
+        """
+        if not 0 < fraction < 1:
+            raise InvalidOption(
+                f"fraction={fraction!r}: hold out a share between 0 and 1, e.g. 0.1.", fraction=fraction
+            )
+        if len(self) < 2:
+            raise InvalidOption(
+                f"{self.root} has {len(self)} row group, and a split holds out whole row groups. Write the data with "
+                "smaller row groups (row_group_size=...), or hold out a file of its own.",
+                row_groups=len(self),
+            )
+        order = np.argsort(_hashes(len(self), seed), kind="stable")
+        share = np.cumsum(self.rows[order])[:-1] / self.num_rows
+        held_out = order[: int(np.argmin(np.abs(share - fraction))) + 1]
+        rest = np.ones(len(self), dtype=bool)
+        rest[held_out] = False
+        return self.take(rest), self.take(held_out)
+
+
+def _rebuild(values: dict[str, Any]) -> Manifest:
+    return Manifest(**values)
+
+
+def _hashes(count: int, seed: int) -> NDArray[np.uint64]:
+    """One 64-bit hash per index: the finaliser of splitmix64 (Steele et al., OOPSLA 2014), seeded through SHA-256."""
+    start = int.from_bytes(hashlib.sha256(f"split {seed}".encode()).digest()[:8], "little")
+    value = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

@@ -1,0 +1,152 @@
+"""Row groups to tables, from exactly the file versions that the manifest was made from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forebay.errors import CorruptFile, ReadFailed, SourceChanged
+from forebay.manifest.footer import FooterCache, decode_footer, fetch_footer
+from forebay.manifest.manifest import Manifest, RowGroup
+from forebay.manifest.pages import DECODE_ERRORS, WatchedFile, decode
+from forebay.manifest.schemas import leaves, missing_column
+from forebay.observe import Tally
+from forebay.storage.filesystem import resolve
+from forebay.storage.listing import stat
+from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy, read
+
+
+def open_input(uri: str) -> pa.NativeFile:
+    """Open a file for random access. Every Parquet file that a reader opens is opened here."""
+    location = resolve(uri)
+    return location.fs.open_input_file(location.path)
+
+
+class RowGroupReader:
+    """Reads the row groups of one manifest; safe for threads.
+
+    Counts `parquet_opens`, `source_bytes` (compressed, of the columns read) and `retries`. Setting `cancelled` ends
+    reads in progress with `forebay.storage.deadline.Cancelled`.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        policy: ReadPolicy = DEFAULT_POLICY,
+        tally: Tally | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self._policy = policy
+        self._tally = tally or Tally()
+        self._cancelled = cancelled
+        self._footers = FooterCache()
+
+    def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows of row group `index`, in file order; `columns` in the order given, None for the manifest's.
+
+        Decoding takes one thread: data workers run side by side, and each should cost one core.
+
+        Raises:
+            SourceChanged: The file is gone, or is not the version in the manifest.
+            CorruptFile: A page or the footer cannot be decoded. A flipped bit is always found in files written with
+                `write_page_checksum=True`; without, only where it breaks the encoding.
+            MissingColumn: The manifest does not select such a column.
+            ReadFailed: Storage kept failing, or does not permit it.
+        """
+        row_group = self.manifest[index]
+        names = self.manifest.columns if columns is None else tuple(columns)
+        for name in names:
+            if name not in self.manifest.columns:
+                raise missing_column(name, self.manifest.columns, self.manifest.root)
+        what = f"row group {row_group.index} of {row_group.uri}"
+        attempt = partial(self._read_once, row_group, names)
+        try:
+            table, source_bytes = read(what, attempt, self._policy, self._cancelled, self._count_retry)
+        except FileNotFoundError as error:
+            raise _changed(row_group, "is gone") from error
+        except PermissionError as error:
+            raise ReadFailed(f"{row_group.uri} may not be read ({error}). Ask for read access.", what=what) from error
+        self._tally.add("source_bytes", source_bytes)
+        return table
+
+    def _read_once(self, row_group: RowGroup, names: tuple[str, ...]) -> tuple[pa.Table, int]:
+        """The table, and its compressed bytes in the file."""
+        _check_version(row_group)
+        with self._open(row_group.uri) as file:
+            footer = self._footers.get(row_group.uri)
+            if footer is None:
+                footer = decode_footer(row_group.uri, fetch_footer(row_group.uri, file))
+            _check_rows(row_group, footer)
+            try:
+                table = decode(file, footer, row_group.index, names)
+            except DECODE_ERRORS:
+                # Rewritten under our hands, or storage failed, or the pages are bad: the error does not tell.
+                _check_version(row_group)
+                table = self._decode_watched(row_group, footer, names)
+        # Again, because a file replaced while it was read may have given pages of both versions.
+        _check_version(row_group)
+        self._footers.put(row_group.uri, footer)
+        return table, _source_bytes(footer, row_group.index, names)
+
+    def _decode_watched(self, row_group: RowGroup, footer: pq.FileMetaData, names: tuple[str, ...]) -> pa.Table:
+        self._count_retry()
+        with self._open(row_group.uri) as file:
+            watched = WatchedFile(file)
+            try:
+                return decode(watched, footer, row_group.index, names)
+            except DECODE_ERRORS as error:
+                if watched.failure is not None:
+                    raise watched.failure from error
+                _check_version(row_group)
+                raise CorruptFile(
+                    f"Row group {row_group.index} of {row_group.uri} is corrupt: {error}. Write or copy the file again "
+                    "and scan again, or leave the file out.",
+                    uri=row_group.uri,
+                    row_group=row_group.index,
+                ) from error
+
+    def _open(self, uri: str) -> pa.NativeFile:
+        self._tally.add("parquet_opens")
+        return open_input(uri)
+
+    def _count_retry(self) -> None:
+        self._tally.add("retries")
+
+
+def _check_version(row_group: RowGroup) -> None:
+    now = stat(row_group.uri)
+    if (now.size, now.mtime_ns) != (row_group.file_size, row_group.file_mtime_ns):
+        raise _changed(
+            row_group, f"has {now.size} bytes, modified at {now.mtime_ns} ns", size=now.size, mtime_ns=now.mtime_ns
+        )
+
+
+def _check_rows(row_group: RowGroup, footer: pq.FileMetaData) -> None:
+    """For stores that keep no modification time: a rewrite of equal size should at least not go unseen here."""
+    groups = footer.num_row_groups
+    rows = footer.row_group(row_group.index).num_rows if row_group.index < groups else None
+    if rows != row_group.rows:
+        raise _changed(
+            row_group, f"has {groups} row groups; number {row_group.index} has {rows or 'no'} rows", rows=rows
+        )
+
+
+def _changed(row_group: RowGroup, now: str, **facts: object) -> SourceChanged:
+    return SourceChanged(
+        f"{row_group.uri} changed since the scan: the manifest has {row_group.file_size} bytes, modified at "
+        f"{row_group.file_mtime_ns} ns, with {row_group.rows} rows in row group {row_group.index}; now the file {now}. "
+        "Scan again, and build the plan from the new manifest.",
+        uri=row_group.uri,
+        row_group=row_group.index,
+        found=facts,
+    )
+
+
+def _source_bytes(footer: pq.FileMetaData, index: int, names: tuple[str, ...]) -> int:
+    row_group = footer.row_group(index)
+    return sum(row_group.column(leaf).total_compressed_size for leaf in leaves(footer, names))

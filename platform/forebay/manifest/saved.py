@@ -1,0 +1,138 @@
+"""Manifests as files: JSON for people and diffs, Parquet for many row groups."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forebay.errors import InvalidOption
+from forebay.manifest.footer import MAGIC
+from forebay.manifest.manifest import MANIFEST_VERSION, Field, File, Manifest
+from forebay.storage.atomic import write_atomically
+from forebay.storage.filesystem import resolve
+
+_COUNTS = ("rows", "bytes", "source_bytes")
+_METADATA = b"forebay"
+
+
+def save_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
+    """Write `manifest` to a path or URI that ends in `.json` or `.parquet`, whole or not at all.
+
+    Raises:
+        InvalidOption: Another suffix.
+    """
+    uri = resolve(path).uri
+    if uri.endswith(".json"):
+        content = json.dumps(_facts(manifest) | _row_groups_as_lists(manifest), indent=1).encode()
+    elif uri.endswith(".parquet"):
+        content = _as_parquet(manifest)
+    else:
+        raise InvalidOption(f"A manifest is saved as .json or .parquet; {uri} has neither suffix. Rename it.", path=uri)
+    write_atomically(uri, content)
+
+
+def load_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """Read what `save_manifest` wrote; its form is told from the content.
+
+    Raises:
+        InvalidOption: No such file, no manifest, one of another version, or one that was changed since.
+    """
+    location = resolve(path)
+    try:
+        with location.fs.open_input_stream(location.path) as file:
+            content = file.read()
+    except OSError as error:
+        raise InvalidOption(
+            f"The manifest {location.uri} cannot be read ({error}). Make one with: forebay scan URI", path=location.uri
+        ) from error
+    try:
+        facts = _parquet_facts(content) if content.startswith(MAGIC) else json.loads(content)
+        version = facts["forebay_manifest"]
+    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
+        raise InvalidOption(
+            f"{location.uri} is no manifest. Make one with: forebay scan URI", path=location.uri
+        ) from error
+    if version != MANIFEST_VERSION:
+        raise InvalidOption(
+            f"{location.uri} is a manifest of version {version!r}; this Forebay reads version {MANIFEST_VERSION}. "
+            "Scan again.",
+            path=location.uri,
+            version=version,
+        )
+    return _checked(location.uri, facts)
+
+
+def _checked(uri: str, facts: dict[str, Any]) -> Manifest:
+    damaged = f"The manifest {uri} is damaged or was edited: {{}}. Scan again."
+    try:
+        manifest = Manifest(
+            root=facts["root"],
+            files=tuple(File(**file) for file in facts["files"]),
+            fields=tuple(Field(**field) for field in facts["fields"]),
+            columns=tuple(facts["columns"]),
+            **facts["row_groups"],
+        )
+    except (KeyError, TypeError, ValueError, OverflowError, AssertionError) as error:
+        raise InvalidOption(damaged.format(repr(error)), path=uri) from error
+    if manifest.id != facts.get("id"):
+        raise InvalidOption(damaged.format(f"its content has id {manifest.id}, not {facts.get('id')}"), path=uri)
+    return manifest
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "forebay_manifest": MANIFEST_VERSION,
+        "id": manifest.id,
+        "root": manifest.root,
+        "columns": manifest.columns,
+        "fields": [asdict(field) for field in manifest.fields],
+        "files": [asdict(file) for file in manifest.files],
+    }
+
+
+def _row_groups_as_lists(manifest: Manifest) -> dict[str, Any]:
+    names = ("file_of", "group_of", *_COUNTS)
+    return {"row_groups": {name: getattr(manifest, name).tolist() for name in names}}
+
+
+def _as_parquet(manifest: Manifest) -> bytes:
+    """One row per row group, readable by any tool; what is not per row group lies in the file's metadata."""
+    facts = _facts(manifest)
+    files = facts.pop("files")
+    columns: dict[str, Any] = {
+        "path": pa.DictionaryArray.from_arrays(
+            manifest.file_of, pa.array([file["path"] for file in files], pa.string())
+        ),
+        "row_group": manifest.group_of,
+    }
+    columns |= {name: getattr(manifest, name) for name in _COUNTS}
+    for name, dtype in (("size", np.int64), ("mtime_ns", np.int64)):
+        columns[f"file_{name}"] = np.array([file[name] for file in files], dtype=dtype)[manifest.file_of]
+    etags = pa.array([file["etag"] for file in files], pa.string())
+    columns["file_etag"] = pa.DictionaryArray.from_arrays(manifest.file_of, etags)
+    table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(facts)})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _parquet_facts(content: bytes) -> dict[str, Any]:
+    table = pq.read_table(pa.BufferReader(content))
+    facts: dict[str, Any] = json.loads((table.schema.metadata or {})[_METADATA])
+    paths = table["path"].cast(pa.string()).to_numpy()
+    begins = np.flatnonzero(np.concatenate([[True], paths[1:] != paths[:-1]])) if len(paths) else np.empty(0, np.int64)
+    firsts = table.take(begins).to_pylist()
+    facts["files"] = [
+        {"path": row["path"], "size": row["file_size"], "mtime_ns": row["file_mtime_ns"], "etag": row["file_etag"]}
+        for row in firsts
+    ]
+    file_of = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(paths)))
+    row_groups = {name: table[name].to_numpy() for name in _COUNTS}
+    return facts | {"row_groups": row_groups | {"file_of": file_of, "group_of": table["row_group"].to_numpy()}}

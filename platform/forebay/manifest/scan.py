@@ -1,0 +1,201 @@
+"""From a folder of Parquet files to a manifest: all footers, no pages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from forebay.errors import InvalidOption, NoFiles, ReadFailed
+from forebay.manifest.footer import check_chunks, check_types, decode_footer, fetch_footer
+from forebay.manifest.manifest import Field, File, Manifest
+from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, read_fields
+from forebay.storage.filesystem import resolve
+from forebay.storage.listing import FoundFile, Uri, find_parquet
+from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy, read
+
+_MOST_THREADS = 16
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """What is kept of one footer; `groups` is int64 [4, n]: number, rows, bytes and source bytes of each row group."""
+
+    file: FoundFile
+    schema: FileSchema
+    has_rows: bool
+    groups: NDArray[np.int64]
+
+
+def scan(
+    uri: Uri | Sequence[Uri],
+    columns: Sequence[str] | None = None,
+    predicate: pc.Expression | None = None,
+    *,
+    progress: Progress | None = None,
+    policy: ReadPolicy = DEFAULT_POLICY,
+) -> Manifest:
+    """Read the footers of Parquet files in parallel and list their row groups, sorted by (path, row group).
+
+    Files and row groups without rows are skipped, and their schemas do not matter.
+
+    Args:
+        uri: A file, a folder, a pattern (`data/day=*/*.parquet`), or a sequence of these, on any known file system.
+        columns: The columns to train on, in order; None for all. Other columns may differ between files.
+        predicate: E.g. `pyarrow.compute.field("day") >= 20`: leaves out row groups that by their statistics hold no row
+            for which it is true. Rows inside the row groups that remain are not filtered.
+        progress: Called with (files done, files in all), from the calling thread.
+        policy: Attempts, deadline and waits of each footer.
+
+    Raises:
+        NoFiles: Nothing with rows was found, or the predicate leaves nothing.
+        MixedSchemas, MissingColumn: The files disagree on a selected column, or none has it.
+        CorruptFile: A footer cannot be decoded.
+        ReadFailed: Storage kept failing.
+        InvalidOption: A predicate or a selection that can never work.
+    """
+    selection = _check_columns(columns)
+    if predicate is not None and not isinstance(predicate, pc.Expression):
+        raise InvalidOption(
+            f'predicate={predicate!r} is no pyarrow expression. Write it as pyarrow.compute.field("day") >= 20.'
+        )
+    listing = find_parquet(uri, policy)
+    scanned = _scan_all(listing.files, partial(_scan_file, columns=selection, predicate=predicate), progress, policy)
+    with_rows = [one for one in scanned if one.has_rows]
+    if not with_rows:
+        raise NoFiles(
+            f"{listing.root or uri}: none of the {len(scanned)} files has a row. Name files that have.",
+            files=len(scanned),
+        )
+    fields = agree([one.schema for one in with_rows], selection)
+    kept = [one for one in with_rows if one.groups.shape[1]]
+    if not kept:
+        raise NoFiles(
+            f"{listing.root or uri}: predicate {predicate} leaves no row group of {len(with_rows)} files with rows. "
+            "Loosen it, or check its values.",
+            predicate=str(predicate),
+        )
+    return _manifest(listing.root, kept, fields)
+
+
+def _check_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    if columns is None:
+        return None
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not names or len(set(names)) < len(names):
+        raise InvalidOption(f"columns={columns!r}: select at least one column, and each once; None selects all.")
+    return names
+
+
+def _scan_all(
+    files: Sequence[FoundFile],
+    scan_file: Callable[[FoundFile], _Scanned],
+    progress: Progress | None,
+    policy: ReadPolicy,
+) -> list[_Scanned]:
+    cancelled = threading.Event()
+
+    def attempt(file: FoundFile) -> _Scanned:
+        try:
+            return read(file.uri, partial(scan_file, file), policy, cancelled)
+        except (FileNotFoundError, PermissionError) as error:
+            raise ReadFailed(f"{file.uri} was listed but cannot be read: {error}", what=file.uri) from error
+
+    threads = min(_MOST_THREADS, len(files))
+    with ThreadPoolExecutor(threads, thread_name_prefix="forebay-scan") as pool:
+        futures = [pool.submit(attempt, file) for file in files]
+        try:
+            _report(futures, progress)
+            return [future.result() for future in futures]
+        finally:
+            # After an error or Ctrl-C: leave the pool at once, not after every other footer.
+            cancelled.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _report(futures: list[Future[_Scanned]], progress: Progress | None) -> None:
+    for done, future in enumerate(as_completed(futures), start=1):
+        future.result()
+        if progress is not None:
+            progress(done, len(futures))
+
+
+def _scan_file(file: FoundFile, *, columns: tuple[str, ...] | None, predicate: pc.Expression | None) -> _Scanned:
+    location = resolve(file.uri)
+    with location.fs.open_input_file(location.path) as opened:
+        footer_bytes = fetch_footer(file.uri, opened)
+    footer = decode_footer(file.uri, footer_bytes)
+    schema = FileSchema(file.uri, read_fields(file.uri, footer))
+    check_chunks(file.uri, footer, file.size)
+    kept: Sequence[int] = range(footer.num_row_groups)
+    if predicate is not None and footer.num_rows:
+        check_types(file.uri, footer)
+        kept = _survivors(schema, footer_bytes, predicate)
+    return _Scanned(file, schema, footer.num_rows > 0, _measure(footer, kept, columns))
+
+
+def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: tuple[str, ...] | None) -> NDArray[np.int64]:
+    chunks = range(footer.num_columns) if columns is None else leaves(footer, columns)
+    facts = []
+    for number in kept:
+        group = footer.row_group(number)
+        if group.num_rows:
+            sizes = [
+                (chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in map(group.column, chunks)
+            ]
+            facts.append((number, group.num_rows, sum(size for size, _ in sizes), sum(size for _, size in sizes)))
+    return np.array(facts, dtype=np.int64).reshape(-1, 4).T
+
+
+def _survivors(schema: FileSchema, footer: pa.Buffer, predicate: pc.Expression) -> list[int]:
+    fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(footer))
+    try:
+        return [group.id for group in fragment.subset(filter=predicate).row_groups]
+    except pa.ArrowException as error:
+        if "No match for FieldRef" in str(error):
+            name = str(error).partition("FieldRef.Name(")[2].partition(")")[0]
+            raise missing_column(name, [field.name for field in schema.fields], schema.uri) from error
+        raise InvalidOption(
+            f"predicate {predicate} does not fit the columns of {schema.uri}: {error}. Compare each column with a "
+            "value of its own type.",
+            predicate=str(predicate),
+            uri=schema.uri,
+        ) from error
+
+
+def _manifest(root: str, kept: list[_Scanned], fields: tuple[Field, ...]) -> Manifest:
+    files = [(_relative(one.file.uri, root), one) for one in kept]
+    files.sort(key=lambda pair: pair[0])
+    groups = np.concatenate([one.groups for _, one in files], axis=1)
+    return Manifest(
+        root=root,
+        files=tuple(
+            File(path=path, size=one.file.size, mtime_ns=one.file.mtime_ns, etag=one.file.etag) for path, one in files
+        ),
+        fields=fields,
+        columns=tuple(field.name for field in fields),
+        file_of=np.repeat(np.arange(len(files)), [one.groups.shape[1] for _, one in files]),
+        group_of=groups[0],
+        rows=groups[1],
+        bytes=groups[2],
+        source_bytes=groups[3],
+    )
+
+
+def _relative(uri: str, root: str) -> str:
+    """What `Manifest.uri_of` puts after the root."""
+    if not root:
+        return uri
+    folder, mark, options = root.partition("?") if "://" in root else (root, "", "")
+    return uri[len(folder) :].removesuffix(mark + options).lstrip("/")

@@ -1,0 +1,122 @@
+"""Columns of many files: which are there, and whether the files agree."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forebay.errors import CorruptFile, MissingColumn, MixedSchemas
+from forebay.manifest.manifest import Field
+
+_MOST_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileSchema:
+    """The columns of one file, in its order."""
+
+    uri: str
+    fields: tuple[Field, ...]
+
+    def find(self, column: str) -> Field | None:
+        """The column of that name, if there is one."""
+        return next((field for field in self.fields if field.name == column), None)
+
+
+def read_fields(uri: str, footer: pq.FileMetaData) -> tuple[Field, ...]:
+    """The columns in a footer as Arrow reads them. Raises `CorruptFile` when there is no such reading."""
+    try:
+        schema = footer.schema.to_arrow_schema()
+        return tuple(Field(name=field.name, type=str(field.type), nullable=field.nullable) for field in schema)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise CorruptFile(
+            f"{uri} is corrupt: its schema cannot be read ({error}). Write the file again.", uri=uri
+        ) from error
+
+
+def agree(schemas: Sequence[FileSchema], columns: Sequence[str] | None) -> tuple[Field, ...]:
+    """The selected columns, which all files must have with one type; their order within a file does not matter.
+
+    Args:
+        schemas: At least one; the first decides what the others are compared with.
+        columns: The selection, in order; None for all columns of the first file (then none may have more).
+
+    Raises:
+        MissingColumn: No file has a selected column.
+        MixedSchemas: Two files disagree on a selected column, or one has it twice.
+    """
+    first = schemas[0]
+    names = [field.name for field in first.fields] if columns is None else list(columns)
+    known: dict[tuple[Field, ...], FileSchema] = {}
+    for schema in schemas:
+        known.setdefault(schema.fields, schema)
+    distinct = list(known.values())
+    if columns is None:
+        names += sorted({field.name for schema in distinct for field in schema.fields} - set(names))
+    for schema in distinct:
+        _refuse_twice(schema, set(names))
+    return tuple(_agree_on(name, distinct) for name in names)
+
+
+def _agree_on(name: str, schemas: list[FileSchema]) -> Field:
+    found = [(schema, schema.find(name)) for schema in schemas]
+    holders = [(schema, field) for schema, field in found if field is not None]
+    if not holders:
+        raise missing_column(name, [field.name for field in schemas[0].fields], schemas[0].uri)
+    holder, chosen = holders[0]
+    for schema, field in found:
+        if field is None or field.type != chosen.type:
+            raise _mixed(name, (holder, chosen.type), (schema, field.type if field else None))
+    return Field(name=name, type=chosen.type, nullable=any(field.nullable for _, field in holders))
+
+
+def _mixed(name: str, one: tuple[FileSchema, str], other: tuple[FileSchema, str | None]) -> MixedSchemas:
+    found = f"is {other[1]}" if other[1] else "is absent"
+    return MixedSchemas(
+        f"Column {name!r} is {one[1]} in {one[0].uri}, but {found} in {other[0].uri}. Write the files with one schema, "
+        "select columns that they share (columns=[...]), or scan them apart.",
+        column=name,
+        files=(one[0].uri, other[0].uri),
+        types=(one[1], other[1]),
+    )
+
+
+def _refuse_twice(schema: FileSchema, names: set[str]) -> None:
+    seen: set[str] = set()
+    for field in schema.fields:
+        if field.name in seen and field.name in names:
+            raise MixedSchemas(
+                f"{schema.uri} has two columns {field.name!r}. Rename one, or select others (columns=[...]).",
+                column=field.name,
+                files=(schema.uri,),
+            )
+        seen.add(field.name)
+
+
+def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn:
+    """The error that `where` has no column `name`, with what there is and what was probably meant."""
+    listed = ", ".join(there[:_MOST_LISTED]) + (", ..." if len(there) > _MOST_LISTED else "")
+    close = difflib.get_close_matches(name, there, n=3)
+    meant = f"Did you mean {' or '.join(map(repr, close))}?" if close else "Choose among these, or add it to the files."
+    return MissingColumn(
+        f"There is no column {name!r} among the {len(there)} columns of {where}: {listed}. {meant}",
+        column=name,
+        columns=tuple(there),
+        close=tuple(close),
+    )
+
+
+def leaves(footer: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
+    """Numbers of the column chunks that hold `columns`; a list or a struct has chunks of dotted names."""
+    wanted = set(columns)
+    paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
+    return [leaf for leaf, path in enumerate(paths) if path in wanted or _prefixes(path) & wanted]
+
+
+def _prefixes(path: str) -> set[str]:
+    parts = path.split(".")
+    return {".".join(parts[:end]) for end in range(1, len(parts))}

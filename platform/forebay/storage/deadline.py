@@ -1,0 +1,70 @@
+"""Calls that may hang for ever, given a deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from forebay.errors import ForebayError
+
+T = TypeVar("T")
+
+_POLL_S = 0.02
+
+
+class Cancelled(ForebayError):
+    """The caller asked for the read to stop."""
+
+
+class _Call(Generic[T]):
+    """One call in a thread of its own; `done` is set once `value` or `error` is there."""
+
+    def __init__(self, fn: Callable[[], T]) -> None:
+        self._fn = fn
+        self.done = threading.Event()
+        self.value: list[T] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.value.append(self._fn())
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
+            self.error = error
+        finally:
+            self.done.set()
+
+    def result(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return self.value[0]
+
+
+def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: threading.Event | None = None) -> T:
+    """Run `fn` in a fresh daemon thread and return its result, or raise what it raised.
+
+    A native read cannot be interrupted, so past the deadline its thread is abandoned: it ends by itself when the read
+    returns, and being a daemon it never holds up the end of the process (a ThreadPoolExecutor would: it joins at exit).
+
+    Raises:
+        TimeoutError: No answer within `deadline_s` seconds.
+        Cancelled: `cancelled` was set before the answer came.
+    """
+    call = _Call(fn)
+    if cancelled is not None and cancelled.is_set():
+        raise Cancelled("the read was cancelled before it began")
+    thread = threading.Thread(target=call.run, name="forebay-read", daemon=True)
+    thread.start()
+    end = time.monotonic() + deadline_s
+    while not call.done.wait(_wait_s(end, cancelled)):
+        if cancelled is not None and cancelled.is_set():
+            raise Cancelled("the read was cancelled")
+        if time.monotonic() >= end:
+            raise TimeoutError(f"no answer within {deadline_s:g} s")
+    return call.result()
+
+
+def _wait_s(end: float, cancelled: threading.Event | None) -> float:
+    left = max(end - time.monotonic(), 0.0)
+    return left if cancelled is None else min(left, _POLL_S)

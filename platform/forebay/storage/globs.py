@@ -1,0 +1,73 @@
+"""Shell patterns over any file system, one folder level at a time so that only matching folders are listed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from fnmatch import translate
+
+from pyarrow import fs
+
+_MAGIC = re.compile(r"[*?\[]")
+
+
+def is_hidden(name: str) -> bool:
+    """Names that Hadoop, Spark and Unix keep out of data sets: `_SUCCESS`, `_temporary`, `.crc`."""
+    return name.startswith(("_", "."))
+
+
+def is_pattern(path: str) -> bool:
+    """Whether any part of `path` has a wildcard."""
+    return _MAGIC.search(path) is not None
+
+
+def fixed_part(path: str) -> str:
+    """The folder that a pattern starts from: all segments before the first one with a wildcard.
+
+    >>> fixed_part("data/day=*/a.parquet")
+    'data'
+    """
+    segments = path.split("/")
+    first = next(index for index, segment in enumerate(segments) if is_pattern(segment))
+    return "/".join(segments[:first]) or ("/" if path.startswith("/") else "")
+
+
+def expand(filesystem: fs.FileSystem, pattern: str) -> list[fs.FileInfo]:
+    """Files and folders that match `pattern`: `*`, `?` and `[...]` within a name, `**` for any number of folders."""
+    base = fixed_part(pattern)
+    found = [fs.FileInfo(base, type=fs.FileType.Directory)]
+    for segment in pattern[len(base) :].strip("/").split("/"):
+        folders = [info for info in found if info.type == fs.FileType.Directory]
+        found = list(_once(_step(filesystem, folders, segment)))
+    return found
+
+
+def _step(filesystem: fs.FileSystem, folders: list[fs.FileInfo], segment: str) -> Iterator[fs.FileInfo]:
+    matches = re.compile(translate(segment)).match
+    for folder in folders:
+        if segment == "**":
+            yield folder
+            yield from (info for info in walk(filesystem, folder.path) if info.type == fs.FileType.Directory)
+        else:
+            yield from (
+                info
+                for info in _children(filesystem, folder.path)
+                if matches(info.base_name) and (not is_hidden(info.base_name) or not is_pattern(segment))
+            )
+
+
+def walk(filesystem: fs.FileSystem, folder: str) -> Iterator[fs.FileInfo]:
+    """Everything below `folder` whose path from there holds no hidden name."""
+    skip = len(folder.rstrip("/")) + 1
+    for info in filesystem.get_file_info(fs.FileSelector(folder, recursive=True)):
+        if not any(is_hidden(name) for name in info.path[skip:].split("/")):
+            yield info
+
+
+def _children(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
+    found: list[fs.FileInfo] = filesystem.get_file_info(fs.FileSelector(folder, recursive=False))
+    return found
+
+
+def _once(infos: Iterable[fs.FileInfo]) -> Iterable[fs.FileInfo]:
+    return {info.path: info for info in infos}.values()

@@ -1,0 +1,180 @@
+"""Which Parquet files a URI, a folder or a pattern names, and in which version each is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from urllib.parse import quote
+
+from pyarrow import fs
+
+from forebay.errors import NoFiles, ReadFailed
+from forebay.storage.filesystem import Location, resolve
+from forebay.storage.globs import expand, fixed_part, is_pattern, walk
+from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy, read
+
+SUFFIXES = (".parquet", ".parq", ".pq")
+"""Names taken from a folder; a file that is named itself, or by a pattern, may have any suffix."""
+
+# Listing a folder of a million objects is a thousand requests, and one call.
+_PATIENCE = 10
+
+Uri = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """One file and its version; `mtime_ns` is 0 where the store keeps no time."""
+
+    uri: str
+    size: int
+    mtime_ns: int
+    etag: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Files in the order of their URIs, and the folder they were looked for in (empty: nothing in common)."""
+
+    root: str
+    files: tuple[FoundFile, ...]
+
+
+def list_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) -> list[FoundFile]:
+    """The files of `find_parquet`, sorted by URI."""
+    return list(find_parquet(uri, policy).files)
+
+
+def find_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) -> Listing:
+    """Find Parquet files, each once.
+
+    Args:
+        uri: A file, a folder (searched to the bottom for `SUFFIXES`, without names that begin with `_` or `.`), a
+            pattern with `*`, `?`, `[...]` or `**`, or a sequence of these.
+        policy: For the listing of each.
+
+    Raises:
+        NoFiles: One of them names nothing.
+        ReadFailed: Storage did not answer, or did not permit it.
+    """
+    uris = [uri] if isinstance(uri, str | os.PathLike) else list(uri)
+    if not uris:
+        raise NoFiles("The list of URIs is empty. Name at least one file, folder or pattern.")
+    listings = [_find_one(resolve(one), policy) for one in uris]
+    files = {file.uri: file for listing in listings for file in listing.files}
+    return Listing(
+        root=_common_root([listing.root for listing in listings]),
+        files=tuple(files[name] for name in sorted(files)),
+    )
+
+
+def stat(uri: Uri) -> FoundFile:
+    """The version in which a file is there now. Raises `FileNotFoundError`, or the file system's own error."""
+    location = resolve(uri)
+    info = location.fs.get_file_info(location.path)
+    if info.type != fs.FileType.File:
+        raise FileNotFoundError(
+            f"{location.uri} is {'a folder' if info.type == fs.FileType.Directory else 'not there'}"
+        )
+    return _found(location.uri, info)
+
+
+def _find_one(location: Location, policy: ReadPolicy) -> Listing:
+    try:
+        listing = read(
+            location.uri, partial(_list, location), replace(policy, deadline_s=policy.deadline_s * _PATIENCE)
+        )
+    except PermissionError as error:
+        raise ReadFailed(
+            f"{location.uri} may not be listed ({error}). Ask for read access.", what=location.uri
+        ) from error
+    if not listing.files:
+        raise NoFiles(_nothing_at(location), uri=location.uri)
+    return listing
+
+
+def _list(location: Location) -> Listing:
+    info = location.fs.get_file_info(location.path)
+    if info.type == fs.FileType.File:
+        return Listing(root=_parent(location.uri), files=(_found(location.uri, info),))
+    if info.type == fs.FileType.Directory:
+        return _below(location, [location.path])
+    if not is_pattern(location.path):
+        return Listing(root=location.uri, files=())
+    matches = expand(location.fs, location.path)
+    base = Location(location.fs, fixed_part(location.path), _fixed_uri(location))
+    files = [match for match in matches if match.type == fs.FileType.File]
+    folders = [match.path for match in matches if match.type == fs.FileType.Directory]
+    return _below(base, folders, files)
+
+
+def _below(base: Location, folders: list[str], files: Sequence[fs.FileInfo] = ()) -> Listing:
+    """The Parquet files in `folders`, and `files` whatever their suffix; all lie below `base`."""
+    infos = [*files]
+    for folder in folders:
+        infos += (info for info in walk(base.fs, folder) if info.path.endswith(SUFFIXES))
+    found = [_found(_child_uri(base, info.path), info) for info in infos if info.type == fs.FileType.File]
+    return Listing(root=base.uri.rstrip("/") or "/", files=tuple(found))
+
+
+def _found(uri: str, info: fs.FileInfo) -> FoundFile:
+    return FoundFile(uri=uri, size=info.size, mtime_ns=info.mtime_ns or 0)
+
+
+def _child_uri(base: Location, path: str) -> str:
+    below = path[len(base.path.rstrip("/")) :].strip("/")
+    if base.is_local:
+        return f"{base.path.rstrip('/')}/{below}"
+    folder, mark, options = base.uri.partition("?")
+    # Arrow decodes the paths of its URIs, fsspec takes them as they are.
+    name = below if isinstance(base.fs, fs.PyFileSystem) else quote(below, safe="/=,:@+")
+    return f"{folder.rstrip('/')}/{name}{mark}{options}"
+
+
+def _fixed_uri(location: Location) -> str:
+    if location.is_local:
+        return fixed_part(location.path)
+    folder, mark, options = location.uri.partition("?")
+    return fixed_part(folder) + mark + options
+
+
+def _parent(uri: str) -> str:
+    folder, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
+    return (folder.rpartition("/")[0] or "/") + mark + options
+
+
+def _common_root(roots: list[str]) -> str:
+    """The deepest folder that holds all `roots`; empty when they differ in file system, bucket or options.
+
+    >>> _common_root(["s3://b/data/2024", "s3://b/data/2025"])
+    's3://b/data'
+    """
+    split = [root.partition("?") if "://" in root else (root, "", "") for root in roots]
+    options = {mark + query for _, mark, query in split}
+    folders = [folder.rstrip("/").split("/") for folder, _, _ in split]
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*folders, strict=False))
+    shared = [level[0] for level in levels]
+    is_remote = "://" in roots[0]
+    if len(options) > 1 or len(shared) < (3 if is_remote else 1):
+        return ""
+    return ("/".join(shared) or "/") + options.pop()
+
+
+def _nothing_at(location: Location) -> str:
+    if is_pattern(location.path):
+        return f"No file matches {location.uri}. Check the pattern: * stays within one folder, ** enters folders."
+    info = location.fs.get_file_info(location.path)
+    if info.type == fs.FileType.Directory:
+        others = [other.base_name for other in walk(location.fs, location.path) if other.type == fs.FileType.File]
+        seen = f"{len(others)} files of other names, e.g. {others[0]}" if others else "no files at all"
+        return (
+            f"{location.uri} holds no file ending in {', '.join(SUFFIXES)}, but {seen}. Files of another suffix are "
+            f"taken by a pattern: {location.uri.rstrip('/')}/*"
+        )
+    place = next((str(up) for up in Path(location.path).parents if up.is_dir()), "/") if location.is_local else ""
+    hint = f" The nearest folder that exists is {place}." if place else ""
+    return f"{location.uri} does not exist.{hint} Name a Parquet file, a folder of them, or a pattern: data/*.parquet."

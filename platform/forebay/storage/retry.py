@@ -1,0 +1,102 @@
+"""The one retry of the code base: reads from storage that may fail or hang, and are tried again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+import tenacity
+
+from forebay.errors import ForebayError, InvalidOption, ReadFailed
+from forebay.storage.deadline import Cancelled, call_with_deadline
+
+T = TypeVar("T")
+
+# Errors that are the same at the next attempt. ArrowInvalid is the content's fault, not the transport's.
+_PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, pa.ArrowInvalid, ForebayError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPolicy:
+    """How often a read is tried, how long one attempt may take, and the waits in between (they double, with jitter)."""
+
+    attempts: int = 4
+    deadline_s: float = 60.0
+    first_wait_s: float = 0.2
+    max_wait_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise InvalidOption(f"attempts={self.attempts}: a read needs at least one attempt.")
+        if self.deadline_s <= 0:
+            raise InvalidOption(f"deadline_s={self.deadline_s}: an attempt needs time, e.g. 60 seconds.")
+        if not 0 <= self.first_wait_s <= self.max_wait_s:
+            raise InvalidOption(
+                f"first_wait_s={self.first_wait_s}, max_wait_s={self.max_wait_s}: waits begin at first_wait_s and grow "
+                "to max_wait_s, so 0 <= first_wait_s <= max_wait_s."
+            )
+
+
+DEFAULT_POLICY = ReadPolicy()
+
+
+def read(
+    what: str,
+    fn: Callable[[], T],
+    policy: ReadPolicy = DEFAULT_POLICY,
+    cancelled: threading.Event | None = None,
+    on_retry: Callable[[], None] | None = None,
+) -> T:
+    """Call `fn` until it succeeds, at most `policy.attempts` times, each in a thread of its own with a deadline.
+
+    Args:
+        what: The object that is read, for messages, e.g. a URI.
+        fn: The read. An attempt that missed its deadline may still be running beside the next one.
+        policy: Attempts, deadline and waits.
+        cancelled: Set by another thread to stop at once, also in the middle of an attempt or a wait.
+        on_retry: Called before every attempt but the first.
+
+    Raises:
+        ReadFailed: The last attempt failed too, or did not answer in time.
+        Cancelled: `cancelled` was set.
+        Exception: What trying again cannot cure, e.g. a missing file, as `fn` raised it.
+    """
+    stop = cancelled or threading.Event()
+
+    def wait(seconds: float) -> None:
+        if stop.wait(seconds):
+            raise Cancelled(f"reading {what} was cancelled")
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(_may_pass),
+        stop=tenacity.stop_after_attempt(policy.attempts),
+        wait=tenacity.wait_exponential(multiplier=policy.first_wait_s, max=policy.max_wait_s - policy.first_wait_s)
+        + tenacity.wait_random(0, policy.first_wait_s),
+        sleep=wait,
+        before_sleep=(lambda _state: on_retry()) if on_retry else None,
+    )
+    try:
+        value: T = retrying(call_with_deadline, fn, policy.deadline_s, stop)
+    except tenacity.RetryError as failed:
+        last = failed.last_attempt.exception()
+        raise _read_failed(what, policy, last) from last
+    return value
+
+
+def _may_pass(error: BaseException) -> bool:
+    # TimeoutError is an OSError, and so is what a missed deadline raises.
+    return isinstance(error, OSError) and not isinstance(error, _PERMANENT)
+
+
+def _read_failed(what: str, policy: ReadPolicy, last: BaseException | None) -> ReadFailed:
+    return ReadFailed(
+        f"{what} could not be read: {policy.attempts} attempts of at most {policy.deadline_s:g} s each failed, the "
+        f"last with {type(last).__name__}: {last}. Check that the storage answers; a slow one needs a longer "
+        "ReadPolicy(deadline_s=...), an unreliable one more attempts.",
+        what=what,
+        attempts=policy.attempts,
+        last_error=str(last),
+    )

@@ -1,0 +1,46 @@
+"""A file is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from forebay.storage.atomic import write_atomically
+
+
+def test_writes_replaces_and_makes_the_folder(tmp_path: Path) -> None:
+    path = tmp_path / "new/a.json"
+    write_atomically(path, b"one")
+    write_atomically(str(path), b"two")
+    assert path.read_bytes() == b"two"
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.json"]
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    write_atomically(tmp_path / "a", b"")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_elsewhere_too() -> None:
+    write_atomically("memory://forebay-atomic/a", b"one")
+    memory = fsspec.filesystem("memory")
+    assert memory.cat("/forebay-atomic/a") == b"one"
+    memory.rm("/forebay-atomic", recursive=True)

@@ -1,0 +1,64 @@
+"""Calls that answer, fail, hang, or are no longer wanted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from forebay.storage.deadline import Cancelled, call_with_deadline
+
+
+@pytest.fixture
+def stuck() -> Iterator[threading.Event]:
+    """What a hanging read waits for; set after the test so that no thread outlives it."""
+    release = threading.Event()
+    yield release
+    release.set()
+
+
+def test_result_and_error_pass_through() -> None:
+    assert call_with_deadline(lambda: 42, 1.0) == 42
+    with pytest.raises(KeyError, match="gone"):
+        call_with_deadline(lambda: {}["gone"], 1.0, threading.Event())
+
+
+def test_a_hanging_call_is_abandoned_at_its_deadline(stuck: threading.Event) -> None:
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"0\.1 s"):
+        call_with_deadline(stuck.wait, 0.1)
+    assert time.monotonic() - start < 1.0
+    threads = [thread for thread in threading.enumerate() if thread.name == "forebay-read"]
+    assert threads
+    assert all(thread.daemon for thread in threads)
+
+
+def test_the_abandoned_thread_ends_when_the_read_returns(stuck: threading.Event) -> None:
+    with pytest.raises(TimeoutError):
+        call_with_deadline(stuck.wait, 0.05)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "forebay-read")
+    stuck.set()
+    thread.join(2.0)
+    assert not thread.is_alive()
+
+
+def test_cancelling_is_prompt(stuck: threading.Event) -> None:
+    cancelled = threading.Event()
+    timer = threading.Timer(0.1, cancelled.set)
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(Cancelled):
+        call_with_deadline(stuck.wait, 60.0, cancelled)
+    assert time.monotonic() - start < 0.1 + 0.1 + 0.3  # the timer, what is promised, a busy machine
+    timer.join()
+
+
+def test_nothing_is_started_once_cancelled() -> None:
+    cancelled = threading.Event()
+    cancelled.set()
+    called: list[int] = []
+    with pytest.raises(Cancelled):
+        call_with_deadline(lambda: called.append(1), 1.0, cancelled)
+    assert not called

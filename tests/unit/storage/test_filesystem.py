@@ -1,0 +1,77 @@
+"""One spelling per place, whatever the user writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from forebay.errors import InvalidOption, ReadFailed
+from forebay.storage import filesystem
+from forebay.storage.filesystem import resolve
+
+
+@pytest.mark.parametrize("spelling", ["{0}/data", "file://{0}/data", "{0}/./x/../data/", "data", "./data"])
+def test_local_spellings_are_one_place(spelling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    location = resolve(spelling.format(tmp_path))
+    assert location.path == location.uri == str(tmp_path / "data")
+    assert location.is_local
+
+
+def test_path_objects_and_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve(Path("~/clicks")).path == str(tmp_path / "clicks")
+
+
+def test_a_link_keeps_its_name(tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "latest").symlink_to("v1")
+    assert resolve(tmp_path / "latest").path == str(tmp_path / "latest")
+
+
+def test_percent_signs_are_literal_in_paths_and_decoded_in_uris(tmp_path: Path) -> None:
+    assert resolve(f"{tmp_path}/a%20b").path == f"{tmp_path}/a%20b"
+    assert resolve(f"file://{tmp_path}/a%20b").path == f"{tmp_path}/a b"
+
+
+def test_arrow_file_systems_are_made_once_per_authority(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def from_uri(uri: str) -> tuple[fs.FileSystem, str]:
+        asked.append(uri)
+        return fs.SubTreeFileSystem("/", fs.LocalFileSystem()), "bucket/forebay-probe"
+
+    monkeypatch.setattr(filesystem.fs, "FileSystem", type("Fake", (), {"from_uri": staticmethod(from_uri)}))
+    filesystem._arrow_filesystem.cache_clear()
+    one = resolve("s3://bucket/a%20b/c.parquet?region=x")
+    assert (one.path, one.uri) == ("bucket/a b/c.parquet", "s3://bucket/a%20b/c.parquet?region=x")
+    assert not one.is_local
+    assert resolve("s3://bucket/other/?region=x").path == "bucket/other"
+    assert asked == ["s3://bucket/forebay-probe?region=x"]
+    filesystem._arrow_filesystem.cache_clear()
+
+
+def test_a_file_system_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_uri(uri: str) -> tuple[fs.FileSystem, str]:
+        raise OSError("Unable to load libjvm")
+
+    monkeypatch.setattr(filesystem.fs, "FileSystem", type("Fake", (), {"from_uri": staticmethod(from_uri)}))
+    filesystem._arrow_filesystem.cache_clear()
+    with pytest.raises(ReadFailed, match=r"hdfs://name:8020/.*libjvm.*JAVA_HOME"):
+        resolve("hdfs://name:8020/data")
+
+
+def test_fsspec_serves_the_rest() -> None:
+    location = resolve("memory://folder/a.parquet")
+    with location.fs.open_output_stream(location.path) as stream:
+        stream.write(b"abc")
+    assert location.fs.get_file_info(location.path).size == 3
+    location.fs.delete_file(location.path)
+
+
+def test_an_unknown_scheme_names_the_known() -> None:
+    with pytest.raises(InvalidOption, match=r"s4://.*Use a local path.*s3.*memory") as caught:
+        resolve("s4://bucket/data")
+    assert caught.value.scheme == "s4"
