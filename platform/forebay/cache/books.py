@@ -1,0 +1,93 @@
+"""The accounts of a cache directory: who has how many bytes. Pure values; `Ledger` keeps them on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+_PAGE_BYTES = 4096
+INDEX_BYTES = 48 * _PAGE_BYTES
+"""An empty index with its journal, and the folders of the cache."""
+_PER_BLOCK_BYTES = 1024
+"""A block's row in the index, once more in the journal, and its name in the folder: about 550 bytes, measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetUse:
+    """What one data set takes of a cache: `blocks` files of `bytes` in all, the first made at `created_at` (Unix s)."""
+
+    dataset: str
+    blocks: int
+    bytes: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A block's size, for as long as it is being written and afterwards."""
+
+    key: str
+    dataset: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """Everything that counts against the quota: finished blocks by data set, claims of writers, quarantined files."""
+
+    datasets: Mapping[str, DatasetUse] = field(default_factory=dict)
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(use.blocks for use in self.datasets.values())
+
+    @property
+    def claimed_bytes(self) -> int:
+        return sum(charge(claim.bytes) for claim in self.claims.values())
+
+    @property
+    def used_bytes(self) -> int:
+        """Never less than what the directory takes of the disk, index and folders included."""
+        blocks = sum(use.bytes for use in self.datasets.values()) + _PER_BLOCK_BYTES * self.num_blocks
+        return INDEX_BYTES + blocks + self.claimed_bytes + sum(map(charge, self.quarantined.values()))
+
+    def claim(self, name: str, claim: Claim) -> Books:
+        return replace(self, claims={**self.claims, name: claim})
+
+    def release(self, name: str) -> Books:
+        return replace(self, claims={other: claim for other, claim in self.claims.items() if other != name})
+
+    def add(self, block: Claim, now: float) -> Books:
+        empty = DatasetUse(dataset=block.dataset, blocks=0, bytes=0, created_at=now)
+        use = self.datasets.get(block.dataset, empty)
+        use = replace(use, blocks=use.blocks + 1, bytes=use.bytes + _rounded(block.bytes))
+        return replace(self, datasets={**self.datasets, block.dataset: use})
+
+    def remove(self, block: Claim) -> Books:
+        use = self.datasets[block.dataset]
+        use = replace(use, blocks=use.blocks - 1, bytes=use.bytes - _rounded(block.bytes))
+        others = {name: other for name, other in self.datasets.items() if name != block.dataset}
+        return replace(self, datasets={**others, block.dataset: use} if use.blocks else others)
+
+    def without_dataset(self, dataset: str) -> Books:
+        return replace(self, datasets={name: use for name, use in self.datasets.items() if name != dataset})
+
+    def with_quarantined(self, files: Mapping[str, int]) -> Books:
+        return replace(self, quarantined=dict(files))
+
+
+def charge(nbytes: int) -> int:
+    """What a file of `nbytes` takes of the disk, its entry in the index included."""
+    return _rounded(nbytes) + _PER_BLOCK_BYTES
+
+
+def smallest_quota(nbytes: int) -> int:
+    """The quota under which a first block of `nbytes` fits."""
+    return INDEX_BYTES + charge(nbytes)
+
+
+def _rounded(nbytes: int) -> int:
+    # Disks give out whole pages: this is what `du` counts.
+    return -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES

@@ -1,0 +1,126 @@
+"""The directory of a cache: what lies where, and whether it is safe to use."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.cache.filelock import FileLock, try_lock
+from forebay.errors import CacheUnusable
+
+_PART = re.compile(r"(?P<key>[0-9a-f]{40})-(?P<nbytes>[0-9]{1,18})-[0-9a-f]{16}\.part")
+_BLOCK = re.compile(r"(?P<key>[0-9a-f]{40})\.block")
+_QUARANTINED = re.compile(r"[0-9]{20}-[0-9a-f]{40}")
+_NUM_STRIPES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDirectory:
+    """`root` with blocks/, temp/, quarantine/, locks/ and index/ below it."""
+
+    root: Path
+
+    @property
+    def blocks(self) -> Path:
+        return self.root / "blocks"
+
+    @property
+    def temp(self) -> Path:
+        return self.root / "temp"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.root / "quarantine"
+
+    @property
+    def locks(self) -> Path:
+        return self.root / "locks"
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    def block(self, key: str) -> Path:
+        return self.blocks / f"{key}.block"
+
+    def flight_lock(self, key: str) -> Path:
+        """Locked by whoever is making the block `key`; some blocks share a file."""
+        return self.locks / f"flight-{_stripe(key)}"
+
+    def use_lock(self, dataset: str) -> Path:
+        """Locked, shared, by all who use `dataset`; some data sets share a file."""
+        return self.locks / f"use-{_stripe(dataset)}"
+
+    def block_keys(self) -> list[str]:
+        names = (_BLOCK.fullmatch(path.name) for path in self.blocks.iterdir())
+        return sorted(name["key"] for name in names if name)
+
+    def parts(self) -> dict[str, int]:
+        """Name -> bytes at most, of each unfinished file."""
+        names = (_PART.fullmatch(path.name) for path in self.temp.iterdir())
+        return {name[0]: int(name["nbytes"]) for name in names if name}
+
+    def quarantined(self) -> dict[str, int]:
+        """Name -> bytes of each block that was moved aside; names sort by time."""
+        found = (path for path in self.quarantine.iterdir() if _QUARANTINED.fullmatch(path.name))
+        return {path.name: path.stat().st_size for path in found}
+
+    def prepare(self) -> None:
+        """Make what is missing. Raises `CacheUnusable` if the directory cannot be written or is open to others."""
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._refuse_unsafe(self.root.stat())
+            self.root.chmod(0o700)
+            for folder in (self.blocks, self.temp, self.quarantine, self.locks, self.index):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            new_part(self, "0" * 40, 0).discard()
+        except OSError as error:
+            raise CacheUnusable(
+                f"cache directory {self.root}: cannot be written ({error.strerror or error}). "
+                "Name a directory of your own on a local disk, or set cache=None to train without a cache.",
+                path=str(self.root),
+            ) from error
+
+    def _refuse_unsafe(self, found: os.stat_result) -> None:
+        problem = ""
+        if found.st_uid != os.geteuid():
+            problem = f"belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}"
+        elif found.st_mode & stat.S_IWOTH:
+            problem = f"can be written by everybody (mode {stat.S_IMODE(found.st_mode):04o})"
+        if problem:
+            raise CacheUnusable(
+                f"cache directory {self.root}: {problem}, so others could change what is trained on. "
+                f"Name a directory of your own, such as {self.root / 'forebay'}.",
+                path=str(self.root),
+            )
+
+
+def _stripe(name: str) -> str:
+    return f"{zlib.crc32(name.encode()) % _NUM_STRIPES:02x}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """A block that is being written; whoever can lock it knows that its writer is dead."""
+
+    path: Path
+    lock: FileLock
+
+    def discard(self) -> None:
+        """Let go of it, and remove it if it has not been renamed."""
+        self.path.unlink(missing_ok=True)
+        self.lock.release()
+
+
+def new_part(directory: CacheDirectory, key: str, nbytes: int) -> PartFile:
+    """An empty, locked file in temp/ whose name tells how large it may become, should the index be lost."""
+    while True:
+        path = directory.temp / f"{key}-{nbytes}-{secrets.token_hex(8)}.part"
+        # A sweep may see the new file before it is locked, and remove it: then take another.
+        if lock := try_lock(path, flags=os.O_CREAT | os.O_EXCL):
+            return PartFile(path, lock)

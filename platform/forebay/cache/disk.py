@@ -1,0 +1,226 @@
+"""Blocks on one local disk, shared by all processes of a node, under a hard quota."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.cache.blockfile import BadBlock, block_file_bytes, map_block, write_block
+from forebay.cache.books import Claim, DatasetUse
+from forebay.cache.directory import CacheDirectory, PartFile, new_part
+from forebay.cache.filelock import FileLock, wait_lock
+from forebay.cache.key import KEY
+from forebay.cache.ledger import Ledger
+from forebay.errors import CacheUnusable, InvalidOption
+from forebay.observe import Tally
+from forebay.transform.block import Block
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SETTLED_NS = 100_000_000
+"""Timestamps of files tick every few milliseconds: a younger file could still change without a new one."""
+_LEASE_WAIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """Result of `DiskCache.verify`: blocks `checked`, those found `bad` (moved to quarantine), `bytes` read."""
+
+    checked: int
+    bad: int
+    bytes: int
+
+
+class DiskCache:
+    """Transformed row groups in files below `path`, to be memory-mapped; for any number of threads and processes.
+
+    The directory never takes more than `quota_bytes`, its index and unfinished files included, and never leaves less
+    than `min_free_bytes` of the disk free: a block that does not fit is not stored. Blocks are verified when a process
+    first maps them. Pickling carries the options; the other process opens the directory for itself.
+
+    Raises `CacheUnusable` for a quota of 0, or a directory that cannot be written or that others can write.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, quota_bytes: int, min_free_bytes: int = 1 << 30) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self.quota_bytes = quota_bytes
+        self.min_free_bytes = min_free_bytes
+        if quota_bytes <= 0:
+            raise CacheUnusable(
+                f"quota_bytes={quota_bytes} for the cache in {self.path}: nothing would ever fit. "
+                "Set a quota above 0, or cache=None to train without a cache.",
+                quota_bytes=quota_bytes,
+            )
+        if min_free_bytes < 0:
+            raise InvalidOption(
+                f"min_free_bytes={min_free_bytes}, but a disk cannot have less than 0 bytes free. Set 0 or more.",
+                min_free_bytes=min_free_bytes,
+            )
+        self._directory = CacheDirectory(self.path)
+        self._directory.prepare()
+        self._ledger = Ledger(self._directory, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
+        self._verified: dict[str, tuple[int, int, int]] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (str(self.path), self.quota_bytes, self.min_free_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """What counts against the quota: blocks, unfinished and quarantined files, and the index."""
+        return self._ledger.used_bytes
+
+    def path_of(self, key: str) -> Path:
+        """Where the block `key` is if it is in the cache."""
+        return self._directory.block(key)
+
+    def datasets(self) -> list[DatasetUse]:
+        """What each data set takes, oldest first."""
+        return self._ledger.datasets()
+
+    def get(self, key: str, tally: Tally | None = None) -> Block | None:
+        """The block, mapped, or None. A damaged block is moved to quarantine, counted, and not there any more."""
+        tally = tally or Tally()
+        block = self.load(key, tally)
+        if block:
+            tally.add("hits")
+            tally.add("hit_bytes", block.nbytes)
+        return block
+
+    def load(self, key: str, tally: Tally) -> Block | None:
+        """As `get`, but not counted as a hit: for a block that this very request has put there."""
+        with tally.timed("map_s"):
+            return self._load(key, tally)
+
+    def put(self, key: str, dataset: str, block: Block, tally: Tally | None = None) -> Block | None:
+        """Store `block` and return it mapped, or None if there is no room for it, in the quota or on the disk."""
+        tally = tally or Tally()
+        with tally.timed("store_s"):
+            stored = self._load(key, tally) or self._store(key, dataset, block)
+        if stored:
+            tally.add("stores")
+            tally.add("stored_bytes", stored.nbytes)
+        return stored
+
+    @contextmanager
+    def single_flight(self, key: str, deadline_s: float, cancelled: threading.Event | None = None) -> Iterator[bool]:
+        """Be the only one, of all threads and processes, who makes the block `key`.
+
+        Waits for whoever is making it. Yields False, without the lock, after `deadline_s` or once `cancelled` is set.
+        """
+        lock = wait_lock(self._directory.flight_lock(key), deadline_s, cancelled=cancelled)
+        try:
+            yield lock is not None
+        finally:
+            if lock:
+                lock.release()
+
+    def hold(self, dataset: str) -> FileLock | None:
+        """Keep `dataset` from being evicted until the lock is released or this process ends.
+
+        None if it is just being evicted and that takes long: then it is as good as new.
+        """
+        return wait_lock(self._directory.use_lock(dataset), _LEASE_WAIT_S, shared=True)
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """Read every block and quarantine the damaged ones; `progress(done, total)` after each.
+
+        Also makes the accounts agree with the directory, should somebody have removed files by hand.
+        """
+        keys = self._directory.block_keys()
+        bad = checked_bytes = 0
+        for done, key in enumerate(keys, 1):
+            tally = Tally()
+            self._verified.pop(key, None)
+            block = self._load(key, tally)
+            bad += int(tally["quarantined"])
+            checked_bytes += block.nbytes if block else 0
+            if progress:
+                progress(done, len(keys))
+        self._ledger.reconcile()
+        return VerifyReport(checked=len(keys), bad=bad, bytes=checked_bytes)
+
+    def clear(self, dataset: str | None = None) -> int:
+        """Remove one data set, or everything; returns the bytes freed. Blocks that are still mapped stay valid."""
+        return self._ledger.clear(dataset)
+
+    def _load(self, key: str, tally: Tally) -> Block | None:
+        path = self._directory.block(key)
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return None
+        seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+        try:
+            block = map_block(path, key, verify=self._verified.get(key) != seen)
+        except FileNotFoundError:
+            return None
+        except (BadBlock, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EIO:
+                raise self._unusable(error) from error
+            self._quarantine(key, found.st_ino, tally)
+            return None
+        if time.time_ns() - found.st_mtime_ns > _SETTLED_NS:
+            self._verified[key] = seen
+        return block
+
+    def _quarantine(self, key: str, inode: int, tally: Tally) -> None:
+        self._verified.pop(key, None)
+        if self._ledger.quarantine(key, inode):
+            tally.add("quarantined")
+
+    def _store(self, key: str, dataset: str, block: Block) -> Block | None:
+        assert KEY.fullmatch(key), f"{key!r} is no block key"
+        claim = Claim(key=key, dataset=dataset, bytes=block_file_bytes(block, key, dataset))
+        try:
+            part = new_part(self._directory, key, claim.bytes)
+            try:
+                return self._write(part, claim, block) if self._ledger.reserve(part.path.name, claim) else None
+            finally:
+                part.discard()
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                return None
+            raise self._unusable(error) from error
+
+    def _write(self, part: PartFile, claim: Claim, block: Block) -> Block:
+        try:
+            with part.path.open("r+b") as file:
+                write_block(file, block, claim.key, claim.dataset)
+                file.flush()
+                # fsync before the rename: after a crash a torn block must never look complete.
+                os.fsync(file.fileno())
+            stored = map_block(part.path, claim.key, verify=False)
+            part.path.rename(self._directory.block(claim.key))
+        except BaseException:
+            part.discard()
+            self._ledger.release(part.path.name)
+            raise
+        try:
+            _sync_folder(self._directory.blocks)
+        finally:
+            self._ledger.commit(part.path.name, claim)
+        return stored
+
+    def _unusable(self, error: OSError) -> CacheUnusable:
+        return CacheUnusable(
+            f"cache directory {self.path}: {error.strerror or error}. Is the disk healthy and writable? "
+            "Name another directory, or set cache=None to train without a cache.",
+            path=str(self.path),
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _reopen(path: str, quota_bytes: int, min_free_bytes: int) -> DiskCache:
+    return DiskCache(path, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)

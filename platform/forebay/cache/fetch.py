@@ -1,0 +1,95 @@
+"""Blocks made in this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future
+
+from forebay.cache.disk import DiskCache
+from forebay.cache.maker import BlockMaker
+from forebay.cache.workers import Workers
+from forebay.errors import InvalidOption
+from forebay.manifest.manifest import Manifest
+from forebay.observe import Tally
+from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
+from forebay.transform.block import Block
+from forebay.transform.transform import Transform
+
+
+class LocalSource:
+    """A `BlockSource`: daemon threads of this process look in `cache`, or read, transform and store.
+
+    The threads start at the first request, also in a forked child, which begins with no requests of its own. While it
+    is open, the data set is not evicted from the cache.
+
+    Args:
+        manifest: The row groups; `request(i)` is about `manifest[i]`.
+        transform: What makes a block of a row group.
+        cache: Where blocks are kept, or None to read the source each time.
+        tally: What is counted goes here.
+        num_workers: Threads, each with one block in hand.
+        policy: Deadlines and retries of reads.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        transform: Transform,
+        cache: DiskCache | None,
+        *,
+        tally: Tally,
+        num_workers: int = 2,
+        policy: ReadPolicy = DEFAULT_POLICY,
+    ) -> None:
+        if num_workers < 1:
+            raise InvalidOption(f"num_workers={num_workers}, but somebody must read the row groups. Set 1 or more.")
+        self._facts = (manifest, transform, cache, tally, num_workers, policy)
+        self._crew = self._new_crew()
+
+    def request(self, index: int) -> Future[Block]:
+        """Ask for block `index`; the future raises what reading or transforming raises.
+
+        Raises `LoaderClosed` after `close`.
+        """
+        if self._crew.pid != os.getpid():
+            self._crew = self._new_crew()  # threads and locks of the parent mean nothing here
+        return self._crew.workers.submit(index)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Cancel what is pending and return within `timeout_s`; a stuck read is abandoned. Blocks stay valid."""
+        # What a child inherited is its parent's to close: releasing the lease here would release it there.
+        if self._crew.pid == os.getpid():
+            self._crew.close(timeout_s)
+
+    def _new_crew(self) -> _Crew:
+        return _Crew(*self._facts)
+
+
+class _Crew:
+    """The threads of one process, and what they hold."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        transform: Transform,
+        cache: DiskCache | None,
+        tally: Tally,
+        num_workers: int,
+        policy: ReadPolicy,
+    ) -> None:
+        self.pid = os.getpid()
+        self._cancelled = threading.Event()
+        maker = BlockMaker(manifest, transform, cache, tally=tally, policy=policy, cancelled=self._cancelled)
+        self._lease = cache.hold(maker.names.dataset) if cache else None
+
+        def make(index: int) -> Block:
+            return maker.make(index)[0]
+
+        self.workers = Workers(make, num_threads=num_workers)
+
+    def close(self, timeout_s: float) -> None:
+        self._cancelled.set()
+        self.workers.close(timeout_s)
+        if self._lease:
+            self._lease.release()

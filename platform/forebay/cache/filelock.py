@@ -1,0 +1,70 @@
+"""Locks that die with their process: `flock` on a file, between threads and between processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_FIRST_POLL_S = 0.001
+_LAST_POLL_S = 0.02
+
+
+class FileLock:
+    """A lock that is held; made by `try_lock` or `wait_lock`."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def release(self) -> None:
+        if self.fd < 0:
+            return
+        # Closing is not enough: a forked child has a copy of the descriptor and would go on holding the lock.
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        os.close(self.fd)
+        self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+
+def try_lock(path: Path, *, shared: bool = False, flags: int = os.O_CREAT) -> FileLock | None:
+    """Lock `path` now, or return None if somebody else holds it.
+
+    None also when the file was removed or replaced meanwhile. Raises `OSError` if it cannot be opened.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    lock = FileLock(fd)
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), path.stat()):
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    lock.release()
+    return None
+
+
+def wait_lock(
+    path: Path,
+    deadline_s: float,
+    *,
+    shared: bool = False,
+    cancelled: threading.Event | None = None,
+) -> FileLock | None:
+    """Lock `path`, waiting at most `deadline_s`; None after that, or as soon as `cancelled` is set."""
+    give_up = time.monotonic() + deadline_s
+    stop = cancelled or threading.Event()
+    poll_s = _FIRST_POLL_S
+    while (lock := try_lock(path, shared=shared)) is None:
+        if time.monotonic() >= give_up or stop.wait(poll_s):
+            return None
+        poll_s = min(2 * poll_s, _LAST_POLL_S)
+    return lock

@@ -1,0 +1,183 @@
+"""The cache of a node as a Ray actor: one per node and directory, shared by all jobs, found by name.
+
+The only file of the cache that knows Ray. Checked with Ray 2.60.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import ray
+from ray.exceptions import ObjectLostError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from forebay.cache.node_source import NodeSource
+from forebay.cache.service import Loose, NodeService, Reply, Stored
+from forebay.cache.source import BlockSource
+from forebay.cache.spec import CacheSpec
+from forebay.errors import CacheUnusable, ForebayError
+from forebay.manifest.manifest import Manifest
+from forebay.observe import Tally
+from forebay.storage.deadline import Cancelled
+from forebay.transform.transform import Transform
+
+NAMESPACE = "forebay"
+_MOST_CALLS = 1024
+_POLL_S = 0.05
+_REVIVE_S = 60.0
+_REVIVE_WAIT_S = 0.2
+
+Actor: TypeAlias = Any
+
+
+class NodeCache:
+    """The actor: answers for one directory of the node it is pinned to. Its entries outlive it, on disk.
+
+    Errors meant for the user are returned, not raised: so they arrive as themselves, whatever Ray wraps around others.
+    """
+
+    def __init__(self) -> None:
+        self._service: NodeService | None = None
+
+    async def configure(self, spec: CacheSpec) -> ForebayError | None:
+        """Open the directory, or take over new bounds for it; the error if it cannot be used."""
+        try:
+            if self._service is None:
+                self._service = NodeService(spec)
+            self._service.adopt(spec)
+        except ForebayError as error:
+            return error
+        return None
+
+    async def register(self, dataset_id: str, payload: bytes, spec: CacheSpec) -> ForebayError | None:
+        """Make a data set known; the error if that cannot be done."""
+        if problem := await self.configure(spec):
+            return problem
+        assert self._service
+        try:
+            self._service.register(dataset_id, payload)
+        except ForebayError as error:
+            return error
+        return None
+
+    async def fetch(self, dataset_id: str, index: int, with_arrays: bool) -> Reply:
+        """Have block `index` made and stored; one that does not fit is sent along, if `with_arrays`."""
+        future = self._service.request(dataset_id, index) if self._service else None
+        if future is None:
+            return "unknown"
+        reply = (await asyncio.wrap_future(future)).take()
+        if isinstance(reply, Loose) and not with_arrays:
+            return Stored(sums=reply.sums)
+        return reply
+
+    async def facts(self) -> dict[str, Any]:
+        """Where it runs and what it holds."""
+        cache = self._service.cache if self._service else None
+        return {
+            "pid": os.getpid(),
+            "node_id": ray.get_runtime_context().get_node_id(),
+            "path": str(cache.path) if cache else None,
+            "used_bytes": cache.used_bytes if cache else 0,
+        }
+
+
+class NodeCacheClient:
+    """The way to the cache actor of one node, which is created if it is not there (any more)."""
+
+    def __init__(self, spec: CacheSpec, node_id: str, *, is_here: bool) -> None:
+        self.spec = spec
+        self.node_id = node_id
+        self.is_here = is_here
+        path = hashlib.sha256(spec.directory.encode()).hexdigest()[:12]
+        self.name = f"forebay-cache-{node_id[:12]}-{path}"
+        self._actor = self._find_or_create()
+
+    def source(self, manifest: Manifest, transform: Transform, tally: Tally) -> BlockSource:
+        """Blocks by way of the node. From another node they come without arrays: they are only made and stored."""
+        return NodeSource(self, manifest, transform, tally)
+
+    def facts(self) -> dict[str, Any]:
+        """`pid`, `node_id`, `path` and `used_bytes` of the actor."""
+        found: dict[str, Any] = ray.get(self._actor.facts.remote())
+        return found
+
+    def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
+        """What the actor answers; it may die meanwhile, then the next one is asked.
+
+        Raises `CacheUnusable` if it keeps dying, and `Cancelled` soon after `cancelled` is set.
+        """
+        give_up = time.monotonic() + _REVIVE_S
+        while True:
+            try:
+                return _wait(getattr(self._actor, method).remote(*arguments), cancelled)
+            except (RayActorError, ObjectLostError) as error:
+                if time.monotonic() > give_up:
+                    raise CacheUnusable(
+                        f"the cache actor {self.name} kept dying for {_REVIVE_S:.0f} s ({error}). Look into its log "
+                        "for the reason (out of memory?), or set cache=None to train without a cache.",
+                        actor=self.name,
+                    ) from error
+            cancelled.wait(_REVIVE_WAIT_S)
+            # The name of an actor that is just dying can be neither found nor taken: the next attempt will.
+            with suppress(ValueError):
+                self._actor = self._find_or_create()
+
+    def _find_or_create(self) -> Actor:
+        return (
+            ray.remote(NodeCache)
+            .options(
+                name=self.name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=_MOST_CALLS,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(self.node_id, soft=False),
+            )
+            .remote()
+        )
+
+
+def attach(spec: CacheSpec) -> NodeCacheClient:
+    """The cache of this node, as a provider of blocks; Ray must be initialised.
+
+    Raises `CacheUnusable` if the directory cannot be used here.
+    """
+    spec.open()
+    client = NodeCacheClient(spec, ray.get_runtime_context().get_node_id(), is_here=True)
+    _configure(client)
+    return client
+
+
+def attach_all(spec: CacheSpec) -> dict[str, NodeCacheClient]:
+    """The caches of all living nodes, by the first 12 digits of the node's id.
+
+    Raises `CacheUnusable` if the directory cannot be used on one of them.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    clients = {node_id[:12]: NodeCacheClient(spec, node_id, is_here=node_id == here) for node_id in nodes}
+    for client in clients.values():
+        _configure(client)
+    return clients
+
+
+def _configure(client: NodeCacheClient) -> None:
+    problem = client.call(threading.Event(), "configure", client.spec)
+    if problem:
+        raise problem
+
+
+def _wait(reply: Any, cancelled: threading.Event) -> Any:
+    # In steps, since a blocking get could not be ended by close().
+    while not ray.wait([reply], timeout=_POLL_S)[0]:
+        if cancelled.is_set():
+            raise Cancelled("the request to the node's cache was cancelled")
+    return ray.get(reply)

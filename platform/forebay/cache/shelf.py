@@ -1,0 +1,140 @@
+"""The files of a cache and their accounts, changed together within one transaction of the index."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+from forebay.cache.blockfile import BadBlock, read_header
+from forebay.cache.books import Books, Claim, DatasetUse
+from forebay.cache.directory import CacheDirectory
+from forebay.cache.filelock import try_lock
+from forebay.cache.index import Rows
+
+_BOOKS = "books"
+_BLOCK = "block/"
+_KEPT_QUARANTINED = 8
+
+
+class Shelf:
+    """`books` and the files they speak of, for the length of one transaction."""
+
+    def __init__(self, rows: Rows, directory: CacheDirectory) -> None:
+        self._rows = rows
+        self._directory = directory
+        kept = rows.get(_BOOKS)
+        self.books = _from_json(kept) if kept else Books()
+        if not kept:
+            self.reconcile()
+
+    def save(self) -> None:
+        self._rows.set(_BOOKS, asdict(self.books))
+
+    def record(self, claim: Claim) -> None:
+        """The block is in its place: account for the file that is there."""
+        try:
+            size = self._directory.block(claim.key).stat().st_size
+        except FileNotFoundError:  # cleared or quarantined meanwhile
+            return
+        self._forget(claim.key)
+        found = Claim(key=claim.key, dataset=claim.dataset or self._dataset_of(claim.key), bytes=size)
+        self._rows.set(_BLOCK + claim.key, {"dataset": found.dataset, "bytes": size})
+        self.books = self.books.add(found, time.time())
+
+    def evict(self, dataset: str) -> int:
+        """Remove the blocks of `dataset`; the bytes of them."""
+        for name in list(self._rows.names()):
+            if name.startswith(_BLOCK) and self._rows.get(name)["dataset"] == dataset:
+                self._directory.block(name[len(_BLOCK) :]).unlink(missing_ok=True)
+                self._rows.delete(name)
+        freed = self.books.datasets[dataset].bytes
+        self.books = self.books.without_dataset(dataset)
+        return freed
+
+    def quarantine(self, key: str, inode: int) -> bool:
+        """Move the block aside, unless its file is no longer the one with `inode`."""
+        path = self._directory.block(key)
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return False
+        if found.st_ino != inode:
+            return False
+        name = f"{time.time_ns():020d}-{key}"
+        path.rename(self._directory.quarantine / name)
+        self._forget(key)
+        self.books = self.books.with_quarantined({**self.books.quarantined, name: found.st_size})
+        while len(self.books.quarantined) > _KEPT_QUARANTINED:
+            self.drop_oldest_quarantined()
+        return True
+
+    def drop_oldest_quarantined(self) -> int:
+        name = min(self.books.quarantined)
+        (self._directory.quarantine / name).unlink(missing_ok=True)
+        rest = {other: size for other, size in self.books.quarantined.items() if other != name}
+        freed = self.books.quarantined[name]
+        self.books = self.books.with_quarantined(rest)
+        return freed
+
+    def settle_dead_writers(self) -> None:
+        """Take back what writers claimed who died, and remove what they left half-written."""
+        for name in {*self._directory.parts(), *self.books.claims}:
+            part = self._directory.temp / name
+            try:
+                lock = try_lock(part, flags=0)
+                if lock is None:
+                    continue
+                part.unlink(missing_ok=True)
+                lock.release()
+            except FileNotFoundError:
+                pass
+            if claim := self.books.claims.get(name):
+                self.books = self.books.release(name)
+                # It may have died after the rename: then the block is whole, and only its entry is missing.
+                self.record(claim)
+
+    def reconcile(self) -> None:
+        """Make the accounts say what the directory holds, whatever they said before."""
+        claims = dict(self.books.claims)
+        for name, size in self._directory.parts().items():
+            claims.setdefault(name, Claim(key=name[:40], dataset="", bytes=size))
+        known = {name[len(_BLOCK) :] for name in list(self._rows.names()) if name.startswith(_BLOCK)}
+        entries = {key: self._rows.get(_BLOCK + key) for key in known}
+        created = {dataset: use.created_at for dataset, use in self.books.datasets.items()}
+        self.books = Books(claims=claims, quarantined=self._directory.quarantined())
+        for key in self._directory.block_keys():
+            dataset = entries[key]["dataset"] if key in entries else self._dataset_of(key)
+            self._add_found(key, dataset, created)
+            known.discard(key)
+        for key in known:
+            self._rows.delete(_BLOCK + key)
+        self.settle_dead_writers()
+
+    def num_files(self) -> int:
+        return len(self._directory.block_keys())
+
+    def _add_found(self, key: str, dataset: str, created: dict[str, float]) -> None:
+        found = self._directory.block(key).stat()
+        since = created.setdefault(dataset, found.st_mtime)
+        self._rows.set(_BLOCK + key, {"dataset": dataset, "bytes": found.st_size})
+        self.books = self.books.add(Claim(key=key, dataset=dataset, bytes=found.st_size), since)
+
+    def _forget(self, key: str) -> None:
+        entry = self._rows.get(_BLOCK + key)
+        if entry:
+            self.books = self.books.remove(Claim(key=key, dataset=entry["dataset"], bytes=entry["bytes"]))
+            self._rows.delete(_BLOCK + key)
+
+    def _dataset_of(self, key: str) -> str:
+        try:
+            return read_header(self._directory.block(key)).dataset
+        except BadBlock:
+            return "unknown"
+
+
+def _from_json(kept: dict[str, dict[str, dict[str, object]]]) -> Books:
+    return Books(
+        datasets={name: DatasetUse(**use) for name, use in kept["datasets"].items()},  # type: ignore[arg-type]
+        claims={name: Claim(**claim) for name, claim in kept["claims"].items()},  # type: ignore[arg-type]
+        quarantined=kept["quarantined"],  # type: ignore[arg-type]
+    )

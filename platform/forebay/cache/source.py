@@ -1,0 +1,53 @@
+"""Where a loader gets its blocks from: this process, or the cache actor of its node."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Protocol
+
+from forebay.cache.disk import DiskCache
+from forebay.cache.fetch import LocalSource
+from forebay.manifest.manifest import Manifest
+from forebay.observe import Tally
+from forebay.transform.block import Block
+from forebay.transform.transform import Transform
+
+
+class BlockSource(Protocol):
+    """Blocks of one (manifest, transform), by index into the manifest.
+
+    Laws: requests are started in the order they are made; two open requests for one index share the work; an error of
+    the work is raised by the future; a block stays valid for as long as it is referenced, also after `close`.
+    """
+
+    def request(self, index: int) -> Future[Block]:
+        """Ask for the transformed row group `index`; never blocks on I/O."""
+        ...
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Cancel what is pending (`CancelledError`) and return within `timeout_s`, even if a read is stuck."""
+        ...
+
+
+class SourceProvider(Protocol):
+    """Something other than this process that serves blocks: the cache actor of a node."""
+
+    def source(self, manifest: Manifest, transform: Transform, tally: Tally) -> BlockSource: ...
+
+
+def open_source(
+    cache: DiskCache | SourceProvider | None,
+    manifest: Manifest,
+    transform: Transform,
+    tally: Tally,
+    *,
+    num_workers: int = 2,
+) -> BlockSource:
+    """The blocks of `manifest` under `transform`, through `cache`.
+
+    A `DiskCache`, or None for no cache, is served by `num_workers` threads of this process; anything else by itself.
+    Counters go to `tally`.
+    """
+    if cache is None or isinstance(cache, DiskCache):
+        return LocalSource(manifest, transform, cache, tally=tally, num_workers=num_workers)
+    return cache.source(manifest, transform, tally)

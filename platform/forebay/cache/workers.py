@@ -1,0 +1,98 @@
+"""Threads that make things on request: in order, each thing once however many ask for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from forebay.errors import LoaderClosed
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class Workers(Generic[K, T]):
+    """At most `num_threads` daemon threads that run `work(task)`; they start when there is something to do.
+
+    Not a ThreadPoolExecutor: that one joins its threads at exit, so one stuck read would keep the process from ending.
+    """
+
+    def __init__(self, work: Callable[[K], T], *, num_threads: int) -> None:
+        self._work = work
+        self._num_threads = num_threads
+        self._changed = threading.Condition()
+        self._queue: deque[K] = deque()
+        self._waiting: dict[K, list[Future[T]]] = {}
+        self._threads: list[threading.Thread] = []
+        self._num_idle = 0
+        self._closed = False
+
+    def submit(self, task: K) -> Future[T]:
+        """The outcome of `work(task)`: of the run that is queued or going on, or else of a new one."""
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closed:
+                raise LoaderClosed("a closed source was asked for a block. Open another one.")
+            if task in self._waiting:
+                self._waiting[task].append(future)
+                return future
+            self._waiting[task] = [future]
+            self._queue.append(task)
+            if self._num_idle < len(self._queue) and len(self._threads) < self._num_threads:
+                thread = threading.Thread(target=self._run, name="forebay-data", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify()
+        return future
+
+    def close(self, timeout_s: float) -> None:
+        """Cancel what has no outcome yet and wait for the threads, at most `timeout_s`; a stuck one is abandoned."""
+        with self._changed:
+            self._closed = True
+            pending = [future for futures in self._waiting.values() for future in futures]
+            self._waiting.clear()
+            self._queue.clear()
+            self._changed.notify_all()
+        for future in pending:
+            if future.cancel():
+                future.set_running_or_notify_cancel()
+        give_up = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, give_up - time.monotonic()))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._num_idle += 1
+                while not self._queue and not self._closed:
+                    self._changed.wait()
+                self._num_idle -= 1
+                if self._closed:
+                    return
+                task = self._queue.popleft()
+                if all(future.cancelled() for future in self._waiting[task]):
+                    del self._waiting[task]
+                    continue
+            self._run_one(task)
+
+    def _run_one(self, task: K) -> None:
+        # A function of its own, so that an idle thread keeps no block alive.
+        try:
+            value = self._work(task)
+        except BaseException as error:  # noqa: BLE001 - raised again where it is asked for
+            for future in self._take(task):
+                future.set_exception(error)
+        else:
+            for future in self._take(task):
+                future.set_result(value)
+
+    def _take(self, task: K) -> list[Future[T]]:
+        """Those who still wait for `task`; afterwards asking for it starts a new run."""
+        with self._changed:
+            futures = self._waiting.pop(task, [])
+        return [future for future in futures if future.set_running_or_notify_cancel()]

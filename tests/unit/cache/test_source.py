@@ -1,0 +1,44 @@
+"""Which source a cache means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from forebay.cache.disk import DiskCache
+from forebay.cache.fetch import LocalSource
+from forebay.cache.source import BlockSource, open_source
+from forebay.manifest.manifest import Manifest
+from forebay.manifest.scan import scan
+from forebay.observe import Tally
+from forebay.transform.block import Block
+from forebay.transform.features import Dense
+from forebay.transform.transform import Transform
+
+
+class Elsewhere:
+    """A provider and its source in one."""
+
+    def source(self, manifest: Manifest, transform: Transform, tally: Tally) -> BlockSource:
+        return self
+
+    def request(self, index: int) -> Future[Block]:
+        raise NotImplementedError
+
+    def close(self, timeout_s: float = 5.0) -> None: ...
+
+
+def test_disk_cache_and_none_are_served_by_this_process(parquet_folder: Callable[..., Path], cache: DiskCache) -> None:
+    manifest, transform = scan(parquet_folder({"a.parquet": [3]})), Transform(x=Dense("x0"))
+    for given in (cache, None):
+        source = open_source(given, manifest, transform, Tally())
+        assert isinstance(source, LocalSource)
+        assert source.request(0).result(10).rows == 3
+        source.close()
+
+
+def test_a_provider_serves_itself(parquet_folder: Callable[..., Path]) -> None:
+    provider = Elsewhere()
+    manifest = scan(parquet_folder({"a.parquet": [3]}))
+    assert open_source(provider, manifest, Transform(x=Dense("x0")), Tally()) is provider
