@@ -1,0 +1,57 @@
+# Nothing is needed but Python 3.10 or later and pip. Everything goes into .venv; data/ and runs/ are made by the jobs.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+INSTALLED_TEST := $(VENV)/installed-for-tests
+PIP_INSTALL := $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check
+# One line per step of pip. Its errors reach the screen as they are; its warnings are about the host's settings.
+STEPS := 2> >(grep -v '^WARNING' >&2) | \
+  awk '/^(Collecting|Building|Installing|Successfully)/ { sub(/ \(from .*/, ""); print "   " substr($$0, 1, 100); fflush() }'
+
+help:
+	@echo "make demo    train the click model on a click log, with 2 workers under Ray; minutes, install included"
+	@echo "make test    every check and every test"
+	@echo "make lint    the checks without the tests"
+	@echo "make clean   remove .venv, caches and build folders; data/ and runs/ stay"
+
+demo: $(INSTALLED)
+	@echo "== demo: forebay run jobs/train_ctr.py"
+	@$(BIN)/python -m forebay run jobs/train_ctr.py
+
+test: lint
+	@echo "== pytest"
+	@$(BIN)/python -m pytest
+
+lint: $(INSTALLED_TEST)
+	@echo "== ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "== mypy"
+	@$(BIN)/mypy
+	@echo "== import-linter"
+	@$(BIN)/lint-imports
+
+$(BIN)/python:
+	@echo "== $(PYTHON) -m venv $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# Done again only when pyproject.toml changes: the install is editable.
+$(INSTALLED): pyproject.toml | $(BIN)/python
+	@echo "== installing forebay into $(VENV) (PyTorch and Ray are large: minutes the first time)"
+	@$(PIP_INSTALL) -e . $(STEPS)
+	@touch $@
+
+$(INSTALLED_TEST): pyproject.toml | $(BIN)/python
+	@echo "== installing forebay and what its tests need into $(VENV) (PyTorch and Ray are large: minutes the first time)"
+	@$(PIP_INSTALL) -e '.[test]' $(STEPS)
+	@touch $(INSTALLED) $@
+
+clean:
+	rm -rf $(VENV) build dist platform/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,137 @@
+"""Small Parquet data for every test, and guards that fail a test which leaves a thread or a variable behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+GRACE_S = 2.0
+SETTLE_S = 0.02
+# One event loop per process that fsspec starts on first use and never stops.
+PROCESS_WIDE_THREADS = ("fsspecIO",)
+# Background threads of a live Ray session; they belong to the session, not to the test.
+RAY_LIBRARIES = frozenset({"ray", "torch", "pyarrow", "grpc", "opencensus", "opentelemetry", "prometheus_client"})
+# Written by pytest itself, by `ray.init` and by the first step of an optimizer, which no test controls.
+FOREIGN_VARIABLES = frozenset(
+    {"PYTEST_CURRENT_TEST", "PYTHONBREAKPOINT", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED", "TORCHINDUCTOR_CACHE_DIR"}
+)
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        *((f"x{number}", pa.float32()) for number in range(4)),
+        ("c0", pa.int64()),
+        ("c1", pa.int64()),
+        ("s", pa.string()),
+        ("tags", pa.list_(pa.int64())),
+        ("clicked", pa.int8()),
+    ]
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ray last: cheap failures come first, and no unit test forks a process in which Ray's threads are alive."""
+    items.sort(key=_starts_ray)
+
+
+def _starts_ray(item: pytest.Item) -> bool:
+    return "ray" in item.path.parts[item.path.parts.index("tests") :] if "tests" in item.path.parts else False
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test whose threads are still alive two seconds after it (and after its own fixtures) ended."""
+    before = set(threading.enumerate())
+    yield
+    allowed = RAY_LIBRARIES if _starts_ray(request.node) else frozenset()
+    deadline = time.monotonic() + GRACE_S
+    while leaked := _new_threads(before, allowed):
+        if time.monotonic() > deadline:
+            names = ", ".join(f"{thread.name} ({_origin(thread)})" for thread in leaked)
+            pytest.fail(f"threads left running: {names}. Close what the test opened.", pytrace=False)
+        time.sleep(SETTLE_S)
+
+
+def _new_threads(before: set[threading.Thread], allowed: frozenset[str]) -> list[threading.Thread]:
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before
+        and thread.is_alive()
+        and not thread.name.startswith(PROCESS_WIDE_THREADS)
+        # A native thread that once called into Python; nobody can join it.
+        and not isinstance(thread, threading._DummyThread)
+        and _origin(thread).partition(".")[0] not in allowed
+    ]
+
+
+def _origin(thread: threading.Thread) -> str:
+    """Name the module that owns the thread's function, or its class."""
+    target = getattr(thread, "_target", None)
+    return str(getattr(target, "__module__", None) or type(thread).__module__)
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_variables() -> Iterator[None]:
+    """Fail a test that leaves an environment variable set, changed or missing; put the environment back."""
+    before = dict(os.environ)
+    yield
+    changed = sorted(
+        name
+        for name in (before.keys() | os.environ.keys()) - FOREIGN_VARIABLES
+        if before.get(name) != os.environ.get(name)
+    )
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    if changed:
+        pytest.fail(f"environment variables changed: {', '.join(changed)}. Use monkeypatch.setenv.", pytrace=False)
+
+
+@pytest.fixture
+def parquet_folder(tmp_path: Path) -> Callable[..., Path]:
+    """`write({"a.parquet": [3, 1], "b.parquet": [5]}, seed=0, folder="data") -> Path` under the test's own folder.
+
+    The lists are the rows of each row group (0 makes an empty row group, [] a file without any). Columns: `id` int64,
+    0..N-1 in the order of sorted file names; `x0` float32 equal to `id`; `x1`..`x3` float32 random; `c0`, `c1` int64
+    below 10 and 1000; `s` string; `tags` list<int64> of 0 to 4; `clicked` int8. No nulls.
+    """
+
+    def write(files: Mapping[str, Sequence[int]], *, seed: int = 0, folder: str = "data") -> Path:
+        root = tmp_path / folder
+        root.mkdir(exist_ok=True)
+        first_id = 0
+        for name, row_group_rows in sorted(files.items()):
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with pq.ParquetWriter(path, SCHEMA) as writer:
+                for rows in row_group_rows:
+                    writer.write_table(_row_group(first_id, rows, seed), row_group_size=max(rows, 1))
+                    first_id += rows
+        return root
+
+    return write
+
+
+def _row_group(first_id: int, rows: int, seed: int) -> pa.Table:
+    ids = np.arange(first_id, first_id + rows)
+    rng = np.random.default_rng([seed, first_id, rows])
+    columns: dict[str, object] = {"id": ids, "x0": ids.astype(np.float32)}
+    columns |= {name: rng.standard_normal(rows, dtype=np.float32) for name in ("x1", "x2", "x3")}
+    columns |= {
+        "c0": rng.integers(10, size=rows),
+        "c1": rng.integers(1000, size=rows),
+        "s": [f"s{row_id % 7}" for row_id in ids],
+        "tags": [list(range(row_id, row_id + row_id % 5)) for row_id in ids],
+        "clicked": rng.integers(2, size=rows).astype(np.int8),
+    }
+    return pa.table(columns, schema=SCHEMA)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("ray", "torch", "pyarrow", "numba", "numpy", "pandas", "matplotlib", "pydantic", "typer", "diskcache")
+
+
+def _loaded_by(statement: str, folder: Path) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after `statement`."""
+    script = (
+        f"{statement}\nimport sys, json; print(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=folder)
+    return set(json.loads(done.stdout))
+
+
+def test_import_forebay_is_light(tmp_path: Path) -> None:
+    loaded = _loaded_by("import forebay", tmp_path)
+    assert "forebay" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_the_plan_needs_neither_ray_nor_torch_nor_pyarrow(tmp_path: Path) -> None:
+    loaded = _loaded_by("import forebay; forebay.build_plan, forebay.World, forebay.Cursor", tmp_path)
+    assert loaded.isdisjoint({"ray", "torch", "pyarrow"})
+
+
+def test_loading_data_needs_no_ray(tmp_path: Path) -> None:
+    names = (
+        "forebay.scan, forebay.Transform, forebay.DiskCache, forebay.Loader, forebay.Worker, forebay.fit, forebay.Job"
+    )
+    loaded = _loaded_by(f"import forebay; {names}", tmp_path)
+    assert "torch" in loaded
+    assert "ray" not in loaded
+
+
+def test_every_public_name_can_be_imported(tmp_path: Path) -> None:
+    assert "forebay" in _loaded_by("import forebay; [getattr(forebay, name) for name in forebay.__all__]", tmp_path)
+
+
+def test_an_unknown_name_is_an_attribute_error(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        _loaded_by("import forebay; forebay.PetaLoader", tmp_path)
+    assert "AttributeError: module 'forebay' has no attribute 'PetaLoader'" in raised.value.stderr
+
+
+@pytest.fixture
+def copy(repository: Path, tmp_path: Path) -> Path:
+    """A copy of the package and its contracts that a test may spoil."""
+    shutil.copy(repository / "pyproject.toml", tmp_path)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(repository / "platform" / "forebay", tmp_path / "forebay", ignore=ignored)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "contract"),
+    [
+        ("transform/transform.py", "import forebay.loader.loader", "Imports run down the flow"),
+        ("plan/plan.py", "import forebay.cache.disk", "Imports run down the flow"),
+        ("plan/plan.py", "import time", "The plan is pure"),
+        ("train/worker.py", "import ray", "Ray is met only by its adapters"),
+        ("cli/run.py", "import ray", "Ray is met only by its adapters"),
+        ("loader/loader.py", "import forebay.cache.node", "works without Ray"),
+    ],
+)
+def test_a_wrong_import_is_caught(copy: Path, file: str, line: str, contract: str) -> None:
+    with (copy / "forebay" / file).open("a") as source:
+        source.write(f"\n{line}\n")
+    done = _lint(copy)
+    assert done.returncode != 0
+    assert any(contract in found and "BROKEN" in found for found in done.stdout.splitlines()), done.stdout
+
+
+def test_a_new_package_must_be_given_its_floor(copy: Path) -> None:
+    (copy / "forebay" / "gadgets.py").touch()
+    done = _lint(copy)
+    assert done.returncode != 0
+    assert "gadgets" in done.stdout, done.stdout
+
+
+def _lint(copy: Path) -> subprocess.CompletedProcess[str]:
+    script = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", script, "--no-cache"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=copy,
+        # The copy comes before the installed package.
+        env={"PYTHONPATH": str(copy), "COLUMNS": "200"},
+    )

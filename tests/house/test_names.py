@@ -1,0 +1,63 @@
+"""What users may rely on, spelled out. A change here is a change of the public surface: it belongs in CHANGELOG.md."""
+
+from __future__ import annotations
+
+import typer
+
+import forebay
+from forebay.cli.app import app
+
+PUBLIC_NAMES = [
+    "Batch",
+    "Block",
+    "CacheSpec",
+    "Categorical",
+    "Cursor",
+    "Data",
+    "Dense",
+    "DiskCache",
+    "ForebayError",
+    "Job",
+    "Label",
+    "Loader",
+    "Manifest",
+    "Plan",
+    "Ragged",
+    "Resources",
+    "Result",
+    "RowGroup",
+    "Tally",
+    "Transform",
+    "Worker",
+    "World",
+    "build_plan",
+    "fit",
+    "fit_vocabulary",
+    "load_manifest",
+    "run",
+    "save_manifest",
+    "scan",
+]
+
+VERBS = ["cache clear", "cache ls", "cache verify", "plan", "run", "scan", "warm"]
+
+
+def test_public_names() -> None:
+    assert sorted(forebay.__all__) == PUBLIC_NAMES
+    assert set(PUBLIC_NAMES) <= set(dir(forebay))
+
+
+def test_public_names_are_documented() -> None:
+    assert [name for name in PUBLIC_NAMES if not (getattr(forebay, name).__doc__ or "").strip()] == []
+
+
+def test_verbs() -> None:
+    assert sorted(_verbs(typer.main.get_command(app))) == VERBS
+
+
+def _verbs(command: object) -> list[str]:
+    """All commands below a group, as they are typed."""
+    subcommands = getattr(command, "commands", None)
+    if subcommands is None:
+        return [""]
+    return [f"{name} {rest}".strip() for name, below in subcommands.items() for rest in _verbs(below)]

@@ -1,0 +1,62 @@
+"""One quiet Ray for all tests below this folder, and a guard that fails a test which leaves actors or groups behind."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+GRACE_S = 5.0
+SETTLE_S = 0.1
+# One cache actor per node outlives every job, by design.
+DETACHED_BY_DESIGN = "forebay-cache-"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_ends_with_session() -> Iterator[None]:
+    """Shut Ray down after the last test, whoever started it."""
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def ray_session() -> None:
+    """A local Ray of 8 CPUs; started by the first test that asks, shared by all later ones."""
+    if not ray.is_initialized():
+        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+
+
+@pytest.fixture
+def ray_off() -> Iterator[None]:
+    """No Ray at the start and at the end of the test: for tests that bring up a cluster or call `ray.init`."""
+    ray.shutdown()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_ray_state() -> Iterator[None]:
+    """Fail a test whose named actors or placement groups are still alive five seconds after it ended."""
+    before = _ray_state()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while leaked := _ray_state() - before:
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind in Ray: {', '.join(sorted(leaked))}", pytrace=False)
+        time.sleep(SETTLE_S)
+
+
+def _ray_state() -> set[str]:
+    if not ray.is_initialized():
+        return set()
+    actors = {f"actor {actor['name']}" for actor in ray.util.list_named_actors(all_namespaces=True)}
+    groups = {
+        f"placement group {group_id}"
+        for group_id, facts in placement_group_table().items()
+        if facts["state"] != "REMOVED"
+    }
+    return {name for name in actors if DETACHED_BY_DESIGN not in name} | groups
