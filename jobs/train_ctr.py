@@ -17,6 +17,9 @@ from forebay.errors import InvalidOption
 from forebay.testing.click_log import write_click_log
 from forebay.train.auc import evaluate_auc
 
+WIDTH = 32
+"""Of the vector that stands for a user or an item."""
+
 
 def job(
     data: str | None = None,
@@ -24,7 +27,7 @@ def job(
     workers: int = 2,
     epochs: int = 3,
     global_batch: int = 8192,
-    lr: float = 2e-3,
+    lr: float = 5e-3,
     buckets: int = 1 << 17,
     dim: int = 16,
     user: list[str] | None = None,
@@ -82,7 +85,7 @@ def job(
 
 def train(worker: fb.Worker, features: dict[str, list[str]], buckets: int, dim: int, lr: float) -> None:
     model = TwoTower({name: len(columns) for name, columns in features.items()}, buckets, dim)
-    fb.fit(worker, model, partial(torch.optim.Adam, lr=lr), nn.BCEWithLogitsLoss(), evaluate_auc)
+    fb.fit(worker, model, partial(torch.optim.Adam, lr=lr, weight_decay=1e-5), nn.BCEWithLogitsLoss(), evaluate_auc)
 
 
 def click_log(rows: int) -> str:
@@ -93,7 +96,8 @@ def click_log(rows: int) -> str:
 
 
 def say_progress(done: int, total: int) -> None:
-    if done % max(total // 10, 1) == 0:
+    """Say so about ten times; called after each of 120 row groups."""
+    if done * 10 // total > (done - total // 120) * 10 // total:
         print(f"writing the click log: {done:,} of {total:,} rows", flush=True)
 
 
@@ -121,18 +125,18 @@ def kind_of(type_name: str) -> str:
 
 
 class Tower(nn.Module):
-    """Dense features and embedded ids of one side to a vector [rows, 32]."""
+    """Dense features and embedded ids of one side to a vector [rows, WIDTH]."""
 
     def __init__(self, num_inputs: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(num_inputs, 64), nn.ReLU(), nn.Linear(64, 32))
+        self.layers = nn.Sequential(nn.Linear(num_inputs, 64), nn.ReLU(), nn.Linear(64, WIDTH))
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.layers(inputs)
 
 
 class TwoTower(nn.Module):
-    """Logit of a click: the dot product of a user's and an item's vector, plus what either side says alone.
+    """Logit of a click: the dot product of a user's and an item's vector.
 
     Both towers see their side's dense features and ids, embedded by one table that all columns share.
     """
@@ -141,16 +145,14 @@ class TwoTower(nn.Module):
         super().__init__()
         self.sizes = {name: size for name, size in sizes.items() if size}
         self.table = nn.Embedding(buckets, dim)
-        nn.init.normal_(self.table.weight, std=0.05)
-        self.towers = nn.ModuleDict(
-            {side: Tower(sizes[f"{side}_dense"] + dim * sizes[f"{side}_ids"]) for side in ("user", "item")}
-        )
-        self.alone = nn.ModuleDict({side: nn.Linear(32, 1) for side in ("user", "item")})
+        nn.init.normal_(self.table.weight, std=0.01)
+        self.user = Tower(sizes["user_dense"] + dim * sizes["user_ids"])
+        self.item = Tower(sizes["item_dense"] + dim * sizes["item_ids"])
+        self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, batch: fb.Batch) -> Tensor:
-        user, item = (self.towers[side](self.inputs(batch, side)) for side in ("user", "item"))
-        alone = self.alone["user"](user) + self.alone["item"](item)
-        return (user * item).sum(dim=1) + alone.squeeze(1)
+        user, item = self.user(self.inputs(batch, "user")), self.item(self.inputs(batch, "item"))
+        return (user * item).sum(dim=1) / WIDTH**0.5 + self.bias
 
     def inputs(self, batch: fb.Batch, side: str) -> Tensor:
         parts = [batch[f"{side}_dense"]] if f"{side}_dense" in self.sizes else []

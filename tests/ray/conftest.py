@@ -27,7 +27,7 @@ def ray_ends_with_session() -> Iterator[None]:
 def ray_session() -> None:
     """A local Ray of 8 CPUs; started by the first test that asks, shared by all later ones."""
     if not ray.is_initialized():
-        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 @pytest.fixture

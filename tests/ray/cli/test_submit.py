@@ -1,0 +1,105 @@
+"""`ray job submit` runs a job file on a cluster that is up already, and `forebay warm --all-nodes` fills its caches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import ray
+
+from forebay.cli.app import main
+from forebay.driver.result import load_result
+from forebay.testing.click_log import write_click_log
+
+ROOT = Path(__file__).parents[3]
+RAY = str(Path(sys.executable).parent / "ray")
+
+
+@pytest.fixture
+def dashboard(ray_off: None, tmp_path: Path) -> Iterator[str]:
+    """A cluster of one node, started by hand as a user would, that takes jobs."""
+    ports = dict(
+        zip(
+            ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port"),
+            free_ports(4),
+            strict=True,
+        )
+    )
+    start = [RAY, "start", "--head", "--block", "--num-cpus=8", "--disable-usage-stats"]
+    with (tmp_path / "ray.log").open("w") as log:
+        options = [f"--{name}={port}" for name, port in ports.items()]
+        head = subprocess.Popen([*start, *options], stdout=log, stderr=log, start_new_session=True)
+    yield f"http://127.0.0.1:{ports['dashboard-port']}"
+    # The whole group: with --block the head waits for its children, and they for nobody.
+    os.killpg(head.pid, signal.SIGTERM)
+    try:
+        head.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(head.pid, signal.SIGKILL)
+        head.wait(10)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def submit(dashboard: str, entrypoint: list[str]) -> subprocess.CompletedProcess[str]:
+    """Submit and wait; a head node that has just started takes no jobs for some seconds."""
+    command = [RAY, "job", "submit", "--address", dashboard, "--working-dir", ".", "--", *entrypoint]
+    # Ray 2.60 turns token authentication on when it starts a cluster, and leaves it off when it submits to one.
+    environment = os.environ | {"RAY_AUTH_MODE": "token"}
+    give_up = time.monotonic() + 90
+    while True:
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
+        starting = "No available agent" in ended.stderr or "Failed to connect" in ended.stderr
+        if not starting or time.monotonic() > give_up:
+            return ended
+        time.sleep(1)
+
+
+def test_ray_job_submit(dashboard: str, tmp_path: Path) -> None:
+    log = write_click_log(tmp_path / "clicks", rows=2_000, files=2, row_groups_per_file=3)
+    parameters = {
+        "data": log.path,
+        "workers": 2,
+        "epochs": 1,
+        "global_batch": 256,
+        "buckets": 1024,
+        "cache": tmp_path / "cache",
+        "storage": tmp_path / "runs",
+        "name": "submitted",
+    }
+    words = [f"{name}={value}" for name, value in parameters.items()]
+    ended = submit(dashboard, [sys.executable, "-m", "forebay", "run", "jobs/train_ctr.py", *words])
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    assert "succeeded" in ended.stdout
+    result = load_result(str(tmp_path / "runs" / "submitted"))
+    assert result is not None
+    assert result.is_finished
+    assert 0 < result.epochs[0].rows < 2_000
+
+
+def test_warm_fills_every_node(ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_click_log(tmp_path / "clicks", rows=2_000, files=2, row_groups_per_file=3)
+    words = [f"data={log.path}", f"cache={tmp_path / 'cache'}", "global_batch=256"]
+    with pytest.raises(SystemExit) as ended:
+        main(["warm", str(ROOT / "jobs" / "train_ctr.py"), *words, "--all-nodes", "--json"])
+    assert not ended.value.code
+    warmed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(warmed) == len([node for node in ray.nodes() if node["Alive"]])
+    assert [tally["stores"] for tally in warmed.values()] == [6] * len(warmed)
