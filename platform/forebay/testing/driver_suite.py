@@ -98,8 +98,12 @@ class DriverSuite:
         assert_same_model(killed, calm)
 
     def test_too_many_deaths_end_the_run_and_keep_its_commits(self, bench: DriverBench) -> None:
+        heard = Heard()
         with pytest.raises(RunFailed, match=r"lost workers 1 time, and max_failures=0 .*worker 1") as end:
-            self.run(bench, "dying", at_step=4, event="kill always", max_failures=0)
+            self.run(bench, "dying", heard, at_step=4, event="kill always", max_failures=0)
+        assert isinstance(heard[-1], Failed)
+        assert not heard[-1].will_retry
+        assert len(heard[-1].error) < 60, "one line, for a callback"
         assert "'dying' again" in str(end.value)
         self.assert_nothing_left()
 

@@ -1,0 +1,108 @@
+"""One worker process of the local driver: trains as one rank, and talks to its driver over one connection."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+
+from forebay.driver.launch import COLLECTIVE_TIMEOUT_S, device_of, unpack, work
+from forebay.driver.raised import Raised
+from forebay.train.events import Event
+from forebay.train.torch_collective import process_group
+from forebay.world import World
+
+NODE = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The driver's first message: who the worker is, where the ranks meet, and the pickled `Launch`."""
+
+    world: World
+    rendezvous: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The driver asks to commit and end."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The worker's last message when its train function has returned."""
+
+    stopped: str | None
+
+
+Message = Event | Done | Raised
+
+
+class DriverLink:
+    """The worker's end of the connection; implements `Reporter`. Ends this process when the driver is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._stop_reason: str | None = None
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        # A thread sends, so that a slow driver never holds up a training step.
+        self._sender = threading.Thread(target=self._send, name="forebay-send", daemon=True)
+        self._sender.start()
+        threading.Thread(target=self._listen, name="forebay-listen", daemon=True).start()
+
+    def report(self, event: Message) -> None:
+        self._outbox.put(event)
+
+    def stop_requested(self) -> str | None:
+        return self._stop_reason
+
+    def close(self) -> None:
+        """Return when everything reported has left this process."""
+        self._outbox.put(None)
+        self._sender.join()
+
+    def _send(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            self._connection.send(message)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._connection.recv()
+                assert isinstance(message, Stop)
+                self._stop_reason = message.reason
+        except (EOFError, OSError):
+            os._exit(1)  # the driver is gone: nobody would read what this orphan does
+
+
+def main(descriptor: int) -> None:
+    """Entry of the process; `descriptor` is the inherited socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the driver decides
+    connection = Connection(descriptor)
+    start = connection.recv()
+    assert isinstance(start, Start)
+    with closing(DriverLink(connection)) as link:
+        try:
+            link.report(Done(stopped=_train(start, link)))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
+            link.report(Raised.of(error, start.world.rank))
+            # Leaving now would break the other ranks' connections, and their errors would hide this one.
+            threading.Event().wait()
+
+
+def _train(start: Start, link: DriverLink) -> str | None:
+    launch = unpack(start.payload)
+    torch.set_num_threads(max(1, int(launch.resources.cpus)))
+    cache = None if launch.cache is None else launch.cache.open()
+    device = device_of(launch.resources, start.world.local_rank)
+    with process_group(start.world, start.rendezvous, device=device, timeout_s=COLLECTIVE_TIMEOUT_S) as collective:
+        return work(launch, collective, cache, link)

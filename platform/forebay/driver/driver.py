@@ -1,0 +1,61 @@
+"""Drivers, and the one verb that runs a job on one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol
+
+from forebay.driver.callbacks import Callback
+from forebay.driver.result import Result
+from forebay.errors import InvalidOption
+from forebay.job.job import Job
+
+
+class Driver(Protocol):
+    """Starts the workers of a job, follows them, and replaces those that die.
+
+    Laws: `job.check()` comes before any worker; callbacks are called in this process, in the order of events, from the
+    thread that called `run`; a train function that raises ends the run at once with a `RunFailed` that shows its
+    traceback (a `ForebayError` as itself); only dead workers are replaced, at most `job.max_failures` times, and
+    training goes on from the newest commit; a run of the same name continues, and one that is finished returns its
+    result without training; no process, actor, placement group or environment variable is left behind, whatever is
+    raised.
+    """
+
+    def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result: ...
+
+
+# By name, so that the local driver is there without Ray.
+_DRIVERS = {"local": ("forebay.driver.local", "LocalDriver"), "ray": ("forebay.driver.ray_driver", "RayTrainDriver")}
+
+
+def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = ()) -> Result:
+    """Train `job` and return what came out.
+
+    `driver` is `"ray"` (Ray Train: connects to `RAY_ADDRESS` if set, else starts Ray on this machine), `"local"` (no
+    Ray) or an object of your own. Raises `InvalidOption` for an unknown driver, a `ForebayError` for input that cannot
+    work, and `RunFailed` for a run that ends without finishing.
+    """
+    return (_named(driver) if isinstance(driver, str) else driver).run(job, callbacks)
+
+
+def _named(name: str) -> Driver:
+    if name not in _DRIVERS:
+        raise InvalidOption(
+            f"driver={name!r} is unknown. Choose one of {', '.join(map(repr, _DRIVERS))}, or give an object with "
+            "run(job, callbacks).",
+            driver=name,
+        )
+    module, kind = _DRIVERS[name]
+    try:
+        driver: Driver = getattr(import_module(module), kind)()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("forebay"):
+            raise
+        raise InvalidOption(
+            f"driver={name!r} needs the package {error.name!r}, which is not installed. Install it "
+            f"(pip install 'ray[train]'), or use driver='local'.",
+            driver=name,
+        ) from error
+    return driver

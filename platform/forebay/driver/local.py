@@ -1,0 +1,94 @@
+"""The local driver: one worker in this process, or several in processes of this machine. Needs no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from forebay.driver.callbacks import Callback
+from forebay.driver.launch import device_of, pack, work
+from forebay.driver.processes import WorkerLost, WorkerRaised, Workers, worker_processes
+from forebay.driver.raised import Raised
+from forebay.driver.result import Result
+from forebay.driver.run import Run
+from forebay.errors import ForebayError
+from forebay.job.job import Job
+from forebay.train import rng
+from forebay.train.collective import Alone
+from forebay.train.events import Event, Preparing
+
+
+class LocalDriver:
+    """`Driver` without Ray, for notebooks, tests and single machines."""
+
+    def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result:
+        """Train `job` here. Raises `RunFailed` when its train function raises, or workers die too often."""
+        with Run(job, callbacks) as run:
+            if run.is_finished:
+                return run.result
+            return _run_here(run) if job.workers == 1 else _run_processes(run)
+
+
+class DirectReporter:
+    """A `Reporter` for a worker in the driver's own process: events are told while the worker waits."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def report(self, event: Event) -> None:
+        self._run.tell(event)
+
+    def stop_requested(self) -> str | None:
+        return self._run.control.stop_reason
+
+
+def _run_here(run: Run) -> Result:
+    launch = run.launch
+    device = device_of(launch.resources, local_rank=0)
+    cache = None if launch.cache is None else launch.cache.open()
+    try:
+        with _generators_put_back(device):
+            stopped = work(launch, Alone(device), cache, DirectReporter(run))
+    except ForebayError:
+        raise
+    except Exception as error:
+        raise Raised.of(error, rank=0).as_error(run.name) from error
+    return run.finish(stopped)
+
+
+@contextmanager
+def _generators_put_back(device: torch.device) -> Iterator[None]:
+    """A run seeds this process's random generators; the notebook around it should not notice."""
+    state = rng.capture(device)
+    try:
+        yield
+    finally:
+        rng.put_back(state, device)
+
+
+def _run_processes(run: Run) -> Result:
+    payload = pack(run.launch)
+    while True:
+        run.tell(Preparing(what=f"starting {run.job.workers} worker processes"))
+        try:
+            with worker_processes(run.job.workers, payload) as workers:
+                _follow(run, workers)
+            return run.finish(workers.stopped)
+        except WorkerLost as lost:
+            if not run.lost_workers(str(lost)):
+                raise run.too_many_failures(str(lost)) from lost
+        except WorkerRaised as failure:
+            error = failure.raised.as_error(run.name)
+            raise error from error.__cause__
+
+
+def _follow(run: Run, workers: Workers) -> None:
+    asked = False
+    for event in workers.events():
+        if event is not None:
+            run.tell(event)
+        if run.control.stop_reason is not None and not asked:
+            workers.stop(run.control.stop_reason)
+            asked = True

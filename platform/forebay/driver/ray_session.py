@@ -1,0 +1,91 @@
+"""Ray for the length of one run, and the environment variables that Ray Train is steered by."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import ray
+
+from forebay.job.job import Job
+
+ADDRESS = "RAY_ADDRESS"
+
+# Defaults of Ray Train that a run would trip over (Ray 2.60); a variable that is set already is left alone.
+TRAIN_ENVIRONMENT: Mapping[str, str] = {
+    # 2 s by default, which is how late a lost worker is noticed.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    # 60 s by default: how long a new attempt may wait for a node that has just died.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
+    # It makes the controller wait for workers to leave a draining node, and ours do not listen to it.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    # Workers stay in the folder they were started in, so that relative paths mean what they meant on the driver.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # Otherwise every line that a train function prints appears twice.
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    # Its actor and its gauges; Forebay reports its own.
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+}
+
+
+def session_text() -> str:
+    """What `ray_session` is about to do, for people."""
+    if ray.is_initialized():
+        return "using the Ray of this process"
+    if ADDRESS in os.environ:
+        return f"connecting to Ray at {os.environ[ADDRESS]}"
+    return "starting Ray on this machine"
+
+
+@contextmanager
+def ray_session(job: Job) -> Iterator[bool]:
+    """Use the Ray that is running, the cluster at `RAY_ADDRESS`, or one started on this machine, in this order.
+
+    Yields whether this machine's Ray was started here, and so ends with the block.
+    """
+    if ray.is_initialized():
+        yield False
+        return
+    own = ADDRESS not in os.environ
+    with _environment_put_back():
+        if own:
+            ray.init(address="local", **_resources(job), include_dashboard=False, logging_level=logging.ERROR)
+        else:
+            ray.init(logging_level=logging.ERROR)
+        try:
+            yield own
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def train_environment() -> Iterator[None]:
+    """`TRAIN_ENVIRONMENT` for the length of the block; Ray Train hands it on to its controller and workers."""
+    missing = {name: value for name, value in TRAIN_ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def _resources(job: Job) -> dict[str, int]:
+    """As many CPUs as there are, or as the workers ask for: too few would make the run wait for ever."""
+    wanted = math.ceil(job.workers * job.resources.cpus)
+    return {"num_cpus": max(os.cpu_count() or 1, wanted)}
+
+
+@contextmanager
+def _environment_put_back() -> Iterator[None]:
+    """`ray.init` leaves variables behind (`RAY_AUTH_MODE`, `RAY_USAGE_STATS_ENABLED`, ...)."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            if name.startswith("RAY_") or name == "PYTHONBREAKPOINT":
+                del os.environ[name]

@@ -1,0 +1,92 @@
+"""What came out of a run, and the file it is kept in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from forebay.errors import InvalidOption
+from forebay.storage.filesystem import resolve
+from forebay.train.events import EpochEnded, Reported
+
+FILE_NAME = "result.json"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A run so far: every epoch that ended, and a thinned record of its steps.
+
+    `path` is the run's folder. `plan_id` names the order of its rows. `num_epochs` is how many epochs the job asked
+    for; `stopped` says why it ended before that. `failures` counts how often workers were lost and replaced.
+    """
+
+    name: str
+    path: str
+    plan_id: str
+    num_epochs: int
+    epochs: tuple[EpochEnded, ...] = ()
+    steps: tuple[Reported, ...] = ()
+    failures: int = 0
+    stopped: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every epoch was trained."""
+        return len(self.epochs) >= self.num_epochs
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Those of the last epoch; empty before the first one ended."""
+        return self.epochs[-1].metrics if self.epochs else {}
+
+    def to_json(self) -> str:
+        # A metric that is NaN or infinite must survive: a diverged run is a result too.
+        return json.dumps({"version": VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Result:
+        """Raises `InvalidOption` for anything that `to_json` of this version did not write."""
+        try:
+            facts = json.loads(text)
+            if facts.pop("version") != VERSION:
+                raise ValueError("another version")
+            epochs = tuple(EpochEnded(**epoch) for epoch in facts.pop("epochs"))
+            steps = tuple(Reported(**step) for step in facts.pop("steps"))
+            return cls(epochs=epochs, steps=steps, **facts)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidOption(
+                f"this is no result of a Forebay run of version {VERSION} ({error}). "
+                f"Remove {FILE_NAME} from the run's folder, or give the run another name."
+            ) from error
+
+
+def save_result(result: Result) -> None:
+    """Write `result.json` into the run's folder, replacing an earlier one as a whole."""
+    place = resolve(result.path)
+    final, draft = f"{place.path}/{FILE_NAME}", f"{place.path}/.{FILE_NAME}.draft"
+    place.fs.create_dir(place.path, recursive=True)
+    with place.fs.open_output_stream(draft) as stream:
+        stream.write(result.to_json().encode())
+    place.fs.move(draft, final)
+
+
+def load_result(path: str) -> Result | None:
+    """The result in the run folder `path`, or None where no run has been."""
+    place = resolve(path)
+    try:
+        with place.fs.open_input_stream(f"{place.path}/{FILE_NAME}") as stream:
+            return Result.from_json(stream.read().decode())
+    except FileNotFoundError:
+        return None
+
+
+def below(uri: str, name: str) -> str:
+    """The place `name` within the folder `uri`, whose options (`?region=...`) are kept.
+
+    >>> below("s3://bucket/runs/?region=eu-west-1", "ctr")
+    's3://bucket/runs/ctr?region=eu-west-1'
+    """
+    folder, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
+    return f"{folder.rstrip('/')}/{name}{mark}{options}"

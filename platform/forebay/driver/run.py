@@ -1,0 +1,158 @@
+"""One run as its driver sees it: its name and folder, what has happened so far, and who wants to know."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Self
+
+from pyarrow.fs import FileSystem, FileType
+
+from forebay.driver.callbacks import Callback, Control, notify
+from forebay.driver.history import History
+from forebay.driver.launch import Launch
+from forebay.driver.result import Result, below, load_result, save_result
+from forebay.errors import CursorMismatch, RunFailed
+from forebay.job.job import Job
+from forebay.storage.filesystem import resolve
+from forebay.train.events import EpochEnded, Event, Failed, Finished
+
+log = logging.getLogger(__name__)
+
+
+class Run:
+    """Takes the events of `job`'s workers, tells `callbacks`, and keeps `result.json` up to date.
+
+    A name that was run before is continued: its earlier epochs are part of the result. Raises what `job.check()`
+    raises, and `CursorMismatch` if the earlier run was made with another plan.
+    """
+
+    def __init__(self, job: Job, callbacks: Sequence[Callback] = ()) -> None:
+        job.check()
+        self.job = job
+        self.control = Control()
+        self._callbacks = tuple(callbacks)
+        self._failures = 0
+        self.name, self.path = _place(job)
+        self._history = History(self._earlier_result() or self._empty_result())
+
+    def _earlier_result(self) -> Result | None:
+        earlier = load_result(self.path)
+        if earlier is not None and earlier.plan_id != self.job.data.plan.id:
+            raise CursorMismatch(
+                f"the run {self.name!r} was made with plan {earlier.plan_id[:12]}; this job builds plan "
+                f"{self.job.data.plan.id[:12]}. Use the same data, seed, lanes and window_rows, or give the run a new "
+                "name.",
+                name=self.name,
+                found=earlier.plan_id,
+                wanted=self.job.data.plan.id,
+            )
+        return earlier and replace(earlier, num_epochs=max(self.job.epochs, len(earlier.epochs)))
+
+    def _empty_result(self) -> Result:
+        return Result(name=self.name, path=self.path, plan_id=self.job.data.plan.id, num_epochs=self.job.epochs)
+
+    @property
+    def launch(self) -> Launch:
+        """What its workers are started with."""
+        return Launch(
+            name=self.name,
+            train=self.job.train,
+            assignment=self.job.assignment,
+            resources=self.job.resources,
+            cache=self.job.cache,
+            commits=below(self.path, "commits"),
+        )
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every epoch the job asks for is already trained."""
+        return len(self.result.epochs) >= self.job.epochs
+
+    @property
+    def result(self) -> Result:
+        return self._history.result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
+        """Tell the callbacks how a run that raises ended, so that each can put away what it holds."""
+        if error is None:
+            return
+        event = Failed(error=_summary(error), failures=self._failures + 1, will_retry=False)
+        self._history.record(event)
+        save_result(self.result)
+        try:
+            notify(self._callbacks, event, self.control)
+        except RunFailed:
+            log.warning("A callback raised on the end of a run that had failed already.", exc_info=True)
+
+    def tell(self, event: Event) -> None:
+        """Record `event` and tell the callbacks. Raises `RunFailed` if one of them raises."""
+        self._history.record(event)
+        if isinstance(event, Failed):
+            self._failures = event.failures
+        if isinstance(event, EpochEnded | Finished):
+            save_result(self.result)
+        notify(self._callbacks, event, self.control)
+
+    def lost_workers(self, error: str) -> bool:
+        """Note that workers were lost; the answer says whether they may be replaced once more."""
+        will_retry = self._failures < self.job.max_failures
+        if will_retry:
+            self.tell(Failed(error=error, failures=self._failures + 1, will_retry=True))
+        return will_retry
+
+    def too_many_failures(self, last_error: str) -> RunFailed:
+        """The error to end the run with when workers were lost and may not be replaced again."""
+        lost = self._failures + 1
+        return RunFailed(
+            f"run {self.name!r} lost workers {lost} time{'s' if lost > 1 else ''}, and max_failures="
+            f"{self.job.max_failures} allows no more. The last time: {last_error}. A SIGKILL that nobody sent is most "
+            f"often the kernel, short of memory. What was committed is kept: run {self.name!r} again to continue.",
+            name=self.name,
+            failures=lost,
+            summary=last_error,
+        )
+
+    def finish(self, stopped: str | None) -> Result:
+        """Note that all workers have returned; `stopped` says why they did so early."""
+        self.tell(Finished(name=self.name, path=self.path, stopped=stopped))
+        return self.result
+
+
+def _place(job: Job) -> tuple[str, str]:
+    """Name and folder of the run; a job without a name gets one that is not taken."""
+    storage = resolve(job.storage)
+    wanted = job.name or f"{_title(job)}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    name, number = wanted, 2
+    while job.name is None and _exists(storage.fs, f"{storage.path}/{name}"):
+        name, number = f"{wanted}-{number}", number + 1
+    return name, below(storage.uri, name)
+
+
+def _title(job: Job) -> str:
+    """The train function's name, in letters a folder may have."""
+    train: object = job.train
+    while isinstance(train, partial):
+        train = train.func
+    title = getattr(train, "__name__", type(train).__name__)
+    return re.sub(r"[^A-Za-z0-9_]+", "-", title).strip("-_") or "run"
+
+
+def _summary(error: BaseException) -> str:
+    """One line: the traceback below it is for the person, not for a callback."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, RunFailed) and "summary" in error.facts:
+        return str(error.facts["summary"])
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _exists(fs: FileSystem, path: str) -> bool:
+    return bool(fs.get_file_info(path).type != FileType.NotFound)

@@ -1,0 +1,76 @@
+"""Numbers as people read them, the same in the progress bar, the table and the plots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from forebay.train.events import EpochEnded
+
+
+def rows_per_s(epoch: EpochEnded) -> float:
+    """Global rows per second of the whole epoch, evaluation and commits included."""
+    return epoch.rows / epoch.seconds if epoch.seconds > 0 else 0.0
+
+
+def wait_share(epoch: EpochEnded) -> float:
+    """Share of the epoch that was spent waiting for data, 0 to 1, as a mean over ranks."""
+    return epoch.wait_s / epoch.seconds if epoch.seconds > 0 else 0.0
+
+
+def step_s(epoch: EpochEnded) -> float:
+    """Seconds of the epoch left for training steps."""
+    return max(epoch.seconds - epoch.wait_s - epoch.eval_s - epoch.commit_s, 0.0)
+
+
+def metric_text(value: float) -> str:
+    """Four digits that matter: `0.4312`, `12.35`, `3.1e-05`."""
+    if not math.isfinite(value):
+        return str(value)
+    if value != 0 and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.1e}"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """`loss 0.4312, auc 0.7731`, in the order they were given."""
+    return ", ".join(f"{name} {metric_text(value)}" for name, value in metrics.items())
+
+
+def rate_text(rows: float | None) -> str:
+    """`312k rows/s`."""
+    return "- rows/s" if rows is None else f"{count_text(rows)} rows/s"
+
+
+def count_text(count: float) -> str:
+    """`950`, `12.3k`, `312k`, `2.00M`."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= 0.9995 * size:
+            return f"{_three_digits(count / size)}{unit}"
+    return f"{count:.0f}"
+
+
+def bytes_text(nbytes: float) -> str:
+    """`0`, `412 KiB`, `1.23 GiB`."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{_three_digits(nbytes / size)} {unit}"
+    return f"{nbytes:.0f}"
+
+
+def share_text(share: float | None) -> str:
+    """`3 %`."""
+    return "- %" if share is None else f"{share:.0%}".replace("%", " %")
+
+
+def time_text(seconds: float | None) -> str:
+    """`0:42`, `1:02:03`."""
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

@@ -1,0 +1,111 @@
+"""The Ray Train driver: the laws of all drivers on a Ray of many CPUs, and how it finds or starts its Ray."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from forebay.driver import ray_driver
+from forebay.driver.coordinator import Coordinator
+from forebay.driver.driver import Driver, run
+from forebay.driver.ray_driver import NAMESPACE, RayTrainDriver
+from forebay.driver.ray_session import TRAIN_ENVIRONMENT, ray_session, session_text, train_environment
+from forebay.errors import InvalidOption, NullLabel
+from forebay.job.job import Resources
+from forebay.testing.driver_bench import DriverBench
+from forebay.testing.driver_suite import DriverSuite, Heard
+from forebay.train.events import Preparing
+from forebay.train.worker import Worker
+
+RAY_TRAIN = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> DriverBench:
+    return DriverBench(tmp_path)
+
+
+@pytest.mark.usefixtures("ray_session")
+class TestRayTrain(DriverSuite):
+    def make_driver(self) -> Driver:
+        return RayTrainDriver()
+
+    def leftovers(self) -> list[str]:
+        # The guard of tests/ray/conftest.py looks at actors and placement groups; these are processes.
+        return [title for process in psutil.process_iter() if (title := _title(process)).startswith(RAY_TRAIN)]
+
+    def test_forebay_error_of_a_worker_arrives_as_itself(self, bench: DriverBench) -> None:
+        def train(worker: Worker) -> None:
+            raise NullLabel("column 'target' has nulls", column="target")
+
+        with pytest.raises(NullLabel) as failure:
+            self.run(bench, "null", train=train, workers=1)
+        assert failure.value.column == "target"
+
+    def test_two_runs_of_one_name_are_refused(self, bench: DriverBench) -> None:
+        other = ray.remote(Coordinator).options(name="run-mine", namespace=NAMESPACE, num_cpus=0).remote(1)
+        try:
+            with pytest.raises(InvalidOption, match="'mine' is under way"):
+                self.run(bench, "mine")
+        finally:
+            ray.kill(other)
+
+    def test_says_so_when_there_is_no_room(self, bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ray_driver, "FIRST_WAIT_S", 1.0)
+        heard = Heard()
+
+        def give_up(event: object, control: object) -> None:
+            if isinstance(event, Preparing) and "still waiting" in event.what:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.run(bench, "crowded", heard, give_up, workers=4, resources=Resources(cpus=3))
+        said = [event.what for event in heard if isinstance(event, Preparing)]
+        assert said[-1] == "still waiting for 4 workers of 3 CPUs and 0 GPUs; 8 CPUs and 0 GPUs are free in the cluster"
+
+
+def test_starts_a_ray_of_its_own_and_ends_it(ray_off: None, bench: DriverBench) -> None:
+    before = dict(os.environ)
+    heard = Heard()
+    result = run(bench.job("own"), "ray", [heard])
+    assert result.is_finished
+    assert isinstance(heard[0], Preparing)
+    assert heard[0].what == "starting Ray on this machine"
+    assert not ray.is_initialized()
+    assert dict(os.environ) == before
+    assert not [path for path in Path(result.path).iterdir() if path.name == "ray"], "Ray Train's folder was left"
+
+
+def test_uses_the_cluster_at_ray_address(ray_off: None, bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
+    try:
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        assert session_text() == f"connecting to Ray at {cluster.address}"
+        with ray_session(bench.job("there")) as owns_ray:
+            assert not owns_ray
+            assert ray.cluster_resources()["CPU"] == 3
+        assert not ray.is_initialized()
+        assert cluster.head_node.all_processes, "the cluster ended with the run"
+    finally:
+        cluster.shutdown()
+
+
+def test_train_environment_is_gone_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "5")
+    before = dict(os.environ)
+    with train_environment():
+        assert os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "5", "what a user set was overwritten"
+        assert TRAIN_ENVIRONMENT.keys() <= os.environ.keys()
+    assert dict(os.environ) == before

@@ -1,0 +1,180 @@
+"""The local driver: the laws of all drivers with processes, and what is its own: training in this process."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.driver.callbacks import Control
+from forebay.driver.driver import Driver, run
+from forebay.driver.local import LocalDriver
+from forebay.driver.result import Result
+from forebay.errors import CursorMismatch, InvalidOption, NullLabel, RunFailed
+from forebay.job.job import Job, Resources
+from forebay.plan.plan import build_plan
+from forebay.testing.driver_bench import DriverBench
+from forebay.testing.driver_suite import DriverSuite, assert_same_model
+from forebay.train.events import EpochEnded, Event, Failed, Reported, Started
+from forebay.train.worker import Worker
+
+
+class TestLocalProcesses(DriverSuite):
+    def make_driver(self) -> Driver:
+        return LocalDriver()
+
+    def leftovers(self) -> list[str]:
+        command = ["ps", "-eo", "ppid,args"]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return [line for line in listing if "forebay.driver.child" in line and line.split()[0] == str(os.getpid())]
+
+    def test_one_worker_here_comes_to_the_same_rows(self, bench: DriverBench, calm: Result) -> None:
+        self.run(bench, "alone", workers=1)
+        together, alone = bench.rows("calm"), bench.rows("alone")
+        for step in range(16):
+            parts = together[f"{step:05}-0"] + together[f"{step:05}-1"]
+            assert sorted(parts) == sorted(alone[f"{step:05}-0"])
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> DriverBench:
+    return DriverBench(tmp_path)
+
+
+def test_one_worker_trains_in_this_thread(bench: DriverBench) -> None:
+    places: list[tuple[int, str]] = []
+    heard: list[Event] = []
+
+    def train(worker: Worker) -> None:
+        places.append((os.getpid(), threading.current_thread().name))
+        bench.job("one").train(worker)
+
+    result = run(replace(bench.job("one"), train=train), "local", [lambda event, control: heard.append(event)])
+    assert places == [(os.getpid(), "MainThread")]
+    assert isinstance(heard[0], Started)
+    assert [event.epoch for event in heard if isinstance(event, EpochEnded)] == [0, 1]
+    assert result.is_finished
+
+
+def test_random_state_around_a_run_is_untouched(bench: DriverBench) -> None:
+    before = random_state()
+    run(bench.job("one", epochs=1), "local")
+    assert random_state() == before
+
+
+def random_state() -> list[object]:
+    numpy_state = np.random.get_state(legacy=False)
+    assert isinstance(numpy_state, dict)
+    return [torch.get_rng_state().tolist(), numpy_state["state"]["key"].tolist(), random.getstate()]
+
+
+def test_exception_is_told_and_keeps_its_frames(bench: DriverBench) -> None:
+    heard: list[Event] = []
+    with pytest.raises(RunFailed, match="ValueError: boom in the train function on rank 0") as failure:
+        run(bench.job("one", at_step=5, event="raise"), "local", [lambda event, control: heard.append(event)])
+    cause = failure.value.__cause__
+    assert isinstance(cause, ValueError)
+    assert cause.__traceback__ is not None, "a debugger could not go to the train function"
+    assert isinstance(heard[-1], Failed)
+
+
+def test_forebay_error_of_a_train_function_is_raised_as_itself(bench: DriverBench) -> None:
+    def train(worker: Worker) -> None:
+        raise NullLabel("column 'target' has nulls", column="target")
+
+    with pytest.raises(NullLabel) as failure:
+        run(replace(bench.job("one"), train=train), "local")
+    assert failure.value.column == "target"
+
+
+def test_stop_and_go_on_in_this_process(bench: DriverBench) -> None:
+    def stop_soon(event: Event, control: Control) -> None:
+        if isinstance(event, Reported):
+            control.stop("enough for today")
+
+    first = run(bench.job("stopped"), "local", [stop_soon])
+    assert (first.stopped, first.is_finished) == ("enough for today", False)
+    second = run(bench.job("stopped"), "local")
+    assert bench.rows("stopped") == {**bench.rows("stopped"), **bench.rows("calm")}
+    assert_same_model(second, run(bench.job("calm"), "local"))
+    assert bench.rows("stopped") == bench.rows("calm")
+
+
+def test_finished_run_can_be_given_more_epochs(bench: DriverBench) -> None:
+    run(bench.job("done", epochs=1), "local")
+    longer = run(bench.job("done", epochs=2), "local")
+    assert [epoch.epoch for epoch in longer.epochs] == [0, 1]
+    assert_same_model(longer, run(bench.job("calm", epochs=2), "local"))
+    assert run(bench.job("done", epochs=1), "local") == longer
+
+
+def test_name_of_another_plan_is_refused(bench: DriverBench) -> None:
+    job = bench.job("mine", epochs=1)
+    run(job, "local")
+    other = replace(job.data, plan=build_plan(job.data.plan.manifest, seed=4, lanes=4))
+    with pytest.raises(CursorMismatch, match="give the run a new name"):
+        run(replace(job, data=other), "local")
+
+
+def test_raising_callback_ends_the_run_and_the_others_are_told(bench: DriverBench) -> None:
+    heard: list[Event] = []
+
+    def meddle(event: Event, control: Control) -> None:
+        if isinstance(event, Reported):
+            raise KeyError("no such metric")
+
+    with pytest.raises(RunFailed, match="callback .*meddle raised KeyError"):
+        run(bench.job("one"), "local", [meddle, lambda event, control: heard.append(event)])
+    assert isinstance(heard[-1], Failed)
+    assert not heard[-1].will_retry
+
+
+def test_names_are_made_from_the_train_function(bench: DriverBench) -> None:
+    job = replace(bench.job("x", epochs=1), name=None)
+    first, second = run(job, "local"), run(job, "local")
+    assert first.name.startswith("recording_train-20")
+    assert first.name != second.name
+
+
+def test_gpu_that_is_not_there_is_refused(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(InvalidOption, match="no GPU"):
+        run(bench.job("one", resources=Resources(gpus=1)), "local")
+
+
+def test_unknown_driver_and_a_driver_of_ones_own(bench: DriverBench) -> None:
+    with pytest.raises(InvalidOption, match="driver='slurm' is unknown. Choose one of 'local', 'ray'"):
+        run(bench.job("one"), "slurm")
+
+    class Pretend:
+        def run(self, job: Job, callbacks: object = ()) -> Result:
+            return Result(name="pretended", path="", plan_id="", num_epochs=job.epochs)
+
+    assert run(bench.job("one"), Pretend()).name == "pretended"
+
+
+def test_orphaned_worker_ends_itself() -> None:
+    """A driver that is killed cannot end its workers: they notice that nobody listens."""
+    code = (
+        "import os\n"
+        "from forebay.driver.processes import WorkerProcess\n"
+        "worker = WorkerProcess(0)\n"
+        "print(worker._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    driver = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    pid = int(driver.stdout)
+    for _ in range(300):
+        status = Path(f"/proc/{pid}/status")
+        if not status.exists() or "zombie" in status.read_text():
+            return
+        threading.Event().wait(0.1)
+    pytest.fail("the worker of a dead driver is still there")

@@ -1,0 +1,104 @@
+"""The table and the plots of a run: complete, and right where numbers are odd."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+from matplotlib.image import imread
+from rich.console import Console
+
+from forebay.driver.plots import PARTS, learning_figure, time_figure, write_plots
+from forebay.driver.report import epoch_table, metric_names, show_report
+from forebay.driver.result import Result
+from forebay.train.events import EpochEnded, Reported
+
+COLD = {"hits": 0, "stores": 120, "stored_bytes": 555 << 20, "parquet_opens": 120}
+WARM = {"hits": 120, "hit_bytes": 555 << 20}
+
+
+def result(folder: Path, *, epochs: int = 2, **options: object) -> Result:
+    steps = [Reported(step=s, epoch=0, position=0, metrics={"loss": 1 / s}, rows=s) for s in range(1, 200)]
+    ended = [
+        EpochEnded(
+            epoch=number,
+            step=100 * (number + 1),
+            metrics={"auc": 0.7 + 0.01 * number, "loss": 0.5},
+            rows=2_000_000,
+            seconds=20.0,
+            wait_s=4.0,
+            eval_s=1.0,
+            commit_s=0.5,
+            tally=WARM if number else COLD,
+        )
+        for number in range(epochs)
+    ]
+    facts = {"name": "ctr", "path": str(folder), "plan_id": "p", "num_epochs": epochs, "steps": tuple(steps)}
+    return Result(**(facts | {"epochs": tuple(ended)} | options))  # type: ignore[arg-type]
+
+
+def printed(run: Result, width: int = 80) -> list[str]:
+    screen = io.StringIO()
+    Console(file=screen, width=width).print(epoch_table(run))
+    return screen.getvalue().splitlines()
+
+
+def test_table_fits_80_columns_and_tells_what_the_cache_did(tmp_path: Path) -> None:
+    title, _, head, _, cold, warm, *_ = printed(result(tmp_path))
+    assert title.strip() == "ctr"
+    assert head.split() == ["epoch", "loss", "auc", "rows/s", "time", "wait", "hits", "cached", "stored", "opens"]
+    assert " ".join(cold.split()) == "1 0.5000 0.7000 100k 0:20 20 % 0/120 0 555 MiB 120"
+    assert " ".join(warm.split()) == "2 0.5000 0.7100 100k 0:20 20 % 120/120 555 MiB 0 0"
+
+
+def test_table_shows_what_did_not_fit_in_the_cache(tmp_path: Path) -> None:
+    run = result(tmp_path, epochs=1)
+    tally = COLD | {"bypasses": 5, "bypass_bytes": 3 << 20}
+    epoch = EpochEnded(
+        epoch=0, step=1, metrics={}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0, tally=tally
+    )
+    lines = printed(Result(name="ctr", path=run.path, plan_id="p", num_epochs=1, epochs=(epoch,)), width=100)
+    assert lines[2].split()[-1] == "uncached"
+    assert lines[4].split()[-2:] == ["3.00", "MiB"]
+
+
+def test_reason_to_stop_is_in_the_title(tmp_path: Path) -> None:
+    assert "stopped: enough" in printed(result(tmp_path, stopped="enough"))[0]
+
+
+def test_loss_comes_first_among_metrics(tmp_path: Path) -> None:
+    assert metric_names(result(tmp_path)) == ["loss", "auc"]
+
+
+def test_plots_lie_beside_the_result(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    show_report(result(tmp_path), Console(file=screen, width=200))
+    for name in ("loss_and_auc.png", "time_per_epoch.png"):
+        assert f"{tmp_path}/{name}" in screen.getvalue()
+        height, width, _ = imread(tmp_path / name).shape
+        assert width > 1000 and height > 300
+
+
+def test_bars_add_up_to_the_epoch(tmp_path: Path) -> None:
+    (axes,) = time_figure(result(tmp_path)).axes
+    ends = [max(part.get_x() + part.get_width() for part in parts) for parts in zip(*axes.containers, strict=True)]
+    assert ends == [20.0, 20.0]
+    assert len(axes.containers) == len(PARTS)
+
+
+def test_both_curves_are_drawn(tmp_path: Path) -> None:
+    loss, others = learning_figure(result(tmp_path)).axes
+    raw, smooth = loss.get_lines()[:2]
+    assert len(raw.get_xdata()) == len(smooth.get_xdata()) == 199
+    assert list(others.get_lines()[0].get_ydata()) == [0.7, 0.71]
+    assert others.get_ylabel() == "auc"
+
+
+def test_diverged_and_empty_runs_can_be_drawn(tmp_path: Path) -> None:
+    steps = tuple(
+        Reported(step=s, epoch=0, position=0, metrics={"loss": value}, rows=s)
+        for s, value in enumerate([math.nan, math.inf, 2.0])
+    )
+    write_plots(result(tmp_path, steps=steps))
+    write_plots(Result(name="none", path=str(tmp_path), plan_id="p", num_epochs=1))

@@ -1,0 +1,82 @@
+"""A result survives its file, whatever its numbers are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.driver.result import Result, below, load_result, save_result
+from forebay.errors import InvalidOption
+from forebay.train.events import EpochEnded, Reported
+
+NUMBERS = st.floats(allow_nan=False)
+METRICS = st.dictionaries(st.sampled_from(["loss", "auc"]), NUMBERS)
+EPOCHS = st.builds(
+    EpochEnded,
+    epoch=st.integers(0, 5),
+    step=st.integers(0, 99),
+    metrics=METRICS,
+    rows=st.integers(0, 10**9),
+    seconds=NUMBERS,
+    wait_s=NUMBERS,
+    eval_s=NUMBERS,
+    commit_s=NUMBERS,
+    tally=METRICS,
+)
+STEPS = st.builds(
+    Reported,
+    step=st.integers(0, 99),
+    epoch=st.integers(0, 5),
+    position=st.integers(0, 99),
+    metrics=METRICS,
+    rows=st.integers(0, 10**9),
+    wait_s=NUMBERS,
+)
+
+
+@given(epochs=st.lists(EPOCHS, max_size=3), steps=st.lists(STEPS, max_size=3), stopped=st.none() | st.text())
+def test_json_round_trip(epochs: list[EpochEnded], steps: list[Reported], stopped: str | None) -> None:
+    result = Result(
+        name="a",
+        path="/runs/a",
+        plan_id="p",
+        num_epochs=3,
+        epochs=tuple(epochs),
+        steps=tuple(steps),
+        failures=1,
+        stopped=stopped,
+    )
+    assert Result.from_json(result.to_json()) == result
+
+
+def test_file_round_trip_and_replacement(tmp_path: Path) -> None:
+    folder = str(tmp_path / "runs" / "a")
+    assert load_result(folder) is None
+    for failures in (0, 2):
+        result = Result(name="a", path=folder, plan_id="p", num_epochs=1, failures=failures)
+        save_result(result)
+        assert load_result(folder) == result
+    assert [path.name for path in Path(folder).iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 7}', '{"version": 1, "epochs": [], "steps": []}'])
+def test_foreign_file_is_refused_with_the_remedy(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(InvalidOption, match=r"Remove result\.json"):
+        load_result(str(tmp_path))
+
+
+def test_finished_and_metrics() -> None:
+    empty = Result(name="a", path="/runs/a", plan_id="p", num_epochs=1)
+    assert not empty.is_finished
+    assert empty.metrics == {}
+
+
+def test_below_keeps_options_of_a_uri() -> None:
+    assert below("/runs/what?", "a") == "/runs/what?/a"
+    assert below("s3://bucket/runs?endpoint_override=localhost:9000", "a") == (
+        "s3://bucket/runs/a?endpoint_override=localhost:9000"
+    )
