@@ -1,4 +1,4 @@
-# Nothing is needed but Python 3.10 or later and pip. Everything goes into .venv; data/ and runs/ are made by the jobs.
+# Nothing is needed but Python 3.11 or later and pip. Everything goes into .venv; data/ and runs/ are made by the jobs.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:

@@ -234,7 +234,8 @@ class Ragged:
 @dataclass(frozen=True, slots=True)
 class Label:
     """What is to be predicted: array [rows] of `dtype` from a column of numbers or bools. A null raises `NullLabel`
-    with their count and the first row; other columns raise `WrongType`."""
+    with their count and the first row; other columns raise `WrongType`.
+    """
 
     column: str
     dtype: str = "float32"

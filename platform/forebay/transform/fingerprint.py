@@ -86,7 +86,7 @@ class _Walk:
         finally:
             self._within.discard(id(value))
 
-    def _known(self, value: Any, where: str) -> Identity:
+    def _known(self, value: Any, where: str) -> Identity:  # noqa: PLR0911 - one answer per kind of value
         if isinstance(value, functools.partial):
             parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
             return {"partial": self._named(parts, where)}
@@ -115,7 +115,7 @@ class _Walk:
             if any(value is blind for blind in _BLIND):
                 raise self._refusal(where, "reaches what no source shows: files, or variables by name")
             return {"released": released, "package": self._package(released.partition(".")[0], where)}
-        if isinstance(value, functools._lru_cache_wrapper):
+        if isinstance(value, functools._lru_cache_wrapper):  # noqa: SLF001 - it has no public name
             return {"cached": self.identity(value.__wrapped__, where)}
         if isinstance(value, FunctionType):
             return {"source": self._source(value, where), **self._function(value, where)}

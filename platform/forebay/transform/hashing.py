@@ -1,5 +1,6 @@
 """Hashes that decide which id a value gets. They are part of the cache layout: changing one bit needs a new
-`LAYOUT_VERSION`, and a golden test pins them."""
+`LAYOUT_VERSION`, and a golden test pins them.
+"""
 
 from __future__ import annotations
 

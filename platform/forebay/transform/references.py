@@ -11,7 +11,8 @@ from types import CodeType
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A variable that is read, with the attributes that are read off it at once: `settings.fill` is
-    Loaded("settings", ("fill",))."""
+    Loaded("settings", ("fill",)).
+    """
 
     name: str
     attributes: tuple[str, ...]

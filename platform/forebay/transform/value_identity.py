@@ -31,7 +31,8 @@ class NotPlain(TypeError):
 
 def value_identity(value: Any, item: Callable[[Any], Identity] | None = None) -> Identity:
     """What `value` is: None, bools, numbers, strings, bytes, dates, patterns, NumPy and Arrow data, or lists, tuples,
-    dicts and sets, whose items go through `item`. Raises `NotPlain` for everything else."""
+    dicts and sets, whose items go through `item`. Raises `NotPlain` for everything else.
+    """
     item = item or value_identity
     kind = type(value)
     if value is None:

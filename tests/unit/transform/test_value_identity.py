@@ -18,7 +18,7 @@ DIFFERENT: list[Any] = [
     *({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": [1, 2]}, {"a": (1, 2)}),
     *(range(3), slice(1, 2), datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1), datetime.timedelta(1)),
     *(datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC), decimal.Decimal("1.0"), decimal.Decimal("1.00")),
-    *(re.compile("a"), re.compile("a", re.I), re.compile(b"a")),
+    *(re.compile("a"), re.compile("a", re.IGNORECASE), re.compile(b"a")),
     *(np.int64(1), np.int32(1), np.float32(1), np.array([1]), np.array([[1]]), np.array([1], np.int32)),
     *(np.array([1.0, np.nan]), np.array(["a"]), np.array([], np.int64), np.zeros((0, 2)), np.zeros((2, 0))),
     *(np.dtype("int64"), np.dtype("int32"), np.datetime64("2020-01-01"), np.datetime64("2020-01-01", "s")),
