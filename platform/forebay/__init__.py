@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from forebay import errors as errors
+
 if TYPE_CHECKING:
     from forebay.cache.disk import DiskCache as DiskCache
     from forebay.cache.spec import CacheSpec as CacheSpec

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from typing import SupportsIndex, cast
+
 
 class ForebayError(Exception):
     """Root of all errors meant for the person at the keyboard.
@@ -102,3 +105,19 @@ class BadJob(ForebayError):
 
 class RunFailed(ForebayError):
     """A run that ended without finishing, after its allowed failures."""
+
+
+def whole_number(name: str, value: object, least: int = 0, most: int | None = None) -> int:
+    """`value` as a plain int; NumPy's integers count. Raises `InvalidOption` for anything else, or out of range.
+
+    >>> whole_number("epoch", 3)
+    3
+    """
+    try:
+        number = operator.index(cast(SupportsIndex, value))
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least or (most is not None and number > most):
+        bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
+        raise InvalidOption(f"{name}={value!r}: it must be a whole number {bounds}.", **{name: value})
+    return number

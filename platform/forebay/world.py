@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,9 @@ class World:
     node: str = ""
 
     def __post_init__(self) -> None:
+        # NumPy's integers would not survive JSON.
+        object.__setattr__(self, "rank", whole_number("rank", self.rank, least=-1))
+        object.__setattr__(self, "size", whole_number("size", self.size, least=-1))
         if self.size < 1 or not 0 <= self.rank < self.size:
             raise InvalidOption(
                 f"World(rank={self.rank}, size={self.size}) does not exist. Ranks run from 0 to size - 1.",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, whole_number
 from forebay.world import World
 
 
@@ -17,3 +18,10 @@ def test_impossible_worlds(rank: int, size: int) -> None:
 def test_the_first_rank() -> None:
     assert World().is_first
     assert not World(rank=1, size=2).is_first
+
+
+def test_whole_numbers() -> None:
+    assert type(whole_number("x", np.int8(3))) is int
+    for wrong in (1.0, "1", None, True, -1, 9):
+        with pytest.raises(InvalidOption, match="x=.*from 0 to 8"):
+            whole_number("x", wrong, most=8)

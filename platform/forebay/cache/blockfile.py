@@ -12,7 +12,6 @@ Plain `.npy`-like files beat a general store: see the measurements on petastorm'
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from forebay.errors import ForebayError
@@ -34,6 +34,7 @@ _ALIGN = 64
 _CHECKSUM_BYTES = 16
 _MAX_HEADER_BYTES = 1 << 24
 _CHUNK_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
 _DTYPES = {
     np.dtype(name).newbyteorder("<").str: np.dtype(name).newbyteorder("<")
     for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
@@ -104,19 +105,33 @@ def map_block(path: Path, key: str, *, verify: bool) -> Block:
             raise BadBlock(f"{path} holds block {header.key[:80]!r}, not {key!r}.", path=str(path))
         if verify:
             _verify(file, size)
-        memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    # The size was checked on the open file: it cannot have shrunk, since block files are only ever renamed or removed.
+    memory = _memory(path, size)
     arrays = {}
     for place, offset in _offsets(header, start):
         arrays[place.name] = _array(memory, place, offset)
     return Block(header.rows, arrays, owner=memory)
 
 
-def _array(memory: mmap.mmap, place: _ArrayPlace, offset: int) -> BlockArray:
+def _memory(path: Path, size: int) -> pa.Buffer:
+    """The file's bytes, read-only. Arrow's map keeps no file descriptor; Python's own would, for as long as it lives.
+
+    Small files are read: a map costs a page at least, and a process may only have some 65,000 of them.
+    """
+    with pa.OSFile(str(path)) if size <= _READ_BYTES else pa.memory_map(str(path)) as file:
+        memory = file.read_buffer()
+    # Block files are only ever renamed or removed, so another size is another file of this name.
+    if memory.size != size:
+        raise BadBlock(f"{path} changed while it was opened.", path=str(path))
+    return memory
+
+
+def _array(memory: pa.Buffer, place: _ArrayPlace, offset: int) -> BlockArray:
     try:
-        return np.ndarray(place.shape, _DTYPES[place.dtype], buffer=memory, offset=offset)
+        array = np.ndarray(place.shape, _DTYPES[place.dtype], buffer=memory, offset=offset)
     except (ValueError, TypeError, OverflowError) as error:
         raise BadBlock(f"array {place.name[:80]!r}: {error}") from error
+    array.setflags(write=False)  # a small file was read into memory that could be written
+    return array
 
 
 def _header_of(block: Block, key: str, dataset: str) -> BlockHeader:

@@ -57,7 +57,8 @@ class CacheDirectory:
         return self.locks / f"use-{_stripe(dataset)}"
 
     def block_keys(self) -> list[str]:
-        names = (_BLOCK.fullmatch(path.name) for path in self.blocks.iterdir())
+        with os.scandir(self.blocks) as found:
+            names = [_BLOCK.fullmatch(entry.name) for entry in found if entry.is_file(follow_symlinks=False)]
         return sorted(name["key"] for name in names if name)
 
     def parts(self) -> dict[str, int]:
@@ -75,6 +76,7 @@ class CacheDirectory:
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._refuse_unsafe(self.root.stat())
+            self._refuse_foreign()
             self.root.chmod(0o700)
             for folder in (self.blocks, self.temp, self.quarantine, self.locks, self.index):
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -85,6 +87,16 @@ class CacheDirectory:
                 "Name a directory of your own on a local disk, or set cache=None to train without a cache.",
                 path=str(self.root),
             ) from error
+
+    def _refuse_foreign(self) -> None:
+        """A folder of something else must not be closed to its other readers, nor fill up with blocks."""
+        if self.blocks.exists() or not any(self.root.iterdir()):
+            return
+        raise CacheUnusable(
+            f"cache directory {self.root}: holds files and is no cache. Name a new or empty directory, such as "
+            f"{self.root / 'forebay'}.",
+            path=str(self.root),
+        )
 
     def _refuse_unsafe(self, found: os.stat_result) -> None:
         problem = ""

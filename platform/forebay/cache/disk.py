@@ -17,7 +17,7 @@ from forebay.cache.directory import CacheDirectory, PartFile, new_part
 from forebay.cache.filelock import FileLock, wait_lock
 from forebay.cache.key import KEY
 from forebay.cache.ledger import Ledger
-from forebay.errors import CacheUnusable, InvalidOption
+from forebay.errors import CacheUnusable, InvalidOption, whole_number
 from forebay.observe import Tally
 from forebay.transform.block import Block
 
@@ -48,8 +48,8 @@ class DiskCache:
 
     def __init__(self, path: str | os.PathLike[str], *, quota_bytes: int, min_free_bytes: int = 1 << 30) -> None:
         self.path = Path(path).expanduser().absolute()
-        self.quota_bytes = quota_bytes
-        self.min_free_bytes = min_free_bytes
+        self.quota_bytes = quota_bytes = whole_number("quota_bytes", quota_bytes, least=-(1 << 63))
+        self.min_free_bytes = min_free_bytes = whole_number("min_free_bytes", min_free_bytes, least=-(1 << 63))
         if quota_bytes <= 0:
             raise CacheUnusable(
                 f"quota_bytes={quota_bytes} for the cache in {self.path}: nothing would ever fit. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from forebay.cache.disk import DiskCache
 from forebay.cache.spec import CacheSpec
 from forebay.cli.options import AsJson
 from forebay.cli.output import human_bytes, print_facts, print_json, print_table, progress_bar
+from forebay.errors import CacheUnusable, InvalidOption
 
 app = typer.Typer(help="Look into, check and empty a cache directory.", no_args_is_help=True)
 
@@ -39,7 +41,7 @@ def ls(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
 def verify(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
     """Read every block and check it; damaged ones are put aside and will be fetched again. Exits with 1 if any was."""
     cache = _open(path)
-    with progress_bar() as bar:
+    with progress_bar(hidden=as_json) as bar:
         task = bar.add_task("verifying", total=None)
         report = cache.verify(lambda done, total: bar.update(task, completed=done, total=total))
     print_json(asdict(report)) if as_json else print_facts(asdict(report) | {"bytes": human_bytes(report.bytes)})
@@ -54,12 +56,19 @@ def clear(
     as_json: AsJson = False,
 ) -> None:
     """Empty the cache. Safe while jobs run: what they have mapped stays valid, the rest is fetched again."""
-    freed = _open(path).clear(dataset)
+    cache = _open(path)
+    if dataset is not None and dataset not in (known := [use.dataset for use in cache.datasets()]):
+        raise InvalidOption(f"--dataset {dataset}: this cache holds {known}. `forebay cache ls` lists them.")
+    freed = cache.clear(dataset)
     print_json({"freed_bytes": freed}) if as_json else print_facts({"freed": human_bytes(freed)})
 
 
 def _open(path: str) -> DiskCache:
-    return CacheSpec(path=path).open()
+    spec = CacheSpec(path=path)
+    # A typing error must not make a cache. What exists and is none is for the cache to refuse.
+    if path != _DEFAULT and not Path(spec.directory).exists():
+        raise CacheUnusable(f"cache directory {spec.directory}: is not there. Name the directory of a job's CacheSpec.")
+    return spec.open()
 
 
 def _date(seconds: float) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,12 +15,36 @@ from rich.table import Table
 
 from forebay.errors import ForebayError
 
+_STDOUT, _STDERR = 1, 2
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def print_json(facts: object) -> None:
-    """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(facts, default=str) + "\n")
+    """One JSON document on standard output; what is no number becomes null."""
+    sys.stdout.write(json.dumps(_strict(facts), default=str, allow_nan=False) + "\n")
+
+
+def _strict(facts: object) -> object:
+    if isinstance(facts, Mapping):
+        return {name: _strict(value) for name, value in facts.items()}
+    if isinstance(facts, list | tuple):
+        return [_strict(value) for value in facts]
+    return None if isinstance(facts, float) and not math.isfinite(facts) else facts
+
+
+@contextmanager
+def only_the_document(wanted: bool) -> Iterator[None]:
+    """With `wanted`, send to standard error whatever jobs and their processes print meanwhile."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    with os.fdopen(os.dup(_STDOUT), "w") as kept, redirect_stdout(sys.stderr):
+        os.dup2(_STDERR, _STDOUT)
+        try:
+            yield
+        finally:
+            os.dup2(kept.fileno(), _STDOUT)
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
@@ -49,11 +76,11 @@ def print_error(error: ForebayError, *, as_json: bool) -> None:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
 
 
-def progress_bar(*, in_bytes: bool = False) -> Progress:
+def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
     """A progress bar on standard error, so that standard output stays clean for programs."""
     amount = DownloadColumn() if in_bytes else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
+    return Progress(*columns, console=Console(stderr=True), disable=hidden)
 
 
 def human_bytes(count: float) -> str:

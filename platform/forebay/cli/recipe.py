@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from forebay.errors import BadJob
 from forebay.job.job import Job
@@ -19,4 +21,8 @@ def job_of(path: str, words: Sequence[str]) -> Job:
         if name in values:
             raise BadJob(f"{name} is given twice: {values[name]!r} and {value!r}. Give it once.", parameter=name)
         values[name] = value
+    # As `python job.py` does it: a job file may import what lies beside it.
+    folder = str(Path(path).absolute().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     return call_recipe(load_recipe(path), values)

@@ -21,7 +21,7 @@ def scan(
     as_json: AsJson = False,
 ) -> None:
     """Read the footers of a data set: row groups, rows, bytes, schema. Writes the manifest."""
-    with progress_bar() as bar:
+    with progress_bar(hidden=as_json) as bar:
         task = bar.add_task("reading footers", total=None)
         manifest = scan_source(
             uri,

@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from forebay.cache.disk import DiskCache
 from forebay.cache.source import BlockSource, SourceProvider, open_source
-from forebay.cli.output import print_json, print_table, progress_bar
+from forebay.cli.output import only_the_document, print_json, print_table, progress_bar
 from forebay.cli.recipe import job_of
 from forebay.errors import CacheUnusable
 from forebay.job.job import Job
@@ -24,9 +24,10 @@ _COUNTED = ("hits", "stores", "bypasses", "stored_bytes", "source_bytes")
 
 def warm_job(path: str, words: Sequence[str], *, all_nodes: bool, as_json: bool) -> bool:
     """Warm the caches for a job file and say what was done. False if some blocks did not fit."""
-    job = job_of(path, words)
-    job.check()
-    tallies = _warm_nodes(job, _caches(job, all_nodes=all_nodes))
+    with only_the_document(as_json):
+        job = job_of(path, words)
+        job.check()
+        tallies = _warm_nodes(job, _caches(job, all_nodes=all_nodes))
     if as_json:
         print_json({node: {name: tally[name] for name in _COUNTED} for node, tally in tallies.items()})
     else:

@@ -37,10 +37,11 @@ def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = 
     Ray) or an object of your own. Raises `InvalidOption` for an unknown driver, a `ForebayError` for input that cannot
     work, and `RunFailed` for a run that ends without finishing.
     """
-    return (_named(driver) if isinstance(driver, str) else driver).run(job, callbacks)
+    return (named_driver(driver) if isinstance(driver, str) else driver).run(job, callbacks)
 
 
-def _named(name: str) -> Driver:
+def named_driver(name: str) -> Driver:
+    """The driver `name`. Raises `InvalidOption` for one that is unknown, or whose package is not installed."""
     if name not in _DRIVERS:
         raise InvalidOption(
             f"driver={name!r} is unknown. Choose one of {', '.join(map(repr, _DRIVERS))}, or give an object with "

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 from forebay.plan.plan import Plan
 from forebay.transform.block import Block
 
+_LEAST_AHEAD = 2
+
 
 class Blocks(Protocol):
     """Where blocks are asked for, by their index in the manifest."""
@@ -30,7 +32,9 @@ class Demand:
     """Requests the blocks of a rank's lanes in the order of need.
 
     What the current windows hold is asked for whatever its size: the order cannot go on without it. Beyond that, blocks
-    are asked for ahead of need while their bytes stay within `budget_bytes`.
+    are asked for ahead of need while their bytes stay within `budget_bytes`, and always two, so that even the largest
+    are fetched while others are used. How large a row is in a block is learned from the blocks that came: what it takes
+    in Parquet says little about it.
     """
 
     def __init__(
@@ -40,21 +44,36 @@ class Demand:
         self._spans = heapq.merge(*(_lane_spans(plan, epoch, position, lane) for lane in lanes))
         self._next = next(self._spans, None)
         self._ahead: deque[Span] = deque()
+        self._ahead_rows = self._known_rows = self._known_bytes = 0
         self._releases: list[tuple[int, int]] = []
         self._users: dict[int, int] = {}
         self._futures: dict[int, Future[Block]] = {}
-        self.ahead_bytes = 0
+
+    @property
+    def num_ahead(self) -> int:
+        """How many blocks were asked for before they are needed."""
+        return len(self._ahead)
+
+    @property
+    def ahead_bytes(self) -> int:
+        """What they take, as far as is known from the blocks that came."""
+        return self._ahead_rows * self._known_bytes // max(self._known_rows, 1)
+
+    def learn(self, block: Block) -> None:
+        """Take note of how large the rows of a block are."""
+        self._known_rows += block.rows
+        self._known_bytes += block.nbytes
 
     def advance(self, start: int, stop: int) -> list[int]:
         """Ask for what the rows at positions `start` to `stop` need and for more ahead; returns the blocks let go."""
         released = self._release(start)
         while self._ahead and self._ahead[0].need < stop:
-            self.ahead_bytes -= self._bytes(self._ahead.popleft())
+            self._ahead_rows -= self._rows(self._ahead.popleft())
         while self._next is not None and self._next.need < stop:
             self._request(self._next)
-        while self._next is not None and self.ahead_bytes + self._bytes(self._next) <= self._budget_bytes:
+        while self._next is not None and self._has_room(self._next):
             self._ahead.append(self._next)
-            self.ahead_bytes += self._bytes(self._next)
+            self._ahead_rows += self._rows(self._next)
             self._request(self._next)
         return released
 
@@ -83,8 +102,14 @@ class Demand:
                 released.append(block)
         return released
 
-    def _bytes(self, span: Span) -> int:
-        return int(self._plan.manifest.bytes[span.block])
+    def _has_room(self, span: Span) -> bool:
+        if len(self._ahead) < _LEAST_AHEAD:
+            return True
+        rows = self._ahead_rows + self._rows(span)
+        return self._known_rows > 0 and rows * self._known_bytes <= self._budget_bytes * self._known_rows
+
+    def _rows(self, span: Span) -> int:
+        return int(self._plan.manifest.rows[span.block])
 
 
 def _lane_spans(plan: Plan, epoch: int, position: int, lane: int) -> Iterator[Span]:

@@ -10,7 +10,7 @@ from typing import Self
 
 from forebay.cache.disk import DiskCache
 from forebay.cache.source import SourceProvider, open_source
-from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed
+from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed, whole_number
 from forebay.loader.batch import Batch
 from forebay.loader.pipeline import Pipeline, Share
 from forebay.observe import Tally
@@ -63,8 +63,7 @@ class Loader:
         prefetch_bytes: int = 256 << 20,
         tally: Tally | None = None,
     ) -> None:
-        if epoch < 0 or prefetch_bytes < 1:
-            raise InvalidOption(f"epoch={epoch}, prefetch_bytes={prefetch_bytes}: epochs count from 0, bytes from 1.")
+        _check_kinds(plan, transform, cache)
         self.world = world or World()
         plan.owned_lanes(self.world)
         if not plan.num_batches(global_batch, last=last):
@@ -76,15 +75,15 @@ class Loader:
         self._share = Share(
             plan=plan,
             world=self.world,
-            global_batch=global_batch,
+            global_batch=whole_number("global_batch", global_batch),
             last=last,
             as_numpy=as_numpy,
-            prefetch_bytes=prefetch_bytes,
+            prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
         )
         self._transform, self._cache = transform, cache
         self.tally = tally or Tally()
         self.dropped_rows = 0
-        self._epoch, self._position = epoch, 0
+        self._epoch, self._position = whole_number("epoch", epoch), 0
         self._pipeline: Pipeline | None = None
         self._closed = False
 
@@ -130,6 +129,8 @@ class Loader:
         Costs no replay. Raises `CursorMismatch` for a cursor of another plan, or outside of it.
         """
         plan = self._share.plan
+        if not isinstance(cursor, Cursor):
+            raise CursorMismatch(f"seek() was given {cursor!r:.200}. Give a Cursor; Cursor.from_json(text) reads one.")
         if cursor.plan_id != plan.id:
             raise CursorMismatch(
                 f"The cursor was made with plan {cursor.plan_id[:8]}; this loader reads {plan}. Give the same data, "
@@ -142,7 +143,12 @@ class Loader:
         self._stop(timeout_s=5)
         self._epoch, self._position = cursor.epoch, cursor.position
         if not len(self):
+            self.dropped_rows += plan.num_rows - cursor.position
             self._epoch, self._position = cursor.epoch + 1, 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """For a spawned child: a new loader at the same position, with a tally of its own."""
+        return _rebuild, (self._share, self._transform, self._cache, self.cursor())
 
     def close(self, timeout_s: float = 5) -> None:
         """End all threads, within `timeout_s` even if a read is stuck. Idempotent; batches handed out stay valid."""
@@ -178,3 +184,28 @@ class Loader:
             return
         self.dropped_rows += self._share.plan.num_rows - batch.position - batch.size
         self._epoch, self._position = self._epoch + 1, 0
+
+
+def _check_kinds(plan: object, transform: object, cache: object) -> None:
+    """Raises `InvalidOption` for arguments in the wrong place, before one of them fails somewhere inside."""
+    if not isinstance(plan, Plan):
+        raise InvalidOption(f"plan={plan!r:.200}: give what fb.build_plan(manifest) returns.")
+    if not isinstance(transform, Transform):
+        raise InvalidOption(f"transform={transform!r:.200}: give an fb.Transform.")
+    if not (cache is None or isinstance(cache, DiskCache) or hasattr(cache, "source")):
+        raise InvalidOption(f"cache={cache!r:.200}: give fb.DiskCache(path, quota_bytes=...), or None for no cache.")
+
+
+def _rebuild(share: Share, transform: Transform, cache: DiskCache | SourceProvider | None, cursor: Cursor) -> Loader:
+    loader = Loader(
+        share.plan,
+        transform,
+        cache,
+        world=share.world,
+        global_batch=share.global_batch,
+        last=share.last,
+        as_numpy=share.as_numpy,
+        prefetch_bytes=share.prefetch_bytes,
+    )
+    loader.seek(cursor)
+    return loader

@@ -68,7 +68,9 @@ class Pipeline:
         return self._ready.get()
 
     def close(self, timeout_s: float) -> None:
-        """Stop within `timeout_s`, even if a read is stuck; idempotent."""
+        """Stop within `timeout_s`, even if a read is stuck; once closed, nothing more is waited for."""
+        if self._ready.closed:
+            return
         deadline = time.monotonic() + timeout_s
         self._ready.close()
         self._source.close(timeout_s)
@@ -105,7 +107,9 @@ class Pipeline:
         with self._tally.timed("block_wait_s"):
             missing = self._resident.missing(rows)
             for block in missing:
-                self._resident.add(block, self._wait(self._demand.future(block)))
+                made = self._wait(self._demand.future(block))
+                self._demand.learn(made)
+                self._resident.add(block, made)
         with self._tally.timed("gather_s"):
             arrays, num_bytes = self._resident.gather(rows)
         for block in missing:

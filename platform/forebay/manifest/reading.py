@@ -60,9 +60,8 @@ class RowGroupReader:
         """
         row_group = self.manifest[index]
         names = self.manifest.columns if columns is None else tuple(columns)
-        for name in names:
-            if name not in self.manifest.columns:
-                raise missing_column(name, self.manifest.columns, self.manifest.root)
+        for name in sorted(set(names) - set(self.manifest.columns)):
+            raise missing_column(name, self.manifest.columns, self.manifest.root)
         what = f"row group {row_group.index} of {row_group.uri}"
         attempt = partial(self._read_once, row_group, names)
         try:

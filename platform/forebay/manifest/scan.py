@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
@@ -92,6 +93,8 @@ def scan(
 def _check_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     if columns is None:
         return None
+    if isinstance(columns, AbstractSet):
+        raise InvalidOption(f"columns={columns!r} has no order, and every process would make another one. Give a list.")
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     if not names or len(set(names)) < len(names):
         raise InvalidOption(f"columns={columns!r}: select at least one column, and each once; None selects all.")

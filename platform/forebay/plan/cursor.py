@@ -35,11 +35,11 @@ class Cursor:
         """Raises `CursorMismatch` for text that is no cursor, or one of another version."""
         try:
             state = json.loads(text)
-        except ValueError:
+        except (ValueError, TypeError):
             state = None
         if not isinstance(state, dict) or state.pop("version", None) != _VERSION:
             raise CursorMismatch(
-                f"This is no cursor of version {_VERSION}: {text[:200]!r}. Pass the text that Cursor.to_json() wrote, "
+                f"This is no cursor of version {_VERSION}: {text!r:.200}. Pass the text that Cursor.to_json() wrote, "
                 "or read it with the Forebay release that wrote it."
             )
         kinds = {field.name: str if field.name == "plan_id" else int for field in fields(cls)}

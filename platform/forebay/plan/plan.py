@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from forebay.errors import BatchTooSmall, InvalidOption, TooManyRanks
+from forebay.errors import BatchTooSmall, InvalidOption, TooManyRanks, whole_number
 from forebay.manifest.manifest import Manifest
 from forebay.plan.lanes import LaneEpoch, Rows, deal, lane_starts
 from forebay.world import World
@@ -36,15 +36,15 @@ def build_plan(
     Raises:
         InvalidOption: A value that can never work.
     """
-    checks = {
-        "seed": (seed, 0, (1 << 64) - 1),
-        "lanes": (lanes, 1, 1 << 20),
-        "window_rows": (window_rows, 1, 1 << 31),
-    }
-    for name, (value, low, high) in checks.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-            raise InvalidOption(f"{name}={value!r}: it must be an integer from {low} to {high}.", **{name: value})
-    return Plan(manifest, seed=int(seed), lanes=int(lanes), window_rows=int(window_rows), shuffle=bool(shuffle))
+    if not isinstance(manifest, Manifest):
+        raise InvalidOption(f"build_plan was given {manifest!r:.200}. Give it the manifest that fb.scan() returns.")
+    return Plan(
+        manifest,
+        seed=whole_number("seed", seed, most=(1 << 64) - 1),
+        lanes=whole_number("lanes", lanes, least=1, most=1 << 20),
+        window_rows=whole_number("window_rows", window_rows, least=1, most=1 << 31),
+        shuffle=bool(shuffle),
+    )
 
 
 class Plan:
@@ -79,7 +79,7 @@ class Plan:
     def num_batches(self, global_batch: int, start: int = 0, *, last: Last = "balance") -> int:
         """Global batches from position `start` to the end of the epoch."""
         self._check_batch(global_batch, last)
-        left = self.num_rows - start
+        left = self.num_rows - whole_number("start", start, most=self.num_rows)
         return left // global_batch if last == "drop" else -(-left // global_batch)
 
     def batch_size(self, position: int, global_batch: int, *, last: Last = "balance") -> int:
@@ -105,11 +105,8 @@ class Plan:
             InvalidOption: No such epoch or position.
             TooManyRanks, BatchTooSmall: The world or the batch does not fit the lanes.
         """
-        if epoch < 0 or not 0 <= position < self.num_rows:
-            raise InvalidOption(
-                f"epoch {epoch}, position {position}: epochs of this plan count from 0, positions from 0 to "
-                f"{self.num_rows - 1}."
-            )
+        epoch = whole_number("epoch", epoch)
+        position = whole_number("position", position, most=self.num_rows - 1)
         size = self.batch_size(position, global_batch, last=last)
         return self.rows(epoch, position, position + size, self.owned_lanes(world or World()))
 
@@ -158,7 +155,7 @@ class Plan:
             raise InvalidOption(
                 f'last={last!r}: choose "balance" (every row once) or "drop" (equal batches).', last=last
             )
-        if global_batch < self.lanes:
+        if whole_number("global_batch", global_batch) < self.lanes:
             raise BatchTooSmall(
                 f"global_batch={global_batch} is less than the plan's {self.lanes} lanes. Use a global batch of "
                 f"{self.lanes} or more, or build the plan with fewer lanes (this changes the order).",

@@ -44,10 +44,12 @@ def resolve(uri: str | os.PathLike[str]) -> Location:
         InvalidOption: An unknown scheme, or a URI that is malformed.
         ReadFailed: The file system itself cannot be reached.
     """
+    if not isinstance(uri, str | os.PathLike):
+        raise InvalidOption(f"{uri!r} names no place. Give a path or a URI.")
     text = os.fspath(uri)
     found = _SCHEME.match(text)
     if found is None or found[1].lower() == "file":
-        named = Path(text).expanduser() if found is None else Path(unquote(urlsplit(text).path))
+        named = Path(text).expanduser() if found is None else Path(_path_of_file_uri(text))
         # Not Path.resolve: a data set behind a link that is moved to the next version keeps its name.
         path = os.path.normpath(named.absolute())
         return Location(fs.LocalFileSystem(), path, path)
@@ -90,3 +92,13 @@ def _fsspec_location(uri: str, scheme: str) -> Location:
     except ImportError as error:
         raise InvalidOption(f"{uri}: {scheme}:// needs another package: {error}", scheme=scheme) from error
     return Location(fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path, uri)
+
+
+def _path_of_file_uri(uri: str) -> str:
+    """What follows `file://` or `file://localhost`; `?` and `#` may stand in the name of a file."""
+    host, _, path = uri.partition("://")[2].partition("/")
+    if host not in ("", "localhost"):
+        raise InvalidOption(
+            f"{uri!r} names the host {host!r}. A file URI is absolute: file:///{host}/... or a plain path.", uri=uri
+        )
+    return "/" + unquote(path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import pyarrow as pa
 
@@ -14,10 +16,14 @@ _MOST_LISTED = 20
 
 def column_names(feature: str, columns: Sequence[str]) -> tuple[str, ...]:
     """The canonical form of `columns`: one name or a sequence. Raises `InvalidOption` for none, or for one twice."""
+    if isinstance(columns, AbstractSet):
+        raise InvalidOption(
+            f"{feature}(columns={columns!r}) has no order, and every process would make another one. Give a list."
+        )
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise InvalidOption(f"{feature}(columns={columns!r}) names no column. Give one name or a sequence of names.")
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise InvalidOption(
             f"{feature} names {', '.join(map(repr, twice))} twice. Name each column once.", columns=twice

@@ -51,7 +51,7 @@ class Dense:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", column_names("Dense", self.columns))
-        check_dtype("Dense", self.dtype)
+        object.__setattr__(self, "dtype", check_dtype("Dense", self.dtype))
         try:
             pa.scalar(float(self.fill), pa.float64()).cast(pa.from_numpy_dtype(np.dtype(self.dtype)))
         except (pa.ArrowInvalid, TypeError, ValueError) as error:
@@ -169,7 +169,7 @@ class Ragged:
 
     def __post_init__(self) -> None:
         column_names("Ragged", [self.column])
-        check_dtype("Ragged", self.dtype)
+        object.__setattr__(self, "dtype", check_dtype("Ragged", self.dtype))
         if not isinstance(self.max_len, int) or self.max_len < 1:
             raise InvalidOption(
                 f"Ragged(max_len={self.max_len!r}) cannot be. Give an integer from 1 on.", max_len=self.max_len
@@ -242,7 +242,7 @@ class Label:
 
     def __post_init__(self) -> None:
         column_names("Label", [self.column])
-        check_dtype("Label", self.dtype)
+        object.__setattr__(self, "dtype", check_dtype("Label", self.dtype))
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -35,20 +35,38 @@ _GENERATORS = ("dataclasses", "reprlib")
 def function_identity(fn: Callable[..., Any], version: str | None) -> Identity:
     """JSON-able: two functions with equal identity compute the same.
 
-    With `version` that is the function's module, name and version, on the user's word. Without, it is the function's
-    source and bytecode, defaults, closure values and the globals it reads: plain data by value, the user's own
-    functions and classes likewise in turn, installed packages by version. Raises `Unfingerprintable`, naming the
-    variable, for everything else. What cannot be seen at all is a package's hidden state, such as a random generator
-    or a file that it reads: such a function needs a version too.
+    With `version` that is the function's module, name and version, on the user's word, with its settings (arguments of
+    a `functools.partial`, closure values) where they are plain data: one function in two settings is two functions.
+    Without, it is the function's source and bytecode, defaults, closure values and the globals it reads: plain data by
+    value, the user's own functions and classes likewise in turn, installed packages by version. Raises
+    `Unfingerprintable`, naming the variable, for everything else. What cannot be seen at all is a package's hidden
+    state, such as a random generator or a file that it reads: such a function needs a version too.
     """
     if version is None:
         return _Walk(function_name(fn)).identity(fn, "the function itself")
     if not isinstance(version, str) or not version:
         raise InvalidOption(f"version={version!r} is no version. Give a non-empty string such as '1'.", version=version)
-    named = fn
+    named, settings = fn, []
     while isinstance(named, functools.partial):
+        settings += [*named.args, *named.keywords.items()]
         named = named.func
-    return {"function": f"{getattr(named, '__module__', None)}.{function_name(named)}", "version": version}
+    settings += [cell.cell_contents for cell in getattr(named, "__closure__", None) or ()]
+    identity: dict[str, Identity] = {
+        "function": f"{getattr(named, '__module__', None)}.{function_name(named)}",
+        "version": version,
+    }
+    plain: list[Identity] = [found for value in settings if (found := _plain(value)) is not None]
+    if plain:
+        identity["settings"] = plain
+    return identity
+
+
+def _plain(value: object) -> Identity | None:
+    """What a setting is, if it is plain data; for the rest the version has to stand."""
+    try:
+        return value_identity(value)
+    except NotPlain:
+        return None
 
 
 def function_name(fn: Callable[..., Any]) -> str:

@@ -30,12 +30,14 @@ NUMERIC_DTYPES = (
 _REMEDY = "It takes integers, floats, bools and decimals; use Categorical for ids."
 
 
-def check_dtype(feature: str, dtype: str) -> None:
-    """Raises `InvalidOption` for a dtype that is no integer or float of a tensor."""
-    if dtype not in NUMERIC_DTYPES:
+def check_dtype(feature: str, dtype: object) -> str:
+    """The name of `dtype`. Raises `InvalidOption` for one that is no integer or float of a tensor."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype
+    if name not in NUMERIC_DTYPES:
         raise InvalidOption(
             f"{feature}(dtype={dtype!r}) is not known. Give one of {', '.join(NUMERIC_DTYPES)}.", dtype=dtype
         )
+    return str(name)
 
 
 def check_numeric(feature: str, column: str, found: pa.DataType, dtype: str, remedy: str = _REMEDY) -> None:

@@ -14,6 +14,7 @@ from forebay.transform.arrow_types import parse_type
 from forebay.transform.block import Block
 from forebay.transform.features import Categorical, Dense, Feature, Label, Ragged
 from forebay.transform.fingerprint import function_identity, function_name
+from forebay.transform.fresh import refuse_reused
 from forebay.transform.value_identity import Identity, canonical, digest
 
 LAYOUT_VERSION = 1
@@ -135,6 +136,7 @@ def _block_of(fn: RowFunction, batch: pa.RecordBatch) -> Block:
         raise TransformFailed(
             f"Transform function {name} returned a {type(arrays).__name__}. Return {{name: array, ...}}.", function=name
         )
+    refuse_reused(name, arrays.values())
     try:
         return Block.of(arrays, batch.num_rows)
     except TransformFailed as error:

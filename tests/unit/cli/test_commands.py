@@ -97,6 +97,17 @@ def test_run_trains_and_reports(forebay: Call, job_words: Call, tmp_path: Path) 
     assert len(list((tmp_path / "runs" / "small").glob("*.png"))) == 2
 
 
+def test_json_is_one_document_whatever_the_job_prints(job_words: Call) -> None:
+    job = Path(job_words()[0])
+    (job.parent / "beside.py").write_text("import os\nprint('on import')\nos.system('echo from a child')\n")
+    text = job.read_text().replace("def train(worker):", "def train(worker):\n    print('in training')")
+    job.write_text(text.replace("import forebay as fb", "import beside\nimport forebay as fb\nprint('loading')", 1))
+    command = [sys.executable, "-m", "forebay", "run", "--driver", "local", *job_words(workers=2, epochs=1), "--json"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(told.stdout)["epochs"][0]["rows"] == 100
+    assert all(line in told.stderr for line in ("on import", "from a child", "loading", "in training"))
+
+
 def test_python_dash_m_is_the_same_command() -> None:
     told = subprocess.run([sys.executable, "-m", "forebay", "--version"], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == fb.__version__

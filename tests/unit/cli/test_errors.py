@@ -111,12 +111,31 @@ def test_quota_of_zero(forebay: Call, job_words: Call) -> None:
 def test_unwritable_cache(forebay: Call, job_words: Call, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     check(run(forebay, job_words(cache=tmp_path / "file")), "CacheUnusable", "file")
-    check(forebay("cache", "ls", "--path", "/proc/forebay"), "CacheUnusable", "/proc/forebay")
+    check(forebay("cache", "ls", "--path", tmp_path / "typo"), "CacheUnusable", "typo", "not there")
+    assert not (tmp_path / "typo").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    mode = (tmp_path / "mine").stat().st_mode
+    check(forebay("cache", "ls", "--path", tmp_path / "mine"), "CacheUnusable", "no cache")
+    assert (tmp_path / "mine").stat().st_mode == mode
 
 
 def test_cursor_of_another_plan(forebay: Call, job_words: Call) -> None:
     assert run(forebay, job_words(epochs=1)).code == 0
     check(run(forebay, job_words(epochs=3, lanes=8)), "CursorMismatch", "plan", "name")
+
+
+def test_unknown_data_set_is_not_cleared(forebay: Call, job_words: Call, tmp_path: Path) -> None:
+    forebay("warm", *job_words())
+    check(
+        forebay("cache", "clear", "--path", tmp_path / "cache", "--dataset", "nope"), "InvalidOption", "nope", "data-"
+    )
+
+
+def test_unknown_driver_is_refused_before_the_job_is_built(forebay: Call, tmp_path: Path) -> None:
+    job = tmp_path / "slow_job.py"
+    job.write_text("def job() -> None:\n    raise AssertionError('the job was built')\n")
+    check(forebay("run", "--driver", "spark", job), "InvalidOption", "spark", "local")
 
 
 def test_bad_parameters(forebay: Call, job_words: Call, tmp_path: Path) -> None:
@@ -125,7 +144,6 @@ def test_bad_parameters(forebay: Call, job_words: Call, tmp_path: Path) -> None:
     check(run(forebay, [*job_words(), "epochs"]), "BadJob", "name=value")
     check(run(forebay, [*job_words(), "epochs=1", "epochs=2"]), "BadJob", "twice")
     check(run(forebay, [str(tmp_path / "no_job.py")]), "BadJob", "no_job.py")
-    check(forebay("run", "--driver", "spark", *job_words()), "InvalidOption", "spark", "local")
 
 
 def test_what_is_no_manifest(forebay: Call, tmp_path: Path) -> None:
@@ -136,7 +154,7 @@ def test_what_is_no_manifest(forebay: Call, tmp_path: Path) -> None:
 
 def test_json_errors_are_json(forebay: Call, tmp_path: Path) -> None:
     said = forebay("scan", tmp_path / "nowhere", "--json")
-    assert json.loads(said.err.splitlines()[-1])["error"] == "NoFiles"
+    assert json.loads(said.err)["error"] == "NoFiles"
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
             main(["run", "--driver", "local", str(ROOT / "jobs" / job), *words, "--json"])
         said = capsys.readouterr()
         assert not ended.value.code, said.err
-        return json.loads(said.out.splitlines()[-1])
+        return json.loads(said.out)
 
     return call
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import forebay as fb
 from forebay.errors import (
     BatchTooSmall,
     CorruptFile,
+    CursorMismatch,
     InvalidOption,
     LoaderClosed,
     MissingColumn,
@@ -147,7 +149,9 @@ def test_reads_stay_within_the_byte_budget(
         batches = iter(loader)
         next(batches)
         time.sleep(1)
-        assert len(opened) <= 5 + 2 * 4 + 12, "half the budget ahead, what the windows need, what finished batches used"
+        assert len(opened) <= 10 + 2 * 4 + 12, (
+            "half the budget ahead, what the windows need, what finished batches used"
+        )
         assert sum(1 for _ in batches) == plan.num_batches(20) - 1
 
 
@@ -196,12 +200,31 @@ def test_corrupt_pages_reach_the_trainer(small: Any) -> None:
         ({"global_batch": 200, "last": "drop"}, InvalidOption, "drops all 176 rows"),
         ({"last": "pad"}, InvalidOption, "balance"),
         ({"epoch": -1}, InvalidOption, "epoch=-1"),
+        ({"epoch": 1.5}, InvalidOption, "epoch=1.5"),
+        ({"global_batch": 64.0}, InvalidOption, "global_batch=64.0"),
+        ({"cache": "/tmp/x"}, InvalidOption, "DiskCache"),
         ({"prefetch_bytes": 0}, InvalidOption, "prefetch_bytes=0"),
     ],
 )
 def test_bad_options_fail_before_any_thread(small: Any, options: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         small.loader(**options)
+
+
+def test_arguments_in_the_wrong_place_are_named(small: Any) -> None:
+    with pytest.raises(InvalidOption, match="build_plan"):
+        fb.Loader(small.manifest, small.transform, global_batch=16)
+    with pytest.raises(InvalidOption, match=r"fb\.Transform"):
+        fb.Loader(small.plan, None, global_batch=16)
+    with small.loader() as loader, pytest.raises(CursorMismatch, match="from_json"):
+        loader.seek(loader.cursor().to_json())
+
+
+def test_numpy_integers_are_integers(small: Any) -> None:
+    with fb.Loader(small.plan, small.transform, global_batch=np.int64(16), epoch=np.int32(1)) as loader:
+        assert fb.Cursor.from_json(loader.cursor().to_json()).global_batch == 16
+    rows = small.plan.batch(np.int64(1), np.int64(0), np.int64(16), fb.World(rank=np.int64(1), size=np.int64(2)))
+    assert rows.row.tolist() == small.plan.batch(1, 0, 16, fb.World(rank=1, size=2)).row.tolist()
 
 
 def test_missing_columns_fail_before_any_thread(small: Any) -> None:
@@ -212,6 +235,52 @@ def test_missing_columns_fail_before_any_thread(small: Any) -> None:
 def _child(loader: fb.Loader, answer: Any) -> None:
     answer.put([np.asarray(batch["id"]).tolist() for batch in loader])
     loader.close()
+
+
+def test_close_does_not_wait_twice(small: Any) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def stuck(batch: Any) -> dict[str, np.ndarray]:
+        entered.set()
+        release.wait(30)
+        return {"id": batch.column("id").to_numpy()}
+
+    loader, ended = fb.Loader(small.plan, fb.Transform(fn=stuck, version="1"), global_batch=16), []
+
+    def consume() -> None:
+        with pytest.raises(LoaderClosed):
+            next(iter(loader))
+        ended.append(time.monotonic())
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    assert entered.wait(10)
+    start = time.monotonic()
+    loader.close(timeout_s=0.5)
+    consumer.join(10)
+    release.set()
+    assert ended[0] - start < 3
+
+
+def test_many_blocks_take_few_descriptors(parquet_folder: Callable[..., Path], cache: fb.DiskCache) -> None:
+    """A map must not keep its file open: a node has thousands of blocks and often 1,024 descriptors."""
+    manifest = fb.scan(str(parquet_folder({"a.parquet": [5000] * 20})), columns=["id", "x0"])
+    plan = fb.build_plan(manifest, lanes=2)
+    with fb.Loader(plan, fb.Transform(x=fb.Dense(["x0", "id"])), cache, global_batch=64) as loader:
+        list(loader)
+        batches = iter(loader)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(5):  # with the first batch it learns how small blocks are, and asks for all
+            next(batches)
+        assert len(loader._pipeline._demand._users) == 20
+        assert len(list(Path("/proc/self/fd").iterdir())) - before < 10
+
+
+def test_a_loader_travels_to_a_spawned_child(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
+    with small.loader(cache) as loader:
+        next(iter(loader))
+        with pickle.loads(pickle.dumps(loader)) as copy:
+            assert epoch_ids(copy) == epoch_ids(loader)
 
 
 def _spawned(plan: fb.Plan, transform: fb.Transform, cache: fb.DiskCache, answer: Any) -> None:

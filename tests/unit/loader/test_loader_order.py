@@ -140,6 +140,8 @@ def test_drop_reports_what_it_dropped(small: Any, cache: fb.DiskCache) -> None:
         assert [batch.size for batch in loader] == [50, 50, 50]
         assert loader.dropped_rows == 26
         assert loader.cursor().epoch == 1
+        loader.seek(fb.Cursor(plan_id=small.plan.id, epoch=1, position=150, global_batch=50))
+        assert (loader.epoch, loader.dropped_rows) == (2, 52)
 
 
 def test_tiny_data_gives_every_rank_a_step(parquet_folder: Callable[..., Path], epoch_ids: Ids) -> None:

@@ -197,9 +197,9 @@ def test_refusals_say_what_to_do(memory_manifest: Make) -> None:
         plan.batch(0, 0, 8, World(size=5))
     with pytest.raises(BatchTooSmall, match="global_batch=3.*4 or more"):
         plan.num_batches(3)
-    with pytest.raises(InvalidOption, match="positions from 0 to 99"):
+    with pytest.raises(InvalidOption, match="position=100: .* from 0 to 99"):
         plan.batch(0, 100, 8)
-    with pytest.raises(InvalidOption, match="epoch -1"):
+    with pytest.raises(InvalidOption, match="epoch=-1"):
         plan.batch(-1, 0, 8)
     with pytest.raises(InvalidOption, match="pad.*balance"):
         plan.num_batches(8, last="pad")

@@ -413,7 +413,8 @@ def test_a_version_stands_for_the_whole_function(load: Load) -> None:
     assert function_identity(first, "1") == function_identity(second, "1")
     assert function_identity(first, "1") != function_identity(first, "2")
     assert function_identity(first, "1") != function_identity(renamed, "1")
-    assert function_identity(functools.partial(first, 1), "1") == function_identity(first, "1")
+    assert function_identity(functools.partial(first, open), "1") == function_identity(first, "1")
+    assert function_identity(functools.partial(first, 1), "1") != function_identity(functools.partial(first, 2), "1")
 
 
 @pytest.mark.parametrize("version", ["", 3])
