@@ -28,8 +28,9 @@ class Transform:
     """Which columns become which arrays.
 
     Either feature groups, each keyword naming an array of the batch, or `fn`: RecordBatch -> dict of arrays, all with
-    one entry per row of the batch, in order (a row group arrives as one batch). Immutable and picklable; the
-    fingerprint is taken here, once, and travels along.
+    one entry per row of the batch, in order (a row group arrives as one batch). `fn` is called by several threads at
+    once and must return new arrays every time. Immutable and picklable; the fingerprint is taken here, once, and
+    travels along.
 
     Raises `InvalidOption` unless exactly one of `fn` and features is given, or when two features make an array of one
     name, and `Unfingerprintable` for a `fn` that needs a `version` and has none.
