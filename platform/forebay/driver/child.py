@@ -9,6 +9,7 @@ import threading
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import torch
 
@@ -94,9 +95,7 @@ def main(descriptor: int) -> None:
         try:
             link.report(Done(stopped=_train(start, link)))
         except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
-            link.report(Raised.of(error, start.world.rank))
-            # Leaving now would break the other ranks' connections, and their errors would hide this one.
-            threading.Event().wait()
+            _tell_and_stay(error, start, link)
 
 
 def _train(start: Start, link: DriverLink) -> str | None:
@@ -105,4 +104,17 @@ def _train(start: Start, link: DriverLink) -> str | None:
     cache = None if launch.cache is None else launch.cache.open()
     device = device_of(launch.resources, start.world.local_rank)
     with process_group(start.world, start.rendezvous, device=device, timeout_s=COLLECTIVE_TIMEOUT_S) as collective:
-        return work(launch, collective, cache, link)
+        try:
+            return work(launch, collective, cache, link)
+        except BaseException as error:  # noqa: BLE001 - as above; told before the process group is left
+            _tell_and_stay(error, start, link)
+
+
+def _tell_and_stay(error: BaseException, start: Start, link: DriverLink) -> NoReturn:
+    """Wait for the driver to end this process.
+
+    Leaving, the process group included, would break the other ranks' connections, and their errors would hide this one.
+    """
+    link.report(Raised.of(error, start.world.rank))
+    while True:
+        threading.Event().wait()

@@ -18,9 +18,10 @@ class Driver(Protocol):
     Laws: `job.check()` comes before any worker; callbacks are called in this process, in the order of events, from the
     thread that called `run`; a train function that raises ends the run at once with a `RunFailed` that shows its
     traceback (a `ForebayError` as itself); only dead workers are replaced, at most `job.max_failures` times, and
-    training goes on from the newest commit; a run of the same name continues, and one that is finished returns its
-    result without training; no process, actor, placement group or environment variable is left behind, whatever is
-    raised.
+    training goes on from the newest commit; a run of the same name continues, one that is finished returns its result
+    without training, and one that is under way is refused with `InvalidOption`; a train function that returns before
+    the last epoch unasked is a `BadJob`; no process, actor, placement group or environment variable is left behind,
+    whatever is raised.
     """
 
     def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result: ...

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import site
 import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 import cloudpickle
@@ -16,7 +18,7 @@ import torch
 from forebay.cache.disk import DiskCache
 from forebay.cache.source import SourceProvider
 from forebay.cache.spec import CacheSpec
-from forebay.errors import InvalidOption
+from forebay.errors import BadJob, InvalidOption
 from forebay.job.job import Resources
 from forebay.train.assignment import Assignment
 from forebay.train.collective import Collective
@@ -44,10 +46,21 @@ def pack(launch: Launch) -> bytes:
     """Pickle `launch` for another process.
 
     Code of installed packages travels as names. Code of the user's own files (a job loaded by path, a notebook, a test)
-    travels as itself, since the other process may not be able to import it.
+    travels as itself, since the other process may not be able to import it. Raises `BadJob`, naming what cannot travel.
     """
     with _pickled_by_value(_own_modules()):
-        return bytes(cloudpickle.dumps(launch))
+        try:
+            return bytes(cloudpickle.dumps(launch))
+        except Exception as error:  # what a job holds may raise anything
+            parts = {"the data": launch.assignment, "the cache": launch.cache, **_parts_of(launch.train)}
+            stuck = [f"{name} ({reason})" for name, part in parts.items() if (reason := _why_not_pickled(part))]
+            title = title_of(launch.train)
+            raise BadJob(
+                f"the train function {title} cannot be sent to a worker process: "
+                f"{', '.join(stuck) or f'{type(error).__name__}: {error}'}. Make locks, connections, open files and "
+                f"the like within {title}, or use workers=1 and driver='local'.",
+                train=title,
+            ) from error
 
 
 def unpack(payload: bytes) -> Launch:
@@ -60,7 +73,10 @@ def unpack(payload: bytes) -> Launch:
 def work(
     launch: Launch, collective: Collective, cache: DiskCache | SourceProvider | None, reporter: Reporter
 ) -> str | None:
-    """Train to the end as one of the workers; the answer is why it stopped early, if it did."""
+    """Train to the end as one of the workers; the answer is why it stopped early, if it did.
+
+    Raises `BadJob` for a train function that returns before the last epoch though nobody asked it to stop.
+    """
     if collective.world.is_first:
         reporter.report(
             Started(
@@ -72,7 +88,22 @@ def work(
         )
     worker = Worker(launch.assignment, collective, cache, CommitDirectory(launch.commits), reporter)
     worker.run(launch.train)
+    if worker.epoch < worker.epochs and worker.stopped is None:
+        raise BadJob(
+            f"the train function returned in epoch {worker.epoch + 1} of {worker.epochs}, after step {worker.step}. "
+            "Iterate worker.loader() to its end and commit every step; to end a run early, let a callback call "
+            "control.stop(reason).",
+            epoch=worker.epoch,
+            step=worker.step,
+        )
     return worker.stopped
+
+
+def title_of(train: object) -> str:
+    """The train function's name."""
+    while isinstance(train, partial):
+        train = train.func
+    return str(getattr(train, "__name__", type(train).__name__))
 
 
 def device_of(resources: Resources, local_rank: int) -> torch.device:
@@ -87,6 +118,29 @@ def device_of(resources: Resources, local_rank: int) -> torch.device:
             gpus=resources.gpus,
         )
     return torch.device("cuda", local_rank % found)
+
+
+def _parts_of(train: object) -> dict[str, object]:
+    """What a train function takes along: arguments of a `partial`, and the variables around it that it uses."""
+    if isinstance(train, partial):
+        given = {f"argument {number + 1}": value for number, value in enumerate(train.args)}
+        given |= {f"argument {name!r}": value for name, value in train.keywords.items()}
+        return given | _parts_of(train.func)
+    if not inspect.isfunction(train):
+        return {title_of(train): train}
+    try:
+        around = inspect.getclosurevars(train)
+    except ValueError:  # a variable around it has no value yet
+        return {title_of(train): train}
+    return {f"variable {name!r}": value for name, value in {**around.globals, **around.nonlocals}.items()}
+
+
+def _why_not_pickled(part: object) -> str | None:
+    try:
+        cloudpickle.dumps(part)
+    except Exception as error:  # noqa: BLE001 - what a job holds may raise anything
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _own_modules() -> list[ModuleType]:

@@ -53,7 +53,7 @@ def _run_here(run: Run) -> Result:
             stopped = work(launch, Alone(device), cache, DirectReporter(run))
     except ForebayError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() would end this process as if all were well
         raise Raised.of(error, rank=0).as_error(run.name) from error
     return run.finish(stopped)
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import ray
 
+from forebay.errors import InvalidOption
 from forebay.job.job import Job
 
 ADDRESS = "RAY_ADDRESS"
+ANSWER_S = 5.0
 
 # Defaults of Ray Train that a run would trip over (Ray 2.60); a variable that is set already is left alone.
 TRAIN_ENVIRONMENT: Mapping[str, str] = {
@@ -35,7 +38,7 @@ def session_text() -> str:
     """What `ray_session` is about to do, for people."""
     if ray.is_initialized():
         return "using the Ray of this process"
-    if ADDRESS in os.environ:
+    if os.environ.get(ADDRESS):
         return f"connecting to Ray at {os.environ[ADDRESS]}"
     return "starting Ray on this machine"
 
@@ -44,21 +47,46 @@ def session_text() -> str:
 def ray_session(job: Job) -> Iterator[bool]:
     """Use the Ray that is running, the cluster at `RAY_ADDRESS`, or one started on this machine, in this order.
 
-    Yields whether this machine's Ray was started here, and so ends with the block.
+    Yields whether this machine's Ray was started here, and so ends with the block. Raises `InvalidOption` for a
+    `RAY_ADDRESS` that is none, or that does not answer.
     """
     if ray.is_initialized():
         yield False
         return
-    own = ADDRESS not in os.environ
+    address = os.environ.get(ADDRESS)
     with _environment_put_back():
-        if own:
+        if not address:
             ray.init(address="local", **_resources(job), include_dashboard=False, logging_level=logging.ERROR)
         else:
-            ray.init(logging_level=logging.ERROR)
+            _connect(address)
         try:
-            yield own
+            yield not address
         finally:
             ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    """`ray.init` with `RAY_ADDRESS`, but at once where it would try for minutes to reach what is not there."""
+    scheme, _, place = address.rpartition("://")
+    if scheme in ("http", "https"):
+        raise InvalidOption(
+            f"{ADDRESS}={address} is the address of Ray's dashboard, which takes submitted jobs only. A run connects "
+            "to host:port as `ray start --head` printed it (port 6379), to ray://host:10001, or to 'auto' on a node "
+            "of the cluster.",
+            address=address,
+        )
+    host, _, port = place.rpartition(":")
+    try:
+        if host and port.isdigit():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+        ray.init(logging_level=logging.ERROR)
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
+        ray.shutdown()
+        raise InvalidOption(
+            f"{ADDRESS}={address} does not answer ({error}). Give the address of a cluster that is running (host:port, "
+            f"ray://host:port, or 'auto' on one of its nodes), or unset {ADDRESS} to start Ray on this machine.",
+            address=address,
+        ) from error
 
 
 @contextmanager

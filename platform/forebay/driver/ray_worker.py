@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 import ray.train
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import RayActorError
 
 from forebay.cache.node import attach
 from forebay.driver.launch import device_of, unpack, work
@@ -18,7 +19,8 @@ from forebay.train.events import Event
 from forebay.train.torch_collective import TorchCollective
 from forebay.world import World
 
-# A process that was killed is known within milliseconds; a node that fell silent, after this.
+# A process that was killed is known within milliseconds. One that is silent for longer is most likely busy: a train
+# function that holds the interpreter's lock answers nobody.
 PEER_TIMEOUT_S = 5.0
 
 
@@ -32,7 +34,7 @@ class PeerLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorReporter:
-    """A `Reporter` that sends events to the coordinator and waits for no answer."""
+    """A `Reporter` that sends events to the coordinator and waits for no answer. Ends this process when it is gone."""
 
     coordinator: ActorHandle
 
@@ -40,7 +42,10 @@ class CoordinatorReporter:
         self.coordinator.report.remote(event)
 
     def stop_requested(self) -> str | None:
-        reason: str | None = ray.get(self.coordinator.stop_reason.remote())
+        try:
+            reason: str | None = ray.get(self.coordinator.stop_reason.remote())
+        except RayActorError:
+            os._exit(1)  # gone with the driver: the run may go on elsewhere, and what this orphan saves would hurt it
         return reason
 
 
@@ -83,13 +88,14 @@ def _world() -> World:
 def _lost_peers(coordinator: ActorHandle, world: World) -> list[int]:
     """Ranks of this attempt whose process is gone: then the error at hand only followed from that."""
     workers: dict[int, ActorHandle] = ray.get(coordinator.workers.remote())
-    answers = {rank: peer.__ray_ready__.remote() for rank, peer in workers.items() if rank != world.rank}
-    return [rank for rank, answer in answers.items() if not _is_alive(answer)]
+    answers = {peer.__ray_ready__.remote(): rank for rank, peer in workers.items() if rank != world.rank}
+    answered, _ = ray.wait(list(answers), num_returns=len(answers), timeout=PEER_TIMEOUT_S) if answers else ([], [])
+    return sorted(answers[answer] for answer in answered if not _is_alive(answer))
 
 
 def _is_alive(answer: Any) -> bool:
     try:
-        ray.get(answer, timeout=PEER_TIMEOUT_S)
-    except (RayActorError, GetTimeoutError):
+        ray.get(answer)
+    except RayActorError:
         return False
     return True

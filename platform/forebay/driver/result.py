@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from forebay.errors import InvalidOption
 from forebay.storage.filesystem import resolve
@@ -12,6 +14,8 @@ from forebay.train.events import EpochEnded, Reported
 
 FILE_NAME = "result.json"
 VERSION = 1
+# A diverged run is a result too, but JSON has no word for these numbers: they are written as strings.
+NO_JSON_NUMBERS = ("NaN", "Infinity", "-Infinity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,12 @@ class Result:
     @property
     def is_finished(self) -> bool:
         """Whether every epoch was trained."""
-        return len(self.epochs) >= self.num_epochs
+        return self.epochs_done >= self.num_epochs
+
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs were trained, be there an account of each or not."""
+        return self.epochs[-1].epoch + 1 if self.epochs else 0
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -42,8 +51,7 @@ class Result:
         return self.epochs[-1].metrics if self.epochs else {}
 
     def to_json(self) -> str:
-        # A metric that is NaN or infinite must survive: a diverged run is a result too.
-        return json.dumps({"version": VERSION, **asdict(self)})
+        return json.dumps({"version": VERSION, **_strict(asdict(self))}, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Result:
@@ -52,8 +60,8 @@ class Result:
             facts = json.loads(text)
             if facts.pop("version") != VERSION:
                 raise ValueError("another version")
-            epochs = tuple(EpochEnded(**epoch) for epoch in facts.pop("epochs"))
-            steps = tuple(Reported(**step) for step in facts.pop("steps"))
+            epochs = tuple(EpochEnded(**_numbers(epoch)) for epoch in facts.pop("epochs"))
+            steps = tuple(Reported(**_numbers(step)) for step in facts.pop("steps"))
             return cls(epochs=epochs, steps=steps, **facts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidOption(
@@ -73,13 +81,19 @@ def save_result(result: Result) -> None:
 
 
 def load_result(path: str) -> Result | None:
-    """The result in the run folder `path`, or None where no run has been."""
+    """The result in the run folder `path`, or None where no run has been. Raises `InvalidOption` if it is a file."""
     place = resolve(path)
     try:
         with place.fs.open_input_stream(f"{place.path}/{FILE_NAME}") as stream:
             return Result.from_json(stream.read().decode())
     except FileNotFoundError:
         return None
+    except NotADirectoryError as error:
+        raise InvalidOption(
+            f"{path} is a file, and a run keeps what it makes in a folder of its name. Give the run another name, or "
+            "another storage.",
+            path=path,
+        ) from error
 
 
 def below(uri: str, name: str) -> str:
@@ -90,3 +104,23 @@ def below(uri: str, name: str) -> str:
     """
     folder, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
     return f"{folder.rstrip('/')}/{name}{mark}{options}"
+
+
+def _strict(value: Any) -> Any:
+    """`value` with strings for the numbers that JSON does not know."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        return {name: _strict(each) for name, each in value.items()}
+    return [_strict(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts that are numbers and mappings to numbers, as they were before `_strict`."""
+    return {name: _number(fact) for name, fact in facts.items()}
+
+
+def _number(fact: Any) -> Any:
+    if isinstance(fact, dict):
+        return _numbers(fact)
+    return float(fact) if fact in NO_JSON_NUMBERS else fact

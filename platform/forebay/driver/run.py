@@ -7,18 +7,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Self
 
-from pyarrow.fs import FileSystem, FileType
-
 from forebay.driver.callbacks import Callback, Control, notify
+from forebay.driver.claim import claim, claim_new
 from forebay.driver.history import History
-from forebay.driver.launch import Launch
+from forebay.driver.launch import Launch, title_of
 from forebay.driver.result import Result, below, load_result, save_result
 from forebay.errors import CursorMismatch, RunFailed
 from forebay.job.job import Job
-from forebay.storage.filesystem import resolve
 from forebay.train.events import EpochEnded, Event, Failed, Finished
 
 log = logging.getLogger(__name__)
@@ -27,8 +24,9 @@ log = logging.getLogger(__name__)
 class Run:
     """Takes the events of `job`'s workers, tells `callbacks`, and keeps `result.json` up to date.
 
-    A name that was run before is continued: its earlier epochs are part of the result. Raises what `job.check()`
-    raises, and `CursorMismatch` if the earlier run was made with another plan.
+    A name that was run before is continued: its earlier epochs are part of the result. The run's folder is held until
+    the end of the `with` block. Raises what `job.check()` raises, `CursorMismatch` if the earlier run was made with
+    another plan, and `InvalidOption` if the run is under way or its folder cannot be used.
     """
 
     def __init__(self, job: Job, callbacks: Sequence[Callback] = ()) -> None:
@@ -37,8 +35,13 @@ class Run:
         self.control = Control()
         self._callbacks = tuple(callbacks)
         self._failures = 0
-        self.name, self.path = _place(job)
-        self._history = History(self._earlier_result() or self._empty_result())
+        self._claim = claim_new(job.storage, _title(job)) if job.name is None else claim(job.storage, job.name)
+        self.name, self.path = self._claim.name, self._claim.path
+        try:
+            self._history = History(self._earlier_result() or self._empty_result())
+        except BaseException:
+            self._claim.release()
+            raise
 
     def _earlier_result(self) -> Result | None:
         earlier = load_result(self.path)
@@ -51,7 +54,7 @@ class Run:
                 found=earlier.plan_id,
                 wanted=self.job.data.plan.id,
             )
-        return earlier and replace(earlier, num_epochs=max(self.job.epochs, len(earlier.epochs)))
+        return earlier and replace(earlier, num_epochs=max(self.job.epochs, earlier.epochs_done))
 
     def _empty_result(self) -> Result:
         return Result(name=self.name, path=self.path, plan_id=self.job.data.plan.id, num_epochs=self.job.epochs)
@@ -71,7 +74,7 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether every epoch the job asks for is already trained."""
-        return len(self.result.epochs) >= self.job.epochs
+        return self.result.epochs_done >= self.job.epochs
 
     @property
     def result(self) -> Result:
@@ -81,9 +84,14 @@ class Run:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
-        """Tell the callbacks how a run that raises ended, so that each can put away what it holds."""
-        if error is None:
-            return
+        """Let go of the folder; of a run that raises, tell the callbacks, so that each can put away what it holds."""
+        try:
+            if error is not None:
+                self._tell_end(error)
+        finally:
+            self._claim.release()
+
+    def _tell_end(self, error: BaseException) -> None:
         event = Failed(error=_summary(error), failures=self._failures + 1, will_retry=False)
         self._history.record(event)
         save_result(self.result)
@@ -93,7 +101,12 @@ class Run:
             log.warning("A callback raised on the end of a run that had failed already.", exc_info=True)
 
     def tell(self, event: Event) -> None:
-        """Record `event` and tell the callbacks. Raises `RunFailed` if one of them raises."""
+        """Record `event` and tell the callbacks. Raises `RunFailed` if one of them raises.
+
+        An epoch that is told again in the same words, as every worker does that resumes, is no news.
+        """
+        if isinstance(event, EpochEnded) and self._history.knows(event):
+            return
         self._history.record(event)
         if isinstance(event, Failed):
             self._failures = event.failures
@@ -126,23 +139,10 @@ class Run:
         return self.result
 
 
-def _place(job: Job) -> tuple[str, str]:
-    """Name and folder of the run; a job without a name gets one that is not taken."""
-    storage = resolve(job.storage)
-    wanted = job.name or f"{_title(job)}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    name, number = wanted, 2
-    while job.name is None and _exists(storage.fs, f"{storage.path}/{name}"):
-        name, number = f"{wanted}-{number}", number + 1
-    return name, below(storage.uri, name)
-
-
 def _title(job: Job) -> str:
-    """The train function's name, in letters a folder may have."""
-    train: object = job.train
-    while isinstance(train, partial):
-        train = train.func
-    title = getattr(train, "__name__", type(train).__name__)
-    return re.sub(r"[^A-Za-z0-9_]+", "-", title).strip("-_") or "run"
+    """What to call a run without a name: the train function and the time, in letters a folder may have."""
+    title = re.sub(r"[^A-Za-z0-9_]+", "-", title_of(job.train)).strip("-_") or "run"
+    return f"{title}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def _summary(error: BaseException) -> str:
@@ -152,7 +152,3 @@ def _summary(error: BaseException) -> str:
     if isinstance(error, RunFailed) and "summary" in error.facts:
         return str(error.facts["summary"])
     return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def _exists(fs: FileSystem, path: str) -> bool:
-    return bool(fs.get_file_info(path).type != FileType.NotFound)

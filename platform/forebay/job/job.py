@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -102,7 +103,8 @@ def _check_count(option: str, found: object, least: int) -> None:
 
 def _check_writable(storage: str) -> None:
     place = resolve(storage)
-    probe = f"{place.path}/.forebay-write-check"
+    # A name of its own: another job may be checking the same storage just now.
+    probe = f"{place.path}/.forebay-write-check-{uuid.uuid4().hex}"
     try:
         place.fs.create_dir(place.path, recursive=True)
         with place.fs.open_output_stream(probe) as stream:

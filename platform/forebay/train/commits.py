@@ -19,9 +19,10 @@ from forebay.errors import CursorMismatch, InvalidOption
 from forebay.plan.cursor import Cursor
 from forebay.storage.filesystem import resolve
 from forebay.storage.retry import ReadPolicy, read
+from forebay.train.loadable import LoadableTypes
 from forebay.world import World
 
-VERSION = 1
+VERSION = 2
 STATE, SEAL = "state.pt", "commit.json"
 STEP_FORM = re.compile(r"step-(\d{9,})")
 
@@ -58,19 +59,22 @@ class CommitDirectory:
         self._place = resolve(uri)
         self._fs = self._place.fs
         self._keep_last = keep_last
+        self._loadable = LoadableTypes()
 
     def save(self, commit: Commit) -> None:
         """Write `commit`, seal it, then delete what it supersedes: all but the newest `keep_last`, and later steps.
 
-        Later steps can only be left from a future that was given up by going back.
+        Later steps can only be left from a future that was given up by going back. Raises `BadJob` for a state that
+        could not be read back.
         """
+        buffer = io.BytesIO()
+        torch.save(dict(commit.state), buffer)
+        self._loadable.check(commit.state, buffer)
+        state = buffer.getbuffer()
         folder = self._folder(commit.step)
         if self._fs.get_file_info(folder).type != FileType.NotFound:
             self._delete(commit.step)
         self._fs.create_dir(folder, recursive=True)
-        buffer = io.BytesIO()
-        torch.save(dict(commit.state), buffer)
-        state = buffer.getbuffer()
         header = {
             "version": VERSION,
             "step": commit.step,
@@ -87,7 +91,7 @@ class CommitDirectory:
         """The newest commit that is whole, or None; those that are torn are logged and passed over.
 
         Raises:
-            CursorMismatch: It was written by a later release of Forebay.
+            CursorMismatch: It was written by another release of Forebay, in a form this one does not read.
             ReadFailed: Storage does not answer; going back to an older commit would then be wrong.
         """
         for step in self._steps():

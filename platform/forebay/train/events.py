@@ -54,8 +54,9 @@ class EpochEnded:
     were trained on, over all ranks. `seconds` is the wall time of the epoch; `wait_s` (for data), `eval_s` and
     `commit_s` are the parts of it that were not training steps: means over ranks, but `commit_s` is the slowest rank's,
     for which the others wait. `tally` sums `forebay.observe.METRICS` over ranks, the held-out data's blocks included.
-    After a resume in mid-epoch the account goes on from the commit, so it covers what shaped the model; an epoch that
-    ended with the commit is told again, and the later account of an epoch stands.
+    After a resume in mid-epoch the account goes on from the commit, so it covers what shaped the model. A worker that
+    resumes tells all earlier epochs again; the later account of an epoch stands, and one that says nothing new stays
+    with the driver.
     """
 
     epoch: int

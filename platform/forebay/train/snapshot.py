@@ -19,7 +19,7 @@ class Snapshot:
 
     `objects` holds the state of model, optimizer and whatever else is tracked; `rng` the random generators of every
     rank; `rows` the global rows trained since the run began; `facts` the account of the epoch that is under way;
-    `ended` the epoch that ended with this very commit.
+    `ended` every epoch that has ended, in order: whoever follows the run may have missed any of them.
     """
 
     step: int
@@ -28,7 +28,7 @@ class Snapshot:
     rng: Sequence[Mapping[str, Any]]
     rows: int
     facts: Facts
-    ended: EpochEnded | None
+    ended: Sequence[EpochEnded]
 
     def to_commit(self, world: World) -> Commit:
         """As plain containers, which `torch.load(weights_only=True)` accepts."""
@@ -37,7 +37,7 @@ class Snapshot:
             "rng": list(self.rng),
             "rows": self.rows,
             "facts": asdict(self.facts),
-            "ended": asdict(self.ended) if self.ended else None,
+            "ended": [asdict(epoch) for epoch in self.ended],
         }
         return Commit(step=self.step, cursor=self.cursor, world=world, state=state)
 
@@ -52,5 +52,5 @@ class Snapshot:
             rng=state["rng"],
             rows=state["rows"],
             facts=Facts(**state["facts"]),
-            ended=EpochEnded(**state["ended"]) if state["ended"] else None,
+            ended=tuple(EpochEnded(**epoch) for epoch in state["ended"]),
         )

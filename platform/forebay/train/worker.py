@@ -79,6 +79,7 @@ class Worker:
         self._account = self._open_account(Facts())
         self._drawn: _Drawn | None = None
         self._restored: Snapshot | None = None
+        self._ended: tuple[EpochEnded, ...] = ()
         self._out_of_place = True
         self.stopped: str | None = None
 
@@ -210,9 +211,10 @@ class Worker:
         self._data.check_cursor(commit.cursor, step=commit.step)
         snapshot = Snapshot.from_commit(commit)
         self._put_back(snapshot)
-        if snapshot.ended is not None and self.world.is_first:
-            # Told again: the worker may have died after it saved the end of the epoch and before anyone heard of it.
-            self._reporter.report(snapshot.ended)
+        if self.world.is_first:
+            # Told again: workers may have trained on for epochs after the driver, who would have heard of them, died.
+            for ended in snapshot.ended:
+                self._reporter.report(ended)
         return True
 
     def close(self) -> None:
@@ -224,6 +226,7 @@ class Worker:
         self._step, self._rows, self._cursor = snapshot.step, snapshot.rows, snapshot.cursor
         self._account = self._open_account(snapshot.facts.for_rank(self.world.rank))
         self._drawn, self._restored, self._out_of_place = None, snapshot, True
+        self._ended = tuple(snapshot.ended)
 
     def _take_place(self, loader: Loader) -> None:
         """Stand where the next batch comes from, with the random numbers that an undisturbed run would draw there."""
@@ -256,17 +259,19 @@ class Worker:
     def _save(self) -> None:
         began = time.perf_counter()
         facts, states = self._exchange()
-        self._write(facts, states, ended=None)
+        self._write(facts, states, ended=self._ended)
         self._account.spend("commit_s", time.perf_counter() - began)
 
     def _end_epoch(self, epoch: int) -> None:
         began = time.perf_counter()
         facts, states = self._exchange()
         ended = facts.epoch_ended(epoch=epoch, step=self._step, dropped_rows=self._data.dropped_rows)
-        self._write(Facts(), states, ended=ended)
+        self._write(Facts(), states, ended=(*self._ended, ended))
         took = time.perf_counter() - began
+        ended = replace(ended, seconds=ended.seconds + took, commit_s=ended.commit_s + took)
+        self._ended = (*self._ended, ended)
         if self.world.is_first:
-            self._reporter.report(replace(ended, seconds=ended.seconds + took, commit_s=ended.commit_s + took))
+            self._reporter.report(ended)
         self._account = self._open_account(Facts())
 
     def _exchange(self) -> tuple[Facts, list[dict[str, Any]]]:
@@ -276,7 +281,7 @@ class Worker:
         self.stopped = ranks[0][2] if self.epoch < self.epochs else None
         return over_ranks([facts for facts, _, _ in ranks]), [state for _, state, _ in ranks]
 
-    def _write(self, facts: Facts, states: list[dict[str, Any]], *, ended: EpochEnded | None) -> None:
+    def _write(self, facts: Facts, states: list[dict[str, Any]], *, ended: tuple[EpochEnded, ...]) -> None:
         if self.world.is_first:
             snapshot = Snapshot(
                 step=self._step,

@@ -45,6 +45,14 @@ def test_epoch_told_again_after_a_resume_is_kept_once() -> None:
     assert [epoch.metrics["loss"] for epoch in history.result.epochs] == [3.0, 2.5]
 
 
+def test_epoch_told_again_in_the_same_words_is_known() -> None:
+    history = History(START)
+    history.record(ended(0, float("nan")))
+    assert history.knows(ended(0, float("nan")))
+    assert not history.knows(ended(0, 3.0))
+    assert not history.knows(ended(1, float("nan")))
+
+
 def test_long_record_is_thinned_but_keeps_both_ends() -> None:
     history = History(START)
     for step in range(1, 5 * MAX_STEPS):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from forebay.driver.launch import Launch, device_of, pack, unpack
-from forebay.errors import InvalidOption
+from forebay.errors import BadJob, InvalidOption
 from forebay.job.job import Job, Resources
 from forebay.testing.driver_bench import DriverBench
 
@@ -72,3 +74,17 @@ def test_without_a_gpu_none_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(InvalidOption, match="PyTorch sees no GPU"):
         device_of(Resources(gpus=1), local_rank=0)
+
+
+def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
+    job, lock = DriverBench(tmp_path).job("a"), threading.Lock()
+
+    def train(worker: object, guard: object = None) -> None:
+        with lock:
+            print(worker, guard)
+
+    reason = r"\(TypeError: cannot pickle '_thread.lock'"
+    with pytest.raises(BadJob, match=rf"train function train .*variable 'lock' {reason}.* within train, or use"):
+        pack(launch_of(replace(job, train=train)))
+    with pytest.raises(BadJob, match=rf"train function print .*: argument 'guard' {reason}"):
+        pack(launch_of(replace(job, train=partial(print, guard=lock))))

@@ -17,14 +17,14 @@ import torch
 from forebay.driver.callbacks import Control
 from forebay.driver.driver import Driver, run
 from forebay.driver.local import LocalDriver
-from forebay.driver.result import Result
-from forebay.errors import CursorMismatch, InvalidOption, NullLabel, RunFailed
+from forebay.driver.result import Result, load_result, save_result
+from forebay.errors import BadJob, CursorMismatch, InvalidOption, NullLabel, RunFailed
 from forebay.job.job import Job, Resources
 from forebay.plan.plan import build_plan
 from forebay.testing.driver_bench import DriverBench
 from forebay.testing.driver_suite import DriverSuite, assert_same_model
 from forebay.train.events import EpochEnded, Event, Failed, Reported, Started
-from forebay.train.worker import Worker
+from forebay.train.worker import TrainFunction, Worker
 
 
 class TestLocalProcesses(DriverSuite):
@@ -35,6 +35,17 @@ class TestLocalProcesses(DriverSuite):
         command = ["ps", "-eo", "ppid,args"]
         listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         return [line for line in listing if "forebay.driver.child" in line and line.split()[0] == str(os.getpid())]
+
+    def test_rank_that_returns_early_is_the_one_to_blame(self, bench: DriverBench) -> None:
+        def train(worker: Worker) -> None:
+            for _ in worker.loader():
+                worker.commit()
+                if worker.world.rank == 1:
+                    return
+
+        with pytest.raises(BadJob, match=r"returned in epoch 1 of 2, after step 1\."):
+            self.run(bench, "uneven", train=train, commit_every=1)
+        self.assert_nothing_left()
 
     def test_one_worker_here_comes_to_the_same_rows(self, bench: DriverBench, calm: Result) -> None:
         self.run(bench, "alone", workers=1)
@@ -148,6 +159,67 @@ def test_gpu_that_is_not_there_is_refused(bench: DriverBench, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(InvalidOption, match="no GPU"):
         run(bench.job("one", resources=Resources(gpus=1)), "local")
+
+
+def commit_once(worker: Worker) -> None:
+    for _ in worker.loader():
+        worker.commit()
+        break
+
+
+@pytest.mark.parametrize("train", [commit_once, lambda worker: None])
+def test_train_function_that_returns_early_has_not_finished(bench: DriverBench, train: TrainFunction) -> None:
+    with pytest.raises(BadJob, match=r"returned in epoch 1 of 2, after step [01]\. Iterate worker.loader\(\)"):
+        run(bench.job("early", train=train), "local")
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_exit_of_the_train_function_is_a_failure(bench: DriverBench, code: int) -> None:
+    def train(worker: Worker) -> None:
+        sys.exit(code)
+
+    with pytest.raises(RunFailed, match=f"the train function raised SystemExit: {code} on rank 0"):
+        run(bench.job("exit", train=train), "local")
+
+
+def test_epochs_that_no_driver_heard_of_are_made_up_for(bench: DriverBench) -> None:
+    """Workers of a driver that was killed commit on for a while; its result knows nothing of that."""
+    whole = run(bench.job("a", epochs=4), "local")
+    save_result(replace(whole, epochs=whole.epochs[:1], steps=()))
+    heard: list[Event] = []
+    again = run(bench.job("a", epochs=4), "local", [lambda event, control: heard.append(event)])
+    assert again.is_finished
+    assert [epoch.metrics for epoch in again.epochs] == [epoch.metrics for epoch in whole.epochs]
+    assert [event.epoch for event in heard if isinstance(event, EpochEnded)] == [1, 2, 3], "no news was told"
+    assert load_result(again.path) == again
+
+
+def test_hole_in_an_old_result_does_not_make_it_endless(bench: DriverBench) -> None:
+    whole = run(bench.job("a"), "local")
+    save_result(replace(whole, epochs=whole.epochs[1:]))
+
+    def train(worker: Worker) -> None:
+        raise AssertionError("trained again")
+
+    assert run(bench.job("a", train=train), "local").is_finished
+
+
+def test_run_folder_that_is_a_file_is_refused(bench: DriverBench, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "taken").write_text("")
+    with pytest.raises(InvalidOption, match=r"'taken' names .*taken, which is a file"):
+        run(bench.job("taken"), "local")
+
+
+def test_lock_around_the_train_function_is_named(bench: DriverBench) -> None:
+    lock = threading.Lock()
+
+    def train(worker: Worker) -> None:
+        with lock:
+            commit_once(worker)
+
+    with pytest.raises(BadJob, match=r"train function train .*variable 'lock'"):
+        run(bench.job("locked", train=train, workers=2), "local")
 
 
 def test_unknown_driver_and_a_driver_of_ones_own(bench: DriverBench) -> None:

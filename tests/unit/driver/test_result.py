@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,30 @@ def test_json_round_trip(epochs: list[EpochEnded], steps: list[Reported], stoppe
     assert Result.from_json(result.to_json()) == result
 
 
+def test_diverged_run_is_json_for_everybody() -> None:
+    """RFC 8259 knows no NaN: a browser, jq and most databases refuse a file with one."""
+    numbers = {"loss": float("nan"), "max": float("inf"), "min": float("-inf"), "auc": 0.5}
+    epoch = EpochEnded(
+        epoch=0, step=1, metrics=numbers, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0, tally=numbers
+    )
+    step = Reported(step=1, epoch=0, position=1, metrics=numbers, rows=1)
+    result = Result(name="a", path="/a", plan_id="p", num_epochs=1, epochs=(epoch,), steps=(step,), stopped="NaN")
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is no JSON")
+
+    text = result.to_json()
+    assert json.loads(text, parse_constant=refuse)["steps"][0]["metrics"]["loss"] == "NaN"
+    found = Result.from_json(text)
+    assert (repr(found.epochs), repr(found.steps), found.stopped) == (repr(result.epochs), repr(result.steps), "NaN")
+
+
+def test_run_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(InvalidOption, match=r"a is a file.* another name"):
+        load_result(str(tmp_path / "a"))
+
+
 def test_file_round_trip_and_replacement(tmp_path: Path) -> None:
     folder = str(tmp_path / "runs" / "a")
     assert load_result(folder) is None
@@ -73,6 +99,9 @@ def test_finished_and_metrics() -> None:
     empty = Result(name="a", path="/runs/a", plan_id="p", num_epochs=1)
     assert not empty.is_finished
     assert empty.metrics == {}
+    second = EpochEnded(epoch=1, step=2, metrics={}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0)
+    assert replace(empty, num_epochs=2, epochs=(second,)).is_finished, "a missing account is no missing epoch"
+    assert not replace(empty, num_epochs=3, epochs=(second,)).is_finished
 
 
 def test_below_keeps_options_of_a_uri() -> None:

@@ -107,6 +107,14 @@ def test_check_opens_the_cache(make_job: Callable[..., Job], tmp_path: Path) -> 
         make_job(cache=CacheSpec(path=str(tmp_path / "none"), quota_bytes=0)).check()
 
 
+def test_check_does_not_touch_the_probe_of_another_job(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    probe = tmp_path / "runs" / ".forebay-write-check"
+    probe.parent.mkdir()
+    probe.write_text("of another job, which is about to delete it")
+    make_job().check()
+    assert [path.name for path in probe.parent.iterdir()] == [probe.name]
+
+
 def test_check_writes_to_the_storage(make_job: Callable[..., Job], tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("")

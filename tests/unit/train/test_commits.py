@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from forebay.errors import CursorMismatch, InvalidOption
+from forebay.errors import BadJob, CursorMismatch, InvalidOption
 from forebay.plan.cursor import Cursor
 from forebay.train.commits import Commit, CommitDirectory
 from forebay.world import World
@@ -181,8 +182,8 @@ def test_a_later_version_is_refused_not_passed_over(folder: Path) -> None:
     directory.save(commit_at(1))
     directory.save(commit_at(2))
     path = folder / "step-000000002" / "commit.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
-    with pytest.raises(CursorMismatch, match=r"version 2.*version 1"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 3}))
+    with pytest.raises(CursorMismatch, match=r"version 3.*version 2"):
         directory.newest()
 
 
@@ -194,3 +195,33 @@ def test_other_file_systems() -> None:
     found = directory.newest()
     assert found is not None and found.step == 3
     assert directory._steps() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (np.float64(0.5), r"objects\.s\.best is a numpy\.float64.*float\(x\)"),
+        (np.ones(2), r"objects\.s\.best is a numpy\.ndarray.*torch\.from_numpy"),
+        ([{np.int64(3): 1}], r"the key objects\.s\.best\[0\]\.3 is a numpy\.int64"),
+    ],
+)
+def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_saved(folder: Path, value: Any, said: str) -> None:
+    directory = CommitDirectory(folder)
+    with pytest.raises(BadJob, match=said):
+        directory.save(commit_at(1, objects={"s": {"best": value}}))
+    assert directory.newest() is None
+    # None at first: the type that does not come back shows up at a later save.
+    directory.save(commit_at(2, objects={"s": {"best": None}}))
+    with pytest.raises(BadJob, match=said):
+        directory.save(commit_at(3, objects={"s": {"best": value}}))
+    assert steps_in(folder) == [2], "the save that was refused left a folder"
+
+
+def test_only_new_types_are_read_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[object] = []
+    original = torch.load
+    monkeypatch.setattr(torch, "load", lambda *args, **options: (loads.append(1), original(*args, **options))[1])
+    directory = CommitDirectory(folder)
+    for step, value in enumerate([1, 2, 3, None, None], 1):
+        directory.save(commit_at(step, value=value))
+    assert len(loads) == 2

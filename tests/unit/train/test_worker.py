@@ -146,6 +146,18 @@ def test_the_end_of_an_epoch_is_told_again_after_a_resume_from_it(make_run: Call
     assert (ended.epoch, ended.step, ended.rows) == (0, 6, NUM_ROWS)
 
 
+def test_all_epochs_so_far_are_told_again_after_a_resume(make_run: Callable[..., Run]) -> None:
+    """Whoever listened may have died epochs ago: the worker of the next driver makes up for what was missed."""
+    run = make_run()
+    run.train(die_at=15)
+    first = run.recorder.of(EpochEnded)
+    run.recorder.events.clear()
+    run.train()
+    again = run.recorder.of(EpochEnded)
+    assert [event.epoch for event in again] == [0, 1, 2]
+    assert again[:2] == first, "the account that is told again is another one"
+
+
 def test_events_of_a_run(make_run: Callable[..., Run]) -> None:
     run = make_run()
     run.train()

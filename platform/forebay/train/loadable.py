@@ -1,0 +1,78 @@
+"""What goes into a commit must come out of it again: found out when it is saved, not when it is needed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from forebay.errors import BadJob
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, dict, list, tuple, str, int, float, bool, type(None))
+NUM_NAMED = 3
+
+
+class LoadableTypes:
+    """The types that a commit was seen to give back; a state with another one is read back before it is written.
+
+    Reading back costs a second copy of the state, so it is done for the first save, and when a type is new: a scheduler
+    may hold None at first, and a NumPy number from the end of the first epoch on.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[type] = set()
+
+    def check(self, state: Mapping[str, Any], written: io.BytesIO) -> None:
+        """Raises `BadJob` where `torch.load(weights_only=True)` refuses `written`, which holds `state`."""
+        found: set[type] = set()
+        _add_types(state, found)
+        if found <= self._seen:
+            return
+        written.seek(0)
+        try:
+            torch.load(written, map_location="cpu", weights_only=True)
+        except Exception as error:  # unpicklers raise anything
+            strange = [f"{where} is a {_name(value)}" for where, value in _walk(state, "") if type(value) not in PLAIN]
+            raise BadJob(
+                "the state of this run could be saved, but not be read back: "
+                f"{'; '.join(strange[:NUM_NAMED]) or str(error).partition(chr(10))[0]}. A commit holds tensors, "
+                "numbers, strings, None, and tuples, lists and dicts of these. In the state_dict() of what setup() and "
+                "track() were given, write float(x) for a NumPy number and torch.from_numpy(x) for an array.",
+                found=strange,
+            ) from error
+        self._seen |= found
+
+
+def _add_types(value: Any, found: set[type]) -> None:
+    """Put the types of `value` and of everything within it into `found`."""
+    found.add(type(value))
+    if isinstance(value, Mapping):
+        found.update(map(type, value))
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for each in value:
+        # Nothing is within most of them: a random generator of each rank is 625 numbers.
+        if isinstance(each, Mapping | list | tuple):
+            _add_types(each, found)
+        else:
+            found.add(type(each))
+
+
+def _walk(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Every value within `value` and its place, `objects.scheduler.best`; keys are values too."""
+    yield where, value
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            place = f"{where}.{key}" if where else str(key)
+            yield f"the key {place}", key
+            yield from _walk(each, place)
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _walk(each, f"{where}[{index}]")
+
+
+def _name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
