@@ -18,7 +18,7 @@ def pack(manifest: Manifest, transform: Transform) -> bytes:
     """Installed code travels as names, the user's own files as what they hold."""
     if transform.fn is None:
         return bytes(cloudpickle.dumps((manifest, transform)))
-    with _own_modules_by_value():
+    with own_code_by_value():
         return bytes(cloudpickle.dumps((manifest, transform)))
 
 
@@ -35,7 +35,11 @@ def unpack(payload: bytes) -> tuple[Manifest, Transform]:
 
 
 @contextmanager
-def _own_modules_by_value() -> Iterator[None]:
+def own_code_by_value() -> Iterator[None]:
+    """Pickle the user's own modules (a job loaded by path, a notebook's neighbours, a test) as what they hold.
+
+    Modules of Python, of installed packages and of Forebay stay names; cloudpickle takes `__main__` by value anyway.
+    """
     already = cloudpickle.list_registry_pickle_by_value()
     own = [
         module

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import site
-import sys
-import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 
 import cloudpickle
 import torch
 
 from forebay.cache.disk import DiskCache
+from forebay.cache.payload import own_code_by_value
 from forebay.cache.source import SourceProvider
 from forebay.cache.spec import CacheSpec
 from forebay.errors import BadJob, InvalidOption
@@ -48,7 +43,7 @@ def pack(launch: Launch) -> bytes:
     Code of installed packages travels as names. Code of the user's own files (a job loaded by path, a notebook, a test)
     travels as itself, since the other process may not be able to import it. Raises `BadJob`, naming what cannot travel.
     """
-    with _pickled_by_value(_own_modules()):
+    with own_code_by_value():
         try:
             return bytes(cloudpickle.dumps(launch))
         except Exception as error:  # what a job holds may raise anything
@@ -141,35 +136,3 @@ def _why_not_pickled(part: object) -> str | None:
     except Exception as error:  # noqa: BLE001 - what a job holds may raise anything
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def _own_modules() -> list[ModuleType]:
-    """Modules that do not belong to Python, to an installed package or to Forebay.
-
-    `__main__` is not among them: cloudpickle always takes it by value.
-    """
-    paths = sysconfig.get_paths()
-    installed = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    installed |= {*site.getsitepackages(), site.getusersitepackages()}
-    loaded = list(sys.modules.items())
-    return [module for name, module in loaded if _is_own(name, module, tuple(installed))]
-
-
-def _is_own(name: str, module: ModuleType, installed: tuple[str, ...]) -> bool:
-    path = getattr(module, "__file__", None)
-    if path is None or path.startswith(installed) or getattr(module, "__name__", None) != name:
-        return False
-    return name.partition(".")[0] not in {*sys.builtin_module_names, *sys.stdlib_module_names, "__main__", "forebay"}
-
-
-@contextmanager
-def _pickled_by_value(modules: list[ModuleType]) -> Iterator[None]:
-    already = cloudpickle.list_registry_pickle_by_value()
-    marked = [module for module in modules if module.__name__ not in already]
-    for module in marked:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in marked:
-            cloudpickle.unregister_pickle_by_value(module)
