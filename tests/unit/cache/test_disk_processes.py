@@ -99,7 +99,8 @@ def test_bounds_hold_at_every_moment_with_eight_writers(
     assert len(samples) > 20
     assert max(samples) <= most, f"{max(samples)} bytes in a cache that may have {most}"
     # Against the free disk, what is being written counts twice, so writers that come together leave more of it.
-    assert samples[-1] > (0.7 if bound == "quota" else 0.4) * most, "and the room is used"
+    # At some moment, not at the end: the last thing may have been that an idle data set made room for a block.
+    assert max(samples) > (0.7 if bound == "quota" else 0.4) * most, "and the room is used"
     cache = DiskCache(path, quota_bytes=quota, min_free_bytes=0)
     before = cache.used_bytes
     report = cache.verify()
