@@ -45,6 +45,11 @@ class CacheDirectory:
     def index(self) -> Path:
         return self.root / "index"
 
+    @property
+    def is_cache(self) -> bool:
+        """Whether a cache has been made here."""
+        return self.blocks.is_dir()
+
     def block(self, key: str) -> Path:
         return self.blocks / f"{key}.block"
 
@@ -76,8 +81,9 @@ class CacheDirectory:
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._refuse_unsafe(self.root.stat())
-            self._refuse_foreign()
-            self.root.chmod(0o700)
+            # A folder that holds other things as well, such as the root of a disk, keeps its other readers.
+            if self.is_cache or not any(self.root.iterdir()):
+                self.root.chmod(0o700)
             for folder in (self.blocks, self.temp, self.quarantine, self.locks, self.index):
                 folder.mkdir(mode=0o700, exist_ok=True)
             new_part(self, "0" * 40, 0).discard()
@@ -87,16 +93,6 @@ class CacheDirectory:
                 "Name a directory of your own on a local disk, or set cache=None to train without a cache.",
                 path=str(self.root),
             ) from error
-
-    def _refuse_foreign(self) -> None:
-        """A folder of something else must not be closed to its other readers, nor fill up with blocks."""
-        if self.blocks.exists() or not any(self.root.iterdir()):
-            return
-        raise CacheUnusable(
-            f"cache directory {self.root}: holds files and is no cache. Name a new or empty directory, such as "
-            f"{self.root / 'forebay'}.",
-            path=str(self.root),
-        )
 
     def _refuse_unsafe(self, found: os.stat_result) -> None:
         problem = ""

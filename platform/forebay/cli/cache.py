@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from forebay.cache.directory import CacheDirectory
 from forebay.cache.disk import DiskCache
 from forebay.cache.spec import CacheSpec
 from forebay.cli.options import AsJson
@@ -65,9 +66,9 @@ def clear(
 
 def _open(path: str) -> DiskCache:
     spec = CacheSpec(path=path)
-    # A typing error must not make a cache. What exists and is none is for the cache to refuse.
-    if path != _DEFAULT and not Path(spec.directory).exists():
-        raise CacheUnusable(f"cache directory {spec.directory}: is not there. Name the directory of a job's CacheSpec.")
+    # A typing error must not make a cache.
+    if path != _DEFAULT and not CacheDirectory(Path(spec.directory)).is_cache:
+        raise CacheUnusable(f"cache directory {spec.directory}: there is no cache. Name the directory of a CacheSpec.")
     return spec.open()
 
 

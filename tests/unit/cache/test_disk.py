@@ -536,3 +536,13 @@ def test_pickle_carries_options_and_no_content(cache: DiskCache, block_of: Block
         [sys.executable, "-c", code, content.hex(), key_of("a")], check=True, capture_output=True, text=True
     ).stdout
     assert found.split() == [str(16 * MIB), "0", str(block_of().arrays["ids"].sum())]
+
+
+def test_folder_of_other_things_keeps_its_readers(tmp_path: Path) -> None:
+    disk = tmp_path / "ssd"
+    disk.mkdir()
+    (disk / "lost+found").mkdir()
+    disk.chmod(0o755)
+    DiskCache(disk, quota_bytes=1 << 20, min_free_bytes=0)
+    assert disk.stat().st_mode & 0o777 == 0o755
+    assert (disk / "blocks").stat().st_mode & 0o777 == 0o700
