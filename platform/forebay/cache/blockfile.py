@@ -6,7 +6,7 @@
     arrays           each at a multiple of 64 bytes, in the header's order, little endian
     checksum         16 bytes, XXH3-128 of everything before it
 
-Plain `.npy`-like files beat a general store: see the measurements on petastorm's cache in docs/.
+Why not Arrow IPC: docs/adr/0005-block-file-layout.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 
 from forebay.errors import BatchTooSmall, InvalidOption, TooManyRanks, whole_number
 from forebay.manifest.manifest import Manifest
-from forebay.plan.lanes import LaneEpoch, Rows, deal, lane_starts
+from forebay.plan.lanes import LaneEpoch, Rows, deal
 from forebay.world import World
 
 PLAN_VERSION = 1
@@ -61,7 +61,6 @@ class Plan:
         self.num_rows = int(rows.sum())
         assert self.num_rows > 0, "scan() refuses a data set without rows"
         self._pieces, self._lane_pieces = deal(rows, seed=seed, lanes=lanes, shuffle=shuffle)
-        self._lane_starts = lane_starts(self.num_rows, lanes)
         facts = [PLAN_VERSION, manifest.id, seed, lanes, window_rows, shuffle]
         self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._lane_epoch = lru_cache(maxsize=lanes)(self._order_lane)
