@@ -99,7 +99,7 @@ class DiskCache:
     def put(self, key: str, dataset: str, block: Block, tally: Tally | None = None) -> Block | None:
         """Store `block` and return it mapped, or None if there is no room for it, in the quota or on the disk."""
         tally = tally or Tally()
-        with tally.timed("store_s"):
+        with tally.timed("write_s"):
             stored = self._load(key, tally) or self._store(key, dataset, block)
         if stored:
             tally.add("stores")

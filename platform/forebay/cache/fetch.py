@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future
 
 from forebay.cache.disk import DiskCache
-from forebay.cache.maker import BlockMaker
+from forebay.cache.maker import BlockMaker, Conditions
 from forebay.cache.workers import Workers
 from forebay.errors import InvalidOption
 from forebay.manifest.manifest import Manifest
@@ -80,7 +80,8 @@ class _Crew:
     ) -> None:
         self.pid = os.getpid()
         self._cancelled = threading.Event()
-        maker = BlockMaker(manifest, transform, cache, tally=tally, policy=policy, cancelled=self._cancelled)
+        conditions = Conditions(policy=policy, cancelled=self._cancelled)
+        maker = BlockMaker(manifest, transform, cache, tally=tally, conditions=conditions)
         self._lease = cache.hold(maker.names.dataset) if cache else None
 
         def make(index: int) -> Block:

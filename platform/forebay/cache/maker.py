@@ -1,12 +1,15 @@
-"""A block, from wherever it is cheapest: the cache, another process that is making it, or the source."""
+"""A block, from wherever it is cheapest: the cache, another process that is making it, another node, or the source."""
 
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Literal
 
 from forebay.cache.disk import DiskCache
 from forebay.cache.key import BlockNames
+from forebay.cache.peers import Peers
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.observe import Tally
@@ -19,6 +22,20 @@ Origin = Literal["hit", "store", "bypass"]
 """Found in the cache; made and stored; made and, as it does not fit, not stored."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Under what conditions blocks are made.
+
+    `policy`: deadlines and retries of reads; `cancelled`: set to end them. `cores` is entered for whatever costs a core
+    (decoding, the transform, writing), and not for waiting on storage. `peers` are asked before the source.
+    """
+
+    policy: ReadPolicy = DEFAULT_POLICY
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    cores: AbstractContextManager[object] = field(default_factory=nullcontext)
+    peers: Peers | None = None
+
+
 class BlockMaker:
     """Makes the blocks of one (manifest, transform) in the calling thread; safe to call from several."""
 
@@ -29,43 +46,54 @@ class BlockMaker:
         cache: DiskCache | None,
         *,
         tally: Tally,
-        policy: ReadPolicy = DEFAULT_POLICY,
-        cancelled: threading.Event | None = None,
+        conditions: Conditions | None = None,
     ) -> None:
         self._transform = transform
         self._cache = cache
         self._tally = tally
-        self._policy = policy
-        self._cancelled = cancelled or threading.Event()
+        self._conditions = conditions or Conditions()
         self._columns = manifest.columns if transform.columns is None else transform.columns
-        self._reader = RowGroupReader(manifest, policy, tally, self._cancelled)
+        self._reader = RowGroupReader(manifest, self._conditions.policy, tally, self._conditions.cancelled)
         self.names = BlockNames(manifest, transform)
 
     def make(self, index: int) -> tuple[Block, Origin]:
-        """Block `index`. No Parquet file is opened for one that is in the cache.
+        """Block `index`. No Parquet file is opened for one that is in the cache or with a peer.
 
         Raises what reading and transforming raise, and `Cancelled`.
         """
         if self._cache is None:
-            return self._bypass(self._from_source(index))
+            return self._bypass(self._made(index))
         key = self.names.key(index)
         if block := self._cache.get(key, self._tally):
             return block, "hit"
         # Whoever does not get the lock in time makes the block as well: better twice than never.
-        with self._cache.single_flight(key, self._policy.deadline_s, self._cancelled):
+        with self._cache.single_flight(key, self._conditions.policy.deadline_s, self._conditions.cancelled):
             if block := self._cache.get(key, self._tally):
                 return block, "hit"
-            made = self._from_source(index)
-            stored = self._cache.put(key, self.names.dataset, made, self._tally)
+            made = self._made(index)
+            with self._conditions.cores:
+                stored = self._cache.put(key, self.names.dataset, made, self._tally)
         return (stored, "store") if stored else self._bypass(made)
 
-    def _from_source(self, index: int) -> Block:
-        if self._cancelled.is_set():
+    def _made(self, index: int) -> Block:
+        if self._conditions.cancelled.is_set():
             raise Cancelled(f"making block {index} was cancelled")
-        with self._tally.timed("read_s"):
-            table = self._reader.read(index, self._columns)
-        with self._tally.timed("transform_s"):
-            return self._transform.apply(table)
+        if self._conditions.peers and (block := self._from_peer(self._conditions.peers, index)):
+            return block
+        fetched = self._reader.fetch(index, self._columns)
+        with self._conditions.cores:
+            table = self._reader.decode(fetched)
+            del fetched
+            with self._tally.timed("transform_s"):
+                return self._transform.apply(table)
+
+    def _from_peer(self, peers: Peers, index: int) -> Block | None:
+        with self._tally.timed("peer_s"):
+            block = peers.find(self.names.id, index)
+        if block:
+            self._tally.add("peer_hits")
+            self._tally.add("peer_bytes", block.nbytes)
+        return block
 
     def _bypass(self, block: Block) -> tuple[Block, Origin]:
         self._tally.add("bypasses")

@@ -1,35 +1,51 @@
-"""The pages of one row group to a table."""
+"""The pages of one row group: fetched in one step, which storage can fail, decoded in another, which it cannot."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from forebay.manifest.schemas import leaves
+
 DECODE_ERRORS = (OSError, pa.ArrowException)
-"""What decoding raises: pyarrow has no type of its own for bad pages, nor for storage that fails in between."""
+"""What decoding raises: pyarrow has no type of its own for bad pages."""
+
+_REMOTE_HOLE_BYTES = 1 << 20
+"""Over a network, reading on for 1 MiB takes less time than asking once more."""
+_PADDING_BYTES = 100
+"""Some old writers give a column chunk up to so many bytes too few (PARQUET-816), and the decoder asks for them."""
 
 
-def decode(file: pa.NativeFile | WatchedFile, footer: pq.FileMetaData, index: int, columns: Sequence[str]) -> pa.Table:
-    """Row group `index` of `file`, in the calling thread; raises one of `DECODE_ERRORS`."""
-    parquet = pq.ParquetFile(file, metadata=footer, pre_buffer=True, page_checksum_verification=True)
-    table = parquet.read_row_group(index, columns=list(columns), use_threads=False).select(list(columns))
-    # Finds what the decoder lets through: text that is no UTF-8, dictionary indices out of range.
-    table.validate(full=True)
-    rows = footer.row_group(index).num_rows
-    if columns and table.num_rows != rows:
-        raise pa.ArrowInvalid(f"its pages hold {table.num_rows} rows and its footer says {rows}")
-    return table
+class _Run(NamedTuple):
+    """Bytes of a file from `start` to `stop`."""
+
+    start: int
+    stop: int
 
 
-class WatchedFile(io.RawIOBase):
-    """A file that remembers its `failure`, which tells storage that fails from content that cannot be decoded."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pages:
+    """What was fetched of a row group: enough to decode `columns`; `source_bytes` of it are theirs, compressed."""
 
-    def __init__(self, file: pa.NativeFile) -> None:
-        self._file = file
-        self.failure: OSError | None = None
+    footer: pq.FileMetaData
+    index: int
+    columns: tuple[str, ...]
+    source_bytes: int
+    file: FetchedFile
+
+
+class FetchedFile(io.RawIOBase):
+    """The parts of a file that were fetched, in their places; reading elsewhere is an `OSError`."""
+
+    def __init__(self, size: int, parts: Sequence[tuple[int, pa.Buffer]]) -> None:
+        self._size = size
+        self._parts = [(start, memoryview(part)) for start, part in parts]
+        self._at = 0
 
     def readable(self) -> bool:
         """Make pyarrow take this for a file it can read."""
@@ -41,19 +57,77 @@ class WatchedFile(io.RawIOBase):
 
     def tell(self) -> int:
         """The position, in bytes."""
-        position: int = self._file.tell()
-        return position
+        return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move, as `io` files do."""
-        position: int = self._file.seek(offset, whence)
-        return position
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
 
-    def read(self, size: int = -1) -> bytes:
-        """Read on from the position; a failure is kept."""
-        try:
-            content: bytes = self._file.read(None if size < 0 else size)
-        except OSError as error:
-            self.failure = error
-            raise
-        return content
+    def read(self, size: int = -1) -> memoryview:
+        """Bytes from the position on, without a copy."""
+        stop = self._size if size < 0 else min(self._at + size, self._size)
+        for start, part in self._parts:
+            if start <= self._at and stop <= start + len(part):
+                found = part[self._at - start : stop - start]
+                self._at = stop
+                return found
+        raise OSError(f"the pages of this row group do not lie at bytes {self._at} to {stop}, says its footer")
+
+
+def fetch(file: pa.NativeFile, footer: pq.FileMetaData, index: int, columns: Sequence[str], *, local: bool) -> Pages:
+    """Read the pages of `columns` of row group `index`. Raises `OSError`, also when fewer bytes came than are there.
+
+    `footer` must have passed `check_chunks`. `local` files are read without what lies between the columns.
+    """
+    size = file.size()
+    chunks = sorted(_chunks(footer, index, columns))
+    parts = []
+    for run in _runs(chunks, size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
+        part = file.read_buffer(run.stop - run.start) if file.seek(run.start) == run.start else None
+        if part is None or part.size != run.stop - run.start:
+            found = part.size if part else 0
+            raise OSError(f"{found} of {run.stop - run.start} bytes came from byte {run.start} on")
+        parts.append((run.start, part))
+    return Pages(
+        footer=footer,
+        index=index,
+        columns=tuple(columns),
+        source_bytes=sum(run.stop - run.start for run in chunks),
+        file=FetchedFile(size, parts),
+    )
+
+
+def decode(pages: Pages) -> pa.Table:
+    """The table, decoded in the calling thread; raises one of `DECODE_ERRORS`."""
+    columns = list(pages.columns)
+    parquet = pq.ParquetFile(pages.file, metadata=pages.footer, pre_buffer=False, page_checksum_verification=True)
+    table = parquet.read_row_group(pages.index, columns=columns, use_threads=False).select(columns)
+    # Finds what the decoder lets through: text that is no UTF-8, dictionary indices out of range.
+    table.validate(full=True)
+    rows = pages.footer.row_group(pages.index).num_rows
+    if columns and table.num_rows != rows:
+        raise pa.ArrowInvalid(f"its pages hold {table.num_rows} rows and its footer says {rows}")
+    return table
+
+
+def _chunks(footer: pq.FileMetaData, index: int, columns: Sequence[str]) -> Iterator[_Run]:
+    row_group = footer.row_group(index)
+    for leaf in leaves(footer, columns):
+        chunk = row_group.column(leaf)
+        start = chunk.data_page_offset
+        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+            start = chunk.dictionary_page_offset
+        yield _Run(start, start + chunk.total_compressed_size)
+
+
+def _runs(chunks: Iterable[_Run], size: int, *, hole_bytes: int) -> list[_Run]:
+    """The chunks, joined where no more than `hole_bytes` lie between them."""
+    runs: list[_Run] = []
+    for start, end in chunks:
+        stop = min(end + _PADDING_BYTES, size)
+        if runs and start <= runs[-1].stop + hole_bytes:
+            runs[-1] = _Run(runs[-1].start, max(runs[-1].stop, stop))
+        else:
+            runs.append(_Run(start, stop))
+    return runs

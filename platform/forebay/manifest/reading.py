@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.errors import CorruptFile, ReadFailed, SourceChanged
-from forebay.manifest.footer import FooterCache, decode_footer, fetch_footer
+from forebay.manifest.footer import FooterCache, check_chunks, decode_footer, fetch_footer
 from forebay.manifest.manifest import Manifest, RowGroup
-from forebay.manifest.pages import DECODE_ERRORS, WatchedFile, decode
-from forebay.manifest.schemas import leaves, missing_column
+from forebay.manifest.pages import DECODE_ERRORS, Pages, decode, fetch
+from forebay.manifest.schemas import missing_column
 from forebay.observe import Tally
 from forebay.storage.filesystem import resolve
 from forebay.storage.listing import stat
@@ -26,11 +27,19 @@ def open_input(uri: str) -> pa.NativeFile:
     return location.fs.open_input_file(location.path)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetched:
+    """What `RowGroupReader.fetch` got of row group `index` of the manifest."""
+
+    index: int
+    pages: Pages
+
+
 class RowGroupReader:
     """Reads the row groups of one manifest; safe for threads.
 
-    Counts `parquet_opens`, `source_bytes` (compressed, of the columns read) and `retries`. Setting `cancelled` ends
-    reads in progress with `forebay.storage.deadline.Cancelled`.
+    Counts `parquet_opens`, `source_bytes` (compressed, of the columns read), `retries`, and the seconds of both steps.
+    Setting `cancelled` ends reads in progress with `forebay.storage.deadline.Cancelled`.
     """
 
     def __init__(
@@ -49,12 +58,16 @@ class RowGroupReader:
     def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of row group `index`, in file order; `columns` in the order given, None for the manifest's.
 
-        Decoding takes one thread: data workers run side by side, and each should cost one core.
+        The two steps in one; raises what they raise.
+        """
+        return self.decode(self.fetch(index, columns))
+
+    def fetch(self, index: int, columns: Sequence[str] | None = None) -> Fetched:
+        """Its pages as they are in the file: a matter of the storage, hardly of the processor.
 
         Raises:
             SourceChanged: The file is gone, or is not the version in the manifest.
-            CorruptFile: A page or the footer cannot be decoded. A flipped bit is always found in files written with
-                `write_page_checksum=True`; without, only where it breaks the encoding.
+            CorruptFile: The footer cannot be decoded.
             MissingColumn: The manifest does not select such a column.
             ReadFailed: Storage kept failing, or does not permit it.
         """
@@ -63,51 +76,67 @@ class RowGroupReader:
         for name in sorted(set(names) - set(self.manifest.columns)):
             raise missing_column(name, self.manifest.columns, self.manifest.root)
         what = f"row group {row_group.index} of {row_group.uri}"
-        attempt = partial(self._read_once, row_group, names)
+        attempt = partial(self._fetch_once, row_group, names)
         try:
-            table, source_bytes = read(what, attempt, self._policy, self._cancelled, self._count_retry)
+            with self._tally.timed("remote_read_s"):
+                pages = read(what, attempt, self._policy, self._cancelled, self._count_retry)
         except FileNotFoundError as error:
             raise _changed(row_group, "is gone") from error
         except PermissionError as error:
             raise ReadFailed(f"{row_group.uri} may not be read ({error}). Ask for read access.", what=what) from error
-        self._tally.add("source_bytes", source_bytes)
-        return table
+        self._tally.add("source_bytes", pages.source_bytes)
+        return Fetched(index, pages)
 
-    def _read_once(self, row_group: RowGroup, names: tuple[str, ...]) -> tuple[pa.Table, int]:
-        """The table, and its compressed bytes in the file."""
+    def decode(self, fetched: Fetched) -> pa.Table:
+        """The table, decoded in one thread: data workers run side by side, and each should cost one core.
+
+        Raises `CorruptFile` where a page cannot be decoded, also when it is fetched a second time (or what `fetch`
+        raises). A flipped bit is always found in files written with `write_page_checksum=True`; without, only where it
+        breaks the encoding.
+        """
+        try:
+            return self._decode(fetched.pages)
+        except DECODE_ERRORS:
+            # It may have been damaged on its way.
+            self._count_retry()
+            again = self.fetch(fetched.index, fetched.pages.columns)
+        try:
+            return self._decode(again.pages)
+        except DECODE_ERRORS as error:
+            row_group = self.manifest[fetched.index]
+            raise CorruptFile(
+                f"Row group {row_group.index} of {row_group.uri} is corrupt: {error}. Write or copy the file again "
+                "and scan again, or leave the file out.",
+                uri=row_group.uri,
+                row_group=row_group.index,
+            ) from error
+
+    def _decode(self, pages: Pages) -> pa.Table:
+        with self._tally.timed("decode_s"):
+            return decode(pages)
+
+    def _fetch_once(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
         _check_version(row_group)
+        try:
+            pages = self._fetch_pages(row_group, names)
+        except (OSError, CorruptFile):
+            # Rewritten under our hands, or storage failed: the error does not tell.
+            _check_version(row_group)
+            raise
+        # Again, because a file replaced while it was read may have given pages of both versions.
+        _check_version(row_group)
+        self._footers.put(row_group.uri, pages.footer)
+        return pages
+
+    def _fetch_pages(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
+        location = resolve(row_group.uri)
         with self._open(row_group.uri) as file:
             footer = self._footers.get(row_group.uri)
             if footer is None:
                 footer = decode_footer(row_group.uri, fetch_footer(row_group.uri, file))
+                check_chunks(row_group.uri, footer, file.size())
             _check_rows(row_group, footer)
-            try:
-                table = decode(file, footer, row_group.index, names)
-            except DECODE_ERRORS:
-                # Rewritten under our hands, or storage failed, or the pages are bad: the error does not tell.
-                _check_version(row_group)
-                table = self._decode_watched(row_group, footer, names)
-        # Again, because a file replaced while it was read may have given pages of both versions.
-        _check_version(row_group)
-        self._footers.put(row_group.uri, footer)
-        return table, _source_bytes(footer, row_group.index, names)
-
-    def _decode_watched(self, row_group: RowGroup, footer: pq.FileMetaData, names: tuple[str, ...]) -> pa.Table:
-        self._count_retry()
-        with self._open(row_group.uri) as file:
-            watched = WatchedFile(file)
-            try:
-                return decode(watched, footer, row_group.index, names)
-            except DECODE_ERRORS as error:
-                if watched.failure is not None:
-                    raise watched.failure from error
-                _check_version(row_group)
-                raise CorruptFile(
-                    f"Row group {row_group.index} of {row_group.uri} is corrupt: {error}. Write or copy the file again "
-                    "and scan again, or leave the file out.",
-                    uri=row_group.uri,
-                    row_group=row_group.index,
-                ) from error
+            return fetch(file, footer, row_group.index, names, local=location.is_local)
 
     def _open(self, uri: str) -> pa.NativeFile:
         self._tally.add("parquet_opens")
@@ -144,8 +173,3 @@ def _changed(row_group: RowGroup, now: str, **facts: object) -> SourceChanged:
         row_group=row_group.index,
         found=facts,
     )
-
-
-def _source_bytes(footer: pq.FileMetaData, index: int, names: tuple[str, ...]) -> int:
-    row_group = footer.row_group(index)
-    return sum(row_group.column(leaf).total_compressed_size for leaf in leaves(footer, names))

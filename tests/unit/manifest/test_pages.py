@@ -1,0 +1,72 @@
+"""What is fetched of a row group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from forebay.manifest.pages import FetchedFile, decode, fetch
+
+Write = Callable[..., Path]
+
+
+class CountedFile:
+    """Reads of a real file, counted."""
+
+    def __init__(self, path: Path, *, short_by: int = 0) -> None:
+        self._file = pa.OSFile(str(path))
+        self._short_by = short_by
+        self.ranges: list[tuple[int, int]] = []
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def seek(self, position: int) -> int:
+        return self._file.seek(position)
+
+    def read_buffer(self, nbytes: int) -> pa.Buffer:
+        self.ranges.append((self._file.tell(), nbytes))
+        return self._file.read_buffer(nbytes - self._short_by)
+
+
+@pytest.fixture
+def file(write_table: Write) -> Path:
+    columns = {f"x{i}": np.random.default_rng(i).random(5_000) for i in range(6)}
+    return write_table("a.parquet", columns, 2_000, compression="none", use_dictionary=False)
+
+
+def test_neighbours_are_read_at_once_and_other_columns_not_at_all(file: Path) -> None:
+    footer, counted = pq.read_metadata(file), CountedFile(file)
+    pages = fetch(counted, footer, 1, ["x1", "x2", "x5"], local=True)
+    assert decode(pages).equals(pq.ParquetFile(file).read_row_group(1, ["x1", "x2", "x5"]))
+    assert len(counted.ranges) == 2
+    assert pages.source_bytes <= sum(nbytes for _, nbytes in counted.ranges) <= pages.source_bytes + 200
+
+
+def test_over_a_network_small_holes_are_read_along(file: Path) -> None:
+    footer, counted = pq.read_metadata(file), CountedFile(file)
+    pages = fetch(counted, footer, 2, ["x5", "x0"], local=False)
+    assert decode(pages).column_names == ["x5", "x0"]
+    assert len(counted.ranges) == 1 and pages.source_bytes < counted.ranges[0][1] / 2
+
+
+def test_fewer_bytes_than_asked_for_are_an_error_of_the_storage(file: Path) -> None:
+    with pytest.raises(OSError, match=r"\d+ of \d+ bytes came from byte 4 on"):
+        fetch(CountedFile(file, short_by=1), pq.read_metadata(file), 0, ["x0"], local=True)
+
+
+def test_what_was_not_fetched_cannot_be_read() -> None:
+    fetched = FetchedFile(100, [(10, pa.py_buffer(b"abcdef")), (50, pa.py_buffer(b"xyz"))])
+    fetched.seek(12)
+    assert bytes(fetched.read(3)) == b"cde" and fetched.tell() == 15
+    fetched.seek(-50, 2)
+    assert bytes(fetched.read(3)) == b"xyz"
+    for start in (8, 14, 52):
+        fetched.seek(start)
+        with pytest.raises(OSError, match=f"bytes {start} to {start + 4}"):
+            fetched.read(4)
