@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from forebay.errors import SourceChanged, TransformFailed
+from forebay.kernels import gather
 from forebay.loader.buffers import BufferPool
-from forebay.loader.gather import gather
 from forebay.plan.lanes import Rows
 from forebay.transform.block import ArraySchema, Block
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forebay.kernels import locate
 from forebay.plan.permute import Ints, derive, permutation, permuted
 
 # The first word of every key says what the permutation is for, so that no two uses ever share a key.
@@ -93,21 +94,22 @@ class LaneEpoch:
     def num_rows(self) -> int:
         return int(self.bounds[-1])
 
-    def rows(self, start: int, stop: int) -> Rows:
-        """Lane rows `start` to `stop`; O(stop - start) and the pieces of the windows they lie in."""
+    def rows(self, start: int, stop: int, into: Rows) -> None:
+        """Fill `into` with lane rows `start` to `stop`; O(stop - start) and the pieces of the windows they lie in."""
         first, last = np.searchsorted(self.bounds, [start, stop - 1], side="right") - 1
-        parts = [self._window_rows(window, start, stop) for window in range(first, last + 1)]
-        return Rows(np.concatenate([part.block for part in parts]), np.concatenate([part.row for part in parts]))
+        for window in range(first, last + 1):
+            low, high = max(int(self.bounds[window]), start), min(int(self.bounds[window + 1]), stop)
+            places = slice(low - start, high - start)
+            self._window_rows(window, low, high, Rows(into.block[places], into.row[places]))
 
-    def _window_rows(self, window: int, start: int, stop: int) -> Rows:
+    def _window_rows(self, window: int, start: int, stop: int, into: Rows) -> None:
         low, high = int(self.bounds[window]), int(self.bounds[window + 1])
-        line = np.arange(max(start, low), min(stop, high), dtype=np.int64)
+        line = np.arange(start, stop, dtype=np.int64)
         if self.key is not None:
             line = low + permuted(line - low, high - low, derive(self.key, window))
         first, last = np.searchsorted(self.ends, [low, high - 1], side="right")
         pieces, ends = self.pieces.take(slice(first, last + 1)), self.ends[first : last + 1]
-        place = np.searchsorted(ends, line, side="right")
-        return Rows(pieces.block[place], (pieces.first + pieces.rows - ends)[place] + line)
+        locate(line, ends, pieces.block, pieces.first + pieces.rows - ends, into.block, into.row)
 
     def spans(self) -> tuple[Ints, Ints, Ints]:
         """For each piece: its block, and the lane rows at which it is first needed and let go (whole windows)."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.kernels import walk
+
 _WORD = (1 << 64) - 1
-_HALF = (1 << 32) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _ROUNDS = 6
 _SORTED_SIZE = 1024
@@ -60,22 +61,9 @@ def permuted(index: Ints, size: int, key: int) -> Ints:
     """
     if size <= _SORTED_SIZE:  # a bijection on few bits mixes poorly, and sorting few words is cheap
         return permutation(size, key)[index]
-    bits = (size - 1).bit_length()
-    words = _cipher(index.astype(np.uint32), bits, key)
-    while len(outside := np.flatnonzero(words >= size)):
-        words[outside] = _cipher(words[outside], bits, key)
-    return words.astype(np.int64)
-
-
-def _cipher(words: NDArray[np.uint32], bits: int, key: int) -> NDArray[np.uint32]:
-    """Six rounds of xor, odd multiply and xorshift, each invertible on `bits` bits."""
-    mask, shift = np.uint32((1 << bits) - 1), np.uint32((bits + 1) // 2)
-    for number in range(_ROUNDS):
-        round_key = derive(key, number)
-        words = words ^ np.uint32(round_key & _HALF)
-        words *= np.uint32((round_key >> 32) | 1)
-        words &= mask
-        words ^= words >> shift
+    words = index.astype(np.int64)
+    keys = [derive(key, number) for number in range(_ROUNDS)]
+    walk(words, (size - 1).bit_length(), size, np.array(keys, dtype=np.uint64))
     return words
 
 

@@ -138,9 +138,9 @@ class Plan:
         # Row i of owned lane k is row i * len(lanes) + k of all these lanes; a batch holds a run of such numbers.
         first = min((low * len(lanes) + lane - lanes.start for lane, low, _ in ranges), default=0)
         for lane, low, high in ranges:
-            part = self._lane_epoch(epoch, lane).rows(low, high)
-            places = slice(low * len(lanes) + lane - lanes.start - first, None, len(lanes))
-            block[places], row[places] = part.block, part.row
+            start = low * len(lanes) + lane - lanes.start - first
+            places = slice(start, start + (high - low - 1) * len(lanes) + 1, len(lanes))
+            self._lane_epoch(epoch, lane).rows(low, high, Rows(block[places], row[places]))
         return Rows(block, row)
 
     def _order_lane(self, epoch: int, lane: int) -> LaneEpoch:

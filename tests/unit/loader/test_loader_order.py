@@ -14,6 +14,7 @@ import torch
 
 import forebay as fb
 from forebay.cache import source
+from forebay.cache.cores import DataWorkers
 from forebay.errors import CursorMismatch
 from forebay.manifest import reading
 
@@ -40,9 +41,9 @@ def test_every_epoch_is_the_planned_permutation(small: Any, cache: fb.DiskCache,
 
 
 @pytest.mark.parametrize("quota", ["cold", "warm", "half", "disabled"])
-@pytest.mark.parametrize("num_workers", [1, 5])
+@pytest.mark.parametrize("num_reads", [1, 5])
 def test_cache_state_threads_and_delays_change_nothing(
-    small: Any, tmp_path: Path, epoch_ids: Ids, monkeypatch: pytest.MonkeyPatch, quota: str, num_workers: int
+    small: Any, tmp_path: Path, epoch_ids: Ids, monkeypatch: pytest.MonkeyPatch, quota: str, num_reads: int
 ) -> None:
     cache = None if quota == "disabled" else fb.DiskCache(tmp_path / "cache", quota_bytes=64 << 20, min_free_bytes=0)
     if quota == "warm":
@@ -55,14 +56,15 @@ def test_cache_state_threads_and_delays_change_nothing(
         assert len(blocks) == len(small.manifest)
         for block in blocks[::2]:
             block.unlink()
-    delays, original = random.Random(num_workers), reading.open_input
+    delays, original = random.Random(num_reads), reading.open_input
 
     def late(uri: str) -> Any:
         time.sleep(delays.random() * 0.02)
         return original(uri)
 
     def with_threads(*arguments: Any, **options: Any) -> Any:
-        return source.LocalSource(arguments[1], arguments[2], arguments[0], tally=arguments[3], num_workers=num_workers)
+        workers = DataWorkers(core_share=1.0, num_reads=num_reads)
+        return source.LocalSource(arguments[1], arguments[2], arguments[0], tally=arguments[3], workers=workers)
 
     monkeypatch.setattr(reading, "open_input", late)
     monkeypatch.setattr("forebay.loader.loader.open_source", with_threads)

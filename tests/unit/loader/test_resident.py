@@ -1,36 +1,15 @@
-"""The gather kernel and the table of blocks it reads from."""
+"""The table of blocks that batches are gathered from."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forebay.errors import SourceChanged, TransformFailed
 from forebay.loader.buffers import BufferPool
-from forebay.loader.gather import gather
 from forebay.loader.resident import Resident
 from forebay.plan.lanes import Rows
 from forebay.transform.block import Block
-
-
-@given(st.integers(1, 70), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
-def test_any_row_size_from_any_block(row_bytes: int, block_rows: list[int], data: st.DataObject) -> None:
-    rng = np.random.default_rng(row_bytes)
-    blocks = [rng.integers(256, size=(rows, row_bytes)).astype(np.uint8) for rows in block_rows]
-    picks = data.draw(
-        st.lists(
-            st.integers(0, len(blocks) - 1).flatmap(lambda b: st.tuples(st.just(b), st.integers(0, block_rows[b] - 1)))
-        )
-    )
-    target = np.full((len(picks) + 1, row_bytes), 7, dtype=np.uint8)
-    bases = np.array([block.ctypes.data for block in blocks], dtype=np.uint64)
-    slot, row = (np.array(column, dtype=np.int64) for column in (zip(*picks, strict=True) if picks else ([], [])))
-    gather(target.ctypes.data, row_bytes, bases, slot, row)
-    for number, (block, index) in enumerate(picks):
-        assert (target[number] == blocks[block][index]).all()
-    assert (target[-1] == 7).all(), "nothing is written past the last row"
 
 
 def block_of(start: int, rows: int) -> Block:
