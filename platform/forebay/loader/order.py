@@ -1,33 +1,65 @@
-"""A rank's rows of one batch after another."""
+"""A rank's rows of one global batch after another, planned ahead."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from typing import NamedTuple
+
 from forebay.plan.lanes import Rows
-from forebay.plan.plan import Plan
+from forebay.plan.plan import Last, Plan
+from forebay.world import World
 
 _CHUNK_ROWS = 1 << 17
 
 
-class Order:
-    """Asks the plan for many batches' rows at once: its cost per call is about that of a thousand rows per lane."""
+class Part(NamedTuple):
+    """One rank's `rows` of the global batch of `size` rows at `position`."""
 
-    def __init__(self, plan: Plan, *, epoch: int, lanes: range) -> None:
-        self._plan, self._epoch, self._lanes = plan, epoch, lanes
-        self._rows = Rows(*2 * (plan.manifest.rows[:0],))
-        self._start = self._stop = 0
-        self._next_rows = 1
+    position: int
+    size: int
+    rows: Rows
 
-    def rows(self, start: int, stop: int) -> Rows:
-        """The rows of the lanes among positions `start` to `stop`, in position order."""
-        if not self._start <= start <= stop <= self._stop:
-            # The first chunk is one batch, so that it comes early.
-            self._start, self._stop = start, min(max(stop, start + self._next_rows), self._plan.num_rows)
-            self._rows = self._plan.rows(self._epoch, self._start, self._stop, self._lanes)
-            self._next_rows = _CHUNK_ROWS
-        low, high = self._count(start), self._count(stop)
-        return Rows(self._rows.block[low:high], self._rows.row[low:high])
 
-    def _count(self, position: int) -> int:
-        """How many of the chunk's rows lie before `position`."""
-        plan = self._plan
-        return sum(plan.lane_row(position, lane) - plan.lane_row(self._start, lane) for lane in self._lanes)
+class Cut(NamedTuple):
+    """How epochs are cut: into batches of `global_batch` rows, shared out to the ranks of `world`."""
+
+    global_batch: int
+    last: Last
+    world: World
+
+
+def parts_in_order(plan: Plan, cut: Cut, planner: Executor, *, epoch: int, position: int) -> Iterator[Part]:
+    """This rank's part of every global batch from `position` to the end of the epoch.
+
+    Many batches are planned at once, since a call costs as much as a thousand rows per lane; the first one alone, so
+    that it comes early. `planner` runs ahead by one call while the rows before are gathered: neither holds the GIL, and
+    what the order costs is no longer part of the time of an epoch.
+    """
+    lanes = plan.owned_lanes(cut.world)
+    batches = _batches(plan, cut, position, least_rows=1)
+    planned = planner.submit(_rows, plan, epoch, batches, lanes)
+    while batches:
+        rows, done = planned.result(), batches
+        last_position, last_size = done[-1]
+        batches = _batches(plan, cut, last_position + last_size, least_rows=_CHUNK_ROWS)
+        planned = planner.submit(_rows, plan, epoch, batches, lanes)
+        first = plan.rows_before(done[0][0], lanes)
+        for start, size in done:
+            own = slice(plan.rows_before(start, lanes) - first, plan.rows_before(start + size, lanes) - first)
+            yield Part(start, size, Rows(rows.block[own], rows.row[own]))
+
+
+def _batches(plan: Plan, cut: Cut, position: int, *, least_rows: int) -> list[tuple[int, int]]:
+    """(position, size) of the next global batches: as many as have `least_rows` together, or all that are left."""
+    found, stop = [], position + least_rows
+    while position < stop and (size := plan.batch_size(position, cut.global_batch, last=cut.last)):
+        found.append((position, size))
+        position += size
+    return found
+
+
+def _rows(plan: Plan, epoch: int, batches: list[tuple[int, int]], lanes: range) -> Rows:
+    if not batches:
+        return Rows(plan.manifest.rows[:0], plan.manifest.rows[:0])
+    return plan.rows(epoch, batches[0][0], sum(batches[-1]), lanes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from forebay.errors import LoaderClosed
 from forebay.loader.batch import Batch
 from forebay.loader.buffers import BufferPool
 from forebay.loader.demand import Demand
-from forebay.loader.order import Order
+from forebay.loader.order import Cut, Part, parts_in_order
 from forebay.loader.ready import ReadyBatches
 from forebay.loader.resident import Resident, as_tensors
 from forebay.observe import Tally
@@ -87,21 +88,28 @@ class Pipeline:
                 self._ready.put(error)
 
     def _make_batches(self) -> None:
-        plan, share, position = self._share.plan, self._share, self._position
-        order = Order(plan, epoch=self._epoch, lanes=plan.owned_lanes(share.world))
-        while size := plan.batch_size(position, share.global_batch, last=share.last):
-            with self._tally.timed("plan_s"):
-                rows = order.rows(position, position + size)
-                for block in self._demand.advance(position, position + size):
+        plan, share = self._share.plan, self._share
+        cut = Cut(share.global_batch, share.last, share.world)
+        with ThreadPoolExecutor(1, "forebay-plan") as planner:
+            parts = parts_in_order(plan, cut, planner, epoch=self._epoch, position=self._position)
+            while part := self._next_part(parts):
+                rows, world_size = part.rows, share.world.size
+                # A rank without rows still steps, on a real row that counts for nothing: zeros could turn into NaNs.
+                weight = len(rows.row) * world_size / part.size
+                if not weight:
+                    rows = plan.rows(self._epoch, part.position, part.position + 1, range(plan.lanes))
+                batch, num_bytes = self._gather(rows, position=part.position, size=part.size, weight=weight)
+                stop = part.position + part.size
+                batch.ends_epoch = not plan.batch_size(stop, share.global_batch, last=share.last)
+                self._ready.put(batch, num_bytes)
+
+    def _next_part(self, parts: Iterator[Part]) -> Part | None:
+        with self._tally.timed("plan_s"):
+            part = next(parts, None)
+            if part:
+                for block in self._demand.advance(part.position, part.position + part.size):
                     self._resident.remove(block)
-            # A rank without rows still steps, on a real row that counts for nothing: zeros could turn into NaNs.
-            weight = len(rows.row) * share.world.size / size
-            if not len(rows.row):
-                rows = plan.rows(self._epoch, position, position + 1, range(plan.lanes))
-            batch, num_bytes = self._gather(rows, position=position, size=size, weight=weight)
-            position += size
-            batch.ends_epoch = not plan.batch_size(position, share.global_batch, last=share.last)
-            self._ready.put(batch, num_bytes)
+        return part
 
     def _gather(self, rows: Rows, *, position: int, size: int, weight: float) -> tuple[Batch, int]:
         with self._tally.timed("block_wait_s"):

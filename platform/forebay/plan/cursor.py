@@ -35,7 +35,7 @@ class Cursor:
         """Raises `CursorMismatch` for text that is no cursor, or one of another version."""
         try:
             state = json.loads(text)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             state = None
         if not isinstance(state, dict) or state.pop("version", None) != _VERSION:
             raise CursorMismatch(
@@ -45,4 +45,6 @@ class Cursor:
         kinds = {field.name: str if field.name == "plan_id" else int for field in fields(cls)}
         if set(state) != set(kinds) or any(type(state[name]) is not kind for name, kind in kinds.items()):
             raise CursorMismatch(f"A cursor holds {sorted(kinds)}; found {state}. Use the text as it was saved.")
+        if min(state["epoch"], state["position"], state["global_batch"]) < 0:
+            raise CursorMismatch(f"A cursor holds no number below 0; found {state}. Use the text as it was saved.")
         return cls(**state)

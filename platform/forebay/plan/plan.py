@@ -124,6 +124,11 @@ class Plan:
         """How many rows of `lane` lie before `position`."""
         return max(-(-(position - lane) // self.lanes), 0)
 
+    def rows_before(self, position: int, lanes: range) -> int:
+        """How many rows of some lanes, next to each other, lie before `position`."""
+        full, rest = divmod(position, self.lanes)
+        return full * len(lanes) + min(max(rest - lanes.start, 0), len(lanes))
+
     def spans(self, epoch: int, lane: int) -> Iterator[tuple[int, int, int]]:
         """(block, first lane row that needs it, lane row at which it can be let go) in the order of need."""
         columns = self._lane_epoch(epoch, lane).spans()
