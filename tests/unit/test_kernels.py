@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.kernels import gather, locate, walk
+from forebay.kernels import gather, locate, pack_words, walk
 
 
 @given(st.integers(1, 70), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
@@ -49,3 +49,11 @@ def test_locate_finds_the_piece_of_each_place(rows: list[int], data: st.DataObje
     piece = np.searchsorted(ends, line, side="right")
     assert (block[: 3 * len(line) : 3] == piece + 100).all() and (row[: 2 * len(line) : 2] == line + 1000 * piece).all()
     assert (block == -1).sum() == 2 * len(line) + 1, "and nothing is written between the places"
+
+
+@given(st.integers(1, 600), st.integers(1, 27))
+def test_pack_words_interleaves_columns(rows: int, width: int) -> None:
+    columns = np.random.default_rng(rows).integers(-(2**31), 2**31, size=(width, rows)).astype(np.int32)
+    packed = np.full(rows * width + 1, 7, dtype=np.int32)
+    pack_words(np.array([column.ctypes.data for column in columns], dtype=np.uint64), rows, packed[:-1])
+    assert (packed[:-1].reshape(rows, width) == columns.T).all() and packed[-1] == 7

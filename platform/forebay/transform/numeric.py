@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, WrongType
+from forebay.kernels import pack_words
 from forebay.transform.block import BlockArray
 from forebay.transform.columns import wrong_type
 
@@ -26,7 +27,7 @@ NUMERIC_DTYPES = (
     "uint64",
 )
 
-
+_WORD_BYTES = 4
 _REMEDY = "It takes integers, floats, bools and decimals; use Categorical for ids."
 
 
@@ -84,12 +85,17 @@ def cast_numbers(feature: str, column: str, array: pa.Array, dtype: str) -> pa.A
 
 
 def pack_rows(arrays: Sequence[pa.Array], dtype: str) -> BlockArray:
-    """[rows, len(arrays)] of `dtype`, row-major; the arrays have that type and no nulls.
-
-    `RecordBatch.to_tensor` interleaves 4-5 times faster than `np.stack(..., axis=1)`.
-    """
-    if len(arrays[0]) == 0:
+    """[rows, len(arrays)] of `dtype`, row-major; the arrays have that type and no nulls."""
+    rows, item = len(arrays[0]), np.dtype(dtype)
+    packed: BlockArray
+    if rows == 0:
         return np.empty((0, len(arrays)), dtype)
+    if item.itemsize == _WORD_BYTES:
+        packed = np.empty((rows, len(arrays)), dtype)
+        addresses = [array.buffers()[1].address + array.offset * item.itemsize for array in arrays]
+        pack_words(np.array(addresses, np.uint64), rows, packed.reshape(-1).view(np.int32))
+        return packed
+    # Interleaves 4-5 times faster than `np.stack(..., axis=1)`.
     batch = pa.RecordBatch.from_arrays(list(arrays), names=[str(i) for i in range(len(arrays))])
-    packed: BlockArray = batch.to_tensor(row_major=True).to_numpy()
+    packed = batch.to_tensor(row_major=True).to_numpy()
     return packed
