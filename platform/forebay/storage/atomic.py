@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from forebay.storage.credentials import redacting
 from forebay.storage.filesystem import resolve
 
 
@@ -13,7 +14,7 @@ def write_atomically(uri: str | os.PathLike[str], content: bytes) -> None:
     """Write or replace one file: a local one through a temporary neighbour, an object by closing it."""
     location = resolve(uri)
     if not location.is_local:
-        with location.fs.open_output_stream(location.path) as stream:
+        with redacting(), location.fs.open_output_stream(location.path) as stream:
             stream.write(content)
         return
     target = Path(location.path)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import fsspec
-import pyarrow as pa
 from pyarrow import fs
 
 from forebay.errors import InvalidOption, ReadFailed
-
-ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+from forebay.storage.arrow_stores import ARROW_SCHEMES, open_store
+from forebay.storage.credentials import Credentials, granted, redact, without_credentials
+from forebay.storage.fsspec_bridge import open_fsspec
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -32,9 +31,15 @@ class Location(NamedTuple):
         """Whether `path` can be opened by the operating system."""
         return isinstance(self.fs, fs.LocalFileSystem)
 
+    def __repr__(self) -> str:
+        # Not its path: that of a signed http:// URI holds the signature.
+        return f"Location({self.uri!r})"
+
 
 def resolve(uri: str | os.PathLike[str]) -> Location:
     """The place that `uri` names, whether or not anything is there.
+
+    Credentials in the URI are not part of the place's `uri`; this process uses them whenever it opens what lies there.
 
     Args:
         uri: A local path (relative ones are taken from the working directory, `~` is the home folder), `file://`, what
@@ -44,6 +49,15 @@ def resolve(uri: str | os.PathLike[str]) -> Location:
         InvalidOption: An unknown scheme, or a URI that is malformed.
         ReadFailed: The file system itself cannot be reached.
     """
+    return _resolve(uri, once=False)
+
+
+def resolve_source(uri: str | os.PathLike[str]) -> Location:
+    """`resolve`, for reads that `forebay.storage.retry` tries again: the store's client gives up at the first error."""
+    return _resolve(uri, once=True)
+
+
+def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
     if not isinstance(uri, str | os.PathLike):
         raise InvalidOption(f"{uri!r} names no place. Give a path or a URI.")
     text = os.fspath(uri)
@@ -54,51 +68,55 @@ def resolve(uri: str | os.PathLike[str]) -> Location:
         path = os.path.normpath(named.absolute())
         return Location(fs.LocalFileSystem(), path, path)
     scheme = found[1].lower()
-    if scheme in ARROW_SCHEMES:
-        parts = urlsplit(text)
-        # Keyed by process too: the clients' own threads do not survive a fork.
-        filesystem, prefix = _arrow_filesystem(scheme, parts.netloc, parts.query, os.getpid())
-        return Location(filesystem, (prefix + unquote(parts.path.lstrip("/"))).rstrip("/") or "/", text)
-    return _fsspec_location(text, scheme)
+    public = without_credentials(scheme + text[len(scheme) :])
+    if scheme not in ARROW_SCHEMES:
+        return _fsspec_location(public, scheme)
+    parts = urlsplit(public)
+    store = open_store(scheme, parts.netloc, parts.query, granted(public))
+    path = (store.prefix + unquote(parts.path.lstrip("/"))).rstrip("/") or "/"
+    return Location(store.once if once else store.fs, path, public)
 
 
-@lru_cache(maxsize=64)
-def _arrow_filesystem(scheme: str, netloc: str, query: str, _pid: int) -> tuple[fs.FileSystem, str]:
-    """A file system, and what its paths begin with (a bucket, a container, or `/`): found by asking for one path."""
-    probe = "forebay-probe"
-    uri = f"{scheme}://{netloc}/{probe}" + (f"?{query}" if query else "")
-    try:
-        filesystem, path = fs.FileSystem.from_uri(uri)
-    except pa.ArrowInvalid as error:
-        raise InvalidOption(f"{uri.replace(probe, '')} is not a URI that pyarrow takes: {error}", uri=uri) from error
-    except OSError as error:
-        raise ReadFailed(
-            f"The file system of {uri.replace(probe, '')} cannot be opened: {error}. Check its address and "
-            "credentials; hdfs:// also needs libhdfs and a JVM (HADOOP_HOME, JAVA_HOME, CLASSPATH).",
-            uri=uri,
-        ) from error
-    return filesystem, path.removesuffix(probe)
-
-
-def _fsspec_location(uri: str, scheme: str) -> Location:
+def _fsspec_location(public: str, scheme: str) -> Location:
     if scheme not in fsspec.available_protocols():
         raise InvalidOption(
-            f"{uri}: no file system is known for {scheme}://. Use a local path, {', '.join(ARROW_SCHEMES)}, or one of "
-            f"fsspec's: {', '.join(sorted(set(fsspec.available_protocols()) - set(ARROW_SCHEMES)))}.",
+            f"{public}: no file system is known for {scheme}://. Use a local path, {', '.join(ARROW_SCHEMES)}, or one "
+            f"of fsspec's: {', '.join(sorted(set(fsspec.available_protocols()) - set(ARROW_SCHEMES)))}.",
             scheme=scheme,
         )
     try:
-        filesystem, path = fsspec.core.url_to_fs(uri)
+        filesystem, path = open_fsspec(_with_credentials(public, granted(public)))
     except ImportError as error:
-        raise InvalidOption(f"{uri}: {scheme}:// needs another package: {error}", scheme=scheme) from error
-    return Location(fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path, uri)
+        raise InvalidOption(
+            f"{public}: {scheme}:// needs another package: {redact(str(error))}", scheme=scheme
+        ) from None
+    except ValueError as error:
+        raise InvalidOption(f"{public} is not a URI that fsspec takes: {redact(str(error))}", uri=public) from None
+    except OSError as error:
+        raise ReadFailed(
+            f"The file system of {public} cannot be opened: {redact(str(error))}. Check its address and credentials.",
+            uri=public,
+        ) from None
+    return Location(filesystem, path, public)
+
+
+def _with_credentials(public: str, credentials: Credentials) -> str:
+    scheme, _, rest = public.partition("://")
+    head, _, query = rest.partition("?")
+    netloc, slash, path = head.partition("/")
+    user, at, host = netloc.rpartition("@")
+    password = f":{credentials.password}" if credentials.password else ""
+    options = "&".join(filter(None, [query, *(f"{name}={value}" for name, value in credentials.options)]))
+    return f"{scheme}://{user}{password}{at}{host}{slash}{path}" + (f"?{options}" if options else "")
 
 
 def _path_of_file_uri(uri: str) -> str:
     """What follows `file://` or `file://localhost`; `?` and `#` may stand in the name of a file."""
     host, _, path = uri.partition("://")[2].partition("/")
     if host not in ("", "localhost"):
+        host = host.rpartition("@")[2]
+        shown = f"file://{host}/{path}"
         raise InvalidOption(
-            f"{uri!r} names the host {host!r}. A file URI is absolute: file:///{host}/... or a plain path.", uri=uri
+            f"{shown!r} names the host {host!r}. A file URI is absolute: file:///{host}/... or a plain path.", uri=shown
         )
     return "/" + unquote(path)

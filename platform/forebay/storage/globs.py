@@ -51,7 +51,7 @@ def _step(filesystem: fs.FileSystem, folders: list[fs.FileInfo], segment: str) -
         else:
             yield from (
                 info
-                for info in _children(filesystem, folder.path)
+                for info in children(filesystem, folder.path)
                 if matches(info.base_name) and (not is_hidden(info.base_name) or not is_pattern(segment))
             )
 
@@ -59,14 +59,34 @@ def _step(filesystem: fs.FileSystem, folders: list[fs.FileInfo], segment: str) -
 def walk(filesystem: fs.FileSystem, folder: str) -> Iterator[fs.FileInfo]:
     """Everything below `folder` whose path from there holds no hidden name."""
     skip = len(folder.rstrip("/")) + 1
-    for info in filesystem.get_file_info(fs.FileSelector(folder, recursive=True)):
+    for info in _everything(filesystem, folder):
         if not any(is_hidden(name) for name in info.path[skip:].split("/")):
             yield info
 
 
-def _children(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
-    found: list[fs.FileInfo] = filesystem.get_file_info(fs.FileSelector(folder, recursive=False))
+def children(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
+    """Files and folders directly in `folder`; none if it is not there."""
+    if getattr(filesystem, "type_name", "") == "gcs":
+        # pyarrow 26 lists a folder there only if an object of its name marks it (apache/arrow issue 35993).
+        skip = len(folder.rstrip("/")) + 1
+        return [info for info in _everything(filesystem, folder) if "/" not in info.path[skip:]]
+    found: list[fs.FileInfo] = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
     return found
+
+
+def _everything(filesystem: fs.FileSystem, folder: str) -> Iterable[fs.FileInfo]:
+    """All below `folder`, and the folders that exist in the names of objects alone."""
+    found = filesystem.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
+    skip = len(folder.rstrip("/")) + 1
+    folders = {f"{info.path[:skip]}{up}" for info in found for up in _folders_of(info.path[skip:])}
+    missing = folders - {info.path for info in found}
+    return [*found, *(fs.FileInfo(path, type=fs.FileType.Directory) for path in sorted(missing))]
+
+
+def _folders_of(path: str) -> Iterator[str]:
+    """The folders of a relative path, all the way up: `a` and `a/b` for `a/b/c`."""
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def _once(infos: Iterable[fs.FileInfo]) -> Iterable[fs.FileInfo]:

@@ -13,9 +13,11 @@ from urllib.parse import quote
 from pyarrow import fs
 
 from forebay.errors import NoFiles, ReadFailed
-from forebay.storage.filesystem import Location, resolve
+from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.globs import expand, fixed_part, is_pattern, walk
+from forebay.storage.refusals import REMEDY
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy, read
+from forebay.storage.versions import FoundFile, found
 
 SUFFIXES = (".parquet", ".parq", ".pq")
 """Names taken from a folder; a file that is named itself, or by a pattern, may have any suffix."""
@@ -24,16 +26,6 @@ SUFFIXES = (".parquet", ".parq", ".pq")
 _PATIENCE = 10
 
 Uri = str | os.PathLike[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFile:
-    """One file and its version; `mtime_ns` is 0 where the store keeps no time."""
-
-    uri: str
-    size: int
-    mtime_ns: int
-    etag: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +56,12 @@ def find_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) 
     uris = [uri] if isinstance(uri, str | os.PathLike) else list(uri)
     if not uris:
         raise NoFiles("The list of URIs is empty. Name at least one file, folder or pattern.")
-    listings = [_find_one(resolve(one), policy) for one in uris]
+    listings = [_find_one(resolve_source(one), policy) for one in uris]
     files = {file.uri: file for listing in listings for file in listing.files}
     return Listing(
         root=_common_root([listing.root for listing in listings]),
         files=tuple(files[name] for name in sorted(files)),
     )
-
-
-def stat(uri: Uri) -> FoundFile:
-    """The version in which a file is there now. Raises `FileNotFoundError`, or the file system's own error."""
-    location = resolve(uri)
-    info = location.fs.get_file_info(location.path)
-    if info.type != fs.FileType.File:
-        raise FileNotFoundError(
-            f"{location.uri} is {'a folder' if info.type == fs.FileType.Directory else 'not there'}"
-        )
-    return _found(location.uri, info)
 
 
 def _find_one(location: Location, policy: ReadPolicy) -> Listing:
@@ -89,9 +70,7 @@ def _find_one(location: Location, policy: ReadPolicy) -> Listing:
             location.uri, partial(_list, location), replace(policy, deadline_s=policy.deadline_s * _PATIENCE)
         )
     except PermissionError as error:
-        raise ReadFailed(
-            f"{location.uri} may not be listed ({error}). Ask for read access.", what=location.uri
-        ) from error
+        raise ReadFailed(f"{location.uri} may not be listed ({error}). {REMEDY}", what=location.uri) from error
     if not listing.files:
         raise NoFiles(_nothing_at(location), uri=location.uri)
     return listing
@@ -100,7 +79,7 @@ def _find_one(location: Location, policy: ReadPolicy) -> Listing:
 def _list(location: Location) -> Listing:
     info = location.fs.get_file_info(location.path)
     if info.type == fs.FileType.File:
-        return Listing(root=_parent(location.uri), files=(_found(location.uri, info),))
+        return Listing(root=_parent(location.uri), files=(found(location.uri, info),))
     if info.type == fs.FileType.Directory:
         return _below(location, [location.path])
     if not is_pattern(location.path):
@@ -117,12 +96,8 @@ def _below(base: Location, folders: list[str], files: Sequence[fs.FileInfo] = ()
     infos = [*files]
     for folder in folders:
         infos += (info for info in walk(base.fs, folder) if info.path.endswith(SUFFIXES))
-    found = [_found(_child_uri(base, info.path), info) for info in infos if info.type == fs.FileType.File]
-    return Listing(root=base.uri.rstrip("/") or "/", files=tuple(found))
-
-
-def _found(uri: str, info: fs.FileInfo) -> FoundFile:
-    return FoundFile(uri=uri, size=info.size, mtime_ns=info.mtime_ns or 0)
+    files_found = (found(_child_uri(base, info.path), info) for info in infos if info.type == fs.FileType.File)
+    return Listing(root=base.uri.rstrip("/") or "/", files=tuple(files_found))
 
 
 def _child_uri(base: Location, path: str) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
 import tenacity
 
 from forebay.errors import ForebayError, InvalidOption, ReadFailed
+from forebay.storage.credentials import redacting
 from forebay.storage.deadline import Cancelled, call_with_deadline
+from forebay.storage.refusals import as_refusal
 
 T = TypeVar("T")
 
@@ -79,11 +82,23 @@ def read(
         before_sleep=(lambda _state: on_retry()) if on_retry else None,
     )
     try:
-        value: T = retrying(call_with_deadline, fn, policy.deadline_s, stop)
+        value: T = retrying(call_with_deadline, partial(_told_apart, fn), policy.deadline_s, stop)
     except tenacity.RetryError as failed:
         last = failed.last_attempt.exception()
         raise _read_failed(what, policy, last) from last
     return value
+
+
+def _told_apart(fn: Callable[[], T]) -> T:
+    """What `fn` raises tells no secrets, and a refusal by the store is a `PermissionError`, whoever words it."""
+    with redacting():
+        try:
+            return fn()
+        except OSError as error:
+            refusal = as_refusal(error)
+            if refusal is None:
+                raise
+            raise refusal from None
 
 
 def _may_pass(error: BaseException) -> bool:

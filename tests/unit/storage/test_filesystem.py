@@ -8,7 +8,7 @@ import pytest
 from pyarrow import fs
 
 from forebay.errors import InvalidOption, ReadFailed
-from forebay.storage import filesystem
+from forebay.storage import arrow_stores
 from forebay.storage.filesystem import resolve
 
 
@@ -43,22 +43,22 @@ def test_arrow_file_systems_are_made_once_per_authority(monkeypatch: pytest.Monk
         asked.append(uri)
         return fs.SubTreeFileSystem("/", fs.LocalFileSystem()), "bucket/forebay-probe"
 
-    monkeypatch.setattr(filesystem.fs, "FileSystem", type("Fake", (), {"from_uri": staticmethod(from_uri)}))
-    filesystem._arrow_filesystem.cache_clear()
+    monkeypatch.setattr(arrow_stores.fs, "FileSystem", type("Fake", (), {"from_uri": staticmethod(from_uri)}))
+    arrow_stores._open_store.cache_clear()
     one = resolve("s3://bucket/a%20b/c.parquet?region=x")
     assert (one.path, one.uri) == ("bucket/a b/c.parquet", "s3://bucket/a%20b/c.parquet?region=x")
     assert not one.is_local
     assert resolve("s3://bucket/other/?region=x").path == "bucket/other"
     assert asked == ["s3://bucket/forebay-probe?region=x"]
-    filesystem._arrow_filesystem.cache_clear()
+    arrow_stores._open_store.cache_clear()
 
 
 def test_a_file_system_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     def from_uri(uri: str) -> tuple[fs.FileSystem, str]:
         raise OSError("Unable to load libjvm")
 
-    monkeypatch.setattr(filesystem.fs, "FileSystem", type("Fake", (), {"from_uri": staticmethod(from_uri)}))
-    filesystem._arrow_filesystem.cache_clear()
+    monkeypatch.setattr(arrow_stores.fs, "FileSystem", type("Fake", (), {"from_uri": staticmethod(from_uri)}))
+    arrow_stores._open_store.cache_clear()
     with pytest.raises(ReadFailed, match=r"hdfs://name:8020/.*libjvm.*JAVA_HOME"):
         resolve("hdfs://name:8020/data")
 

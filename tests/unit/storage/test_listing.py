@@ -13,7 +13,8 @@ from pyarrow import fs
 from forebay.errors import NoFiles, ReadFailed
 from forebay.storage import listing
 from forebay.storage.filesystem import Location
-from forebay.storage.listing import FoundFile, find_parquet, list_parquet, stat
+from forebay.storage.listing import find_parquet, list_parquet
+from forebay.storage.versions import FoundFile, stat
 
 
 @pytest.fixture

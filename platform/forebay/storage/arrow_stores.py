@@ -1,0 +1,132 @@
+"""pyarrow's own file systems, opened with credentials that are not in their URI, and with their retries bounded."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+import pyarrow as pa
+from pyarrow import fs
+
+from forebay.errors import InvalidOption, ReadFailed
+from forebay.storage.credentials import Credentials, redact
+
+ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+
+_PROBE = "forebay-probe"
+_S3_CREDENTIALS = ("access_key", "secret_key", "session_token")
+# Options that S3FileSystem() has no parameter for: such a file system is taken as the URI makes it.
+_S3_URI_ONLY = ("tls_ca_dir_path", "tls_verify_certificates", "smart_defaults")
+_AZURE_NAMED = ("account_key", "client_secret")
+
+
+class Store(NamedTuple):
+    """A file system, the same one without retries of its own, and what paths in it begin with (a bucket, or `/`)."""
+
+    fs: fs.FileSystem
+    once: fs.FileSystem
+    prefix: str
+
+
+def open_store(scheme: str, netloc: str, query: str, credentials: Credentials) -> Store:
+    """The store of a URI's scheme, authority and public options, opened with `credentials`.
+
+    Each is made once per process. Raises `InvalidOption` or `ReadFailed`, without the credentials.
+    """
+    # Keyed by process too: the clients' own threads do not survive a fork.
+    return _open_store(scheme, netloc, query, credentials, os.getpid())
+
+
+@lru_cache(maxsize=64)
+def _open_store(scheme: str, netloc: str, query: str, credentials: Credentials, _pid: int) -> Store:
+    shown = f"{scheme}://{netloc}/" + (f"?{query}" if query else "")
+    try:
+        filesystem, path = _from_uri(scheme, netloc, query, credentials)
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise InvalidOption(f"{shown} is not a URI that pyarrow takes: {redact(str(error))}", uri=shown) from None
+    except OSError as error:
+        raise ReadFailed(
+            f"The file system of {shown} cannot be opened: {redact(str(error))}. Check its address and "
+            "credentials; hdfs:// also needs libhdfs and a JVM (HADOOP_HOME, JAVA_HOME, CLASSPATH).",
+            uri=shown,
+        ) from None
+    return Store(filesystem, _without_retries(filesystem, query), path.removesuffix(_PROBE))
+
+
+def _from_uri(scheme: str, netloc: str, query: str, credentials: Credentials) -> tuple[fs.FileSystem, str]:
+    """What `FileSystem.from_uri` makes of the public part, with the credentials put in where pyarrow takes them."""
+    if scheme == "s3":
+        return _s3(netloc, query, credentials)
+    if scheme in ("abfs", "abfss"):
+        return _azure(scheme, netloc, query, credentials)
+    user, at, host = netloc.rpartition("@")
+    password = f":{credentials.password}" if credentials.password else ""
+    options = "&".join(filter(None, [query, *(f"{name}={value}" for name, value in credentials.options)]))
+    uri = f"{scheme}://{user}{password}{at}{host}/{_PROBE}" + (f"?{options}" if options else "")
+    found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(uri)
+    return found
+
+
+def _s3(netloc: str, query: str, credentials: Credentials) -> tuple[fs.FileSystem, str]:
+    unknown = [name for name, _ in credentials.options if name not in _S3_CREDENTIALS]
+    if unknown:
+        raise ValueError(f"it has no option {' or '.join(map(repr, unknown))}")
+    key, secret = credentials.user, credentials.password
+    pairs = [pair for pair in parse_qsl(query) if pair[0] != "anonymous"]
+    public = "&".join(part for part in query.split("&") if not part.startswith("anonymous="))
+    user = f"{key}:{secret}@" if key else ""
+    filesystem, path = fs.FileSystem.from_uri(f"s3://{user}{netloc}/{_PROBE}" + (f"?{public}" if public else ""))
+    given: dict[str, Any] = {name: credentials.option(name) for name in _S3_CREDENTIALS if credentials.option(name)}
+    if dict(parse_qsl(query)).get("anonymous") == "true":
+        given = {"anonymous": True}
+    if given:
+        filesystem = fs.S3FileSystem(**_settings(filesystem, dict(pairs)) | given)
+    return filesystem, path
+
+
+def _azure(scheme: str, netloc: str, query: str, credentials: Credentials) -> tuple[fs.FileSystem, str]:
+    # A password in the authority is dropped by pyarrow without a word (seen in 26.0.1).
+    filesystem, path = fs.FileSystem.from_uri(f"{scheme}://{netloc}/{_PROBE}" + (f"?{query}" if query else ""))
+    given = {name: credentials.option(name) for name in _AZURE_NAMED if credentials.option(name)}
+    if credentials.password:
+        given["account_key"] = unquote(credentials.password)
+    sas = "&".join(f"{name}={value}" for name, value in credentials.options if name not in _AZURE_NAMED)
+    if sas and "sig=" not in sas:
+        raise ValueError(f"it has no option {' or '.join(name for name, _ in credentials.options)}")
+    if sas:
+        given["sas_token"] = f"?{sas}"
+    return (fs.AzureFileSystem(**_arguments(filesystem) | given) if given else filesystem), path
+
+
+def _without_retries(filesystem: fs.FileSystem, query: str) -> fs.FileSystem:
+    """For reads that `storage.retry` tries again: a client that does so as well would make one read sixteen.
+
+    Azure's client cannot be told; it tries a request three times more, within a few seconds.
+    """
+    options = dict(parse_qsl(query))
+    if isinstance(filesystem, fs.S3FileSystem) and not options.keys() & set(_S3_URI_ONLY):
+        once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
+        return fs.S3FileSystem(**_settings(filesystem, options), retry_strategy=once)
+    if isinstance(filesystem, fs.GcsFileSystem) and "retry_limit_seconds" not in options:
+        return fs.GcsFileSystem(**_arguments(filesystem) | {"retry_time_limit": timedelta(seconds=1)})
+    return filesystem
+
+
+def _settings(filesystem: fs.FileSystem, options: dict[str, str]) -> dict[str, Any]:
+    if options.keys() & set(_S3_URI_ONLY):
+        only = ", ".join(sorted(options.keys() & set(_S3_URI_ONLY)))
+        raise ValueError(f"{only} cannot be combined with access_key=, session_token= or anonymous=")
+    arguments = _arguments(filesystem)
+    proxy = arguments["proxy_options"]
+    arguments["proxy_options"] = proxy if proxy["host"] else None
+    # Empty means "as the environment says" here, but not to the constructor.
+    return {name: value for name, value in arguments.items() if value not in ("", None)}
+
+
+def _arguments(filesystem: fs.FileSystem) -> dict[str, Any]:
+    """What the file system was made with, from what it would be pickled as (pyarrow 20 to 26)."""
+    arguments: dict[str, Any] = filesystem.__reduce__()[1][0]
+    return {name: value for name, value in arguments.items() if value != ""}

@@ -1,0 +1,219 @@
+"""Credentials that came in a URI: kept in this process, used when the place is opened, never part of its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+from typing import Any, NamedTuple
+from urllib.parse import quote, quote_plus, unquote
+
+from forebay.errors import InvalidOption
+
+# What is not listed here is taken for a credential: a misspelt `secret_kye` must not be printed either.
+PUBLIC_OPTIONS: dict[str, frozenset[str]] = {
+    "s3": frozenset(
+        (
+            "allow_bucket_creation",
+            "allow_bucket_deletion",
+            "allow_delayed_open",
+            "anonymous",
+            "check_directory_existence_before_creation",
+            "endpoint_override",
+            "region",
+            "scheme",
+            "smart_defaults",
+            "tls_ca_dir_path",
+            "tls_ca_file_path",
+            "tls_verify_certificates",
+        )
+    ),
+    "gs": frozenset(("scheme", "endpoint_override", "retry_limit_seconds", "project_id")),
+    "abfs": frozenset(
+        ("blob_storage_authority", "dfs_storage_authority", "enable_tls", "credential_kind", "tenant_id", "client_id")
+    ),
+    "hdfs": frozenset(
+        ("user", "replication", "buffer_size", "default_block_size", "kerb_ticket", "use_datanode_hostname")
+    ),
+}
+_SAME_OPTIONS = {"gcs": "gs", "abfss": "abfs", "viewfs": "hdfs"}
+_SECRET_NAME = re.compile(
+    r"sig|secret|token|passw|passphrase|credential|access.?key|account.?key|api.?key|^key$|^auth", re.IGNORECASE
+)
+# Shorter ones would blot out words of every message.
+_LEAST_LETTERS = 6
+_HIDDEN = "***"
+
+
+class Credentials(NamedTuple):
+    """What is left out of a URI: `user` and `password` before the host, and options after the `?`, as written."""
+
+    user: str = ""
+    password: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+
+    def option(self, name: str) -> str:
+        """The value of an option, decoded; empty if it was not given."""
+        return unquote(dict(self.options).get(name, ""))
+
+    def __repr__(self) -> str:
+        return f"Credentials({_HIDDEN})"
+
+
+class _Place(NamedTuple):
+    """What credentials are for; `options` in any order."""
+
+    scheme: str
+    host: str
+    options: frozenset[str]
+
+
+_granted: dict[_Place, tuple[tuple[str, Credentials], ...]] = {}
+_secrets: set[str] = set()
+
+
+def without_credentials(uri: str) -> str:
+    """`uri` as it may be printed and stored; what was left out is used whenever this process opens what lies there.
+
+    >>> without_credentials("s3://AKIA:sesame@bucket/clicks?region=eu-west-1&session_token=abc")
+    's3://bucket/clicks?region=eu-west-1'
+    """
+    public, credentials = _split(uri)
+    if credentials is not None:
+        _grant(public, credentials)
+    return public
+
+
+def granted(uri: str) -> Credentials:
+    """The credentials this process has for `uri`: of all for its host and options, those for the nearest folder."""
+    place, path = _place(uri)
+    segments = path.split("/")
+    best = max(reversed(_granted.get(place, ())), key=lambda one: _shared(one[0].split("/"), segments), default=None)
+    return best[1] if best else Credentials()
+
+
+class Access:
+    """The credentials of some URIs, on their way to another process of the job: unpickling grants them there.
+
+    Empty until it is pickled, so that nothing but a pickle ever holds them.
+    """
+
+    def __init__(self, uris: Iterable[str]) -> None:
+        self._places = {_place(uri)[0] for uri in uris if "://" in uri}
+
+    def __reduce__(self) -> tuple[Callable[..., Access], tuple[Any, ...]]:
+        entries = [(place, path, tuple(given)) for place in self._places for path, given in _granted.get(place, ())]
+        return _arrive, (self._places, entries)
+
+
+def _arrive(places: set[_Place], entries: list[tuple[_Place, str, tuple[Any, ...]]]) -> Access:
+    for place, path, parts in entries:
+        _keep(place, path, Credentials(*parts))
+    access = Access(())
+    access._places = places  # noqa: SLF001 - its own maker
+    return access
+
+
+def redact(text: str) -> str:
+    """`text` with every secret that this process was given blotted out."""
+    for secret in sorted(_secrets, key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    return text
+
+
+def redacted(error: BaseException) -> BaseException:
+    """`error`, or where it or a cause of it tells a secret, one of the nearest kind that does not."""
+    if not any(redact(str(one)) != str(one) for one in _chain(error)):
+        return error
+    kinds = (FileNotFoundError, PermissionError, FileExistsError, TimeoutError, OSError, ValueError)
+    kind: type[Exception] = next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
+    return kind(redact(str(error)))
+
+
+@contextmanager
+def redacting() -> Iterator[None]:
+    """What is raised within tells no secrets."""
+    try:
+        yield
+    except Exception as error:
+        hidden = redacted(error)
+        if hidden is error:
+            raise
+        raise hidden from None
+
+
+def _split(uri: str) -> tuple[str, Credentials | None]:
+    scheme, _, rest = uri.partition("://")
+    head, mark, query = rest.partition("?")
+    netloc, slash, path = head.partition("/")
+    _refuse_slash(scheme, netloc, path)
+    before, at, host = netloc.rpartition("@")
+    user, colon, password = before.partition(":")
+    # An access key is no name to tell; a container, an account or a Unix user is.
+    hidden_user = user if scheme == "s3" else ""
+    options = [option for option in query.split("&") if option]
+    secret = [option for option in options if is_secret(scheme, option.partition("=")[0])]
+    if not (secret or colon or hidden_user):
+        return uri, None
+    public = [option for option in options if option not in secret]
+    shown = "" if scheme == "s3" or not at else user + at
+    pairs = tuple((name, value) for name, _, value in (option.partition("=") for option in secret))
+    name = f"{scheme}://{shown}{host}{slash}{path}" + (mark + "&".join(public) if public else "")
+    return name, Credentials(user, password, pairs)
+
+
+def is_secret(scheme: str, option: str) -> bool:
+    """Whether the value of `option` is a credential, or may be one."""
+    public = PUBLIC_OPTIONS.get(_SAME_OPTIONS.get(scheme, scheme))
+    return _SECRET_NAME.search(option) is not None if public is None else option not in public
+
+
+def _refuse_slash(scheme: str, netloc: str, path: str) -> None:
+    if scheme == "s3" and ":" in netloc and "@" not in netloc and "@" in path:
+        raise InvalidOption(
+            "The secret key in this s3:// URI holds a / and so ends too early. Write %2F for each / and %2B for each "
+            "+, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead."
+        )
+
+
+def _grant(public: str, credentials: Credentials) -> None:
+    if granted(public) != credentials:
+        _keep(*_place(public), credentials)
+
+
+def _keep(place: _Place, path: str, credentials: Credentials) -> None:
+    others = tuple(one for one in _granted.get(place, ()) if one[0] != path)
+    _granted[place] = (*others, (path, credentials))
+    secrets = [credentials.user if place.scheme == "s3" else "", credentials.password]
+    secrets += [value for _, value in credentials.options]
+    spelled = {spell(secret) for secret in secrets for spell in (str, unquote, _quoted, _quoted_plus)}
+    _secrets.update(secret for secret in spelled if len(secret) >= _LEAST_LETTERS)
+
+
+def _quoted(secret: str) -> str:
+    return quote(unquote(secret), safe="")
+
+
+def _quoted_plus(secret: str) -> str:
+    return quote_plus(unquote(secret), safe="")
+
+
+def _place(uri: str) -> tuple[_Place, str]:
+    scheme, _, rest = uri.partition("://")
+    head, _, query = rest.partition("?")
+    host, _, path = head.partition("/")
+    return _Place(scheme, host, frozenset(query.split("&"))), path.rstrip("/")
+
+
+def _shared(one: list[str], other: list[str]) -> int:
+    """How many segments two paths begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

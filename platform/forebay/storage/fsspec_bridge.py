@@ -1,0 +1,143 @@
+"""Any fsspec file system, with file versions, and with errors that can be told apart and tell no secrets."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import unquote
+
+import fsspec
+import pyarrow as pa
+from pyarrow import fs
+
+from forebay.storage.credentials import redacted
+
+# Where implementations keep the time of the last change; the first is fsspec's own word.
+_TIMES = ("mtime", "modificationTime", "LastModified", "last_modified", "updated", "modified")
+
+ETAGS = ("generation", "ETag", "etag")
+"""Names for a version, as stores give them; the first is Google's, whose etag also counts changes of metadata."""
+
+
+class Bridge(fs.FSSpecHandler):  # type: ignore[misc]
+    """pyarrow's own bridge knows no other name for a time than `mtime`, and believes what was listed before."""
+
+    @staticmethod
+    def _create_file_info(path: str, info: dict[str, Any]) -> fs.FileInfo:
+        return fs.FSSpecHandler._create_file_info(path, info | {"mtime": _time(info)})  # noqa: SLF001 - its own hook
+
+    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
+        # Listings are cached by some, for ever: a file that changed since would look the same.
+        self.fs.invalidate_cache()
+        with _as_os_error():
+            found: list[fs.FileInfo] = super().get_file_info(paths)
+            return found
+
+    def etag(self, path: str) -> str:
+        """The store's name for the version of a file; empty if it has none."""
+        self.fs.invalidate_cache()
+        with _as_os_error():
+            info = self.fs.info(path)
+        return next((str(info[name]).strip('"') for name in ETAGS if info.get(name)), "")
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        self.fs.invalidate_cache()
+        with _as_os_error():
+            found: list[fs.FileInfo] = super().get_file_info_selector(selector)
+            return found
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        with _as_os_error():
+            self.fs.makedirs(path, exist_ok=True) if recursive else super().create_dir(path, recursive)
+
+    def delete_dir(self, path: str) -> None:
+        with _as_os_error():
+            super().delete_dir(path)
+
+    def delete_file(self, path: str) -> None:
+        with _as_os_error():
+            super().delete_file(path)
+
+    def move(self, src: str, dest: str) -> None:
+        with _as_os_error():
+            super().move(src, dest)
+
+    def open_input_stream(self, path: str) -> pa.PythonFile:
+        return self._open_input(path)
+
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        return self._open_input(path)
+
+    def open_output_stream(self, path: str, metadata: object) -> pa.PythonFile:  # noqa: ARG002 - pyarrow's signature
+        with _as_os_error():
+            return pa.PythonFile(_File(self.fs.open(path, mode="wb")), mode="w")
+
+    def _open_input(self, path: str) -> pa.PythonFile:
+        with _as_os_error():
+            if not self.fs.isfile(path):
+                raise FileNotFoundError(path)
+            return pa.PythonFile(_File(self.fs.open(path, mode="rb")), mode="r")
+
+
+class _File:
+    """An open file of fsspec; what goes wrong with it is an `OSError`."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._file, name)
+        return _guarded(value) if callable(value) else value
+
+
+def _guarded(call: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*arguments: Any) -> Any:
+        with _as_os_error():
+            return call(*arguments)
+
+    return guarded
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Every library that fsspec wraps has errors of its own; `OSError` is what reads are tried again after."""
+    try:
+        yield
+    except (NotImplementedError, AssertionError):
+        raise
+    except Exception as error:  # noqa: BLE001 - any library's
+        hidden = redacted(error)
+        if isinstance(hidden, OSError):
+            raise hidden from (None if hidden is not error else error.__cause__)
+        raise OSError(f"{type(error).__name__}: {hidden}") from None
+
+
+def _time(info: dict[str, Any]) -> datetime | float | None:
+    name = next((name for name in _TIMES if info.get(name) is not None), None)
+    value = info[name] if name else None
+    if name == "modificationTime":  # milliseconds, says WebHDFS
+        return datetime.fromtimestamp(float(value) / 1000, tz=UTC)  # type: ignore[arg-type]
+    if isinstance(value, str):
+        return datetime.fromisoformat(value)
+    return value
+
+
+def open_fsspec(uri: str) -> tuple[fs.FileSystem, str]:
+    """The file system and the path of `uri`, which has all its credentials.
+
+    Options after the `?` that are parameters of the file system are given to it; anything else is part of the name.
+    """
+    scheme = uri.partition("://")[0]
+    known = inspect.signature(fsspec.get_filesystem_class(scheme).__init__).parameters
+    place, _, query = uri.partition("?")
+    options = dict(option.partition("=")[::2] for option in query.split("&") if option)
+    taken = {name: _value(value) for name, value in options.items()} if options.keys() <= known.keys() else {}
+    filesystem, path = fsspec.core.url_to_fs(place if taken else uri, **taken)
+    return fs.PyFileSystem(Bridge(filesystem)), path
+
+
+def _value(text: str) -> object:
+    return {"true": True, "false": False}.get(text.lower(), unquote(text))

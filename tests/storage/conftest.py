@@ -1,0 +1,283 @@
+"""Real object stores on this machine: each server is a process of its own, started once and ended after the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+
+import forebay as fb
+from forebay.storage import credentials
+from forebay.storage.filesystem import resolve
+from forebay.storage.retry import ReadPolicy
+
+SERVERS = Path(__file__).parent / "servers"
+STARTS_WITHIN_S = 30.0
+AZURITE = "azurite@3.35.0"
+# Outside the repository, so that it is installed once. What Azurite's own documentation gives as account and key.
+NPM_FOLDER = Path("~/.cache/forebay-tests/azurite").expanduser()
+AZURITE_ACCOUNT = "devstoreaccount1"
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+TOKEN = "delegation-token-of-the-tests"
+
+
+@dataclass(frozen=True)
+class Store:
+    """A bucket (container, folder) of one server. `uri("x")` holds the credentials, `shown("x")` does not."""
+
+    name: str
+    base: str
+    options: str
+    secrets: tuple[str, ...] = ()
+
+    def uri(self, path: str) -> str:
+        return f"{self.base}/{path}" + (f"?{self.options}" if self.options else "")
+
+    def shown(self, path: str) -> str:
+        return resolve(self.uri(path)).uri
+
+    def upload(self, folder: Path, path: str) -> str:
+        """Put the files of a local folder below `path`; its URI."""
+        for file in sorted(folder.rglob("*.parquet")):
+            self.write(f"{path}/{file.relative_to(folder)}", file.read_bytes())
+        return self.uri(path)
+
+    def write(self, path: str, content: bytes) -> None:
+        place = resolve(self.uri(path))
+        place.fs.create_dir(place.path.rpartition("/")[0], recursive=True)
+        with place.fs.open_output_stream(place.path) as stream:
+            stream.write(content)
+
+    def delete(self, path: str) -> None:
+        place = resolve(self.uri(path))
+        place.fs.delete_file(place.path)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+@contextmanager
+def serving(command: Sequence[str], port: int, log: Path) -> Iterator[int]:
+    """A server as a process: pyarrow must be able to wait for it without holding up its threads."""
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
+        try:
+            deadline = time.monotonic() + STARTS_WITHIN_S
+            while process.poll() is None and not _answers(port):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.05)
+            if not _answers(port):
+                pytest.skip(f"{Path(command[0]).name} {command[-1]} does not start here: {log.read_text()[-300:]}")
+            yield port
+        finally:
+            process.terminate()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def needs(module: str, extra: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{extra} is not installed: pip install '.[test]'")
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """What a test was told, the next one does not know."""
+    yield
+    credentials._granted.clear()
+    credentials._secrets.clear()
+
+
+@pytest.fixture(autouse=True)
+def no_credentials_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of whoever runs the tests, and no search for them at addresses that do not answer."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+
+
+@pytest.fixture(scope="session")
+def s3_port(logs: Path) -> Iterator[int]:
+    needs("moto", "moto[s3]")
+    needs("flask_cors", "flask-cors")
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with serving(command, port, logs / "moto.log"):
+        yield port
+
+
+def s3_store(port: int, name: str = "s3", user: str = "AKIATESTTEST:s3-secret-of-tests") -> Store:
+    options = f"endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1&allow_bucket_creation=true"
+    return Store(name, f"s3://{user}@bucket", options, tuple(user.split(":")))
+
+
+@pytest.fixture
+def s3(s3_port: int) -> Store:
+    store = s3_store(s3_port)
+    resolve(store.uri("")).fs.create_dir("bucket")
+    return store
+
+
+@pytest.fixture(scope="session")
+def azurite_port(logs: Path) -> Iterator[int]:
+    main = NPM_FOLDER / "node_modules/azurite/dist/src/blob/main.js"
+    npm, node = shutil.which("npm"), shutil.which("node")
+    if npm is None or node is None:
+        pytest.skip("Azurite needs npm and node, and they are not here")
+    if not main.exists():
+        NPM_FOLDER.mkdir(parents=True, exist_ok=True)
+        install = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(NPM_FOLDER), AZURITE]
+        made = subprocess.run(install, capture_output=True, text=True, timeout=240, check=False)
+        if made.returncode:
+            pytest.skip(f"npm cannot install {AZURITE} here: {made.stderr[-300:]}")
+    port = free_port()
+    flags = ["--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
+    with serving([node, str(main), "--blobPort", str(port), *flags], port, logs / "azurite.log"):
+        # Once: pyarrow asks Azurite for what it does not know, and its client tries that for seconds.
+        resolve(azure_store(port).uri("")).fs.create_dir("bucket")
+        yield port
+
+
+def azure_store(port: int) -> Store:
+    key = quote(AZURITE_KEY, safe="")
+    base = f"abfs://{AZURITE_ACCOUNT}@127.0.0.1:{port}/bucket"
+    return Store("azure", base, f"enable_tls=false&account_key={key}", (AZURITE_KEY, key))
+
+
+@pytest.fixture
+def azure(azurite_port: int) -> Store:
+    return azure_store(azurite_port)
+
+
+@pytest.fixture(scope="session")
+def gcs_port(logs: Path) -> Iterator[int]:
+    needs("gcp_storage_emulator", "gcp-storage-emulator")
+    port = free_port()
+    flags = ["--host", "127.0.0.1", "--port", str(port), "--in-memory", "--default-bucket", "bucket"]
+    with serving([sys.executable, "-m", "gcp_storage_emulator", "start", *flags], port, logs / "gcs.log"):
+        yield port
+
+
+@pytest.fixture
+def gcs(gcs_port: int) -> Store:
+    return Store("gcs", "gs://anonymous@bucket", f"endpoint_override=127.0.0.1:{gcs_port}&scheme=http")
+
+
+@pytest.fixture(scope="session")
+def webhdfs_port(logs: Path) -> Iterator[int]:
+    port = free_port()
+    (logs / "hdfs").mkdir()
+    command = [sys.executable, str(SERVERS / "webhdfs.py"), str(port), str(logs / "hdfs"), TOKEN]
+    with serving(command, port, logs / "webhdfs.log"):
+        yield port
+
+
+@pytest.fixture
+def webhdfs(webhdfs_port: int) -> Store:
+    return Store("webhdfs", f"webhdfs://127.0.0.1:{webhdfs_port}/bucket", f"token={TOKEN}", (TOKEN,))
+
+
+@pytest.fixture(params=["s3", "azure", "gcs", "webhdfs"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """Each kind of store in turn."""
+    found: Store = request.getfixturevalue(request.param)
+    return found
+
+
+class Faults:
+    """What the proxy before the S3 server does wrong."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/-/faults"
+
+    def set(self, *faults: Mapping[str, Any]) -> None:
+        urllib.request.urlopen(urllib.request.Request(self._url, json.dumps(faults).encode(), method="POST")).close()
+
+    def shown(self) -> list[int]:
+        with urllib.request.urlopen(self._url) as answer:
+            return [fault["shown"] for fault in json.load(answer)]
+
+
+@pytest.fixture(scope="session")
+def proxy_port(s3_port: int, logs: Path) -> Iterator[int]:
+    port = free_port()
+    with serving([sys.executable, str(SERVERS / "proxy.py"), str(port), str(s3_port)], port, logs / "proxy.log"):
+        yield port
+
+
+@pytest.fixture
+def faults(proxy_port: int) -> Iterator[Faults]:
+    made = Faults(proxy_port)
+    yield made
+    made.set()
+
+
+@pytest.fixture
+def faulty(proxy_port: int, s3: Store) -> Store:
+    """The S3 bucket, seen through the proxy."""
+    return s3_store(proxy_port, "faulty")
+
+
+@pytest.fixture
+def local_files(parquet_folder: Callable[..., Path]) -> Path:
+    return parquet_folder({"day=1/a.parquet": [40, 30, 20], "day=1/b c.parquet": [25], "day=2/a.parquet": [15, 35]})
+
+
+COLUMNS = ["id", "x0", "c0", "clicked"]
+Epochs = tuple[list[str], list[Mapping[str, float]]]
+
+
+def read_epochs(manifest: fb.Manifest, cache: fb.DiskCache | None, num_epochs: int = 2) -> Epochs:
+    """A digest of the rows of each epoch in the order in which they come, and what was counted until its end."""
+    plan = fb.build_plan(manifest, seed=5, lanes=3, window_rows=60)
+    transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense(["x0", "c0"]))
+    digests, sums, tally = [], [], fb.Tally()
+    with fb.Loader(plan, transform, cache, global_batch=16, as_numpy=True, tally=tally) as loader:
+        for _ in range(num_epochs):
+            rows = [np.asarray(batch[name]).tobytes() for batch in loader for name in ("id", "x")]
+            digests.append(hashlib.sha256(b"".join(rows)).hexdigest())
+            sums.append(tally.as_dict())
+    return digests, sums
+
+
+@pytest.fixture
+def epochs_of() -> Callable[..., Epochs]:
+    return read_epochs
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> fb.DiskCache:
+    return fb.DiskCache(tmp_path / "cache", quota_bytes=64 << 20, min_free_bytes=0)
+
+
+@pytest.fixture
+def quick() -> ReadPolicy:
+    return ReadPolicy(attempts=4, deadline_s=20.0, first_wait_s=0.01, max_wait_s=0.05)

@@ -1,0 +1,105 @@
+"""A store that throttles, refuses, stalls or sends half: the same rows, or an error that says what to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forebay as fb
+from forebay.errors import ReadFailed
+from forebay.manifest.reading import RowGroupReader
+from forebay.storage.retry import ReadPolicy
+
+Folder = Callable[..., Path]
+
+
+@pytest.fixture
+def manifest(s3: Any, faulty: Any, parquet_folder: Folder) -> fb.Manifest:
+    s3.upload(parquet_folder({"a.parquet": [30, 20]}), "faults")
+    return fb.scan(faulty.uri("faults"))
+
+
+def ids_read(manifest: fb.Manifest, policy: ReadPolicy, index: int = 0) -> tuple[list[int], fb.Tally]:
+    tally = fb.Tally()
+    return RowGroupReader(manifest, policy, tally).read(index, ["id"])["id"].to_pylist(), tally
+
+
+@pytest.mark.parametrize(("method", "retries"), [("GET", 2), ("HEAD", 1)])
+def test_throttling_is_waited_out_and_counted(
+    manifest: fb.Manifest, faults: Any, quick: ReadPolicy, method: str, retries: int
+) -> None:
+    faults.set({"kind": "status", "status": 503, "code": "SlowDown", "times": 2, "method": method})
+    ids, tally = ids_read(manifest, quick)
+    assert ids == list(range(30))
+    assert faults.shown() == [2]
+    # One request, one attempt: the store's client does not try again by itself. (Where a read fails, the reader asks
+    # whether the file is still the one it was; so both refused HEAD requests belong to one attempt.)
+    assert tally["retries"] == retries
+
+
+def test_throttling_without_end_is_an_error_after_as_many_requests_as_attempts(
+    manifest: fb.Manifest, faults: Any, quick: ReadPolicy
+) -> None:
+    faults.set({"kind": "status", "status": 503, "code": "SlowDown", "method": "GET"})
+    with pytest.raises(ReadFailed, match=r"4 attempts.*SERVICE_UNAVAILABLE.*an unreliable one more attempts"):
+        ids_read(manifest, quick)
+    assert faults.shown() == [4]
+
+
+def test_scanning_waits_out_throttling_too(faulty: Any, manifest: fb.Manifest, faults: Any, quick: ReadPolicy) -> None:
+    faults.set({"kind": "status", "status": 503, "code": "SlowDown", "times": 3})
+    assert fb.scan(faulty.uri("faults"), policy=quick) == manifest
+    assert faults.shown() == [3]
+
+
+@pytest.mark.parametrize(("method", "requests"), [("GET", 1), ("HEAD", 2)])
+def test_a_refusal_is_not_tried_again(
+    manifest: fb.Manifest, faults: Any, quick: ReadPolicy, method: str, requests: int
+) -> None:
+    faults.set({"kind": "status", "status": 403, "code": "AccessDenied", "method": method})
+    with pytest.raises(ReadFailed, match=r"faults/a.parquet\S* may not be read.*check the credentials"):
+        ids_read(manifest, quick)
+    assert faults.shown() == [requests]
+
+
+def test_a_refused_listing_says_so(faulty: Any, manifest: fb.Manifest, faults: Any, quick: ReadPolicy) -> None:
+    faults.set({"kind": "status", "status": 403, "code": "AccessDenied"})
+    with pytest.raises(ReadFailed, match=r"faults\S* may not be listed.*check the credentials"):
+        fb.scan(faulty.uri("faults"), policy=quick)
+
+
+def test_a_stalled_answer_is_replaced_at_its_deadline(manifest: fb.Manifest, faults: Any) -> None:
+    faults.set({"kind": "delay", "seconds": 12, "times": 1, "method": "GET"})
+    policy = ReadPolicy(attempts=3, deadline_s=2.0, first_wait_s=0.01, max_wait_s=0.05)
+    start = time.monotonic()
+    ids, tally = ids_read(manifest, policy)
+    assert ids == list(range(30))
+    assert tally["retries"] == 1
+    assert time.monotonic() - start < 11  # not the stalled answer
+
+
+def test_half_an_object_is_asked_for_again(manifest: fb.Manifest, faults: Any, quick: ReadPolicy) -> None:
+    faults.set({"kind": "cut", "times": 2, "method": "GET"})
+    ids, tally = ids_read(manifest, quick)
+    assert ids == list(range(30))
+    assert tally["retries"] == 2
+
+
+def test_an_epoch_through_a_bad_line_is_the_epoch(
+    s3: Any, faulty: Any, local_files: Path, faults: Any, cache: fb.DiskCache, epochs_of: Any
+) -> None:
+    expected, _ = epochs_of(fb.scan(local_files), None, 1)
+    s3.upload(local_files, "line")
+    manifest = fb.scan(faulty.uri("line"))
+    faults.set(
+        {"kind": "status", "status": 503, "code": "SlowDown", "times": 2},
+        {"kind": "cut", "times": 2, "method": "GET"},
+        {"kind": "status", "status": 500, "code": "InternalError", "times": 1},
+    )
+    digests, _ = epochs_of(manifest, cache, 1)
+    assert digests == expected
+    assert faults.shown() == [2, 2, 1]

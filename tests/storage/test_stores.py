@@ -1,0 +1,129 @@
+"""Every kind of store gives the rows that the local disk gives, in the same order, and says what is wrong."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+import torch
+from pyarrow import fs
+
+import forebay as fb
+from forebay.errors import NoFiles, ReadFailed, SourceChanged
+from forebay.manifest.reading import RowGroupReader
+from forebay.plan.cursor import Cursor
+from forebay.storage.atomic import write_atomically
+from forebay.storage.filesystem import resolve
+from forebay.storage.globs import children
+from forebay.storage.retry import ReadPolicy
+from forebay.train.commits import Commit, CommitDirectory
+
+Folder = Callable[..., Path]
+
+
+def test_order_is_that_of_the_local_files_and_a_second_epoch_opens_none(
+    store: Any, local_files: Path, cache: fb.DiskCache, epochs_of: Any
+) -> None:
+    expected, _ = epochs_of(fb.scan(local_files), None)
+    manifest = fb.scan(store.upload(local_files, "order"))
+    digests, sums = epochs_of(manifest, cache)
+    assert digests == expected
+    assert digests[0] != digests[1]
+    assert sums[0]["parquet_opens"] == len(manifest) == 6
+    assert sums[1]["parquet_opens"] == 6
+    assert [unquote(file.path) for file in manifest.files] == [
+        "day=1/a.parquet",
+        "day=1/b c.parquet",
+        "day=2/a.parquet",
+    ]
+
+
+def test_patterns_and_named_files(store: Any, local_files: Path) -> None:
+    store.upload(local_files, "patterns")
+    assert fb.scan(store.uri("patterns/day=*/a.parquet")).num_rows == 140
+    assert fb.scan(store.uri("patterns/day=1/b c.parquet")).num_rows == 25
+    assert fb.scan([store.uri("patterns/day=2"), store.uri("patterns/day=1")]).num_rows == 165
+
+
+def test_an_object_that_changed_since_the_scan(store: Any, parquet_folder: Folder, quick: ReadPolicy) -> None:
+    store.upload(parquet_folder({"a.parquet": [8]}, seed=1, folder="v1"), "changed")
+    manifest = fb.scan(store.uri("changed"))
+    reader = RowGroupReader(manifest, quick)
+    assert reader.read(0).num_rows == 8
+    # Of one size and, where the store's clock has whole seconds, of one time.
+    store.upload(parquet_folder({"a.parquet": [8]}, seed=2, folder="v2"), "changed")
+    with pytest.raises(SourceChanged, match=r"changed/a.parquet.* changed since the scan.*Scan again"):
+        reader.read(0)
+
+
+def test_an_object_that_is_gone(store: Any, parquet_folder: Folder, quick: ReadPolicy) -> None:
+    store.upload(parquet_folder({"a.parquet": [3]}), "gone")
+    manifest = fb.scan(store.uri("gone"))
+    store.delete("gone/a.parquet")
+    with pytest.raises(SourceChanged, match=r"gone/a.parquet.*is gone"):
+        RowGroupReader(manifest, quick).read(0)
+
+
+def test_nothing_there(store: Any, quick: ReadPolicy) -> None:
+    with pytest.raises(NoFiles, match=r"nowhere\S* does not exist"):
+        fb.scan(store.uri("nowhere"), policy=quick)
+    with pytest.raises(NoFiles, match="No file matches"):
+        fb.scan(store.uri("nowhere/*.parquet"), policy=quick)
+
+
+def test_a_manifest_saved_there_reads_the_same_in_another_process(
+    store: Any, local_files: Path, tmp_path: Path
+) -> None:
+    manifest = fb.scan(store.upload(local_files, "saved"))
+    fb.save_manifest(manifest, store.uri("saved/manifest.json"))
+    assert fb.load_manifest(store.uri("saved/manifest.json")) == manifest
+    (tmp_path / "pickled").write_bytes(pickle.dumps(manifest.take([1])))
+    code = (
+        "import pickle, sys; from forebay.manifest.reading import RowGroupReader as R\n"
+        "print(R(pickle.load(open(sys.argv[1], 'rb'))).read(0, ['id'])['id'].to_pylist())"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "pickled")]
+    ids = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert ids.strip() == str(list(range(40, 70)))
+
+
+def test_files_are_replaced_whole(store: Any) -> None:
+    for content in (b"one" * 1000, b"two"):
+        write_atomically(store.uri("whole/a.json"), content)
+        place = resolve(store.uri("whole/a.json"))
+        with place.fs.open_input_stream(place.path) as stream:
+            assert stream.read() == content
+
+
+def test_commits_are_saved_and_restored(store: Any) -> None:
+    uri = store.uri("run/commits")
+    for step in (1, 2, 3):
+        state = {"weights": torch.full((5,), float(step)), "step": step}
+        cursor = Cursor(plan_id="p", epoch=0, position=step, global_batch=4)
+        CommitDirectory(uri).save(Commit(step=step, cursor=cursor, world=fb.World(), state=state))
+    restored = CommitDirectory(uri).newest()
+    assert restored is not None
+    assert restored.step == 3
+    assert restored.cursor.position == 3
+    assert torch.equal(restored.state["weights"], torch.full((5,), 3.0))
+    place = resolve(uri)
+    names = {info.base_name for info in children(place.fs, place.path)}
+    assert names == {"step-000000002", "step-000000003"}
+
+
+def test_hdfs_without_libhdfs_says_what_is_missing() -> None:
+    try:
+        fs.HadoopFileSystem("default")
+    except OSError as error:
+        missing = str(error)
+    else:
+        pytest.skip("libhdfs is here: hdfs:// is for a cluster to test")
+    with pytest.raises(ReadFailed, match=r"hdfs://name:8020/ cannot be opened.*libhdfs and a JVM"):
+        fb.scan("hdfs://name:8020/clicks")
+    pytest.skip(f"no rows were read: {missing.splitlines()[0]}")

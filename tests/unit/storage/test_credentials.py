@@ -1,0 +1,89 @@
+"""What is left out of a URI, and how it comes back where it is needed."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from forebay.errors import InvalidOption
+from forebay.storage import credentials
+from forebay.storage.credentials import Access, Credentials, granted, redact, redacted, redacting, without_credentials
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    credentials._granted.clear()
+    credentials._secrets.clear()
+
+
+@pytest.mark.parametrize(
+    ("uri", "public"),
+    [
+        ("s3://KEY:secret@b/x", "s3://b/x"),
+        ("s3://KEY@b/x", "s3://b/x"),
+        ("s3://b/x?access_key=K&secret_key=secret&region=r", "s3://b/x?region=r"),
+        ("s3://b/x?region=r&secret_kye=secret", "s3://b/x?region=r"),
+        ("gs://anonymous@b/x", "gs://anonymous@b/x"),
+        ("gcs://b/x?access_token=secret&project_id=p", "gcs://b/x?project_id=p"),
+        ("abfss://c@a.dfs.core.windows.net/x?sv=1&se=2&sig=secret", "abfss://c@a.dfs.core.windows.net/x"),
+        ("abfs://a:secret@h:1/c/x?enable_tls=false", "abfs://a@h:1/c/x?enable_tls=false"),
+        ("hdfs://user@name:8020/x?replication=2", "hdfs://user@name:8020/x?replication=2"),
+        ("hdfs://user:secret@name:8020/x", "hdfs://user@name:8020/x"),
+        ("webhdfs://h:1/x?token=secret&use_https=true", "webhdfs://h:1/x?use_https=true"),
+        ("https://h/a.parquet?part=3&X-Amz-Signature=secret", "https://h/a.parquet?part=3"),
+        ("memory://a b?.parquet", "memory://a b?.parquet"),
+    ],
+)
+def test_public_part(uri: str, public: str) -> None:
+    assert without_credentials(uri) == public
+    assert without_credentials(public) == public
+    assert (granted(public) == Credentials()) is (uri == public)
+
+
+def test_a_slash_in_a_secret_is_not_taken_for_a_folder() -> None:
+    with pytest.raises(InvalidOption, match="%2F") as caught:
+        without_credentials("s3://KEY:sec/ret@b/x")
+    assert "ret@" not in str(caught.value)
+
+
+def test_the_nearest_folder_decides_and_the_newest_replaces() -> None:
+    for uri in ("s3://A:one@b/x/old", "s3://B:two@b/y", "s3://C:three@other/x"):
+        without_credentials(uri)
+    assert granted("s3://b/x/1.parquet").password == "one"
+    assert granted("s3://b/y/deep/1.parquet").password == "two"
+    assert granted("s3://b/z").password == "two"
+    assert granted("s3://b/x?region=r") == Credentials()
+    without_credentials("s3://D:four@b/y")
+    assert granted("s3://b/y/1.parquet").password == "four"
+    without_credentials("s3://b/y")
+    assert granted("s3://b/y/1.parquet").password == "four"
+
+
+def test_they_travel_in_a_pickle_and_in_nothing_else() -> None:
+    access = Access([without_credentials("s3://KEY:sesame-open@b/x?region=r"), "/local", "s3://never/heard"])
+    without_credentials("s3://KEY:of-another@c/x")
+    assert "sesame" not in repr(access) + repr(vars(access)) + repr(granted("s3://b/x?region=r"))
+    sent = pickle.dumps(access)
+    assert b"of-another" not in sent
+    credentials._granted.clear()
+    pickle.dumps(again := pickle.loads(sent))
+    assert granted("s3://b/x/1.parquet?region=r") == Credentials("KEY", "sesame-open")
+    assert pickle.dumps(again) == sent
+
+
+def test_errors_are_blotted_out_in_every_spelling_and_in_their_causes() -> None:
+    without_credentials("s3://KEYKEYKEY:open%2Fsesame%2Bplease@b/x")
+    assert redact("open/sesame+please open%2Fsesame%2Bplease KEYKEYKEY") == "*** *** ***"
+    plain = OSError("no such thing")
+    assert redacted(plain) is plain
+    with pytest.raises(FileNotFoundError) as caught, redacting():
+        _raise_from(FileNotFoundError("gone"), ValueError("open/sesame+please"))
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def _raise_from(error: Exception, cause: Exception) -> None:
+    raise error from cause
