@@ -11,8 +11,10 @@ Why not Arrow IPC: docs/adr/0005-block-file-layout.md.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -23,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from forebay.cache.populate import populate
 from forebay.errors import ForebayError
 from forebay.transform.block import Block, BlockArray
 
@@ -35,6 +38,7 @@ _CHECKSUM_BYTES = 16
 _MAX_HEADER_BYTES = 1 << 24
 _CHUNK_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
+_NOT_PLAIN = (errno.ELOOP, errno.ENXIO)  # a link; a socket
 _DTYPES = {
     np.dtype(name).newbyteorder("<").str: np.dtype(name).newbyteorder("<")
     for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
@@ -87,7 +91,7 @@ def write_block(file: BinaryIO, block: Block, key: str, dataset: str) -> None:
 
 def read_header(path: Path) -> BlockHeader:
     """What the file says about itself, without reading its arrays. Raises `BadBlock`."""
-    with path.open("rb") as file:
+    with _open(path) as file:
         header, _ = _read_header(file, os.fstat(file.fileno()).st_size)
     return header
 
@@ -98,7 +102,7 @@ def map_block(path: Path, key: str, *, verify: bool) -> Block:
     With `verify` the whole file is read and its checksum compared. Raises `BadBlock` for a file that is torn, damaged,
     of another version or not of `key`, and `FileNotFoundError`.
     """
-    with path.open("rb") as file:
+    with _open(path) as file:
         size = os.fstat(file.fileno()).st_size
         header, start = _read_header(file, size)
         if header.key != key:
@@ -112,6 +116,25 @@ def map_block(path: Path, key: str, *, verify: bool) -> Block:
     return Block(header.rows, arrays, owner=memory)
 
 
+def _open(path: Path) -> BinaryIO:
+    """Open a plain file; anything else that somebody put there, such as a link out of the cache, is a `BadBlock`."""
+
+    def open_plain(name: str, flags: int) -> int:
+        # A pipe would keep its reader waiting without O_NONBLOCK, which means nothing to files.
+        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        raise OSError(errno.ELOOP, "no plain file", name)
+
+    try:
+        return open(path, "rb", opener=open_plain)
+    except OSError as error:
+        if error.errno not in _NOT_PLAIN:
+            raise
+        raise BadBlock(f"{path} is no plain file.", path=str(path)) from error
+
+
 def _memory(path: Path, size: int) -> pa.Buffer:
     """The file's bytes, read-only. Arrow's map keeps no file descriptor; Python's own would, for as long as it lives.
 
@@ -122,6 +145,7 @@ def _memory(path: Path, size: int) -> pa.Buffer:
     # Block files are only ever renamed or removed, so another size is another file of this name.
     if memory.size != size:
         raise BadBlock(f"{path} changed while it was opened.", path=str(path))
+    populate(memory.address, memory.size)
     return memory
 
 

@@ -6,20 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 _PAGE_BYTES = 4096
-INDEX_BYTES = 48 * _PAGE_BYTES
-"""An empty index with its journal, and the folders of the cache."""
+MOST_USERS = 32
+"""So many leases of a directory are listed by name, a small file each; more are as good, but go unnamed."""
+INDEX_BYTES = (48 + 1 + MOST_USERS) * _PAGE_BYTES
+"""An empty index with its journal, the folders of the cache, and the files of who uses it."""
 _PER_BLOCK_BYTES = 1024
 """A block's row in the index, once more in the journal, and its name in the folder: about 550 bytes, measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetUse:
-    """What one data set takes of a cache: `blocks` files of `bytes` in all, the first made at `created_at` (Unix s)."""
+    """What one data set takes of a cache: `blocks` files of `bytes` in all, the first made at `created_at` (Unix s).
+
+    `hits` is how often its blocks were asked for and there.
+    """
 
     dataset: str
     blocks: int
     bytes: int
     created_at: float
+    hits: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +76,13 @@ class Books:
         use = replace(use, blocks=use.blocks - 1, bytes=use.bytes - _rounded(block.bytes))
         others = {name: other for name, other in self.datasets.items() if name != block.dataset}
         return replace(self, datasets={**others, block.dataset: use} if use.blocks else others)
+
+    def add_hits(self, hits: Mapping[str, int]) -> Books:
+        """Those of data sets that are not there (any more) are forgotten."""
+        counted = {
+            name: replace(use, hits=use.hits + hits[name]) for name, use in self.datasets.items() if hits.get(name)
+        }
+        return replace(self, datasets={**self.datasets, **counted}) if counted else self
 
     def without_dataset(self, dataset: str) -> Books:
         return replace(self, datasets={name: use for name, use in self.datasets.items() if name != dataset})

@@ -8,14 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.cache.blockfile import BadBlock, block_file_bytes, map_block, write_block
+from forebay.cache.blockfile import BadBlock, block_file_bytes, map_block, read_header, write_block
 from forebay.cache.books import Claim, DatasetUse
 from forebay.cache.directory import CacheDirectory, PartFile, new_part
-from forebay.cache.filelock import FileLock, wait_lock
+from forebay.cache.filelock import wait_lock
 from forebay.cache.key import KEY
+from forebay.cache.lease import CacheUser, Lease, live_users, take_lease
 from forebay.cache.ledger import Ledger
 from forebay.errors import CacheUnusable, InvalidOption, whole_number
 from forebay.observe import Tally
@@ -24,7 +25,8 @@ from forebay.transform.block import Block
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SETTLED_NS = 100_000_000
 """Timestamps of files tick every few milliseconds: a younger file could still change without a new one."""
-_LEASE_WAIT_S = 5.0
+_MOST_ENDED = 8
+"""Files of ended leases that may wait for the accounts to be settled, which changes the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class DiskCache:
         self._directory.prepare()
         self._ledger = Ledger(self._directory, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
         self._verified: dict[str, tuple[int, int, int]] = {}
+        self._leases: list[Lease] = []
 
     def __reduce__(self) -> tuple[object, ...]:
         return _reopen, (str(self.path), self.quota_bytes, self.min_free_bytes)
@@ -78,9 +81,21 @@ class DiskCache:
         """Where the block `key` is if it is in the cache."""
         return self._directory.block(key)
 
+    def keys(self) -> list[str]:
+        """The keys of the blocks in the cache, sorted. Takes about a second per million of them."""
+        return self._directory.block_keys()
+
     def datasets(self) -> list[DatasetUse]:
-        """What each data set takes, oldest first."""
-        return self._ledger.datasets()
+        """What each data set takes and how often it was hit, oldest first."""
+        self._ledger.settle_leases()
+        hits: dict[str, int] = {}
+        for user in self.users():
+            hits[user.dataset] = hits.get(user.dataset, 0) + user.hits
+        return [replace(use, hits=use.hits + hits.get(use.dataset, 0)) for use in self._ledger.datasets()]
+
+    def users(self) -> list[CacheUser]:
+        """Who holds a data set just now, in any process of this node, oldest first."""
+        return live_users(self._directory)
 
     def get(self, key: str, tally: Tally | None = None) -> Block | None:
         """The block, mapped, or None. A damaged block is moved to quarantine, counted, and not there any more."""
@@ -89,6 +104,7 @@ class DiskCache:
         if block:
             tally.add("hits")
             tally.add("hit_bytes", block.nbytes)
+            self._count_hit(key)
         return block
 
     def load(self, key: str, tally: Tally) -> Block | None:
@@ -112,19 +128,30 @@ class DiskCache:
 
         Waits for whoever is making it. Yields False, without the lock, after `deadline_s` or once `cancelled` is set.
         """
-        lock = wait_lock(self._directory.flight_lock(key), deadline_s, cancelled=cancelled)
+        try:
+            lock = wait_lock(self._directory.flight_lock(key), deadline_s, cancelled=cancelled)
+        except OSError as error:
+            raise self._unusable(error) from error
         try:
             yield lock is not None
         finally:
             if lock:
                 lock.release()
 
-    def hold(self, dataset: str) -> FileLock | None:
-        """Keep `dataset` from being evicted until the lock is released or this process ends.
+    def hold(self, dataset: str) -> Lease | None:
+        """Keep `dataset` from being evicted until the lease is released or this process ends.
 
-        None if it is just being evicted and that takes long: then it is as good as new.
+        Meanwhile `users` lists it, and hits of this object are counted for the data set. None if it is just being
+        evicted and that takes long: then it is as good as new.
         """
-        return wait_lock(self._directory.use_lock(dataset), _LEASE_WAIT_S, shared=True)
+        try:
+            if len(self._directory.user_files()) >= _MOST_ENDED:
+                self._ledger.settle_leases()
+            lease = take_lease(self._directory, dataset, listed=self._ledger.is_open)
+        except OSError as error:
+            raise self._unusable(error) from error
+        self._leases = [other for other in self._leases if other.is_held] + ([lease] if lease else [])
+        return lease
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Read every block and quarantine the damaged ones; `progress(done, total)` after each.
@@ -151,7 +178,7 @@ class DiskCache:
     def _load(self, key: str, tally: Tally) -> Block | None:
         path = self._directory.block(key)
         try:
-            found = path.stat()
+            found = path.lstat()
         except FileNotFoundError:
             return None
         seen = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -168,9 +195,25 @@ class DiskCache:
             self._verified[key] = seen
         return block
 
+    def _count_hit(self, key: str) -> None:
+        leases = {lease.dataset: lease for lease in self._leases if lease.is_held}
+        if not leases:
+            return
+        try:
+            # Whoever holds one data set reads that one. Only with several does the file have to tell.
+            dataset = next(iter(leases)) if len(leases) == 1 else read_header(self._directory.block(key)).dataset
+        except (BadBlock, OSError):  # gone since it was mapped
+            return
+        if dataset in leases:
+            leases[dataset].count_hit()
+
     def _quarantine(self, key: str, inode: int, tally: Tally) -> None:
         self._verified.pop(key, None)
-        if self._ledger.quarantine(key, inode):
+        try:
+            found = self._ledger.quarantine(key, inode)
+        except OSError as error:
+            raise self._unusable(error) from error
+        if found:
             tally.add("quarantined")
 
     def _store(self, key: str, dataset: str, block: Block) -> Block | None:
@@ -190,36 +233,26 @@ class DiskCache:
     def _write(self, part: PartFile, claim: Claim, block: Block) -> Block:
         try:
             with part.path.open("r+b") as file:
+                # No fsync: what a power cut tears, the checksum finds before the block is used (ADR 0010).
                 write_block(file, block, claim.key, claim.dataset)
-                file.flush()
-                # fsync before the rename: after a crash a torn block must never look complete.
-                os.fsync(file.fileno())
             stored = map_block(part.path, claim.key, verify=False)
             part.path.rename(self._directory.block(claim.key))
         except BaseException:
             part.discard()
             self._ledger.release(part.path.name)
             raise
-        try:
-            _sync_folder(self._directory.blocks)
-        finally:
-            self._ledger.commit(part.path.name, claim)
+        self._ledger.commit(part.path.name, claim)
         return stored
 
     def _unusable(self, error: OSError) -> CacheUnusable:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            remedy = "Let this process open more files (ulimit -n), or close some."
+        else:
+            remedy = "Is the disk healthy and writable? Name another directory, or set cache=None to train without one."
         return CacheUnusable(
-            f"cache directory {self.path}: {error.strerror or error}. Is the disk healthy and writable? "
-            "Name another directory, or set cache=None to train without a cache.",
+            f"cache directory {self.path}: {error.strerror or error}. {remedy}",
             path=str(self.path),
         )
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _reopen(path: str, quota_bytes: int, min_free_bytes: int) -> DiskCache:

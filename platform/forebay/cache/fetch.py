@@ -6,10 +6,11 @@ import os
 import threading
 from concurrent.futures import Future
 
+from forebay.cache.cores import DEFAULT_WORKERS, Cores, DataWorkers, keep_off_trainer
 from forebay.cache.disk import DiskCache
 from forebay.cache.maker import BlockMaker, Conditions
+from forebay.cache.spec import CacheSpec
 from forebay.cache.workers import Workers
-from forebay.errors import InvalidOption
 from forebay.manifest.manifest import Manifest
 from forebay.observe import Tally
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
@@ -28,7 +29,7 @@ class LocalSource:
         transform: What makes a block of a row group.
         cache: Where blocks are kept, or None to read the source each time.
         tally: What is counted goes here.
-        num_workers: Threads, each with one block in hand.
+        workers: How many row groups are read at once, and on how many cores they are decoded.
         policy: Deadlines and retries of reads.
     """
 
@@ -39,12 +40,10 @@ class LocalSource:
         cache: DiskCache | None,
         *,
         tally: Tally,
-        num_workers: int = 2,
+        workers: DataWorkers = DEFAULT_WORKERS,
         policy: ReadPolicy = DEFAULT_POLICY,
     ) -> None:
-        if num_workers < 1:
-            raise InvalidOption(f"num_workers={num_workers}, but somebody must read the row groups. Set 1 or more.")
-        self._facts = (manifest, transform, cache, tally, num_workers, policy)
+        self._facts = (manifest, transform, cache, tally, workers, policy)
         self._crew = self._new_crew()
 
     def request(self, index: int) -> Future[Block]:
@@ -75,22 +74,42 @@ class _Crew:
         transform: Transform,
         cache: DiskCache | None,
         tally: Tally,
-        num_workers: int,
+        workers: DataWorkers,
         policy: ReadPolicy,
     ) -> None:
         self.pid = os.getpid()
         self._cancelled = threading.Event()
-        conditions = Conditions(policy=policy, cancelled=self._cancelled)
+        self._cores = Cores(workers.num_cores())
+        conditions = Conditions(policy=policy, cancelled=self._cancelled, cores=self._cores)
         maker = BlockMaker(manifest, transform, cache, tally=tally, conditions=conditions)
         self._lease = cache.hold(maker.names.dataset) if cache else None
 
         def make(index: int) -> Block:
+            self._cores.line_up()
             return maker.make(index)[0]
 
-        self.workers = Workers(make, num_threads=num_workers)
+        self.workers = Workers(make, num_threads=workers.num_reads, on_start=keep_off_trainer)
 
     def close(self, timeout_s: float) -> None:
         self._cancelled.set()
+        self._cores.close()
         self.workers.close(timeout_s)
         if self._lease:
             self._lease.release()
+
+
+class LocalCache:
+    """A `SourceProvider`: the cache of `spec`, filled by threads of this process. Works in forked and spawned children.
+
+    `num_processes` that do this side by side on one machine share what `spec` grants to its data workers.
+
+    Raises `CacheUnusable` if the directory cannot be used here.
+    """
+
+    def __init__(self, spec: CacheSpec, num_processes: int = 1) -> None:
+        self.disk = spec.open()
+        self._workers = spec.data_workers.among(num_processes)
+
+    def source(self, manifest: Manifest, transform: Transform, tally: Tally) -> LocalSource:
+        """Blocks by way of this cache."""
+        return LocalSource(manifest, transform, self.disk, tally=tally, workers=self._workers)

@@ -21,12 +21,18 @@ class FileLock:
         self.fd = fd
 
     def release(self) -> None:
-        if self.fd < 0:
+        fd, self.fd = self.fd, -1
+        if fd < 0:
             return
         # Closing is not enough: a forked child has a copy of the descriptor and would go on holding the lock.
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
-        os.close(self.fd)
-        self.fd = -1
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+    def disown(self) -> None:
+        """For a forked child: give up its copy of the descriptor; the parent goes on holding the lock."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def __enter__(self) -> Self:
         return self
@@ -40,7 +46,7 @@ def try_lock(path: Path, *, shared: bool = False, flags: int = os.O_CREAT) -> Fi
 
     None also when the file was removed or replaced meanwhile. Raises `OSError` if it cannot be opened.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
     lock = FileLock(fd)
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -6,7 +6,6 @@ find, and that has no fixed release (CVE-2025-69872).
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import threading
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 import diskcache
 from diskcache.core import DBNAME, MODE_RAW
 
-from forebay.cache.filelock import wait_lock
+from forebay.cache.filelock import FileLock, wait_lock
 from forebay.errors import CacheUnusable
 
 T = TypeVar("T")
@@ -35,20 +34,30 @@ class IndexFull(Exception):
     """The disk has no room for the index to change."""
 
 
-class _NotPlain(Exception):
-    """A row that only unpickling or another file could read: not one of ours."""
+class DamagedRow(Exception):
+    """A row that is not one of ours: it makes no sense, or only unpickling or another file could read it."""
 
 
 class _PlainDisk(diskcache.JSONDisk):  # type: ignore[misc]
     def get(self, key: Any, raw: Any) -> Any:
         if not raw:
-            raise _NotPlain
-        return super().get(key, raw)
+            raise DamagedRow("a name that is no plain text")
+        return _text(super().get, key, raw)
 
     def fetch(self, mode: Any, filename: Any, value: Any, read: Any) -> Any:
         if mode != MODE_RAW or filename is not None:
-            raise _NotPlain
-        return super().fetch(mode, filename, value, read)
+            raise DamagedRow("a value that is no plain text")
+        return _text(super().fetch, mode, filename, value, read)
+
+    def remove(self, file_path: Any) -> None:
+        """Remove nothing: no row of ours has a file, and one with any other path would have that file removed."""
+
+
+def _text(decode: Callable[..., Any], *found: object) -> Any:
+    try:
+        return decode(*found)
+    except (zlib.error, ValueError, TypeError, RecursionError) as error:
+        raise DamagedRow(f"a row that cannot be decoded: {error}") from error
 
 
 class Rows:
@@ -68,7 +77,10 @@ class Rows:
         self._cache.delete(name)
 
     def names(self) -> Iterator[str]:
-        yield from self._cache.iterkeys()
+        for name in self._cache.iterkeys():
+            if not isinstance(name, str):
+                raise DamagedRow(f"a row named {name!r:.100}")
+            yield name
 
 
 class Index:
@@ -90,7 +102,7 @@ class Index:
                 found = _inode(self.file)
                 try:
                     return self._attempt(work)
-                except (sqlite3.DatabaseError, _NotPlain, zlib.error, json.JSONDecodeError) as error:
+                except (sqlite3.DatabaseError, DamagedRow) as error:
                     problem = error
                 self._recover(problem, found)
         raise self._unusable(problem)
@@ -111,24 +123,39 @@ class Index:
     def _open(self) -> diskcache.Cache:
         # The tables are made once; connections last no longer than a transaction.
         if not self._ready:
-            lock = wait_lock(self._lock, _BUSY_S)
+            lock = self._wait()
             if lock is None:
                 raise self._unusable(TimeoutError("another process is opening it"))
             with lock:
-                self._cache = diskcache.Cache(
-                    str(self.file.parent),
-                    disk=_PlainDisk,
-                    timeout=_BUSY_S,
-                    eviction_policy="none",
-                    cull_limit=0,
-                    disk_min_file_size=1 << 30,
-                    # A rollback journal is gone after each transaction; a write-ahead log grows to 4 MB first.
-                    sqlite_journal_mode="delete",
-                    sqlite_mmap_size=0,
-                )
+                self._cache = self._make()
                 self._cache.close()
             self._ready = True
         return self._cache
+
+    def _wait(self) -> FileLock | None:
+        try:
+            return wait_lock(self._lock, _BUSY_S)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _make(self) -> diskcache.Cache:
+        try:
+            return diskcache.Cache(
+                str(self.file.parent),
+                disk=_PlainDisk,
+                timeout=_BUSY_S,
+                eviction_policy="none",
+                cull_limit=0,
+                disk_min_file_size=1 << 30,
+                disk_compress_level=1,  # said here, so that what the index says of it does not count
+                # A rollback journal is empty after each transaction; a write-ahead log grows to 4 MB first.
+                sqlite_journal_mode="truncate",
+                # What a power cut takes from the index, the ledger finds out by itself (ADR 0010).
+                sqlite_synchronous=0,
+                sqlite_mmap_size=0,
+            )
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise DamagedRow(f"a setting that diskcache does not know: {error}") from error
 
     def _recover(self, problem: Exception, found: int) -> None:
         """Make the next attempt start from an index that works, which may be an empty one."""
@@ -137,7 +164,7 @@ class Index:
         self._ready = False
         if isinstance(problem, sqlite3.OperationalError):
             return
-        with wait_lock(self._lock, _BUSY_S) or nullcontext():
+        with self._wait() or nullcontext():
             # Only the file that was seen to be damaged: another process may have replaced it already.
             if _inode(self.file) == found:
                 self.file.unlink(missing_ok=True)

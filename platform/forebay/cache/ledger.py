@@ -11,6 +11,7 @@ from forebay.cache.books import INDEX_BYTES, Books, Claim, DatasetUse, charge, s
 from forebay.cache.directory import CacheDirectory
 from forebay.cache.filelock import try_lock
 from forebay.cache.index import Index, IndexFull, Rows
+from forebay.cache.lease import ended_users
 from forebay.cache.shelf import Shelf
 
 T = TypeVar("T")
@@ -33,7 +34,7 @@ class Ledger:
         self._open = quota_bytes >= smallest_quota(1) or self._index.file.exists()
         if self._open:
             with suppress(IndexFull):  # the first claim finds the disk as full
-                self._change(_catch_up)
+                self._change(Shelf.catch_up)
 
     @property
     def used_bytes(self) -> int:
@@ -103,6 +104,24 @@ class Ledger:
         if self._open:
             self._change(Shelf.reconcile)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the quota leaves room for anything but blocks: the index, and who uses what."""
+        return self._open
+
+    def settle_leases(self) -> None:
+        """Add what ended leases hit to the accounts, those of dead processes too, and remove their files."""
+        with suppress(IndexFull), ended_users(self._directory) as ended:
+            hits: dict[str, int] = {}
+            for user in ended:
+                hits[user.dataset] = hits.get(user.dataset, 0) + user.hits
+
+            def work(shelf: Shelf) -> None:
+                shelf.books = shelf.books.add_hits(hits)
+
+            if self._open and any(hits.values()):
+                self._change(work)
+
     def _change(self, work: Callable[[Shelf], T]) -> T:
         def transaction(rows: Rows) -> T:
             shelf = Shelf(rows, self._directory)
@@ -151,9 +170,3 @@ class Ledger:
         # Changing the index takes some of the disk as well, if only for a moment.
         free = shutil.disk_usage(self._directory.root).free - books.claimed_bytes - INDEX_BYTES
         return max(over_quota, self._min_free_bytes - (free - charge(claim.bytes)))
-
-
-def _catch_up(shelf: Shelf) -> None:
-    shelf.settle_dead_writers()
-    if shelf.num_files() != shelf.books.num_blocks:
-        shelf.reconcile()

@@ -89,7 +89,7 @@ class BlockMaker:
 
     def _from_peer(self, peers: Peers, index: int) -> Block | None:
         with self._tally.timed("peer_s"):
-            block = peers.find(self.names.id, index)
+            block = peers.find(self.names.key(index), self._reader.manifest[index].rows)
         if block:
             self._tally.add("peer_hits")
             self._tally.add("peer_bytes", block.nbytes)

@@ -1,6 +1,7 @@
 """The cache of a node as a Ray actor: one per node and directory, shared by all jobs, found by name.
 
-The only file of the cache that knows Ray. Checked with Ray 2.60.
+The others of the cache that know Ray: `peer_line`, by which such actors ask each other, and `ray_metrics`. Which block
+comes from where: docs/explanation/cache.md. Checked with Ray 2.60.
 """
 
 from __future__ import annotations
@@ -10,28 +11,38 @@ import hashlib
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, TypeAlias
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import ActorUnschedulableError, ObjectLostError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.cache.node_source import NodeSource
+from forebay.cache.peer_door import PeerDoor
+from forebay.cache.peer_line import NODE_DIGITS, RayPeerLine
+from forebay.cache.peers import AskedPeers
+from forebay.cache.ray_metrics import exported
 from forebay.cache.service import Loose, NodeService, Reply, Stored
 from forebay.cache.source import BlockSource
 from forebay.cache.spec import CacheSpec
+from forebay.cache.summary import Summary
 from forebay.errors import CacheUnusable, ForebayError
 from forebay.manifest.manifest import Manifest
 from forebay.observe import Tally
 from forebay.storage.deadline import Cancelled
+from forebay.transform.block import Block
 from forebay.transform.transform import Transform
 
 NAMESPACE = "forebay"
+_PREFIX = "forebay-cache-"
 _MOST_CALLS = 1024
 _POLL_S = 0.05
 _REVIVE_S = 60.0
 _REVIVE_WAIT_S = 0.2
+_PING_S = 5.0
+_SILENT_S = 120.0
+"""An actor answers at once that it is there, however busy its data workers are: silent for so long, it is stuck."""
 
 Actor: TypeAlias = Any
 
@@ -43,14 +54,18 @@ class NodeCache:
     """
 
     def __init__(self) -> None:
+        self._node_id = ray.get_runtime_context().get_node_id()
         self._service: NodeService | None = None
+        self._door: PeerDoor[Any] | None = None
+        self._exporting = ExitStack()
 
     async def configure(self, spec: CacheSpec) -> ForebayError | None:
         """Open the directory, or take over new bounds for it; the error if it cannot be used."""
         try:
             if self._service is None:
-                self._service = NodeService(spec)
-            self._service.adopt(spec)
+                self._open(spec)
+            else:
+                self._service.adopt(spec)
         except ForebayError as error:
             return error
         return None
@@ -76,15 +91,31 @@ class NodeCache:
             return Stored(sums=reply.sums)
         return reply
 
+    async def summary(self) -> Summary:
+        """Which blocks are on this node's disk, for another node."""
+        return await asyncio.wrap_future(self._door.summary()) if self._door else Summary.of(())
+
+    async def hand_out(self, key: str) -> Any:
+        """For another node: a reference to (rows, arrays) of the block `key`; None if it is not on this node's disk."""
+        return await asyncio.wrap_future(self._door.block(key)) if self._door else None
+
     async def facts(self) -> dict[str, Any]:
         """Where it runs and what it holds."""
         cache = self._service.cache if self._service else None
         return {
             "pid": os.getpid(),
-            "node_id": ray.get_runtime_context().get_node_id(),
+            "node_id": self._node_id,
             "path": str(cache.path) if cache else None,
             "used_bytes": cache.used_bytes if cache else 0,
+            "loose_bytes": self._service.loose_bytes.now if self._service else 0,
         }
+
+    def _open(self, spec: CacheSpec) -> None:
+        line = RayPeerLine(namespace=NAMESPACE, prefix=_PREFIX, node_id=self._node_id)
+        service = NodeService(spec, AskedPeers(line))
+        self._service, self._door = service, PeerDoor(lambda: service.cache, _put)
+        tags = {"role": "cache", "node": self._node_id[:NODE_DIGITS], "directory": spec.directory}
+        self._exporting.enter_context(exported(tags, service.tally.as_dict, service.measured))
 
 
 class NodeCacheClient:
@@ -95,7 +126,7 @@ class NodeCacheClient:
         self.node_id = node_id
         self.is_here = is_here
         path = hashlib.sha256(spec.directory.encode()).hexdigest()[:12]
-        self.name = f"forebay-cache-{node_id[:12]}-{path}"
+        self.name = f"{_PREFIX}{node_id[:NODE_DIGITS]}-{path}"
         self._actor = self._find_or_create()
 
     def source(self, manifest: Manifest, transform: Transform, tally: Tally) -> BlockSource:
@@ -103,19 +134,26 @@ class NodeCacheClient:
         return NodeSource(self, manifest, transform, tally)
 
     def facts(self) -> dict[str, Any]:
-        """`pid`, `node_id`, `path` and `used_bytes` of the actor."""
-        found: dict[str, Any] = ray.get(self._actor.facts.remote())
+        """`pid`, `node_id`, `path` and `used_bytes` of the actor; `loose_bytes`: of blocks in its memory now."""
+        found: dict[str, Any] = self.call(threading.Event(), "facts")
         return found
 
     def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
         """What the actor answers; it may die meanwhile, then the next one is asked.
 
-        Raises `CacheUnusable` if it keeps dying, and `Cancelled` soon after `cancelled` is set.
+        Raises `CacheUnusable` if it keeps dying, has stopped answering, or its node has left the cluster, and
+        `Cancelled` soon after `cancelled` is set.
         """
         give_up = time.monotonic() + _REVIVE_S
         while True:
             try:
-                return _wait(getattr(self._actor, method).remote(*arguments), cancelled)
+                return self._wait(getattr(self._actor, method).remote(*arguments), cancelled)
+            except ActorUnschedulableError as error:
+                raise CacheUnusable(
+                    f"the cache actor {self.name} cannot be had: node {self.node_id} has left the cluster. "
+                    "Start again what was asked of it, on the nodes that are there now.",
+                    actor=self.name,
+                ) from error
             except (RayActorError, ObjectLostError) as error:
                 if time.monotonic() > give_up:
                     raise CacheUnusable(
@@ -127,6 +165,20 @@ class NodeCacheClient:
             # The name of an actor that is just dying can be neither found nor taken: the next attempt will.
             with suppress(ValueError):
                 self._actor = self._find_or_create()
+
+    def _wait(self, reply: Any, cancelled: threading.Event) -> Any:
+        pulse = _Pulse(self._actor)
+        # In steps, since a blocking get could not be ended by close().
+        while not ray.wait([reply], timeout=_POLL_S)[0]:
+            if cancelled.is_set():
+                raise Cancelled("the request to the node's cache was cancelled")
+            if pulse.silent_s() > _SILENT_S:
+                raise CacheUnusable(
+                    f"the cache actor {self.name} has not answered for {_SILENT_S:.0f} s. Its process on node "
+                    f"{self.node_id} is stopped, or its interpreter is held. End it, and it is made again.",
+                    actor=self.name,
+                )
+        return ray.get(reply)
 
     def _find_or_create(self) -> Actor:
         return (
@@ -169,15 +221,31 @@ def attach_all(spec: CacheSpec) -> dict[str, NodeCacheClient]:
     return clients
 
 
+def _put(block: Block) -> Any:
+    # Copied here, in the thread that looked it up: what an actor's method returns is copied by the one thread that
+    # runs all of its methods.
+    return ray.put((block.rows, dict(block.arrays)))
+
+
 def _configure(client: NodeCacheClient) -> None:
     problem = client.call(threading.Event(), "configure", client.spec)
     if problem:
         raise problem
 
 
-def _wait(reply: Any, cancelled: threading.Event) -> Any:
-    # In steps, since a blocking get could not be ended by close().
-    while not ray.wait([reply], timeout=_POLL_S)[0]:
-        if cancelled.is_set():
-            raise Cancelled("the request to the node's cache was cancelled")
-    return ray.get(reply)
+class _Pulse:
+    """Asks an actor now and then whether it is there."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+        self._ping: Any = None
+        self._since = time.monotonic()
+
+    def silent_s(self) -> float:
+        """Seconds for which it has owed an answer."""
+        now = time.monotonic()
+        if self._ping is not None and ray.wait([self._ping], timeout=0)[0]:
+            self._ping, self._since = None, now
+        if self._ping is None and now - self._since > _PING_S:
+            self._ping, self._since = self._actor.__ray_ready__.remote(), now
+        return now - self._since if self._ping is not None else 0.0

@@ -20,6 +20,8 @@ from forebay.transform.transform import Transform
 _OPEN_REQUESTS = 8
 """Enough to keep the data workers of a node busy, few enough to bound what lies in the object store."""
 _MOST_TRIES = 3
+_MOST_DEATHS = 5
+"""A new actor knows no data set: so often may one have to be told about it before a block that was asked for comes."""
 
 
 class NodeLine(Protocol):
@@ -87,7 +89,7 @@ class NodeSource:
         )
 
     def _ask(self, index: int) -> Stored | Loose | Failed:
-        while True:
+        for _ in range(1 + _MOST_DEATHS):
             seen = self._num_registered
             reply: Reply = self._line.call(self._cancelled, "fetch", self._id, index, self._line.is_here)
             if reply != "unknown":
@@ -96,6 +98,14 @@ class NodeSource:
                 if self._num_registered == seen:
                     self._register()
                     self._num_registered += 1
+        row_group = self._manifest[index]
+        raise CacheUnusable(
+            f"the cache actor for {self._line.spec.directory} died {_MOST_DEATHS} times while row group "
+            f"{row_group.index} of {row_group.uri} was asked for. If making this block is what ends its process (out "
+            "of memory, a crash in native code), its log says so; set cache=None to see it happen in the trainer.",
+            uri=row_group.uri,
+            row_group=row_group.index,
+        )
 
     def _register(self) -> None:
         payload = pack(self._manifest, self._transform)

@@ -9,9 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from forebay.cache.cores import Cores, keep_off_trainer
 from forebay.cache.disk import DiskCache
-from forebay.cache.maker import BlockMaker
+from forebay.cache.loose_bytes import LooseBytes
+from forebay.cache.maker import BlockMaker, Conditions
 from forebay.cache.payload import unpack
+from forebay.cache.peers import Peers
 from forebay.cache.spec import CacheSpec
 from forebay.cache.workers import Workers
 from forebay.errors import ForebayError
@@ -21,6 +24,8 @@ from forebay.transform.block import BlockArray
 from forebay.transform.transform import Transform
 
 _MOST_DATASETS = 64
+_MOST_LOOSE_BYTES = 512 << 20
+_LOOSE_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +58,32 @@ Reply: TypeAlias = Stored | Loose | Failed | Literal["unknown"]
 
 
 class NodeService:
-    """Makes blocks for all jobs of a node with one set of data workers; each block once, however many ask."""
+    """Makes blocks for all jobs of a node with one set of data workers; each block once, however many ask.
 
-    def __init__(self, spec: CacheSpec) -> None:
+    A block is taken from the node's disk, else from one of `peers` that holds it, else made from its source; then it is
+    stored. What does not fit leaves as `Loose`: while 512 MiB of such blocks have not been let go of, no other is made
+    (for 30 s at most: who asked may have died), so the memory they take is bounded however many processes ask.
+    """
+
+    def __init__(self, spec: CacheSpec, peers: Peers | None = None) -> None:
         self._spec = spec
+        self._peers = peers
+        self.loose_bytes = LooseBytes()
+        self.tally = Tally()
         self.cache = spec.open()
         self._registered: dict[str, tuple[Manifest, Transform]] = {}
         self._makers = threading.local()
-        self._workers: Workers[tuple[str, int], _Outcome] = Workers(self._make, num_threads=spec.num_data_workers)
+        self._cores = Cores(spec.data_workers.num_cores())
+        self._workers: Workers[tuple[str, int], _Outcome] = Workers(
+            self._make, num_threads=spec.num_reads, on_start=keep_off_trainer
+        )
 
     def adopt(self, spec: CacheSpec) -> None:
         """Keep within the bounds of `spec` from now on: those of the newest job count."""
         if spec != self._spec:
             self.cache = spec.open()
+            self._cores.resize(spec.data_workers.num_cores())
+            self._workers.resize(spec.num_reads)
             self._spec = spec
 
     def register(self, dataset_id: str, payload: bytes) -> None:
@@ -81,24 +99,36 @@ class NodeService:
             return None
         return self._workers.submit((dataset_id, index))
 
+    def measured(self) -> dict[str, float]:
+        """The gauges of `forebay.observe.GAUGES`."""
+        cache = self.cache
+        return {"cache_used_bytes": cache.used_bytes, "cache_quota_bytes": cache.quota_bytes}
+
     def close(self, timeout_s: float) -> None:
         """Stop the data workers."""
+        self._cores.close()
+        self.loose_bytes.close()
         self._workers.close(timeout_s)
 
     def _make(self, task: tuple[str, int]) -> _Outcome:
         dataset_id, index = task
+        self._cores.line_up()
         found = self._maker(dataset_id)
         if found is None:
             return _Outcome("unknown")
         maker, tally = found
         before = tally.as_dict()
         try:
+            self.loose_bytes.wait(_MOST_LOOSE_BYTES, _LOOSE_WAIT_S)
             block, origin = maker.make(index)
         except ForebayError as error:
             trace = "".join(traceback.format_exception(error))
             return _Outcome(Failed(error=error, trace=trace, sums=tally.since(before)))
+        finally:
+            self.tally.merge(tally.since(before))
         sums = tally.since(before)
         if origin == "bypass":
+            self.loose_bytes.count(block)
             return _Outcome(Loose(sums=sums, rows=block.rows, arrays=dict(block.arrays)), block.nbytes)
         return _Outcome(Stored(sums=sums), block.nbytes)
 
@@ -113,7 +143,9 @@ class NodeService:
             while len(mine) >= _MOST_DATASETS:
                 del mine[next(iter(mine))]
             tally, cache = Tally(), self.cache
-            known = BlockMaker(*registered, cache, tally=tally), tally, cache
+            conditions = Conditions(cores=self._cores, peers=self._peers)
+            maker = BlockMaker(*registered, cache, tally=tally, conditions=conditions)
+            known = maker, tally, cache
             mine[dataset_id] = known
         return known[0], known[1]
 

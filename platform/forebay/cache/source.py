@@ -40,14 +40,12 @@ def open_source(
     manifest: Manifest,
     transform: Transform,
     tally: Tally,
-    *,
-    num_workers: int = 2,
 ) -> BlockSource:
     """The blocks of `manifest` under `transform`, through `cache`.
 
-    A `DiskCache`, or None for no cache, is served by `num_workers` threads of this process; anything else by itself.
-    Counters go to `tally`.
+    A `DiskCache`, or None for no cache, is served by threads of this process, within `cache.cores.DEFAULT_WORKERS`;
+    anything else by itself. Counters go to `tally`.
     """
     if cache is None or isinstance(cache, DiskCache):
-        return LocalSource(manifest, transform, cache, tally=tally, num_workers=num_workers)
+        return LocalSource(manifest, transform, cache, tally=tally)
     return cache.source(manifest, transform, tally)

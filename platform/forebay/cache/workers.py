@@ -18,11 +18,16 @@ T = TypeVar("T")
 class Workers(Generic[K, T]):
     """At most `num_threads` daemon threads that run `work(task)`; they start when there is something to do.
 
+    Each thread calls `on_start` first, which must not fail.
+
     Not a ThreadPoolExecutor: that one joins its threads at exit, so one stuck read would keep the process from ending.
     """
 
-    def __init__(self, work: Callable[[K], T], *, num_threads: int) -> None:
+    def __init__(
+        self, work: Callable[[K], T], *, num_threads: int, on_start: Callable[[], None] = lambda: None
+    ) -> None:
         self._work = work
+        self._on_start = on_start
         self._num_threads = num_threads
         self._changed = threading.Condition()
         self._queue: deque[K] = deque()
@@ -49,6 +54,11 @@ class Workers(Generic[K, T]):
             self._changed.notify()
         return future
 
+    def resize(self, num_threads: int) -> None:
+        """Start up to `num_threads` from now on; those that run stay."""
+        with self._changed:
+            self._num_threads = num_threads
+
     def close(self, timeout_s: float) -> None:
         """Cancel what has no outcome yet and wait for the threads, at most `timeout_s`; a stuck one is abandoned."""
         with self._changed:
@@ -66,6 +76,7 @@ class Workers(Generic[K, T]):
                 thread.join(max(0.0, give_up - time.monotonic()))
 
     def _run(self) -> None:
+        self._on_start()
         while True:
             with self._changed:
                 self._num_idle += 1

@@ -55,16 +55,16 @@ from forebay.transform.block import Block
 where, path, key = sys.argv[1:]
 cache = disk.DiskCache(path, quota_bytes=16 << 20, min_free_bytes=0)
 
-def stop(*arguments):
+def stop(*arguments, **options):
     print("stopped", flush=True)
     time.sleep(60)
 
 if where == "claimed":
     disk.write_block = stop
 elif where == "written":
-    disk.os.fsync = stop
+    disk.map_block = stop
 else:
-    disk._sync_folder = stop
+    disk.Ledger.commit = stop
 cache.put(key, "d", Block.of({"x": np.arange(100_000)}))
 """
 

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,16 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from forebay.cache.cores import NICENESS, DataWorkers
 from forebay.cache.disk import DiskCache
-from forebay.cache.fetch import LocalSource
+from forebay.cache.fetch import LocalCache, LocalSource
 from forebay.cache.filelock import try_lock
-from forebay.errors import InvalidOption, LoaderClosed, SourceChanged, TransformFailed
+from forebay.cache.spec import CacheSpec
+from forebay.errors import LoaderClosed, SourceChanged, TransformFailed
 from forebay.manifest import reading
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.observe import Tally
 from forebay.storage.retry import ReadPolicy
-from forebay.transform.features import Dense, Label
+from forebay.transform.features import Categorical, Dense, Label, Ragged
 from forebay.transform.transform import Transform
 
 WriteParquet = Callable[..., Path]
@@ -36,6 +39,7 @@ TRANSFORM = Transform(x=Dense(["x0", "x1"]), id=Dense("id", dtype="float64"), la
 
 READ_ALL = """
 import json, pickle, sys, time
+from forebay.cache.cores import DataWorkers
 from forebay.cache.disk import DiskCache
 from forebay.cache.fetch import LocalSource
 from forebay.manifest import reading
@@ -52,12 +56,73 @@ reading.open_input = slow
 tally = Tally()
 print("ready", flush=True)
 input()
-source = LocalSource(manifest, transform, cache, tally=tally, num_workers=3)
+source = LocalSource(manifest, transform, cache, tally=tally, workers=DataWorkers(num_reads=3))
 futures = [source.request(index) for index in range(len(manifest))]
 ids = [row for future in futures for row in future.result(30).arrays["id"][:, 0].tolist()]
 source.close()
 print(json.dumps([ids == list(range(manifest.num_rows)), tally.as_dict()]), flush=True)
 """
+
+THREADS = """
+import json, os, pickle, sys, threading
+from forebay.cache.cores import DataWorkers
+from forebay.cache.fetch import LocalSource
+from forebay.observe import Tally
+
+cache, manifest, transform = pickle.loads(bytes.fromhex(sys.argv[1]))
+
+def ticks():
+    # A thread's name may hold spaces; utime and stime are the 12th and 13th words after it.
+    found = {}
+    for thread in os.listdir("/proc/self/task"):
+        words = open(f"/proc/self/task/{thread}/stat").read().rpartition(")")[2].split()
+        found[int(thread)] = int(words[11]) + int(words[12])
+    return found
+
+before = ticks()
+source = LocalSource(manifest, transform, cache, tally=Tally(), workers=DataWorkers(num_reads=2))
+blocks = [source.request(index).result(30) for index in range(len(manifest))]
+ours = {t.native_id for t in threading.enumerate() if t.name == "forebay-data"} | {threading.get_native_id()}
+others = {str(t): n - before.get(t, 0) for t, n in ticks().items() if t not in ours and n > before.get(t, 0)}
+data = ours - {threading.get_native_id()}
+niceness = [os.getpriority(os.PRIO_PROCESS, thread) for thread in data]
+source.close()
+print(json.dumps({"others": others, "niceness": niceness}))
+"""
+
+
+class Gate:
+    """A transform that waits for `go`, and knows how many are in it at once."""
+
+    def __init__(self) -> None:
+        self.go, self.entered, self._lock = threading.Event(), threading.Event(), threading.Lock()
+        self.num_calls = self.most_inside = self._inside = 0
+        self.transform = Transform(fn=self._pass, version="1")
+
+    def _pass(self, batch: pa.RecordBatch) -> dict[str, np.ndarray]:
+        with self._lock:
+            self.num_calls += 1
+            self._inside += 1
+            self.most_inside = max(self.most_inside, self._inside)
+        self.entered.set()
+        self.go.wait(10)
+        with self._lock:
+            self._inside -= 1
+        return {"id": np.asarray(batch.column("id"))}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def stuck_transform() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.go.set()
 
 
 @pytest.fixture
@@ -191,7 +256,7 @@ def test_rewritten_source_never_hits(manifest: Manifest, cache: DiskCache, parqu
 
 
 def test_open_requests_share_one_read(manifest: Manifest, cache: DiskCache, opened: list[str]) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Tally(), num_workers=4)
+    source = LocalSource(manifest, TRANSFORM, cache, tally=Tally())
     futures = [source.request(2) for _ in range(10)]
     assert [future.result(10).rows for future in futures] == [10] * 10
     assert len(opened) == 1
@@ -314,6 +379,56 @@ def test_forked_child_reads_while_its_parent_does(manifest: Manifest, cache: Dis
     source.close()
 
 
-def test_somebody_must_read(manifest: Manifest) -> None:
-    with pytest.raises(InvalidOption, match="num_workers=0"):
-        LocalSource(manifest, TRANSFORM, None, tally=Tally(), num_workers=0)
+def test_many_wait_for_storage_and_few_take_a_core(
+    parquet_folder: WriteParquet, opened: list[str], stuck_transform: Gate
+) -> None:
+    manifest = scan(parquet_folder({"a.parquet": [10] * 12}))
+    workers = DataWorkers(core_share=0.01, num_reads=4)
+    source = LocalSource(manifest, stuck_transform.transform, None, tally=Tally(), workers=workers)
+    futures = [source.request(index) for index in range(12)]
+    assert stuck_transform.entered.wait(5)
+    until(lambda: len(opened) == 4)
+    time.sleep(0.05)
+    assert (len(opened), stuck_transform.most_inside) == (4, 1), (
+        "one is transformed, three are read and wait for a core"
+    )
+    stuck_transform.go.set()
+    assert sum(future.result(10).rows for future in futures) == 120
+    assert stuck_transform.most_inside == 1
+    source.close()
+
+
+def test_close_does_not_wait_for_those_who_wait_for_a_core(manifest: Manifest, stuck_transform: Gate) -> None:
+    workers = DataWorkers(core_share=0.01, num_reads=4)
+    source = LocalSource(manifest, stuck_transform.transform, None, tally=Tally(), workers=workers)
+    for index in range(4):
+        source.request(index)
+    assert stuck_transform.entered.wait(5)
+    source.close(timeout_s=0.1)
+    until(lambda: sum(thread.name == "forebay-data" for thread in threading.enumerate()) == 1)
+    stuck_transform.go.set()
+    until(lambda: not any(thread.name == "forebay-data" for thread in threading.enumerate()))
+    assert stuck_transform.num_calls == 1, "the others never began"
+
+
+def test_local_cache_keeps_to_its_spec(manifest: Manifest, tmp_path: Path) -> None:
+    spec = CacheSpec(path=str(tmp_path / "cache"), quota_bytes=1 << 20, min_free_bytes=0, core_share=0.5, num_reads=6)
+    provider = pickle.loads(pickle.dumps(LocalCache(spec, num_processes=2)))
+    source = provider.source(manifest, TRANSFORM, Tally())
+    assert source._facts[4] == DataWorkers(core_share=0.25, num_reads=3)
+    assert source.request(0).result(10).rows == 30
+    source.close()
+    assert provider.disk.used_bytes > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_only_data_workers_work_and_they_are_nice(
+    parquet_folder: WriteParquet, cache: DiskCache, python: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """No pool of all cores is started behind our back: whatever costs time is done by threads of ours."""
+    manifest = scan(parquet_folder({"a.parquet": [20_000] * 4}))
+    transform = Transform(x=Dense(["x0", "x1"]), tags=Ragged("tags", max_len=4), s=Categorical("s", buckets=8))
+    reader = python(THREADS, pickle.dumps((cache, manifest, transform)).hex())
+    reply = json.loads(reader.communicate(timeout=60)[0])
+    assert reply["niceness"] == [NICENESS] * len(reply["niceness"]) and reply["niceness"]
+    assert reply["others"] == {}

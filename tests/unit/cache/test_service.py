@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from forebay.cache import service as service_module
+from forebay.cache.key import BlockNames
 from forebay.cache.node_source import NodeSource
+from forebay.cache.payload import pack
 from forebay.cache.service import Failed, Loose, NodeService, Stored
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable, TransformFailed
@@ -72,6 +77,19 @@ def manifest(parquet_folder: Callable[..., Path]) -> Manifest:
     return scan(parquet_folder({"a.parquet": [3, 4], "b.parquet": [5]}))
 
 
+@pytest.fixture
+def wide(tmp_path: Path) -> Callable[..., Manifest]:
+    """`wide(name)`: four row groups of 20,000 rows, whose blocks take 160 kB each."""
+
+    def write(name: str) -> Manifest:
+        rows = pa.table({"id": np.arange(80_000, dtype=np.int64)})
+        (tmp_path / name).mkdir()
+        pq.write_table(rows, tmp_path / name / "a.parquet", row_group_size=20_000)
+        return scan(tmp_path / name)
+
+    return write
+
+
 def read_all(line: Line, manifest: Manifest, transform: Transform = TRANSFORM) -> tuple[list[float], dict[str, float]]:
     tally = Tally()
     with closing(NodeSource(line, manifest, transform, tally)) as source:
@@ -79,6 +97,13 @@ def read_all(line: Line, manifest: Manifest, transform: Transform = TRANSFORM) -
         ids = np.concatenate([future.result(30).arrays["id"] for future in futures]).ravel().tolist()
     names = ("hits", "stores", "bypasses", "parquet_opens", "quarantined")
     return ids, {name: tally[name] for name in names if tally[name]}
+
+
+def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_registers_once_and_asks_only_for_what_is_not_on_disk(line: Line, manifest: Manifest) -> None:
@@ -144,7 +169,7 @@ def test_error_comes_with_its_place(line: Line, manifest: Manifest) -> None:
         closing(NodeSource(line, manifest, Transform(fn=boom, version="1"), Tally())) as source,
         pytest.raises(TransformFailed, match="boom") as caught,
     ):
-        source.request(0).result(10)
+        source.request(0).result(60)
     assert "in boom" in str(caught.value.__cause__)
 
 
@@ -186,3 +211,87 @@ def test_failures_cost_what_they_cost(line: Line, manifest: Manifest) -> None:
     assert future
     reply = future.result(10).take()
     assert isinstance(reply, Failed) and reply.sums["parquet_opens"] == 1
+
+
+# --- over quota ---
+
+
+def test_quota_of_nothing_stores_nothing(line: Line, spec: CacheSpec, manifest: Manifest) -> None:
+    line.spec = replace(spec, quota_bytes=0)
+    for _ in range(2):
+        assert read_all(line, manifest) == (list(range(12)), {"bypasses": 3, "parquet_opens": 3})
+    assert list((Path(spec.path) / "blocks").iterdir()) == []
+    with pytest.raises(CacheUnusable, match="quota_bytes=-1"):
+        replace(spec, quota_bytes=-1).open()
+
+
+def test_memory_of_loose_blocks_is_bounded_however_many_ask(
+    spec: CacheSpec, parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is made and not let go of yet never takes more than the bound and one block for each data worker."""
+    manifest = scan(parquet_folder({"a.parquet": [1000] * 40}))
+    block_bytes, num_reads = 8 * 1000, 2
+    monkeypatch.setattr(service_module, "_MOST_LOOSE_BYTES", 3 * block_bytes)
+    service = NodeService(replace(spec, quota_bytes=0, num_reads=num_reads))
+    names = BlockNames(manifest, TRANSFORM)
+    service.register(names.id, pack(manifest, TRANSFORM))
+    open_requests = deque(service.request(names.id, index) for index in range(40))
+    until(lambda: service.loose_bytes.now > 3 * block_bytes)
+    time.sleep(0.3)
+    num_made = sum(future.done() for future in open_requests if future)
+    assert num_made <= 3 + num_reads, "nobody has taken one, so no more are made"
+    while open_requests:  # each reply is dropped as soon as it is taken, as the actor does
+        future = open_requests.popleft()
+        assert future and isinstance(future.result(30).take(), Loose)
+        del future
+    assert 3 * block_bytes < service.loose_bytes.most <= (3 + num_reads) * block_bytes
+    until(lambda: service.loose_bytes.now == 0)
+    service.close(5.0)
+
+
+def test_close_ends_waiting_for_memory(spec: CacheSpec, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "_MOST_LOOSE_BYTES", 0)
+    service = NodeService(replace(spec, quota_bytes=0, num_reads=1))
+    names = BlockNames(manifest, TRANSFORM)
+    service.register(names.id, pack(manifest, TRANSFORM))
+    futures = [service.request(names.id, index) for index in range(3)]
+    assert futures[0]
+    kept = futures[0].result(10).take()
+    start = time.monotonic()
+    service.close(5.0)
+    assert time.monotonic() - start < 4.0 and isinstance(kept, Loose)
+
+
+# --- many data sets under one quota ---
+
+
+def test_idle_data_sets_are_evicted_whole_and_oldest_first_and_never_one_in_use(
+    line: Line, spec: CacheSpec, wide: Callable[[str], Manifest]
+) -> None:
+    first, second, third, fourth, fifth = (wide(f"data{number}") for number in range(5))
+    stored = {"stores": 4, "parquet_opens": 4}
+    for manifest in (first, second, third):
+        assert read_all(line, manifest)[1] == stored
+    line.spec = replace(spec, quota_bytes=line.service.cache.used_bytes + 100_000)  # no room for a block more
+    with closing(NodeSource(line, first, TRANSFORM, Tally())) as user:
+        assert read_all(line, fourth)[1] == stored
+        kept = [use.dataset.partition("-")[0] for use in line.service.cache.datasets()]
+        assert kept == ["data0", "data2", "data3"], "the first is in use, so the second had to go"
+        assert user.request(0).result(10).rows == 20_000
+        assert read_all(line, first)[1] == {"hits": 4}
+    assert read_all(line, fifth)[1] == stored
+    kept = [use.dataset.partition("-")[0] for use in line.service.cache.datasets()]
+    assert kept == ["data2", "data3", "data4"], "now the first is the oldest idle one"
+    assert all(use.blocks == 4 for use in line.service.cache.datasets()), "none is evicted in part"
+
+
+def test_where_all_are_in_use_the_newcomer_is_not_stored(
+    line: Line, spec: CacheSpec, wide: Callable[[str], Manifest]
+) -> None:
+    first, second = wide("first"), wide("second")
+    read_all(line, first)
+    line.spec = replace(spec, quota_bytes=line.service.cache.used_bytes + 100_000)
+    with closing(NodeSource(line, first, TRANSFORM, Tally())):
+        assert read_all(line, second)[1] == {"bypasses": 4, "parquet_opens": 4}
+        assert read_all(line, first)[1] == {"hits": 4}
+    assert read_all(line, second)[1] == {"stores": 4, "parquet_opens": 4}

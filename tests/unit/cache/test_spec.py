@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.cache.cores import DEFAULT_WORKERS, DataWorkers
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable, InvalidOption
 
@@ -19,8 +20,16 @@ def test_home_is_resolved_where_it_is_opened(tmp_path: Path, monkeypatch: pytest
     assert (cache.path, cache.quota_bytes, cache.min_free_bytes) == (tmp_path / "blocks", 1 << 20, 2 << 30)
 
 
+def test_data_workers_are_as_told_and_a_plain_cache_has_the_same() -> None:
+    assert CacheSpec().data_workers == DEFAULT_WORKERS
+    spec = pickle.loads(pickle.dumps(CacheSpec(core_share=0.25, num_reads=32)))
+    assert spec.data_workers == DataWorkers(core_share=0.25, num_reads=32)
+
+
 def test_bad_options_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="num_data_workers=0"):
-        CacheSpec(num_data_workers=0)
-    with pytest.raises(CacheUnusable, match="quota_bytes=0"):
-        CacheSpec(path=str(tmp_path), quota_bytes=0).open()
+    with pytest.raises(InvalidOption, match="num_reads=0"):
+        CacheSpec(num_reads=0)
+    with pytest.raises(InvalidOption, match=r"core_share=40\b.*e\.g\. 0\.4"):
+        CacheSpec(core_share=40)
+    with pytest.raises(CacheUnusable, match="quota_bytes=-1"):
+        CacheSpec(path=str(tmp_path), quota_bytes=-1).open()

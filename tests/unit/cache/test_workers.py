@@ -80,6 +80,20 @@ def test_no_thread_before_the_first_request_and_no_more_than_allowed(work: Work)
     assert threading.active_count() == before
 
 
+def test_every_thread_prepares_itself_first_and_more_may_start_later(work: Work) -> None:
+    prepared: list[int] = []
+    workers = Workers(work, num_threads=1, on_start=lambda: prepared.append(threading.get_ident()))
+    futures = [workers.submit(task) for task in range(100, 103)]
+    until(lambda: work.done == [100])
+    workers.resize(3)
+    futures += [workers.submit(task) for task in range(103, 106)]
+    until(lambda: len(work.done) == 3)
+    work.go.set()
+    wait(futures, 5)
+    assert len(set(prepared)) == len(prepared) == 3
+    workers.close(5)
+
+
 def test_idle_thread_is_used_again(work: Work) -> None:
     before = threading.active_count()
     workers = Workers(work, num_threads=8)

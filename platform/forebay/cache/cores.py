@@ -1,0 +1,150 @@
+"""What data workers may take of the machine: how many cores at once, in what order, and at what priority."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.errors import InvalidOption, whole_number
+from forebay.storage.deadline import Cancelled
+
+NICENESS = 10
+"""A thread of niceness 10 gets a tenth of a core that somebody else wants, and all of one that nobody does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataWorkers:
+    """How many row groups are read at once, and on what share of the cores they become blocks.
+
+    At most `max(1, round(core_share * cores))` of the cores this process may use decode, transform and write at once.
+    `num_reads` threads wait for storage meanwhile: object stores need many open reads, and a read takes no core. Memory
+    is bounded by the pages (as they are in Parquet) of `num_reads` row groups, and one decoded one per core.
+
+    >>> DataWorkers(core_share=0.4).num_cores(16), DataWorkers(core_share=0.4).num_cores(2)
+    (6, 1)
+    """
+
+    core_share: float = 0.4
+    num_reads: int = 8
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.core_share, int | float) and not isinstance(self.core_share, bool)
+        if not (number and 0 < self.core_share <= 1):
+            raise InvalidOption(
+                f"core_share={self.core_share!r}: give data workers a share of the cores above 0, up to 1, e.g. 0.4.",
+                core_share=self.core_share,
+            )
+        object.__setattr__(self, "num_reads", whole_number("num_reads", self.num_reads, least=1))
+
+    def num_cores(self, usable: float | None = None) -> int:
+        """Cores that may be busy at once, of `usable` ones (default: those of this process)."""
+        return max(1, round(self.core_share * (usable_cores() if usable is None else usable)))
+
+    def among(self, num_processes: int) -> DataWorkers:
+        """The part of each of `num_processes` that share a machine and know nothing of each other."""
+        return DataWorkers(core_share=self.core_share / num_processes, num_reads=-(-self.num_reads // num_processes))
+
+
+DEFAULT_WORKERS = DataWorkers()
+
+
+class Cores:
+    """A context manager that lets in at most `count` threads at once; of those that wait, the first in line.
+
+    A thread lines up when it begins a task and keeps its place until it lines up again. So what was asked for first is
+    finished first, and a block that was made is written before the next one is decoded.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._changed = threading.Condition()
+        self._count = count
+        self._num_inside = 0
+        self._waiting: list[int] = []
+        self._places = itertools.count()
+        self._mine = threading.local()
+        self._closed = False
+
+    def line_up(self) -> None:
+        """Take the last place of the line."""
+        self._mine.place = next(self._places)
+
+    def resize(self, count: int) -> None:
+        """Let in `count` threads from now on; those inside stay."""
+        with self._changed:
+            self._count = count
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let nobody in any more: those who wait or come get `Cancelled`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def __enter__(self) -> None:
+        if not hasattr(self._mine, "place"):
+            self.line_up()
+        place = self._mine.place
+        with self._changed:
+            heapq.heappush(self._waiting, place)
+            self._changed.wait_for(
+                lambda: self._closed or (self._num_inside < self._count and self._waiting[0] == place)
+            )
+            if self._closed:
+                raise Cancelled("the data workers were told to end")
+            heapq.heappop(self._waiting)
+            self._num_inside += 1
+            self._changed.notify_all()  # there may be room for the next one, too
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._num_inside -= 1
+            self._changed.notify_all()
+
+
+def keep_off_trainer() -> None:
+    """Lower the priority of the calling thread, for good; nothing where the system cannot do that for one thread.
+
+    Measured against pinning threads to cores in docs/adr/0009-data-workers-and-cores.md.
+    """
+    if sys.platform == "linux":  # elsewhere niceness belongs to the process
+        with suppress(OSError):  # some sandboxes forbid even to be nicer
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+
+
+def usable_cores(root: str = "/") -> float:
+    """The cores this process may use: those it may run on, or fewer where a cgroup of it has a quota (below `root`)."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([float(allowed), *_quotas(Path(root))])
+
+
+def _quotas(root: Path) -> list[float]:
+    """CPU quotas, in cores, of the cgroups (version 2 or 1) this process is in."""
+    groups = root / "sys/fs/cgroup"
+    found = [_quota(_words(groups / "cpu/cpu.cfs_quota_us") + _words(groups / "cpu/cpu.cfs_period_us"))]
+    for line in _words(root / "proc/self/cgroup"):
+        if line.startswith("0::/"):
+            own = groups / line[len("0::/") :]
+            folders = (own, *own.parents[: len(own.parts) - len(groups.parts)])
+            found += [_quota(_words(folder / "cpu.max")) for folder in folders]
+    return [cores for cores in found if cores is not None]
+
+
+def _quota(words: list[str]) -> float | None:
+    """The quotient of a quota and its period; None for no quota, which is "max" or -1."""
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []

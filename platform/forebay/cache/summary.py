@@ -1,0 +1,38 @@
+"""Which blocks a node holds, in two bytes per block: what nodes tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+_BITS_PER_BLOCK = 16
+_NUM_PROBES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A bitmap of the block keys it was made `of`; `key in summary` is True for all of them, and for 1 in 400 others.
+
+    A Bloom filter, as web caches exchange them (Summary Cache, Fan et al., SIGCOMM 1998): a wrong yes costs one
+    question in vain. Keys are hashes already, so a bit's place is a piece of the key.
+    """
+
+    bits: bytes
+
+    @classmethod
+    def of(cls, keys: Collection[str]) -> Summary:
+        """The summary of `keys`, each 40 hex digits. Equal for equal keys, in any order."""
+        bits = np.zeros(_BITS_PER_BLOCK * len(keys), np.bool_)
+        if keys:
+            words = np.frombuffer(bytes.fromhex("".join(keys)), ">u4").reshape(len(keys), -1)
+            bits[words[:, :_NUM_PROBES] % bits.size] = True
+        return cls(np.packbits(bits, bitorder="little").tobytes())
+
+    def __contains__(self, key: str) -> bool:
+        num_bits = 8 * len(self.bits)
+        if not num_bits:
+            return False
+        places = (int(key[8 * word : 8 * word + 8], 16) % num_bits for word in range(_NUM_PROBES))
+        return all(self.bits[place >> 3] >> (place & 7) & 1 for place in places)
