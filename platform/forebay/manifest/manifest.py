@@ -70,6 +70,9 @@ class Manifest:
 
     `root` is an absolute local path or a URI; with an empty root every path is a whole URI. `fields` describes the
     selected columns. Two manifests are equal when their ids are.
+
+    `access` is what another process needs to open the files: credentials that came in a URI, held only by its pickle.
+    It is never saved, and no part of what the manifest is.
     """
 
     root: str
@@ -81,6 +84,7 @@ class Manifest:
     rows: NDArray[np.int64]
     bytes: NDArray[np.int64]
     source_bytes: NDArray[np.int64]
+    access: object = None
 
     def __post_init__(self) -> None:
         for name in ("files", "fields", "columns"):

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from forebay.manifest.schemas import leaves
 
-DECODE_ERRORS = (OSError, pa.ArrowException)
+DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
 """What decoding raises: pyarrow has no type of its own for bad pages."""
 
 _REMOTE_HOLE_BYTES = 1 << 20

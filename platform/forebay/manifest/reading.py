@@ -12,18 +12,19 @@ import pyarrow.parquet as pq
 
 from forebay.errors import CorruptFile, ReadFailed, SourceChanged
 from forebay.manifest.footer import FooterCache, check_chunks, decode_footer, fetch_footer
-from forebay.manifest.manifest import Manifest, RowGroup
+from forebay.manifest.manifest import Field, Manifest, RowGroup
 from forebay.manifest.pages import DECODE_ERRORS, Pages, decode, fetch
-from forebay.manifest.schemas import missing_column
+from forebay.manifest.schemas import missing_column, read_fields
 from forebay.observe import Tally
-from forebay.storage.filesystem import resolve
-from forebay.storage.listing import stat
+from forebay.storage.filesystem import resolve_source
+from forebay.storage.refusals import REMEDY
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy, read
+from forebay.storage.versions import etag_of, stat, stat_etag
 
 
 def open_input(uri: str) -> pa.NativeFile:
     """Open a file for random access. Every Parquet file that a reader opens is opened here."""
-    location = resolve(uri)
+    location = resolve_source(uri)
     return location.fs.open_input_file(location.path)
 
 
@@ -83,7 +84,7 @@ class RowGroupReader:
         except FileNotFoundError as error:
             raise _changed(row_group, "is gone") from error
         except PermissionError as error:
-            raise ReadFailed(f"{row_group.uri} may not be read ({error}). Ask for read access.", what=what) from error
+            raise ReadFailed(f"{row_group.uri} may not be read ({error}). {REMEDY}", what=what) from error
         self._tally.add("source_bytes", pages.source_bytes)
         return Fetched(index, pages)
 
@@ -104,8 +105,11 @@ class RowGroupReader:
             return self._decode(again.pages)
         except DECODE_ERRORS as error:
             row_group = self.manifest[fetched.index]
+            problem = (
+                "needs more memory than there is, or is corrupt" if isinstance(error, MemoryError) else "is corrupt"
+            )
             raise CorruptFile(
-                f"Row group {row_group.index} of {row_group.uri} is corrupt: {error}. Write or copy the file again "
+                f"Row group {row_group.index} of {row_group.uri} {problem}: {error}. Write or copy the file again "
                 "and scan again, or leave the file out.",
                 uri=row_group.uri,
                 row_group=row_group.index,
@@ -116,7 +120,8 @@ class RowGroupReader:
             return decode(pages)
 
     def _fetch_once(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
-        _check_version(row_group)
+        if not row_group.file_etag:  # with one, opening the file tells
+            _check_version(row_group)
         try:
             pages = self._fetch_pages(row_group, names)
         except (OSError, CorruptFile):
@@ -129,12 +134,14 @@ class RowGroupReader:
         return pages
 
     def _fetch_pages(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
-        location = resolve(row_group.uri)
+        location = resolve_source(row_group.uri)
         with self._open(row_group.uri) as file:
+            _check_etag(row_group, etag_of(location, file) if row_group.file_etag else "")
             footer = self._footers.get(row_group.uri)
             if footer is None:
                 footer = decode_footer(row_group.uri, fetch_footer(row_group.uri, file))
                 check_chunks(row_group.uri, footer, file.size())
+                _check_fields(row_group, footer, self.manifest.fields)
             _check_rows(row_group, footer)
             return fetch(file, footer, row_group.index, names, local=location.is_local)
 
@@ -147,11 +154,20 @@ class RowGroupReader:
 
 
 def _check_version(row_group: RowGroup) -> None:
+    if row_group.file_etag and (etag := stat_etag(row_group.uri)):
+        _check_etag(row_group, etag)
+        return
     now = stat(row_group.uri)
     if (now.size, now.mtime_ns) != (row_group.file_size, row_group.file_mtime_ns):
         raise _changed(
             row_group, f"has {now.size} bytes, modified at {now.mtime_ns} ns", size=now.size, mtime_ns=now.mtime_ns
         )
+
+
+def _check_etag(row_group: RowGroup, etag: str) -> None:
+    """Times of object stores are whole seconds; their `etag` tells versions of one second apart."""
+    if etag and etag != row_group.file_etag:
+        raise _changed(row_group, f"is version {etag}, and was {row_group.file_etag}", etag=etag)
 
 
 def _check_rows(row_group: RowGroup, footer: pq.FileMetaData) -> None:
@@ -162,6 +178,17 @@ def _check_rows(row_group: RowGroup, footer: pq.FileMetaData) -> None:
         raise _changed(
             row_group, f"has {groups} row groups; number {row_group.index} has {rows or 'no'} rows", rows=rows
         )
+
+
+def _check_fields(row_group: RowGroup, footer: pq.FileMetaData, fields: tuple[Field, ...]) -> None:
+    """As `_check_rows`: every file of a data set has each column once, and of one type."""
+    found: dict[str, list[str]] = {}
+    for field in read_fields(row_group.uri, footer):
+        found.setdefault(field.name, []).append(field.type)
+    for field in fields:
+        types = found.get(field.name, [])
+        if types != [field.type]:
+            raise _changed(row_group, f"has column {field.name!r} as {', '.join(types) or 'nothing'}, not {field.type}")
 
 
 def _changed(row_group: RowGroup, now: str, **facts: object) -> SourceChanged:

@@ -15,6 +15,7 @@ from forebay.errors import InvalidOption
 from forebay.manifest.footer import MAGIC
 from forebay.manifest.manifest import MANIFEST_VERSION, Field, File, Manifest
 from forebay.storage.atomic import write_atomically
+from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve
 
 _COUNTS = ("rows", "bytes", "source_bytes")
@@ -27,13 +28,16 @@ def save_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
     Raises:
         InvalidOption: Another suffix.
     """
-    uri = resolve(path).uri
-    if uri.endswith(".json"):
+    uri = os.fspath(path)
+    place = resolve(uri)
+    if place.path.endswith(".json"):
         content = json.dumps(_facts(manifest) | _row_groups_as_lists(manifest), indent=1).encode()
-    elif uri.endswith(".parquet"):
+    elif place.path.endswith(".parquet"):
         content = _as_parquet(manifest)
     else:
-        raise InvalidOption(f"A manifest is saved as .json or .parquet; {uri} has neither suffix. Rename it.", path=uri)
+        raise InvalidOption(
+            f"A manifest is saved as .json or .parquet; {place.uri} has neither suffix. Rename it.", path=place.uri
+        )
     write_atomically(uri, content)
 
 
@@ -54,7 +58,7 @@ def load_manifest(path: str | os.PathLike[str]) -> Manifest:
     try:
         facts = _parquet_facts(content) if content.startswith(MAGIC) else json.loads(content)
         version = facts["forebay_manifest"]
-    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError, pa.ArrowException) as error:
         raise InvalidOption(
             f"{location.uri} is no manifest. Make one with: forebay scan URI", path=location.uri
         ) from error
@@ -71,18 +75,33 @@ def load_manifest(path: str | os.PathLike[str]) -> Manifest:
 def _checked(uri: str, facts: dict[str, Any]) -> Manifest:
     damaged = f"The manifest {uri} is damaged or was edited: {{}}. Scan again."
     try:
+        if not isinstance(facts["root"], str):
+            raise TypeError(f"its root is {facts['root']!r}")
         manifest = Manifest(
             root=facts["root"],
             files=tuple(File(**file) for file in facts["files"]),
             fields=tuple(Field(**field) for field in facts["fields"]),
             columns=tuple(facts["columns"]),
+            access=Access([facts["root"]] if facts["root"] else [file["path"] for file in facts["files"]]),
             **facts["row_groups"],
         )
+        _check_what_has_no_id(manifest)
+        found = manifest.id
     except (KeyError, TypeError, ValueError, OverflowError, AssertionError) as error:
-        raise InvalidOption(damaged.format(repr(error)), path=uri) from error
-    if manifest.id != facts.get("id"):
-        raise InvalidOption(damaged.format(f"its content has id {manifest.id}, not {facts.get('id')}"), path=uri)
+        raise InvalidOption(damaged.format(f"{error!r:.200}"), path=uri) from error
+    if found != facts.get("id"):
+        raise InvalidOption(damaged.format(f"its content has id {found}, not {facts.get('id')!r:.100}"), path=uri)
     return manifest
+
+
+def _check_what_has_no_id(manifest: Manifest) -> None:
+    """Raises `ValueError` for what the id does not cover and no scan would say."""
+    for field in manifest.fields:
+        if not (isinstance(field.name, str) and isinstance(field.type, str) and isinstance(field.nullable, bool)):
+            raise ValueError(f"{field} is no column")  # noqa: TRY004 - of the file's content, not of an argument
+    for name in ("bytes", "source_bytes"):
+        if len(manifest) and getattr(manifest, name).min() < 0:
+            raise ValueError(f"{name} below 0")
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,15 +16,21 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from forebay.errors import InvalidOption, NoFiles, ReadFailed
+from forebay.errors import CorruptFile, InvalidOption, NoFiles, ReadFailed
 from forebay.manifest.footer import check_chunks, check_types, decode_footer, fetch_footer
 from forebay.manifest.manifest import Field, File, Manifest
 from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, read_fields
-from forebay.storage.filesystem import resolve
-from forebay.storage.listing import FoundFile, Uri, find_parquet
+from forebay.manifest.statistics import check_statistics
+from forebay.storage.credentials import Access
+from forebay.storage.filesystem import resolve_source
+from forebay.storage.listing import Uri, find_parquet
+from forebay.storage.refusals import REMEDY
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy, read
+from forebay.storage.versions import FoundFile, etag_of
 
 _MOST_THREADS = 16
+_MOST = 1 << 53
+"""No row group has so many rows or bytes."""
 
 Progress = Callable[[int, int], None]
 
@@ -73,17 +79,18 @@ def scan(
         )
     listing = find_parquet(uri, policy)
     scanned = _scan_all(listing.files, partial(_scan_file, columns=selection, predicate=predicate), progress, policy)
+    where = listing.root or f"{len(listing.files)} files without a common folder"
     with_rows = [one for one in scanned if one.has_rows]
     if not with_rows:
         raise NoFiles(
-            f"{listing.root or uri}: none of the {len(scanned)} files has a row. Name files that have.",
+            f"{where}: none of the {len(scanned)} files has a row. Name files that have.",
             files=len(scanned),
         )
     fields = agree([one.schema for one in with_rows], selection)
     kept = [one for one in with_rows if one.groups.shape[1]]
     if not kept:
         raise NoFiles(
-            f"{listing.root or uri}: predicate {predicate} leaves no row group of {len(with_rows)} files with rows. "
+            f"{where}: predicate {predicate} leaves no row group of {len(with_rows)} files with rows. "
             "Loosen it, or check its values.",
             predicate=str(predicate),
         )
@@ -112,8 +119,10 @@ def _scan_all(
     def attempt(file: FoundFile) -> _Scanned:
         try:
             return read(file.uri, partial(scan_file, file), policy, cancelled)
-        except (FileNotFoundError, PermissionError) as error:
-            raise ReadFailed(f"{file.uri} was listed but cannot be read: {error}", what=file.uri) from error
+        except FileNotFoundError as error:
+            raise ReadFailed(f"{file.uri} was listed but is gone: {error}. Scan again.", what=file.uri) from error
+        except PermissionError as error:
+            raise ReadFailed(f"{file.uri} was listed but may not be read: {error}. {REMEDY}", what=file.uri) from error
 
     threads = min(_MOST_THREADS, len(files))
     with ThreadPoolExecutor(threads, thread_name_prefix="forebay-scan") as pool:
@@ -135,8 +144,9 @@ def _report(futures: list[Future[_Scanned]], progress: Progress | None) -> None:
 
 
 def _scan_file(file: FoundFile, *, columns: tuple[str, ...] | None, predicate: pc.Expression | None) -> _Scanned:
-    location = resolve(file.uri)
+    location = resolve_source(file.uri)
     with location.fs.open_input_file(location.path) as opened:
+        file = replace(file, etag=file.etag or etag_of(location, opened))
         footer_bytes = fetch_footer(file.uri, opened)
     footer = decode_footer(file.uri, footer_bytes)
     schema = FileSchema(file.uri, read_fields(file.uri, footer))
@@ -144,13 +154,22 @@ def _scan_file(file: FoundFile, *, columns: tuple[str, ...] | None, predicate: p
     kept: Sequence[int] = range(footer.num_row_groups)
     if predicate is not None and footer.num_rows:
         check_types(file.uri, footer)
+        check_statistics(file.uri, footer_bytes, footer)
         kept = _survivors(schema, footer_bytes, predicate)
-    return _Scanned(file, schema, footer.num_rows > 0, _measure(footer, kept, columns))
+    groups = _measure(footer, kept, columns)
+    if not all(0 <= count < _MOST for facts in groups for count in facts):
+        raise CorruptFile(
+            f"{file.uri} is corrupt: its footer counts rows or bytes below 0, or impossibly many. Write or copy the "
+            "file again, or leave it out.",
+            uri=file.uri,
+        )
+    return _Scanned(file, schema, footer.num_rows > 0, np.array(groups, dtype=np.int64).reshape(-1, 4).T)
 
 
-def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: tuple[str, ...] | None) -> NDArray[np.int64]:
+def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: tuple[str, ...] | None) -> list[tuple[int, ...]]:
+    """Number, rows, bytes and source bytes of each row group that has rows."""
     chunks = range(footer.num_columns) if columns is None else leaves(footer, columns)
-    facts = []
+    facts: list[tuple[int, ...]] = []
     for number in kept:
         group = footer.row_group(number)
         if group.num_rows:
@@ -158,7 +177,7 @@ def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: tuple[str, .
                 (chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in map(group.column, chunks)
             ]
             facts.append((number, group.num_rows, sum(size for size, _ in sizes), sum(size for _, size in sizes)))
-    return np.array(facts, dtype=np.int64).reshape(-1, 4).T
+    return facts
 
 
 def _survivors(schema: FileSchema, footer: pa.Buffer, predicate: pc.Expression) -> list[int]:
@@ -193,6 +212,7 @@ def _manifest(root: str, kept: list[_Scanned], fields: tuple[Field, ...]) -> Man
         rows=groups[1],
         bytes=groups[2],
         source_bytes=groups[3],
+        access=Access([root] if root else [path for path, _ in files]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import threading
@@ -117,6 +118,16 @@ def test_any_flipped_bit_in_a_checked_page_is_found(
     assert all(fact == {"uri": str(path), "row_group": 0} for fact in facts)
 
 
+def test_nothing_of_a_row_group_stays_behind(parquet_folder: Folder) -> None:
+    manifest = scan(parquet_folder({f"{name}.parquet": [20_000] for name in "abcdef"}))
+    reader, pool = RowGroupReader(manifest), pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    for index in range(len(manifest)):
+        assert reader.read(index).num_rows == 20_000
+    # Told by the pool, since what a leaked exception's frames refer to is not garbage to Python.
+    assert pool.bytes_allocated() - before < 100_000
+
+
 def test_a_corrupt_page_harms_its_row_group_only(checked_file: Callable[..., Path], alter: Alter) -> None:
     path = checked_file(write_page_checksum=True)
     reader = RowGroupReader(scan(path))
@@ -194,6 +205,20 @@ def test_a_rewrite_that_storage_does_not_show(parquet_folder: Folder) -> None:
         )  # fmt: skip
         with pytest.raises(SourceChanged, match="number 1 has (no|8) rows"):
             RowGroupReader(forged).read(1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [({"x": [1.5]}, "has column 'id' as nothing, not int64"), ({"id": [1.5]}, "has column 'id' as double, not int64")],
+)
+def test_a_rewrite_with_other_columns_that_storage_does_not_show(
+    write_table: Write, columns: dict[str, object], found: str
+) -> None:
+    scanned = scan(write_table("a.parquet", {"id": [1]}))
+    now = scan(write_table("a.parquet", columns))
+    forged = dataclasses.replace(scanned, files=now.files)
+    with pytest.raises(SourceChanged, match=found):
+        RowGroupReader(forged).read(0)
 
 
 class Faulty(io.RawIOBase):

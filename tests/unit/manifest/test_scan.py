@@ -20,7 +20,7 @@ from forebay.manifest import scan as scanning
 from forebay.manifest.manifest import Field
 from forebay.manifest.scan import scan
 from forebay.storage.filesystem import Location, resolve
-from forebay.storage.listing import FoundFile
+from forebay.storage.versions import FoundFile
 from forebay.storage.retry import ReadPolicy
 
 Folder = Callable[..., Path]
@@ -248,8 +248,8 @@ def test_a_file_that_goes_away_after_the_listing(
         (root / "a.parquet").unlink()
         return resolve(uri)
 
-    monkeypatch.setattr(scanning, "resolve", gone)
-    with pytest.raises(ReadFailed, match=r"a\.parquet was listed but cannot be read"):
+    monkeypatch.setattr(scanning, "resolve_source", gone)
+    with pytest.raises(ReadFailed, match=r"a\.parquet was listed but is gone"):
         scan(root, policy=quick)
 
 

@@ -1,0 +1,153 @@
+"""Whether the statistics in a footer can be looked at. That takes the footer's bytes: pyarrow decodes before it checks.
+
+Layout: https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift, in the compact protocol:
+https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forebay.errors import CorruptFile
+from forebay.manifest.footer import MAGIC
+
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 0}
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = 1, 2, 3, 7, 8, 9, 10, 11, 12, 13
+_FIXED = {_BYTE: 1, _DOUBLE: 8, _UUID: 16}
+_BOUNDS = (1, 2, 5, 6)
+"""Numbers of max, min, max_value and min_value in the struct of the statistics."""
+
+
+def check_statistics(uri: str, footer: pa.Buffer, decoded: pq.FileMetaData) -> None:
+    """Raise `CorruptFile` when a least or greatest value is shorter than its column's type.
+
+    pyarrow (seen in 26.0.1) ends the whole process when it decodes such a value, be it to prune or to show it. `footer`
+    is what `fetch_footer` returned. Takes some 30 us per column chunk.
+    """
+    columns = [decoded.schema.column(leaf) for leaf in range(decoded.num_columns)]
+    widths = [_WIDTHS.get(column.physical_type, column.length) for column in columns]
+    content = footer.to_pybytes()[len(MAGIC) :]
+    try:
+        problem = next(_short_values(_Walk(content), widths), None)
+    except (IndexError, RecursionError):
+        problem = "it ends too early"
+    if problem:
+        raise CorruptFile(
+            f"{uri} is corrupt: its footer cannot be used to prune ({problem}). Write or copy the file again, leave it "
+            "out, or scan without a predicate.",
+            uri=uri,
+        )
+
+
+class _Walk:
+    """Goes through the bytes of a struct; whoever walks must `skip` each field that is of no interest."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._at = 0
+
+    def fields(self) -> Iterator[tuple[int, int]]:
+        """Number and type of each field of the struct that begins here."""
+        number = 0
+        while head := self._next():
+            number = number + (head >> 4) if head >> 4 else self._zigzag()
+            yield number, head & 15
+
+    def items(self) -> Iterator[int]:
+        """Type of each item of the list that begins here."""
+        head = self._next()
+        size = head >> 4 if head >> 4 < 15 else self._varint()
+        for _ in range(size):
+            yield head & 15
+
+    def binary(self) -> int:
+        """Goes past the bytes that begin here; how many there are."""
+        size = self._varint()
+        self._at += size
+        return size
+
+    def skip(self, kind: int) -> None:
+        """Go past a value of that type."""
+        if kind == _BINARY:
+            self.binary()
+        elif kind in _FIXED:
+            self._at += _FIXED[kind]
+        elif kind in {_LIST, _SET}:
+            for item in self.items():
+                # Within a list, a truth value has a byte of its own.
+                self.skip(_BYTE if item in {_TRUE, _FALSE} else item)
+        elif kind == _STRUCT:
+            for _, each in self.fields():
+                self.skip(each)
+        elif kind == _MAP:
+            self._skip_map()
+        elif kind not in {_TRUE, _FALSE}:
+            self._varint()
+
+    def _skip_map(self) -> None:
+        size = self._varint()
+        kinds = self._next() if size else 0
+        for _ in range(size):
+            self.skip(kinds >> 4)
+            self.skip(kinds & 15)
+
+    def _next(self) -> int:
+        self._at += 1
+        return self._content[self._at - 1]
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while (byte := self._next()) > 127:
+            value |= (byte & 127) << shift
+            shift += 7
+        return value | byte << shift
+
+    def _zigzag(self) -> int:
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)
+
+
+def _short_values(walk: _Walk, widths: Sequence[int]) -> Iterator[str]:
+    """FileMetaData.row_groups."""
+    for number, kind in walk.fields():
+        if (number, kind) == (4, _LIST):
+            for _ in walk.items():
+                yield from _in_row_group(walk, widths)
+        else:
+            walk.skip(kind)
+
+
+def _in_row_group(walk: _Walk, widths: Sequence[int]) -> Iterator[str]:
+    """RowGroup.columns."""
+    for number, kind in walk.fields():
+        if (number, kind) == (1, _LIST):
+            for column, _ in enumerate(walk.items()):
+                yield from (f"{found} of column {column}" for found in _in_chunk(walk, widths[column]))
+        else:
+            walk.skip(kind)
+
+
+def _in_chunk(walk: _Walk, width: int) -> Iterator[str]:
+    """ColumnChunk.meta_data.statistics."""
+    for number, kind in walk.fields():
+        if (number, kind) == (3, _STRUCT):
+            for inner, inner_kind in walk.fields():
+                if (inner, inner_kind) == (12, _STRUCT):
+                    yield from _in_statistics(walk, width)
+                else:
+                    walk.skip(inner_kind)
+        else:
+            walk.skip(kind)
+
+
+def _in_statistics(walk: _Walk, width: int) -> Iterator[str]:
+    for number, kind in walk.fields():
+        if number in _BOUNDS and kind == _BINARY:
+            size = walk.binary()
+            if size < width:
+                yield f"a bound of {size} bytes instead of {width}"
+        else:
+            walk.skip(kind)
