@@ -14,9 +14,9 @@ from forebay.errors import InvalidOption
 METRICS: dict[str, str] = {
     "hits": "blocks served from the cache",
     "hit_bytes": "bytes of blocks served from the cache",
-    "stores": "blocks read from the source and stored in the cache",
+    "stores": "blocks that came from the source or another node, and were stored in the cache",
     "stored_bytes": "bytes of blocks stored in the cache",
-    "bypasses": "blocks read from the source and handed out uncached",
+    "bypasses": "blocks that came from the source or another node, and were handed out uncached",
     "bypass_bytes": "bytes of blocks handed out uncached",
     "peer_hits": "blocks that another node had in its cache, read from there instead of the source",
     "peer_bytes": "bytes of blocks read from other nodes",
@@ -30,7 +30,7 @@ METRICS: dict[str, str] = {
     "write_s": "seconds spent writing blocks to the cache, over all data workers",
     "peer_s": "seconds spent reading blocks from other nodes, over all data workers",
     "map_s": "seconds spent mapping and verifying cached blocks",
-    "plan_s": "seconds spent computing which rows come next",
+    "plan_s": "seconds the gather waited for the order, or asked for blocks",
     "block_wait_s": "seconds the gather waited for blocks",
     "gather_s": "seconds spent gathering rows into batches",
     "copy_s": "seconds the trainer spent handing batches to its device",
@@ -40,8 +40,36 @@ METRICS: dict[str, str] = {
 }
 """Name -> meaning of every counter; names end in their unit (`_s` seconds, `_bytes`), the rest are counts."""
 
+GAUGES: dict[str, str] = {
+    "cache_used_bytes": "bytes that count against the quota of a cache directory",
+    "cache_quota_bytes": "bytes that a cache directory may take",
+}
+"""Name -> meaning of what is measured rather than counted."""
+
+TAGS: dict[str, str] = {
+    "role": "`trainer`: what a rank of a run got and did; `cache`: what the cache of a node made, for all runs",
+    "node": "the first 12 digits of the id that Ray gave to the node",
+    "run": "the name of the run; empty for the cache of a node",
+    "directory": "the directory of the cache; empty for a trainer",
+}
+"""Name -> meaning of the labels of each exported metric. A trainer counts what the cache made for it as well."""
+
 
 _live: weakref.WeakSet[Tally] = weakref.WeakSet()
+
+
+def exported_name(metric: str) -> str:
+    """What Prometheus calls a counter or gauge: `forebay_`, base units in full, `_total` for what only grows.
+
+    https://prometheus.io/docs/practices/naming/
+
+    >>> exported_name("wait_s"), exported_name("hits"), exported_name("cache_used_bytes")
+    ('forebay_wait_seconds_total', 'forebay_hits_total', 'forebay_cache_used_bytes')
+    """
+    if metric in GAUGES:
+        return f"forebay_{metric}"
+    name = f"{metric.removesuffix('_s')}_seconds" if metric.endswith("_s") else metric
+    return f"forebay_{name}_total"
 
 
 class Tally:

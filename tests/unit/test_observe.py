@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 
 import pytest
 
 from forebay.errors import InvalidOption
-from forebay.observe import METRICS, Tally
+from forebay.observe import GAUGES, METRICS, Tally, exported_name
 
 
 def test_adds_up_over_threads() -> None:
@@ -53,3 +54,14 @@ def test_a_forked_child_can_count_whatever_the_parent_holds() -> None:
             tally.add("hits")
             os._exit(int(tally["hits"]) + 40)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 41
+
+
+def test_exported_names_follow_prometheus() -> None:
+    names = {exported_name(name) for name in (*METRICS, *GAUGES)}
+    assert len(names) == len(METRICS) + len(GAUGES)
+    for name in METRICS:
+        seconds, size = name.endswith("_s"), name.endswith("_bytes")
+        ending = "_seconds_total" if seconds else "_bytes_total" if size else "_total"
+        assert re.fullmatch(r"forebay_[a-z_]+", exported_name(name)) and exported_name(name).endswith(ending)
+    assert not any(exported_name(name).endswith("_total") for name in GAUGES)
+    assert not METRICS.keys() & GAUGES.keys()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from forebay.cache.books import DatasetUse
 from forebay.cache.directory import CacheDirectory
 from forebay.cache.disk import DiskCache
+from forebay.cache.lease import CacheUser
 from forebay.cache.spec import CacheSpec
 from forebay.cli.options import AsJson
-from forebay.cli.output import human_bytes, print_facts, print_json, print_table, progress_bar
+from forebay.cli.output import human_age, human_bytes, print_facts, print_json, print_table, progress_bar
 from forebay.errors import CacheUnusable, InvalidOption
 
 app = typer.Typer(help="Look into, check and empty a cache directory.", no_args_is_help=True)
@@ -24,18 +26,19 @@ _DEFAULT = CacheSpec().path
 
 @app.command("ls")
 def ls(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
-    """List the data sets in the cache."""
+    """List the data sets in the cache: what they take, how often they were hit, how old they are, who uses them."""
     cache = _open(path)
-    datasets = cache.datasets()
+    users = cache.users()
+    known = {use.dataset: use for use in cache.datasets()}
+    for user in users:  # whose first block is still on its way
+        known.setdefault(user.dataset, DatasetUse(dataset=user.dataset, blocks=0, bytes=0, created_at=user.since))
+    datasets = [_Listed(use, [user for user in users if user.dataset == use.dataset]) for use in known.values()]
     if as_json:
         used = {"path": str(cache.path), "used_bytes": cache.used_bytes}
-        print_json(used | {"datasets": [asdict(use) for use in datasets]})
+        print_json(used | {"datasets": [dataset.facts() for dataset in datasets]})
         return
     print_facts({"path": cache.path, "used": human_bytes(cache.used_bytes)})
-    print_table(
-        ("data set", "blocks", "bytes", "since"),
-        [(use.dataset, use.blocks, human_bytes(use.bytes), _date(use.created_at)) for use in datasets],
-    )
+    print_table(("data set", "bytes", "blocks", "hits", "age", "used by"), [dataset.cells() for dataset in datasets])
 
 
 @app.command("verify")
@@ -72,5 +75,27 @@ def _open(path: str) -> DiskCache:
     return spec.open()
 
 
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+class _Listed:
+    """A data set as `ls` shows it."""
+
+    def __init__(self, use: DatasetUse, users: list[CacheUser]) -> None:
+        self._use, self._users = use, users
+        self._age_s = max(0.0, time.time() - use.created_at)
+
+    def facts(self) -> dict[str, object]:
+        """All there is to say, for programs; times are Unix seconds, `age_s` is seconds."""
+        return asdict(self._use) | {"age_s": self._age_s, "users": [asdict(user) for user in self._users]}
+
+    def cells(self) -> tuple[object, ...]:
+        """One cell a column."""
+        use = self._use
+        # A worker may hold a data set twice, for training and for evaluation.
+        users = dict.fromkeys(f"{user.name} (pid {user.pid} on {user.host})" for user in self._users)
+        return (
+            use.dataset,
+            human_bytes(use.bytes),
+            use.blocks,
+            use.hits,
+            human_age(self._age_s),
+            "\n".join(users) or "-",
+        )

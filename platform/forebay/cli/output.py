@@ -10,8 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 from forebay.errors import ForebayError
 
@@ -53,7 +63,7 @@ def print_facts(facts: Mapping[str, object]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, str(value))
+        table.add_row(name, Text(str(value)))
     _console().print(table)
 
 
@@ -63,7 +73,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(Text(str(value)) for value in row))  # as it is: a file's name may look like rich's markup
     _console().print(table)
 
 
@@ -77,10 +87,24 @@ def print_error(error: ForebayError, *, as_json: bool) -> None:
 
 
 def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
-    """A progress bar on standard error, so that standard output stays clean for programs."""
-    amount = DownloadColumn() if in_bytes else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    """A progress bar on standard error, so that standard output stays clean for programs; one line a task.
+
+    Shows what is done of how much, with `in_bytes` also the bytes per second, and the time that is left.
+    """
+    amount: tuple[ProgressColumn, ...] = (
+        (DownloadColumn(binary_units=True), _RateColumn()) if in_bytes else (MofNCompleteColumn(),)
+    )
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(bar_width=24), *amount, TimeRemainingColumn(elapsed_when_finished=True))
     return Progress(*columns, console=Console(stderr=True), disable=hidden)
+
+
+class _RateColumn(ProgressColumn):
+    """Bytes per second: of late, and of the whole once it is done."""
+
+    def render(self, task: Task) -> Text:
+        rate = task.completed / task.elapsed if task.finished and task.elapsed else task.speed
+        return Text("- B/s" if rate is None else f"{human_bytes(rate)}/s", style="progress.data.speed")
 
 
 def human_bytes(count: float) -> str:
@@ -93,6 +117,18 @@ def human_bytes(count: float) -> str:
     while count >= 1024 and unit < len(_UNITS) - 1:
         count, unit = count / 1024, unit + 1
     return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def human_age(seconds: float) -> str:
+    """Seconds in the largest unit that leaves a number of 1 or more.
+
+    >>> human_age(59), human_age(3 * 3600 + 1), human_age(200_000)
+    ('59 s', '3 h', '2 d')
+    """
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _console() -> Console:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-
-from rich.progress import Progress
+from functools import partial
 
 from forebay.cache.disk import DiskCache
+from forebay.cache.fetch import LocalCache
+from forebay.cache.lease import named_user
 from forebay.cache.source import BlockSource, SourceProvider, open_source
-from forebay.cli.output import only_the_document, print_json, print_table, progress_bar
+from forebay.cli.output import human_bytes, only_the_document, print_json, print_table, progress_bar
 from forebay.cli.recipe import job_of
 from forebay.errors import CacheUnusable
 from forebay.job.job import Job
 from forebay.observe import Tally
+from forebay.train.data import Data
 from forebay.transform.block import Block
 
 _PENDING = 8
 """Requests that are open at once: enough to keep a node's data workers busy, few enough to bound memory."""
-_COUNTED = ("hits", "stores", "bypasses", "stored_bytes", "source_bytes")
+_COUNTED = ("hits", "stores", "bypasses", "peer_hits", "stored_bytes", "source_bytes", "peer_bytes")
 
 
 def warm_job(path: str, words: Sequence[str], *, all_nodes: bool, as_json: bool) -> bool:
@@ -31,37 +33,50 @@ def warm_job(path: str, words: Sequence[str], *, all_nodes: bool, as_json: bool)
     if as_json:
         print_json({node: {name: tally[name] for name in _COUNTED} for node, tally in tallies.items()})
     else:
-        rows = [(node, *(f"{tally[name]:.0f}" for name in _COUNTED)) for node, tally in tallies.items()]
-        print_table(("node", *_COUNTED), rows)
+        print_table(("node", *_COUNTED), [(node, *_cells(tally)) for node, tally in tallies.items()])
     return not any(tally["bypasses"] for tally in tallies.values())
+
+
+def _cells(tally: Tally) -> list[str]:
+    return [human_bytes(tally[name]) if name.endswith("_bytes") else f"{tally[name]:.0f}" for name in _COUNTED]
 
 
 def _caches(job: Job, *, all_nodes: bool) -> dict[str, DiskCache | SourceProvider]:
     if job.cache is None:
         raise CacheUnusable("This job has cache=None, so there is nothing to warm. Give the job a CacheSpec.")
     if not all_nodes:
-        return {"this node": job.cache.open()}
+        return {"this node": LocalCache(job.cache)}
     from forebay.cache.node import attach_all  # noqa: PLC0415 - only this option needs Ray, and it is slow to import
 
     return dict(attach_all(job.cache))
 
 
 def _warm_nodes(job: Job, caches: dict[str, DiskCache | SourceProvider]) -> dict[str, Tally]:
-    """Fill all caches at once, one thread a node: the nodes do the work."""
+    """Fill all caches at once, one thread a node: the nodes do the work. A line for each, and one for all."""
+    datas = [job.data] if job.held_out is None else [job.data, job.held_out]
+    node_bytes = sum(data.plan.manifest.num_bytes for data in datas)
     with progress_bar(in_bytes=True) as bar, ThreadPoolExecutor(len(caches)) as pool:
-        futures = {node: pool.submit(_warm_node, job, cache, bar, node) for node, cache in caches.items()}
+        tasks = {node: [bar.add_task(node, total=node_bytes)] for node in caches}
+        if len(caches) > 1:
+            every = bar.add_task(f"{len(caches)} nodes", total=node_bytes * len(caches))
+            tasks = {node: [*own, every] for node, own in tasks.items()}
+
+        def advance(node: str, num_bytes: int) -> None:
+            for task in tasks[node]:
+                bar.advance(task, num_bytes)
+
+        futures = {node: pool.submit(_warm_node, datas, caches[node], partial(advance, node)) for node in caches}
         return {node: future.result() for node, future in futures.items()}
 
 
-def _warm_node(job: Job, cache: DiskCache | SourceProvider, bar: Progress, node: str) -> Tally:
+def _warm_node(datas: Sequence[Data], cache: DiskCache | SourceProvider, advance: Callable[[int], None]) -> Tally:
     tally = Tally()
-    datas = [job.data] if job.held_out is None else [job.data, job.held_out]
-    task = bar.add_task(node, total=sum(data.plan.manifest.num_bytes for data in datas))
     for data in datas:
-        source = open_source(cache, data.plan.manifest, data.transform, tally)
+        with named_user("forebay warm"):
+            source = open_source(cache, data.plan.manifest, data.transform, tally)
         try:
             for done in _requested(source, len(data.plan.manifest)):
-                bar.advance(task, int(data.plan.manifest.bytes[done]))
+                advance(int(data.plan.manifest.bytes[done]))
         finally:
             source.close()
     return tally

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import torch
 
+from forebay.cache.fetch import LocalCache
 from forebay.driver.launch import COLLECTIVE_TIMEOUT_S, device_of, unpack, work
 from forebay.driver.raised import Raised
 from forebay.train.events import Event
@@ -101,7 +102,7 @@ def main(descriptor: int) -> None:
 def _train(start: Start, link: DriverLink) -> str | None:
     launch = unpack(start.payload)
     torch.set_num_threads(max(1, int(launch.resources.cpus)))
-    cache = None if launch.cache is None else launch.cache.open()
+    cache = None if launch.cache is None else LocalCache(launch.cache, num_processes=start.world.size)
     device = device_of(launch.resources, start.world.local_rank)
     with process_group(start.world, start.rendezvous, device=device, timeout_s=COLLECTIVE_TIMEOUT_S) as collective:
         try:

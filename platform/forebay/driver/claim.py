@@ -62,7 +62,7 @@ def claim(storage: str, name: str) -> Claim:
         return Claim(name=name, path=path, lock=_lock(place, name))
     except OSError as error:
         if error.errno in NO_LOCKS:
-            log.warning("%s knows no locks (%s): run %r from one place at a time.", storage, error, name)
+            log.warning("%s knows no locks (%s): run %r from one place at a time.", path, error, name)
             return Claim(name=name, path=path)
         raise InvalidOption(
             f"the folder {path} of run {name!r} cannot be written ({error}). Give the run another name or storage.",

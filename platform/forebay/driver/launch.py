@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,11 +12,13 @@ import cloudpickle
 import torch
 
 from forebay.cache.disk import DiskCache
+from forebay.cache.lease import named_user
 from forebay.cache.payload import own_code_by_value
 from forebay.cache.source import SourceProvider
 from forebay.cache.spec import CacheSpec
 from forebay.errors import BadJob, InvalidOption
 from forebay.job.job import Resources
+from forebay.storage.credentials import Access
 from forebay.train.assignment import Assignment
 from forebay.train.collective import Collective
 from forebay.train.commits import CommitDirectory
@@ -27,7 +31,10 @@ COLLECTIVE_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Everything a worker needs besides its place among the others. `commits` is the URI of the commit directory."""
+    """Everything a worker needs besides its place among the others. `commits` is the URI of the commit directory.
+
+    `access` takes the credentials for it along, where they came in a URI.
+    """
 
     name: str
     train: TrainFunction
@@ -35,6 +42,7 @@ class Launch:
     resources: Resources
     cache: CacheSpec | None
     commits: str
+    access: Access | None = None
 
 
 def pack(launch: Launch) -> bytes:
@@ -65,8 +73,20 @@ def unpack(payload: bytes) -> Launch:
     return launch
 
 
+Watch = Callable[[Callable[[], Mapping[str, float]]], AbstractContextManager[object]]
+"""Given a function that tells what a worker has counted so far, a context to train in."""
+
+
+def _unwatched(_counted: Callable[[], Mapping[str, float]]) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
 def work(
-    launch: Launch, collective: Collective, cache: DiskCache | SourceProvider | None, reporter: Reporter
+    launch: Launch,
+    collective: Collective,
+    cache: DiskCache | SourceProvider | None,
+    reporter: Reporter,
+    watch: Watch = _unwatched,
 ) -> str | None:
     """Train to the end as one of the workers; the answer is why it stopped early, if it did.
 
@@ -82,7 +102,8 @@ def work(
             )
         )
     worker = Worker(launch.assignment, collective, cache, CommitDirectory(launch.commits), reporter)
-    worker.run(launch.train)
+    with named_user(launch.name), watch(worker.counted):
+        worker.run(launch.train)
     if worker.epoch < worker.epochs and worker.stopped is None:
         raise BadJob(
             f"the train function returned in epoch {worker.epoch + 1} of {worker.epochs}, after step {worker.step}. "

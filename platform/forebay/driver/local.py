@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from forebay.cache.fetch import LocalCache
 from forebay.driver.callbacks import Callback
 from forebay.driver.launch import device_of, pack, work
 from forebay.driver.processes import WorkerLost, WorkerRaised, Workers, worker_processes
@@ -47,7 +48,7 @@ class DirectReporter:
 def _run_here(run: Run) -> Result:
     launch = run.launch
     device = device_of(launch.resources, local_rank=0)
-    cache = None if launch.cache is None else launch.cache.open()
+    cache = None if launch.cache is None else LocalCache(launch.cache)
     try:
         with _generators_put_back(device):
             stopped = work(launch, Alone(device), cache, DirectReporter(run))

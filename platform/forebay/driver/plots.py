@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -12,8 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from forebay.driver.result import Result, below
+from forebay.driver.stages import BESIDE, stage_s, stages_of
 from forebay.driver.wording import metric_text, rate_text, rows_per_s, step_s
 from forebay.storage.filesystem import resolve
+from forebay.train.events import EpochEnded
 
 LEARNING_FILE = "loss_and_auc.png"
 TIME_FILE = "time_per_epoch.png"
@@ -21,11 +25,17 @@ TIME_FILE = "time_per_epoch.png"
 INK, FAINT = "#22313f", "#d5dbe1"
 LOSS = "#1f77b4"
 METRIC_COLOURS = ("#d1495b", "#2e8b57", "#8a5fbf", "#b8860b")
-PARTS = (
+Part = tuple[str, str, Callable[[EpochEnded], float]]
+PARTS: tuple[Part, ...] = (
     ("waiting for data", "#d1495b", lambda epoch: epoch.wait_s),
     ("training step", "#1f77b4", step_s),
     ("evaluation", "#e3a72f", lambda epoch: epoch.eval_s),
     ("commit", "#7d8a97", lambda epoch: epoch.commit_s),
+)
+
+
+STAGE_COLOURS = dict(
+    zip(BESIDE, ("#4c78a8", "#9ecae9", "#f58518", "#ffbf79", "#54a24b", "#bab0ac", "#b279a2"), strict=True)
 )
 
 
@@ -57,31 +67,41 @@ def learning_figure(result: Result) -> Figure:
 
 
 def time_figure(result: Result) -> Figure:
-    """One bar per epoch, cut into waiting for data, training steps, evaluation and commits, with its rows/s."""
-    figure = Figure(figsize=(8, 1.9 + 0.5 * max(len(result.epochs), 2)), layout="constrained")
-    axes = figure.subplots()
-    places = np.arange(1, len(result.epochs) + 1)
-    begin = np.zeros(len(result.epochs))
-    for label, colour, seconds in PARTS:
-        widths = np.array([seconds(epoch) for epoch in result.epochs])
+    """One bar per epoch, cut into waiting for data, training steps, evaluation and commits, with its rows/s.
+
+    Below, where stages were counted, another per epoch of what data workers and loaders did beside it.
+    """
+    stages = [stage for stage in stages_of(result.epochs) if stage in BESIDE]
+    height = 1.9 + 0.5 * max(len(result.epochs), 2)
+    figure = Figure(figsize=(8, height * (2 if stages else 1)), layout="constrained")
+    places = figure.subplots(2 if stages else 1, 1, squeeze=False)[:, 0]
+    ends = _draw_bars(places[0], result.epochs, PARTS)
+    for place, (end, epoch) in enumerate(zip(ends, result.epochs, strict=True), 1):
+        text = rate_text(rows_per_s(epoch))
+        places[0].annotate(text, (end, place), xytext=(6, 0), textcoords="offset points", va="center", color=INK)
+    places[0].set_xlabel("seconds (mean over workers)")
+    if stages:
+        _draw_bars(places[1], result.epochs, [(s, STAGE_COLOURS[s], partial(stage_s, stage=s)) for s in stages])
+        places[1].set_xlabel("seconds of data workers and loaders, beside training (summed)")
+    return _titled(figure, result)
+
+
+def _draw_bars(axes: Axes, epochs: Sequence[EpochEnded], parts: Sequence[Part]) -> np.ndarray:
+    """A bar per epoch, cut into `parts`; returns where each ends, in seconds."""
+    places = np.arange(1, len(epochs) + 1)
+    begin = np.zeros(len(epochs))
+    for label, colour, seconds in parts:
+        widths = np.array([seconds(epoch) for epoch in epochs])
         axes.barh(places, widths, left=begin, color=colour, label=label, height=0.62)
         begin += widths
-    for place, end, epoch in zip(places, begin, result.epochs, strict=True):
-        axes.annotate(
-            rate_text(rows_per_s(epoch)),
-            (end, place),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            color=INK,
-        )
-    axes.set_yticks(places, [f"epoch {epoch.epoch + 1}" for epoch in result.epochs])
+    axes.set_yticks(places, [f"epoch {epoch.epoch + 1}" for epoch in epochs])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.18 * max(begin, default=1.0) or 1.0)
-    axes.set_xlabel("seconds (mean over workers)")
     _plain(axes, grid="x")
-    figure.legend(loc="outside lower left", ncols=len(PARTS), frameon=False, labelcolor=INK)
-    return _titled(figure, result)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=len(parts), frameon=False, labelcolor=INK, columnspacing=1.0
+    )
+    return begin
 
 
 def _titled(figure: Figure, result: Result) -> Figure:

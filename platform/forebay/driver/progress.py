@@ -11,6 +11,7 @@ from rich.progress import Progress as Bars
 
 from forebay.driver.callbacks import Control
 from forebay.driver.pace import Pace
+from forebay.driver.stages import stages_text
 from forebay.driver.wording import metric_text, metrics_text, rate_text, rows_per_s, share_text, time_text, wait_share
 from forebay.train.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Started
 
@@ -46,6 +47,8 @@ class Progress:
                 self._show(event)
             case EpochEnded():
                 self._say(self._epoch_text(event))
+                if stages := stages_text(event):
+                    self._say(f"  by stage: {stages}")
             case Failed(will_retry=True):
                 self._end_bar()
                 self._say(f"{event.error}. Starting again from the newest commit (failure {event.failures}).")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -12,6 +13,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from forebay.cache.node import attach
+from forebay.cache.peer_line import NODE_DIGITS
+from forebay.cache.ray_metrics import exported
 from forebay.driver.launch import device_of, unpack, work
 from forebay.driver.raised import Raised
 from forebay.train.collective import Alone, Collective
@@ -72,7 +75,8 @@ def _train(payload: bytes, world: World, reporter: CoordinatorReporter) -> str |
     device = device_of(launch.resources, world.local_rank)
     collective: Collective = Alone(device) if world.size == 1 else TorchCollective(world, device)
     cache = None if launch.cache is None else attach(launch.cache)
-    return work(launch, collective, cache, reporter)
+    tags = {"role": "trainer", "run": launch.name, "node": world.node[:NODE_DIGITS]}
+    return work(launch, collective, cache, reporter, partial(exported, tags))
 
 
 def _world() -> World:

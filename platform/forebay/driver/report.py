@@ -8,14 +8,26 @@ from rich.table import Table
 
 from forebay.driver.plots import write_plots
 from forebay.driver.result import Result
-from forebay.driver.wording import bytes_text, count_text, metric_text, rows_per_s, share_text, time_text, wait_share
+from forebay.driver.stages import CAPTION, stage_s, stages_of
+from forebay.driver.wording import (
+    bytes_text,
+    count_text,
+    metric_text,
+    rows_per_s,
+    seconds_text,
+    share_text,
+    time_text,
+    wait_share,
+)
 from forebay.train.events import EpochEnded
 
 
 def show_report(result: Result, console: Console | None = None) -> None:
-    """Print the table of epochs, write the two plots into the run's folder, and say where they are."""
+    """Print the tables of epochs and stages, write the two plots into the run's folder, and say where they are."""
     console = console or Console(highlight=False)
     console.print(epoch_table(result))
+    if stages_of(result.epochs):
+        console.print(stage_table(result))
     for path in write_plots(result):
         console.print(path, markup=False, soft_wrap=True)
 
@@ -37,6 +49,25 @@ def epoch_table(result: Result) -> Table:
     for epoch in result.epochs:
         given = [metric_text(epoch.metrics[name]) if name in epoch.metrics else "-" for name in metrics]
         table.add_row(str(epoch.epoch + 1), *given, *_cost(epoch), *([_uncached(epoch)] if bypassed else []))
+    return table
+
+
+def stage_table(result: Result) -> Table:
+    """One row per epoch: seconds by stage, summed over threads and ranks."""
+    stages = stages_of(result.epochs)
+    table = Table(
+        title="seconds by stage, summed over workers",
+        caption=CAPTION,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("epoch", *stages):
+        table.add_column(name, justify="right", no_wrap=True, min_width=6)
+    for epoch in result.epochs:
+        table.add_row(str(epoch.epoch + 1), *(seconds_text(stage_s(epoch, stage)) for stage in stages))
     return table
 
 

@@ -54,7 +54,7 @@ class Result:
         return json.dumps({"version": VERSION, **_strict(asdict(self))}, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Result:
+    def from_json(cls, text: str | bytes) -> Result:
         """Raises `InvalidOption` for anything that `to_json` of this version did not write."""
         try:
             facts = json.loads(text)
@@ -63,7 +63,7 @@ class Result:
             epochs = tuple(EpochEnded(**_numbers(epoch)) for epoch in facts.pop("epochs"))
             steps = tuple(Reported(**_numbers(step)) for step in facts.pop("steps"))
             return cls(epochs=epochs, steps=steps, **facts)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidOption(
                 f"this is no result of a Forebay run of version {VERSION} ({error}). "
                 f"Remove {FILE_NAME} from the run's folder, or give the run another name."
@@ -85,7 +85,7 @@ def load_result(path: str) -> Result | None:
     place = resolve(path)
     try:
         with place.fs.open_input_stream(f"{place.path}/{FILE_NAME}") as stream:
-            return Result.from_json(stream.read().decode())
+            return Result.from_json(stream.read())
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:

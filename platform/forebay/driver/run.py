@@ -16,6 +16,7 @@ from forebay.driver.launch import Launch, title_of
 from forebay.driver.result import Result, below, load_result, save_result
 from forebay.errors import CursorMismatch, RunFailed
 from forebay.job.job import Job
+from forebay.storage.credentials import Access
 from forebay.train.events import EpochEnded, Event, Failed, Finished
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Run:
             resources=self.job.resources,
             cache=self.job.cache,
             commits=below(self.path, "commits"),
+            access=Access([self.path]),
         )
 
     @property

@@ -72,5 +72,14 @@ def time_text(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def seconds_text(seconds: float) -> str:
+    """Three digits that matter, for a column or a list of seconds: `0.04`, `3.10`, `12.3`, `250`; `0` for none.
+
+    >>> [seconds_text(seconds) for seconds in (0, 0.042, 3.1, 12.34, 250.1, 7200)]
+    ['0', '0.04', '3.10', '12.3', '250', '7200']
+    """
+    return _three_digits(seconds) if seconds else "0"
+
+
 def _three_digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from forebay.cache.spec import CacheSpec
 from forebay.errors import InvalidOption
+from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import resolve
 from forebay.train.assignment import Assignment
 from forebay.train.data import Data
@@ -112,6 +113,7 @@ def _check_writable(storage: str) -> None:
         place.fs.delete_file(probe)
     except OSError as error:
         raise InvalidOption(
-            f"storage={storage!r} cannot be written ({error}). Give a folder or URI this user may write to.",
-            storage=storage,
-        ) from error
+            f"storage={place.uri!r} cannot be written ({redact(str(error))}). "
+            "Give a folder or URI this user may write to.",
+            storage=place.uri,
+        ) from redacted(error)

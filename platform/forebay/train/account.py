@@ -12,7 +12,7 @@ from forebay.errors import InvalidOption
 from forebay.observe import Tally
 from forebay.train.events import EpochEnded
 
-TRAINER_METRICS = ("wait_s", "batches", "rows")
+TRAINER_METRICS = ("wait_s", "copy_s", "batches", "rows")
 """Counters of a held-out loader that must not be taken for those of training."""
 
 Metric = torch.Tensor | float
@@ -103,7 +103,6 @@ class Account:
     def facts(self) -> Facts:
         """The account up to now."""
         train, held_out = self._train.since(self._before[0]), self._held_out.since(self._before[1])
-        held_out = {name: amount for name, amount in held_out.items() if name not in TRAINER_METRICS}
         spent = dict(self._spent)
         spent["seconds"] += time.perf_counter() - self._began
         spent["wait_s"] += train.get("wait_s", 0.0)
@@ -112,8 +111,14 @@ class Account:
             spent=spent,
             metric_sums={name: float(total) for name, total in self._sums.items()},
             metric_times=dict(self._times),
-            tally=_sum([self._start.tally, train, held_out]),
+            tally=_sum([self._start.tally, counted_together(train, held_out)]),
         )
+
+
+def counted_together(train: Mapping[str, float], held_out: Mapping[str, float]) -> dict[str, float]:
+    """Counters of both loaders of a rank; what says how training goes is of the training data alone."""
+    blocks = {name: amount for name, amount in held_out.items() if name not in TRAINER_METRICS}
+    return _sum([train, blocks])
 
 
 def scalar(name: str, value: Metric) -> Metric:

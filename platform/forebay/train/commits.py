@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 import xxhash
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileType
 
 from forebay.errors import CursorMismatch, InvalidOption
 from forebay.plan.cursor import Cursor
+from forebay.storage.credentials import redacting
 from forebay.storage.filesystem import resolve
+from forebay.storage.globs import children
 from forebay.storage.retry import ReadPolicy, read
 from forebay.train.loadable import LoadableTypes
 from forebay.world import World
@@ -115,12 +117,24 @@ class CommitDirectory:
             raise _TornError(f"{STATE} has {len(state)} bytes, the seal says {header.get('state_bytes')}")
         if checksum != _checksum(header, state):
             raise _TornError("its checksum is wrong")
-        return Commit(
-            step=header["step"],
-            cursor=Cursor.from_json(header["cursor"]),
-            world=World(**header["world"]),
-            state=torch.load(io.BytesIO(state), map_location="cpu", weights_only=True),
-        )
+        return self._rebuild(step, header, state)
+
+    def _rebuild(self, step: int, header: Mapping[str, Any], state: bytes) -> Commit:
+        """What the sealed facts and bytes stand for. An older commit would be no better, so none is looked for."""
+        try:
+            found = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+            world = World(**header["world"])
+            cursor = Cursor.from_json(header["cursor"])
+            if header["step"] != step or not isinstance(found, dict):
+                raise ValueError(f"it is of step {header['step']}, or holds no state")
+        except Exception as error:  # unpicklers raise anything
+            raise CursorMismatch(
+                f"The commit in {self._place.uri}/{_name(step)} is whole, but this release cannot read it "
+                f"({str(error).partition(chr(10))[0]:.200}). Use the Forebay and the PyTorch that wrote it, or give the "
+                "run a new name.",
+                step=step,
+            ) from error
+        return Commit(step=step, cursor=cursor, world=world, state=found)
 
     def _retain(self, newest: int) -> None:
         for step in [step for step in self._steps() if step > newest]:
@@ -131,7 +145,7 @@ class CommitDirectory:
 
     def _steps(self) -> list[int]:
         """Steps that have a folder, newest first."""
-        found = self._fs.get_file_info(FileSelector(self._place.path, allow_not_found=True))
+        found = children(self._fs, self._place.path)
         names = [STEP_FORM.fullmatch(info.base_name) for info in found if info.type == FileType.Directory]
         return sorted((int(name[1]) for name in names if name), reverse=True)
 
@@ -157,7 +171,7 @@ class CommitDirectory:
             return bytes(stream.read())
 
     def _write(self, path: str, contents: bytes | memoryview) -> None:
-        with self._fs.open_output_stream(path) as stream:
+        with redacting(), self._fs.open_output_stream(path) as stream:
             stream.write(contents)
 
     def _folder(self, step: int) -> str:
@@ -175,7 +189,7 @@ def _name(step: int) -> str:
 def _parse_seal(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _TornError(f"{SEAL} is cut short") from None
     if not isinstance(header, dict):
         raise _TornError(f"{SEAL} holds no facts")

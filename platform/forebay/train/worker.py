@@ -20,7 +20,7 @@ from forebay.loader.loader import Loader
 from forebay.observe import Tally
 from forebay.plan.cursor import Cursor
 from forebay.train import rng
-from forebay.train.account import Account, Facts, Metric, over_ranks
+from forebay.train.account import Account, Facts, Metric, counted_together, over_ranks
 from forebay.train.assignment import Assignment
 from forebay.train.checkpointed import Checkpointed, Stateful
 from forebay.train.collective import Collective
@@ -153,7 +153,7 @@ class Worker:
                     self._take_place(loader)
                 for batch in loader:
                     self._draw(batch, loader.cursor())
-                    yield self._feed.on_device(batch)
+                    yield self._feed.on_device(batch, self._tally)
                     if self._out_of_place or self.stopped is not None:
                         break
                 self._check_committed()
@@ -198,6 +198,10 @@ class Worker:
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Element-wise sum over ranks of an int64 or float64 array; every rank gets it."""
         return self._collective.sum(values)
+
+    def counted(self) -> dict[str, float]:
+        """What this rank has counted since its process began (`forebay.observe.METRICS`), held-out blocks included."""
+        return counted_together(self._tally.as_dict(), self._held_out_tally.as_dict())
 
     def restore(self) -> bool:
         """Put everything back to the newest commit, the position in the data included. False where there is none.

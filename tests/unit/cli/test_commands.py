@@ -89,10 +89,13 @@ def test_warm_says_when_blocks_do_not_fit(forebay: Call, job_words: Call) -> Non
 def test_run_trains_and_reports(forebay: Call, job_words: Call, tmp_path: Path) -> None:
     said = forebay("run", "--driver", "local", *job_words())
     assert said.code == 0, said.err
-    assert "loss" in said.out
+    assert "loss" in said.out and "seconds by stage" in said.out and "by stage: read" in said.err
+    cold = json.loads((tmp_path / "runs" / "small" / "result.json").read_text())["epochs"][0]["tally"]
+    assert all(cold[stage] > 0 for stage in ("remote_read_s", "decode_s", "transform_s", "write_s", "map_s", "wait_s"))
     result = json.loads(forebay("run", "--driver", "local", *job_words(name="again"), "--json").out)
     assert [epoch["rows"] for epoch in result["epochs"]] == [100, 100]
     assert [epoch["tally"].get("parquet_opens", 0) for epoch in result["epochs"]] == [0, 0]
+    assert all(epoch["tally"][stage] > 0 for epoch in result["epochs"] for stage in ("map_s", "gather_s", "wait_s"))
     assert all(Path(plot).stat().st_size > 1000 for plot in result["plots"])
     assert len(list((tmp_path / "runs" / "small").glob("*.png"))) == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -76,6 +77,15 @@ def test_epochs_failures_and_end_stay_in_the_log() -> None:
     assert lines[1] == "epoch 1/3 took 1:40: loss 0.4000, auc 0.7500, 81.9k rows/s, 3 % waiting"
     assert lines[2] == "worker 1 was killed by SIGKILL. Starting again from the newest commit (failure 1)."
     assert lines[-1].startswith("ctr stopped: loss is low after 0:00")
+
+
+def test_an_epoch_says_where_its_time_went() -> None:
+    show = Show(terminal=False)
+    tally = {"remote_read_s": 2.1, "decode_s": 118.3, "map_s": 0.3, "gather_s": 2.2, "wait_s": 3.0}
+    lines = show.tell(STARTED, replace(ended(0), tally=tally))
+    text = "  by stage: read 2.10, decode 118, transform 0, write 0, map 0.30, gather 2.20, copy 0, wait 3.00 s"
+    assert lines[-1] == text
+    assert len(text) <= 110
 
 
 def test_terminal_has_one_bar_and_puts_it_away() -> None:
