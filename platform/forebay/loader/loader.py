@@ -36,10 +36,13 @@ class Loader:
         world: Which rank of how many this is. Every world size up to the plan's lanes sees the same global batches.
         global_batch: Rows per step over all ranks.
         epoch: The epoch to start with.
+        epochs: The number of the epoch to end before, if that is known: then an epoch that has asked for its last block
+            begins to prepare the next one, and the trainer does not have to wait at the border between two.
         last: "balance" makes batches whose sizes differ by at most one row, "drop" equal ones (`dropped_rows` counts
             the rest).
         as_numpy: Batches of NumPy arrays instead of torch tensors.
-        prefetch_bytes: Bounds what is prepared ahead: blocks asked for before they are needed, and finished batches.
+        prefetch_bytes: Bounds what is prepared ahead in an epoch: blocks asked for before they are needed, and finished
+            batches.
         tally: Where to count, see `forebay.observe.METRICS`; a new one by default.
 
     Raises:
@@ -58,6 +61,7 @@ class Loader:
         world: World | None = None,
         global_batch: int,
         epoch: int = 0,
+        epochs: int | None = None,
         last: Last = "balance",
         as_numpy: bool = False,
         prefetch_bytes: int = 256 << 20,
@@ -84,7 +88,9 @@ class Loader:
         self.tally = tally or Tally()
         self.dropped_rows = 0
         self._epoch, self._position = whole_number("epoch", epoch), 0
+        self._epochs = 0 if epochs is None else whole_number("epochs", epochs)
         self._pipeline: Pipeline | None = None
+        self._next_pipeline: Pipeline | None = None
         self._closed = False
 
     @property
@@ -108,11 +114,15 @@ class Loader:
                     return
                 self.tally.merge({"wait_s": time.perf_counter() - start, "batches": 1, "rows": batch.rows})
                 self._pass(batch)
+                if pipeline.is_ending and self._next_pipeline is None and batch.epoch + 1 < self._epochs:
+                    self._next_pipeline = self._open(batch.epoch + 1, 0)
                 yield batch
                 del batch  # its memory may be used again as soon as the trainer lets go of it
         finally:
             if process == os.getpid():
                 pipeline.close(timeout_s=5)
+                if self._position:  # left before its end, so what comes next is not known
+                    self._stop(timeout_s=5)
 
     def cursor(self) -> Cursor:
         """Where the next batch starts: after the last one handed out; after an epoch's last, at the next epoch."""
@@ -148,7 +158,7 @@ class Loader:
 
     def __reduce__(self) -> tuple[object, ...]:
         """For a spawned child: a new loader at the same position, with a tally of its own."""
-        return _rebuild, (self._share, self._transform, self._cache, self.cursor())
+        return _rebuild, (self._share, self._transform, self._cache, self.cursor(), self._epochs)
 
     def close(self, timeout_s: float = 5) -> None:
         """End all threads, within `timeout_s` even if a read is stuck. Idempotent; batches handed out stay valid."""
@@ -166,17 +176,23 @@ class Loader:
     def _start(self) -> Pipeline:
         if self._closed:
             raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
+        prepared, self._next_pipeline = self._next_pipeline, None
         self._stop(timeout_s=5)
-        plan = self._share.plan
-        source = open_source(self._cache, plan.manifest, self._transform, self.tally)
+        if prepared is None or self._process != os.getpid():
+            prepared = self._open(self._epoch, self._position)
+        self._pipeline = prepared
+        return prepared
+
+    def _open(self, epoch: int, position: int) -> Pipeline:
+        source = open_source(self._cache, self._share.plan.manifest, self._transform, self.tally)
         self._process = os.getpid()
-        self._pipeline = Pipeline(self._share, source, self.tally, epoch=self._epoch, position=self._position)
-        return self._pipeline
+        return Pipeline(self._share, source, self.tally, epoch=epoch, position=position)
 
     def _stop(self, timeout_s: float) -> None:
-        pipeline, self._pipeline = self._pipeline, None
-        if pipeline is not None and self._process == os.getpid():
-            pipeline.close(timeout_s)
+        running = [pipeline for pipeline in (self._pipeline, self._next_pipeline) if pipeline is not None]
+        self._pipeline = self._next_pipeline = None
+        for pipeline in running if running and self._process == os.getpid() else ():
+            pipeline.close(timeout_s / len(running))
 
     def _pass(self, batch: Batch) -> None:
         if not batch.ends_epoch:
@@ -196,13 +212,16 @@ def _check_kinds(plan: object, transform: object, cache: object) -> None:
         raise InvalidOption(f"cache={cache!r:.200}: give fb.DiskCache(path, quota_bytes=...), or None for no cache.")
 
 
-def _rebuild(share: Share, transform: Transform, cache: DiskCache | SourceProvider | None, cursor: Cursor) -> Loader:
+def _rebuild(
+    share: Share, transform: Transform, cache: DiskCache | SourceProvider | None, cursor: Cursor, epochs: int
+) -> Loader:
     loader = Loader(
         share.plan,
         transform,
         cache,
         world=share.world,
         global_batch=share.global_batch,
+        epochs=epochs,
         last=share.last,
         as_numpy=share.as_numpy,
         prefetch_bytes=share.prefetch_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 
@@ -64,6 +64,11 @@ class Pipeline:
         self._thread = threading.Thread(target=self._run, name="forebay-gather", daemon=True)
         self._thread.start()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether no block has to be asked for any more."""
+        return self._demand.has_asked_for_all
+
     def next(self) -> Batch | None:
         """The next batch, or None after the last; raises whatever ended the epoch early."""
         return self._ready.get()
@@ -92,7 +97,7 @@ class Pipeline:
         cut = Cut(share.global_batch, share.last, share.world)
         with ThreadPoolExecutor(1, "forebay-plan") as planner:
             parts = parts_in_order(plan, cut, planner, epoch=self._epoch, position=self._position)
-            while part := self._next_part(parts):
+            while part := self._next_part(parts, planner):
                 rows, world_size = part.rows, share.world.size
                 # A rank without rows still steps, on a real row that counts for nothing: zeros could turn into NaNs.
                 weight = len(rows.row) * world_size / part.size
@@ -103,12 +108,14 @@ class Pipeline:
                 batch.ends_epoch = not plan.batch_size(stop, share.global_batch, last=share.last)
                 self._ready.put(batch, num_bytes)
 
-    def _next_part(self, parts: Iterator[Part]) -> Part | None:
+    def _next_part(self, parts: Iterator[Part], planner: Executor) -> Part | None:
         with self._tally.timed("plan_s"):
             part = next(parts, None)
             if part:
-                for block in self._demand.advance(part.position, part.position + part.size):
-                    self._resident.remove(block)
+                released = self._demand.advance(part.position, part.position + part.size)
+                blocks = [self._resident.remove(block) for block in released]
+                # To unmap a block takes as long as to gather some hundred rows of it.
+                planner.submit(blocks.clear)
         return part
 
     def _gather(self, rows: Rows, *, position: int, size: int, weight: float) -> tuple[Batch, int]:

@@ -42,12 +42,15 @@ class Resident:
         for name, array in block.arrays.items():
             self._bases[name][slot] = array.ctypes.data
 
-    def remove(self, index: int) -> None:
+    def remove(self, index: int) -> Block | None:
+        """The block, which is here no more; None if it was not."""
         slot = int(self._slot_of[index])
-        if slot >= 0:
-            self._slot_of[index] = -1
-            self._blocks[slot] = None
-            self._idle_slots.append(slot)
+        if slot < 0:
+            return None
+        self._slot_of[index] = -1
+        self._idle_slots.append(slot)
+        block, self._blocks[slot] = self._blocks[slot], None
+        return block
 
     def gather(self, rows: Rows) -> tuple[dict[str, NDArray[np.generic]], int]:
         """The rows as arrays [n, ...] in one buffer, and its bytes. All blocks of `rows` must be here."""

@@ -130,8 +130,8 @@ class CommitDirectory:
         except Exception as error:  # unpicklers raise anything
             raise CursorMismatch(
                 f"The commit in {self._place.uri}/{_name(step)} is whole, but this release cannot read it "
-                f"({str(error).partition(chr(10))[0]:.200}). Use the Forebay and the PyTorch that wrote it, or give the "
-                "run a new name.",
+                f"({str(error).partition(chr(10))[0]:.200}). Use the Forebay and the PyTorch that wrote it, or give "
+                "the run a new name.",
                 step=step,
             ) from error
         return Commit(step=step, cursor=cursor, world=world, state=found)

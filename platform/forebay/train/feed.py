@@ -27,14 +27,15 @@ class Feed:
         self._open: set[Loader] = set()
 
     @contextmanager
-    def loader(self, data: Data, tally: Tally) -> Iterator[Loader]:
-        """A loader at the start of epoch 0, closed at the end of the block."""
+    def loader(self, data: Data, tally: Tally, epochs: int = 1) -> Iterator[Loader]:
+        """A loader of `epochs` epochs at the start of the first, closed at the end of the block."""
         with Loader(
             data.plan,
             data.transform,
             self._cache,
             world=self._world,
             global_batch=data.global_batch,
+            epochs=epochs,
             last=data.last,
             tally=tally,
         ) as loader:

@@ -146,7 +146,7 @@ class Worker:
         Ends early after a commit at which the run was asked to stop. Raises `BadJob` if an epoch ends uncommitted.
         """
         self._drawn = None
-        with self._feed.loader(self._data, self._tally) as loader:
+        with self._feed.loader(self._data, self._tally, self.epochs) as loader:
             loader.seek(self._cursor)
             while self.epoch < self.epochs and self.stopped is None:
                 if self._out_of_place:
