@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint bench soak clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,6 +18,8 @@ help:
 	@echo "make demo    train the click model on a click log, with 2 workers under Ray; minutes, install included"
 	@echo "make test    every check and every test"
 	@echo "make lint    the checks without the tests"
+	@echo "make bench   the loader beside its peers, each in its own environment; BENCH_ARGS='--rows 100000 --repeats 2' for less"
+	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
 	@echo "make clean   remove .venv, caches and build folders; data/ and runs/ stay"
 
 demo: $(INSTALLED)
@@ -36,6 +38,15 @@ lint: $(INSTALLED_TEST)
 	@$(BIN)/mypy
 	@echo "== import-linter"
 	@$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	@echo "== bench: jobs/bench/loader.py $(BENCH_ARGS)"
+	@$(BIN)/python jobs/bench/loader.py $(BENCH_ARGS)
+
+# Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
+soak: $(INSTALLED_TEST)
+	@echo "== soak: python -m tests.soak $(SOAK_ARGS)"
+	@$(BIN)/python -m tests.soak --table docs/reliability.md $(SOAK_ARGS)
 
 $(BIN)/python:
 	@echo "== $(PYTHON) -m venv $(VENV)"

@@ -1,0 +1,105 @@
+"""The targets of the bench: ratios within one run, and whether they were met."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Results = Sequence[Mapping[str, Any]]
+
+FOREBAY, GATHER, ARROW = "Forebay", "limit: bare gather in memory", "limit: pyarrow decode alone"
+PETASTORM, PETASTORM_CACHED = "petastorm", "petastorm, disk cache"
+
+
+def values(results: Results, name: str, kind: str, phase: str, what: str = "rows_per_s") -> dict[int, float]:
+    """What was measured of one system in one phase, by repeat."""
+    return {
+        result["repeat"]: result["phases"][phase][what]
+        for result in results
+        if result["name"] == name and result.get("kind") == kind and phase in result.get("phases", {})
+    }
+
+
+def ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """Of the repeats that have both: whoever slowed one turn of the machine slowed its neighbours too."""
+    return [ours[repeat] / theirs[repeat] for repeat in sorted(ours.keys() & theirs.keys())]
+
+
+def figures(results: Results, warm_s: Sequence[float]) -> list[dict[str, Any]]:
+    """One line per target and data set: figure, target, measured (a median), unit, passed, note."""
+    found = []
+    for kind in dict.fromkeys(result["kind"] for result in results if "kind" in result):
+        found += _ratio_figures(results, kind) + _waiting_figures(results, kind)
+    seconds = _figure("time to first batch, warm start in a new process, 120 row groups", "<= 0.3", warm_s, "s")
+    return [*found, seconds | {"note": "after imports; scan, plan, cache and first batch" + _range(warm_s, "s")}]
+
+
+def _ratio_figures(results: Results, kind: str) -> list[dict[str, Any]]:
+    def rate(name: str, phase: str) -> dict[int, float]:
+        return values(results, name, kind, phase)
+
+    lines = [
+        (
+            "cached epoch against petastorm's cached epoch",
+            ">= 10",
+            rate(FOREBAY, "later"),
+            rate(PETASTORM_CACHED, "later"),
+        ),
+        ("cached epoch against a bare gather in memory", ">= 0.80", rate(FOREBAY, "later"), rate(GATHER, "later")),
+        ("five cached epochs in a row, against the same", ">= 0.80", rate(FOREBAY, "several"), rate(GATHER, "several")),
+        ("one epoch, nothing touched by either consumer", ">= 0.80", rate(FOREBAY, "count"), rate(GATHER, "count")),
+        (
+            "cold epoch with cache fill against petastorm without cache",
+            ">= 2",
+            rate(FOREBAY, "first"),
+            rate(PETASTORM, "first"),
+        ),
+        (
+            "cold epoch with cache fill against pyarrow's decoding alone",
+            ">= 0.60",
+            rate(FOREBAY, "first"),
+            rate(ARROW, "first"),
+        ),
+    ]
+    return [_ratio(f"{kind}: {name}", target, ratios(ours, theirs)) for name, target, ours, theirs in lines]
+
+
+def _ratio(name: str, target: str, found: Sequence[float]) -> dict[str, Any]:
+    return _figure(name, target, found, "x") | {"note": _range(found, "x").lstrip("; ")}
+
+
+def _waiting_figures(results: Results, kind: str) -> list[dict[str, Any]]:
+    def share(phase: str, what: str) -> list[float]:
+        return [100 * value for value in values(results, FOREBAY, kind, phase, what).values()]
+
+    name = f"{kind}: share of time waiting, consumer of 2 ms steps"
+    cached, whole, cold = share("step", "waiting_after_first"), share("step", "waiting"), share("cold step", "waiting")
+    after = _figure(f"{name}, cached, after the first batch", "<= 1", cached, "%")
+    after["note"] = _range(cached, "%").lstrip("; ")
+    first = _figure(f"{name}, cached, whole epoch", "<= 1", whole, "%")
+    first["note"] = "with the start of the epoch" + _range(whole, "%")
+    return [after, first, _figure(f"{name}, cold", "report", cold, "%") | {"note": _range(cold, "%").lstrip("; ")}]
+
+
+def _figure(name: str, target: str, found: Sequence[float], unit: str) -> dict[str, Any]:
+    measured = statistics.median(found) if found else None
+    passed = None if target == "report" else measured is not None and _meets(measured, target)
+    return {
+        "figure": name,
+        "target": target,
+        "measured": measured,
+        "unit": unit,
+        "passed": passed,
+        "note": "not measured",
+    }
+
+
+def _meets(measured: float, target: str) -> bool:
+    sign, number = target.split()
+    compare: Callable[[float, float], bool] = float.__ge__ if sign == ">=" else float.__le__
+    return compare(float(measured), float(number))
+
+
+def _range(found: Sequence[float], unit: str) -> str:
+    return f"; {min(found):.3g} to {max(found):.3g} {unit} in {len(found)} repeats" if found else "; not measured"

@@ -1,0 +1,91 @@
+"""Who takes part: every system, what it is installed from, and what is measured of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+TORCH = "torch==2.13.0"
+OWN = ""
+"""The environment of Forebay itself: the interpreter that runs the bench."""
+
+# Several steps where one resolution cannot hold all of it. An unpinned torch could bring gigabytes of CUDA along.
+VENVS: dict[str, list[list[str]]] = {
+    "petastorm": [
+        ["petastorm==0.13.1", "pyarrow==14.0.2", "numpy<2", "pandas<2.2", "setuptools<70"],
+        ["sympy", "networkx", "jinja2", "fsspec", "filelock", "typing-extensions"],
+        # torch asks for a newer setuptools than petastorm runs with, and uses it for compiling alone.
+        ["--no-deps", TORCH],
+    ],
+    "ray": [["ray[data,train]==2.60.0", TORCH, "pyarrow>=20", "aiohttp"]],
+    "torch": [["numpy>=2", "pyarrow>=20", TORCH]],
+    "streaming": [
+        ["mosaicml-streaming==0.13.0", "pyarrow>=20", TORCH],
+        # It imports torchvision but needs none of its operators; newer ones refuse a torch they were not built for.
+        ["--no-deps", "--force-reinstall", "torchvision==0.15.2"],
+    ],
+    "litdata": [["litdata==0.2.76", "polars", "pyarrow>=20", "numpy>=2", TORCH]],
+    "grain": [["grain==0.2.18", "pyarrow>=20", "numpy>=2"]],
+}
+
+Phase = tuple[str, int, str, int]
+"""(name, first epoch, consumer, epochs on one clock)."""
+
+_EPOCHS: tuple[Phase, ...] = (("first", 0, "touch", 1), ("later", 1, "touch", 1))
+_STEP: Phase = ("step", 2, "step", 1)
+_SEVERAL: Phase = ("several", 4, "touch", 5)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Phases of one process. `fresh`: with an empty cache; otherwise with what the run before left."""
+
+    phases: tuple[Phase, ...]
+    fresh: bool = True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table. The phases after the first repeat leave out `once`."""
+
+    name: str
+    system: str
+    venv: str = OWN
+    variant: str = ""
+    runs: tuple[Run, ...] = field(default=(Run(phases=(*_EPOCHS, _STEP)),))
+    once: tuple[str, ...] = ("step",)
+
+
+ENTRIES = (
+    Entry(
+        name="Forebay",
+        system="forebay_cached",
+        runs=(
+            Run(phases=(*_EPOCHS, _STEP, ("count", 3, "count", 1), _SEVERAL)),
+            Run(phases=(("warm", 0, "touch", 1),), fresh=False),
+            Run(phases=(("cold step", 0, "step", 1),)),
+        ),
+        once=(),
+    ),
+    Entry(
+        name="limit: bare gather in memory",
+        system="gather",
+        runs=(Run(phases=(("warm-up", 0, "touch", 1), ("later", 1, "touch", 1), ("count", 2, "count", 1), _SEVERAL)),),
+        once=(),
+    ),
+    Entry(
+        name="limit: pyarrow decode alone",
+        system="arrow",
+        runs=(Run(phases=(("first", 0, "count", 1), ("touched", 0, "touch", 1))),),
+        once=(),
+    ),
+    Entry(name="petastorm", system="petastorm_batched", venv="petastorm"),
+    Entry(name="petastorm, disk cache", system="petastorm_batched", venv="petastorm", variant="cache"),
+    Entry(name="Ray Data", system="ray_data", venv="ray"),
+    Entry(name="Ray Data, local shuffle", system="ray_data", venv="ray", variant="shuffle"),
+    Entry(name="Ray Data, materialized", system="ray_data", venv="ray", variant="materialized"),
+    Entry(name="torch DataLoader on Parquet", system="torch_dataloader", venv="torch"),
+    Entry(name="MosaicML Streaming (MDS)", system="mosaic_streaming", venv="streaming"),
+    Entry(name="litData, optimized", system="litdata_streaming", venv="litdata"),
+    Entry(name="litData, ParquetLoader", system="litdata_streaming", venv="litdata", variant="parquet"),
+    Entry(name="Grain on Parquet", system="grain_parquet", venv="grain"),
+)

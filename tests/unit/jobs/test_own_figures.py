@@ -1,0 +1,42 @@
+"""Our own figures: each script runs as a user runs it, in small, and writes what its readers expect."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[3] / "jobs" / "bench"
+SCRIPTS = sorted(path.name for path in BENCH.glob("own_*.py"))
+NUM_FIGURES = {
+    "own_first_batch.py": 4,
+    "own_memory.py": 2,
+    "own_plan.py": 3,
+    "own_readers.py": 4,
+    "own_slowdown.py": 2,
+}
+
+
+def test_all_scripts_are_known() -> None:
+    assert set(NUM_FIGURES) == set(SCRIPTS)
+
+
+@pytest.mark.timeout(1200)  # each starts a dozen processes
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script_measures_prints_and_writes(script: str, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    command = [sys.executable, str(BENCH / script), "--json", str(path), "--quick", "--folder", str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(path.read_text())
+    assert len(figures) == NUM_FIGURES[script]
+    for figure in figures:
+        assert list(figure) == ["figure", "target", "measured", "unit", "passed", "note"]
+        assert math.isfinite(figure["measured"])
+        assert figure["passed"] in (True, False, None)
+        assert figure["figure"] in done.stdout
+    assert [found.name for found in tmp_path.iterdir()] == [path.name], "its data is gone"
