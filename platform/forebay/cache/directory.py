@@ -182,8 +182,10 @@ class PartFile:
 
     def discard(self) -> None:
         """Let go of it, and remove it if it has not been renamed."""
-        self.path.unlink(missing_ok=True)
-        self.lock.release()
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            self.lock.release()
 
 
 def new_part(directory: CacheDirectory, key: str, nbytes: int) -> PartFile:

@@ -54,6 +54,9 @@ def try_lock(path: Path, *, shared: bool = False, flags: int = os.O_CREAT) -> Fi
             return lock
     except (BlockingIOError, FileNotFoundError):
         pass
+    except BaseException:
+        lock.release()
+        raise
     lock.release()
     return None
 

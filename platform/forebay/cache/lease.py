@@ -120,7 +120,11 @@ def take_lease(directory: CacheDirectory, dataset: str, *, listed: bool) -> Leas
         dataset=dataset, name=_own_name(), pid=os.getpid(), host=socket.gethostname(), since=round(time.time(), 3)
     )
     path = directory.users / f"{secrets.token_hex(8)}.json"
-    note = _new_note(directory, path, user) if listed else None
+    try:
+        note = _new_note(directory, path, user) if listed else None
+    except BaseException:
+        lock.release()
+        raise
     return Lease(user, lock, note, path)
 
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from forebay.cache.directory import CacheDirectory, new_part
 from forebay.cache.disk import DiskCache
+from forebay.cache.filelock import try_lock
 from forebay.errors import CacheUnusable
 from forebay.observe import Tally
 from forebay.transform.block import Block
 
 
 @contextmanager
-def no_descriptors() -> Iterator[None]:
+def no_descriptors(*, but: int = 0) -> Iterator[None]:
+    """Let this process open no more files than `but`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    free = [os.open("/dev/null", os.O_RDONLY) for _ in range(but + 1)]
+    for fd in free:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], hard))
     try:
         yield
     finally:
@@ -48,3 +57,32 @@ def test_a_damaged_block_that_cannot_be_set_aside(
     shutil.rmtree(cache.path / "quarantine")
     with pytest.raises(CacheUnusable, match="Name another directory"):
         cache.get(key, Tally())
+
+
+def test_a_lease_that_cannot_be_listed_holds_nothing(
+    cache: DiskCache, block_of: Callable[..., Block], key_of: Callable[[object], str]
+) -> None:
+    cache.put(key_of(1), "data", block_of())
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with no_descriptors(but=1), pytest.raises(CacheUnusable):
+        cache.hold("data")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    lock = try_lock(CacheDirectory(cache.path).use_lock("data"))
+    assert lock, "the lock of the lease is still held"
+    lock.release()
+
+
+def test_a_part_file_that_cannot_be_removed_is_let_go(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that turned read-only: the next sweep removes the file, which it can only if nobody holds it."""
+    part = new_part(CacheDirectory(cache.path), "0" * 40, 1)
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(self))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        with pytest.raises(PermissionError):
+            part.discard()
+    assert (cache.path / "temp" / part.path.name).exists()
+    DiskCache(cache.path, quota_bytes=cache.quota_bytes, min_free_bytes=0).verify()
+    assert list((cache.path / "temp").iterdir()) == []

@@ -1,0 +1,157 @@
+"""One Ray of three small nodes for all cases of a process; nodes that a case took away are replaced."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import ray
+from ray._private import state
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
+from tests.soak.case import AT_END
+
+from forebay.cache.node import NAMESPACE
+
+ROOT = Path(__file__).parents[3]
+STORE_BYTES = 80 << 20
+"""Of each node's object store; Ray takes no less than 75 MiB."""
+_NODE = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
+# A node that was killed is known to be dead after two seconds; by default after fifteen.
+_QUICK_TO_NOTICE = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_failure_threshold": 6,
+}
+PATIENCE_S = 90.0
+"""For what has to happen, on a machine that may be busy with other things."""
+
+
+class SmallCluster:
+    """The head, where this process is a driver, and two others."""
+
+    def __init__(self) -> None:
+        self._cluster = Cluster(
+            initialize_head=True,
+            head_node_args={**_NODE, "include_dashboard": False, "_system_config": _QUICK_TO_NOTICE},
+        )
+        self._others = [self._cluster.add_node(**_NODE) for _ in range(2)]
+        self._cluster.wait_for_nodes()
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level="error")
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    @property
+    def head(self) -> str:
+        """The id of the driver's node."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    @property
+    def others(self) -> list[str]:
+        """The ids of the nodes that a case may take away."""
+        return [node.node_id for node in self._others]
+
+    def kill_raylet(self, node_id: str) -> None:
+        """As a machine that loses power: nothing on the node is told."""
+        raylet = self._node(node_id).all_processes["raylet"][0].process
+        raylet.kill()
+        raylet.wait()  # its workers take a zombie for alive
+
+    def remove(self, node_id: str) -> None:
+        """As a scale-down: the node's processes are asked to end."""
+        node = self._node(node_id)
+        self._others.remove(node)
+        self._cluster.remove_node(node, allow_graceful=True)
+
+    def heal(self) -> None:
+        """End what is left of the nodes that died, and start others in their place."""
+        dead = [node for node in self._others if node.all_processes["raylet"][0].process.poll() is not None]
+        for node in dead:
+            self._others.remove(node)
+            self._cluster.remove_node(node, allow_graceful=False)
+        while len(self._others) < 2:
+            self._others.append(self._cluster.add_node(**_NODE))
+        expected = {self.head, *self.others}
+        until(lambda: alive() == expected, "the nodes of the cluster")
+
+    def close(self) -> None:
+        ray.shutdown()
+        self._cluster.shutdown()
+
+    def _node(self, node_id: str) -> object:
+        return next(node for node in self._others if node.node_id == node_id)
+
+
+_running: list[SmallCluster] = []
+
+
+@contextmanager
+def running() -> Iterator[SmallCluster]:
+    """The cluster, for the length of the block."""
+    ray.shutdown()
+    with _environment():
+        cluster = SmallCluster()
+        _running.append(cluster)
+        try:
+            yield cluster
+        finally:
+            _running.clear()
+            cluster.close()
+
+
+def here() -> SmallCluster:
+    """The cluster of this process; the first case of a soak starts it, the end of the process ends it."""
+    if not _running:
+        stack = ExitStack()
+        stack.enter_context(running())
+        AT_END.append(stack.close)
+    return _running[0]
+
+
+def alive() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def until(condition: object, what: str, within_s: float = PATIENCE_S) -> None:
+    """Wait until `condition()` holds; it has to."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not there after {within_s:.0f} s"
+        time.sleep(0.02)
+
+
+def cache_actors() -> list[str]:
+    """Names of the cache actors that are there."""
+    return [
+        actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE
+    ]
+
+
+def living() -> list[str]:
+    """Every actor and placement group that is there, cache actors too."""
+    # Ray's own table, because most actors have no name and the public State API needs a dashboard.
+    actors = [
+        f"actor {actor['Name'] or actor['ActorClassName']}"
+        for actor in state.actors().values()
+        if actor["State"] != "DEAD"
+    ]
+    groups = placement_group_table().items()
+    return actors + [f"placement group {group}" for group, facts in groups if facts["state"] != "REMOVED"]
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Ray's processes find the package `tests`; what `ray.init` leaves behind in the environment is taken back."""
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before.get("PYTHONPATH")]))
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

@@ -1,0 +1,97 @@
+"""What a fault case is: a name, a seed, and a function that does its worst and judges what came of it.
+
+A fault is a function of a random generator and an empty folder that may raise anything but a wrong result:
+
+```python
+@fault("read-error", expected="equal, after retries")
+def read_error(rng: random.Random, folder: Path) -> Outcome:
+    setting = draw(rng, folder)
+    with failing_reads(...):
+        return compare(setting, epoch(setting))
+```
+
+It returns `Outcome("equal", ...)` when the order digest, the rows and their content are those of the undisturbed run,
+and `Outcome("error", ...)` for a `ForebayError` that names the object and the remedy. Anything else - an exception, a
+missed deadline, the end of its process, something left behind - is a failure that the harness finds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["equal", "error", "skipped"]
+"""The undisturbed result; a clear `ForebayError`; the machine cannot stage this fault, `detail` says why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of a fault; the seed fixes the data, the options and when the fault strikes."""
+
+    fault: str
+    seed: int
+
+    @property
+    def replay(self) -> str:
+        """The command that runs just this case again."""
+        return f".venv/bin/python -m tests.soak --fault {self.fault} --replay {self.seed}"
+
+
+@dataclass
+class Outcome:
+    """How a case ended well."""
+
+    kind: Kind
+    detail: str = ""
+
+
+Fault = Callable[[random.Random, Path], Outcome]
+
+AT_END: list[Callable[[], object]] = []
+"""Called before a process of a group ends: by whoever started what its cases share."""
+
+FAULTS: dict[str, Fault] = {}
+"""Every fault by name, in the order of the table."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the runner must know of a fault.
+
+    `expected` is for the table in docs/reliability.md. `share` is how often it is drawn, relative to the others: slow
+    faults have less than 1. `group` names faults whose cases run one after another in one process, for those that share
+    something expensive such as a Ray session; others get a fresh process for each case. `quick` is the number of seeds
+    in `make test`.
+    """
+
+    expected: str
+    deadline_s: float = 120.0
+    share: float = 1.0
+    group: str = ""
+    quick: int = 1
+
+
+TERMS: dict[str, Terms] = {}
+"""The terms of each of `FAULTS`."""
+
+
+def fault(
+    name: str, *, expected: str, deadline_s: float = 120.0, share: float = 1.0, group: str = "", quick: int = 1
+) -> Callable[[Fault], Fault]:
+    """Register a fault under `name`."""
+
+    def register(function: Fault) -> Fault:
+        assert name not in FAULTS, f"two faults are called {name}"
+        FAULTS[name] = function
+        TERMS[name] = Terms(expected=expected, deadline_s=deadline_s, share=share, group=group, quick=quick)
+        return function
+
+    return register
+
+
+def rng_of(case: Case) -> random.Random:
+    """The generator of a case: of its name and its seed, so that no two faults draw the same data."""
+    return random.Random(f"{case.fault}/{case.seed}")

@@ -1,0 +1,116 @@
+"""An epoch as a trainer sees it, and whether it is the one that the plan promised."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+from tests.soak.case import Outcome
+from tests.soak.dataset import Setting, row_of
+
+import forebay as fb
+from forebay.errors import ForebayError
+from forebay.plan.digest import order_digest
+
+OnStep = Callable[[int], object]
+"""Called with the number of the global step, before it is taken."""
+
+
+@dataclass
+class Seen:
+    """What the ranks of one epoch were handed: (position, size, arrays of each rank) for each global batch."""
+
+    steps: list[tuple[int, int, list[dict[str, np.ndarray]]]] = field(default_factory=list)
+    tally: fb.Tally = field(default_factory=fb.Tally)
+
+
+def epoch(setting: Setting, on_step: OnStep = lambda step: None, *, ranks: int | None = None) -> Seen:
+    """One epoch of all ranks in step, each with a loader of its own; raises what the loaders raise."""
+    seen, size = Seen(), ranks or setting.ranks
+    with ExitStack() as open_loaders:
+        loaders = [open_loaders.enter_context(setting.loader(rank, size, seen.tally)) for rank in range(size)]
+        take_steps(setting, [iter(loader) for loader in loaders], seen, on_step)
+    return seen
+
+
+def take_steps(setting: Setting, ranks: list, seen: Seen, on_step: OnStep = lambda step: None) -> None:
+    """The rest of an epoch from one iterator per rank."""
+    step = 0
+    while True:
+        on_step(step)
+        batches = [next(rank, None) for rank in ranks]
+        if batches[0] is None:
+            assert batches == [None] * len(ranks), "one rank ended before another"
+            return
+        seen.steps.append((batches[0].position, batches[0].size, [held(batch) for batch in batches]))
+        step += 1
+
+
+def held(batch: fb.Batch) -> dict[str, np.ndarray]:
+    """A copy of the rows of a batch that count."""
+    rows = batch.rows  # a rank without rows gets one dummy row that counts for nothing
+    return {name: np.array(array[:rows]) for name, array in batch.items()}
+
+
+def check(setting: Setting, seen: Seen, *, epoch: int | None = None, start: int = 0, ranks: int | None = None) -> None:
+    """Assert order, rows, content and digest, from position `start` to the end of the epoch."""
+    number, size = setting.epoch if epoch is None else epoch, ranks or setting.ranks
+    position, every_id = start, []
+    for at, rows, parts in seen.steps:
+        assert at == position, f"a batch at position {at}, expected {position}"
+        for rank, part in enumerate(parts):
+            expected = setting.ids(number, position, rank, size)
+            found = part["id"].tolist()
+            assert found == expected, f"rank {rank} at position {position}: {_difference(found, expected)}"
+            for name, array in row_of(part["id"]).items():
+                assert np.array_equal(part[name], array), f"column {name} at position {position} holds other values"
+            every_id += found
+        position += rows
+    assert position == setting.plan.num_rows, f"the epoch ended at {position} of {setting.plan.num_rows} rows"
+    if not start:
+        assert sorted(every_id) == list(range(setting.plan.num_rows)), "rows were lost or repeated"
+        assert _digest(setting, seen) == undisturbed_digest(setting, number), "the order digest differs"
+
+
+def undisturbed_digest(setting: Setting, epoch: int) -> str:
+    return order_digest(setting.plan, epoch=epoch, global_batch=setting.global_batch)
+
+
+def _digest(setting: Setting, seen: Seen) -> str:
+    """`order_digest`, of what was delivered instead of what was planned."""
+    manifest, first_ids = setting.plan.manifest, np.asarray(setting.first_ids)
+    digest = hashlib.sha256()
+    for _, size, parts in seen.steps:
+        ids = np.sort(np.concatenate([part["id"] for part in parts]))
+        block = np.searchsorted(first_ids, ids, side="right") - 1
+        files, groups = np.asarray(manifest.file_of)[block], np.asarray(manifest.group_of)[block]
+        digest.update(np.int64(size).astype("<i8").tobytes())
+        digest.update(np.stack([files, groups, ids - first_ids[block]], axis=1).astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _difference(found: list[int], expected: list[int]) -> str:
+    lost, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    return f"lost {lost[:5]}, extra {extra[:5]}" if lost or extra else "the same rows in another order"
+
+
+def compare(setting: Setting, run: Callable[[], Seen], *errors: type[ForebayError], names: str = "") -> Outcome:
+    """The outcome of `run`: equal, or one of `errors` that names `names` and says what to do."""
+    try:
+        seen = run()
+    except errors as error:
+        return clear_error(error, names)
+    check(setting, seen)
+    return Outcome("equal")
+
+
+def clear_error(error: ForebayError, names: str) -> Outcome:
+    """Assert that an error names the object and the remedy."""
+    text = str(error)
+    assert names in text, f"{type(error).__name__} does not name {names!r}: {text}"
+    # A message ends in a sentence that says what to do: at least two sentences.
+    assert text.rstrip().endswith(".") and ". " in text, f"{type(error).__name__} names no remedy: {text}"
+    return Outcome("error", type(error).__name__)

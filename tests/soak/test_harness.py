@@ -1,0 +1,160 @@
+"""The harness finds what it is there to find."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.soak import guards, slots
+from tests.soak.case import FAULTS, TERMS, Case, Fault, Outcome, Terms
+from tests.soak.dataset import Setting, draw
+from tests.soak.epoch import Seen, check, clear_error, epoch
+from tests.soak.runner import draw_cases, in_batches
+from tests.soak.slots import Result, run_forked
+from tests.soak.table import BEGIN, END, Run, write_table
+
+from forebay.errors import ReadFailed
+
+Register = Callable[[Fault], Case]
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Register:
+    """`register(function) -> Case` of a fault that only this test knows."""
+    monkeypatch.setattr(guards, "GRACE_S", 0.1)
+    monkeypatch.setattr(slots, "_SPARE_S", 5.0)
+
+    def register(function: Fault) -> Case:
+        monkeypatch.setitem(FAULTS, function.__name__, function)
+        monkeypatch.setitem(TERMS, function.__name__, Terms(expected="", deadline_s=2.0))
+        return Case(function.__name__, 0)
+
+    return register
+
+
+def fine(rng: random.Random, folder: Path) -> Outcome:
+    return Outcome("equal", str(folder.is_dir()))
+
+
+def raises(rng: random.Random, folder: Path) -> Outcome:
+    raise RuntimeError("not what it should be")
+
+
+def dies(rng: random.Random, folder: Path) -> Outcome:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hangs(rng: random.Random, folder: Path) -> Outcome:
+    time.sleep(60)
+    return Outcome("equal")
+
+
+def leaks_a_thread(rng: random.Random, folder: Path) -> Outcome:
+    threading.Thread(target=time.sleep, args=(30,), name="forgotten", daemon=True).start()
+    return Outcome("equal")
+
+
+def leaks_a_child(rng: random.Random, folder: Path) -> Outcome:
+    if not os.fork():
+        time.sleep(30)
+        os._exit(0)
+    return Outcome("equal")
+
+
+def leaks_a_file(rng: random.Random, folder: Path) -> Outcome:
+    os.open(folder / "forgotten", os.O_CREAT)
+    return Outcome("equal")
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (raises, "not what it should be"),
+        (dies, "exit code -9"),
+        (hangs, "in hangs"),
+        (leaks_a_thread, "thread forgotten"),
+        (leaks_a_child, "process "),
+        (leaks_a_file, "/forgotten"),
+    ],
+)
+def test_bad_cases_fail_and_the_next_one_runs(register: Register, function: Fault, words: str) -> None:
+    bad, good = run_forked([register(function), register(fine)])
+    assert bad.kind == "failed" and words in bad.detail
+    assert (good.kind, good.detail) == ("equal", "True")
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    return draw(random.Random(1), tmp_path, ranks=2)
+
+
+def _spoiled(name: str, seen: Seen) -> Seen:
+    (position, size, parts), *rest = seen.steps
+    first = parts[0]
+    order = np.arange(len(first["id"]))
+    if name == "reordered":
+        first = {column: array[order[::-1]] for column, array in first.items()}
+    elif name == "lost":
+        first = {column: array[:-1] for column, array in first.items()}
+    elif name == "repeated":
+        first = {column: array[np.r_[order[:-1], 0]] for column, array in first.items()}
+    elif name == "content":
+        first = first | {"dense": first["dense"] + 1}
+    steps = [(position, size, [first, *parts[1:]]), *rest]
+    return Seen(steps=steps[:-1] if name == "cut" else steps)
+
+
+@pytest.mark.parametrize("name", ["reordered", "lost", "repeated", "content", "cut"])
+def test_wrong_rows_are_found(setting: Setting, name: str) -> None:
+    seen = epoch(setting)
+    check(setting, seen)
+    assert len(seen.steps[0][2][0]["id"]) > 1
+    with pytest.raises(AssertionError):
+        check(setting, _spoiled(name, seen))
+
+
+def test_an_error_must_name_the_object_and_the_remedy() -> None:
+    assert clear_error(ReadFailed("a.parquet cannot be read. Ask for access."), "a.parquet").kind == "error"
+    for text in ("It cannot be read. Ask for access.", "a.parquet cannot be read"):
+        with pytest.raises(AssertionError):
+            clear_error(ReadFailed(text), "a.parquet")
+
+
+def test_a_cache_above_its_quota_is_found(tmp_path: Path) -> None:
+    setting = draw(random.Random(3), tmp_path, cached=True, warmth="warm", quota="enough")
+    guards.check_cache(setting)
+    (setting.disk.path / "blocks" / "stray").write_bytes(bytes(setting.disk.quota_bytes))
+    with pytest.raises(AssertionError, match="its quota is"):
+        guards.check_cache(setting)
+
+
+def test_cases_are_drawn_by_seed_and_share(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(fine)
+    monkeypatch.setitem(FAULTS, "rare", raises)
+    monkeypatch.setitem(TERMS, "rare", Terms(expected="", share=0.05, group="together"))
+    drawn = draw_cases(200, 7, ["fine", "rare"])
+    assert drawn == draw_cases(200, 7, ["fine", "rare"]) != draw_cases(200, 8, ["fine", "rare"])
+    rare = [case for case in drawn if case.fault == "rare"]
+    assert 1 <= len(rare) < 40
+    batches = in_batches(drawn)
+    assert sorted(case.seed for batch in batches for case in batch) == sorted(case.seed for case in drawn)
+    assert all(len(batch) == 1 or batch[0].fault == "rare" for batch in batches)
+
+
+def test_the_table_takes_its_place(register: Register, tmp_path: Path) -> None:
+    case = register(fine)
+    path = tmp_path / "reliability.md"
+    path.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    result = Result(case.fault, 3, "equal", "", 0.5)
+    write_table(path, Run(seed=1, seconds=60.0, results=[result, replace(result, kind="failed")]))
+    text = path.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| fine |  | 2 | 1 | 0 | 0 | 1 | 1 |" in text and "2 cases with seed 1" in text
