@@ -116,6 +116,10 @@ def check_chunks(uri: str, footer: pq.FileMetaData, size: int) -> None:
     exception through. Reading does not: so begin to read everything from a file without pages, which looks at every
     chunk and then stops at the first page.
     """
+    for number in range(footer.num_row_groups):
+        chunks = footer.row_group(number).num_columns
+        if chunks != footer.num_columns:
+            raise _corrupt(uri, f"its footer gives row group {number} {chunks} chunks for {footer.num_columns} columns")
     pages = _FooterOnly(size)
     try:
         pq.ParquetFile(pa.PythonFile(pages, mode="r"), metadata=footer, pre_buffer=True).read_row_groups(

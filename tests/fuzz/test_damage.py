@@ -1,0 +1,38 @@
+"""Whatever is read may be damaged: it is refused with a `ForebayError` or gives what was written, and nothing else.
+
+Wrong values can only be told where there are checksums: in block files, in commits, and in the pages of Parquet files
+that were written with them. In other Parquet files wrong values may pass; then rows and types are still right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+# How many cases make a few seconds of `make test`; `-m soak` runs many more, of another seed each time.
+SHORT = {"parquet": 600, "cached": 120, "saved": 400}
+LONG = {"parquet": 100_000, "cached": 20_000, "saved": 50_000}
+
+
+@pytest.mark.parametrize("target", SHORT)
+def test_nothing_damaged_does_harm(fuzz: Callable[..., Any], target: str) -> None:
+    fuzz(target, SHORT[target])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("target", LONG)
+def test_nothing_damaged_does_harm_for_hours(fuzz: Callable[..., Any], target: str) -> None:
+    fuzz(target, LONG[target], seed=time.time_ns() % 1_000_000_007)
+
+
+def test_damage_is_met_everywhere(fuzz: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If every case ended at the first check, the code behind it would never be tried."""
+    monkeypatch.delenv("FOREBAY_FUZZ_CASES", raising=False)
+    outcomes = fuzz("parquet", 100, seed=5).outcomes
+    ends = Counter("read" if "refused by the read" in outcome else outcome.partition(":")[0] for _, outcome in outcomes)
+    assert ends["read"] > 5 and ends["refused by the scan"] > 5 and ends["same data"] > 5

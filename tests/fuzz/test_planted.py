@@ -1,0 +1,151 @@
+"""A pickle that would leave a mark, put wherever something is read: nothing that is read may run code."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import xxhash
+
+from forebay.driver.result import load_result
+from forebay.errors import CursorMismatch, ForebayError, InvalidOption
+from forebay.manifest.reading import RowGroupReader
+from forebay.manifest.saved import load_manifest
+from forebay.manifest.scan import scan
+from forebay.plan.cursor import Cursor
+from forebay.train.commits import Commit, CommitDirectory
+from forebay.world import World
+
+CURSOR = Cursor(plan_id="9c02", epoch=0, position=8, global_batch=4)
+
+
+class Mark:
+    """Loading a pickle of this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mknod, (str(self.path),)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """What a planted pickle makes when it is loaded; that it would is seen first."""
+    pickle.loads(pickle.dumps(Mark(tmp_path / "tried")))
+    assert (tmp_path / "tried").exists()
+    return tmp_path / "ran"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with one commit, of step 2."""
+    CommitDirectory(tmp_path / "run").save(
+        Commit(step=2, cursor=CURSOR, world=World(), state={"w": torch.arange(4.0), "n": 1})
+    )
+    return tmp_path / "run"
+
+
+def seal(folder: Path) -> None:
+    """Make the seal fit the state, as whoever plants something would."""
+    state = (folder / "state.pt").read_bytes()
+    header = json.loads((folder / "commit.json").read_text()) | {"state_bytes": len(state)}
+    header.pop("xxh3_128", None)
+    digest = xxhash.xxh3_128(json.dumps(header, sort_keys=True).encode())
+    digest.update(state)
+    (folder / "commit.json").write_text(json.dumps(header | {"xxh3_128": digest.hexdigest()}))
+
+
+def as_saved_by_torch(value: object) -> bytes:
+    sink = io.BytesIO()
+    torch.save(value, sink)
+    return sink.getvalue()
+
+
+def with_another_pickle(state: bytes, pickled: bytes) -> bytes:
+    """A state in the form of today, with another pickle inside."""
+    sink = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(state)) as source, zipfile.ZipFile(sink, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, pickled if name.endswith("data.pkl") else source.read(name))
+    return sink.getvalue()
+
+
+FORMS: dict[str, Callable[[bytes, Mark], bytes]] = {
+    "a bare pickle": lambda state, mark: pickle.dumps(mark),
+    "an old protocol": lambda state, mark: pickle.dumps(mark, protocol=0),
+    "saved by torch": lambda state, mark: as_saved_by_torch({"w": mark}),
+    "within a state": lambda state, mark: with_another_pickle(state, pickle.dumps({"w": mark}, protocol=2)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_pickle_in_a_commit_does_not_run(run: Path, mark: Path, form: str) -> None:
+    folder = run / "step-000000002"
+    seal(folder)
+    assert CommitDirectory(run).newest() is not None, "it is the pickle that is refused"
+    state = (folder / "state.pt").read_bytes()
+    (folder / "state.pt").write_bytes(FORMS[form](state, Mark(mark)))
+    assert CommitDirectory(run).newest() is None, "without the right seal it is not even looked at"
+    seal(folder)
+    with pytest.raises(CursorMismatch, match=r"step-000000002 is whole, but this release cannot read it.*new name"):
+        CommitDirectory(run).newest()
+    assert not mark.exists()
+
+
+def test_a_commit_that_cannot_be_read_is_not_passed_over(run: Path, mark: Path) -> None:
+    """Training on from the one before would delete it, and a later release of PyTorch may refuse all of them."""
+    CommitDirectory(run).save(Commit(step=3, cursor=CURSOR, world=World(), state={"n": 2}))
+    folder = run / "step-000000003"
+    (folder / "state.pt").write_bytes(pickle.dumps(Mark(mark)))
+    seal(folder)
+    with pytest.raises(CursorMismatch, match="step-000000003"):
+        CommitDirectory(run).newest()
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_in_place_of_any_small_file_does_not_run(tmp_path: Path, mark: Path, protocol: int) -> None:
+    bomb = pickle.dumps(Mark(mark), protocol=protocol)
+    for name in ("manifest.json", "manifest.parquet", "manifest.pkl", "result.json"):
+        (tmp_path / name).write_bytes(bomb)
+    for name in ("manifest.json", "manifest.parquet", "manifest.pkl"):
+        with pytest.raises(InvalidOption, match="is no manifest"):
+            load_manifest(tmp_path / name)
+    with pytest.raises(InvalidOption, match="no result"):
+        load_result(str(tmp_path))
+    with pytest.raises(CursorMismatch):
+        Cursor.from_json(bomb.decode("latin-1"))
+    assert not mark.exists()
+
+
+def test_a_pickle_in_place_of_a_parquet_file_does_not_run(tmp_path: Path, mark: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + pickle.dumps(Mark(mark)) + b"PAR1")
+    with pytest.raises(ForebayError, match=r"a\.parquet is corrupt"):
+        scan(tmp_path / "a.parquet")
+    assert not mark.exists()
+
+
+def test_a_pickled_type_in_a_parquet_file_does_not_run(tmp_path: Path, mark: Path) -> None:
+    """Arrow before 14.0.1 unpickled it when the file was opened (CVE-2023-47248)."""
+    bomb = pickle.dumps(Mark(mark))
+    fields = [
+        pa.field(f"x{number}", pa.int64(), metadata={"ARROW:extension:name": name, "ARROW:extension:metadata": bomb})
+        for number, name in enumerate(["arrow.py_extension_type", "pandas.period", "ray.data.arrow_tensor_v2"])
+    ]
+    schema = pa.schema(fields, metadata={"pandas": bomb, "forebay": bomb, "ray": base64.b64encode(bomb)})
+    pq.write_table(pa.table([[1, 2]] * len(fields), schema=schema), tmp_path / "a.parquet")
+    manifest = scan(tmp_path / "a.parquet")
+    assert RowGroupReader(manifest).read(0)["x0"].to_pylist() == [1, 2]
+    with pytest.raises(InvalidOption, match="is no manifest"):
+        load_manifest(tmp_path / "a.parquet")
+    assert not mark.exists()
