@@ -73,6 +73,20 @@ ENTRIES = (
         once=(),
     ),
     Entry(
+        name="Forebay, all cores",
+        system="forebay_cached",
+        variant="all cores",
+        runs=(Run(phases=(("first", 0, "touch", 1),)),),
+        once=(),
+    ),
+    Entry(
+        name="limit: pyarrow decode alone, one thread",
+        system="arrow",
+        variant="one thread",
+        runs=(Run(phases=(("first", 0, "count", 1), ("touched", 0, "touch", 1))),),
+        once=(),
+    ),
+    Entry(
         name="limit: pyarrow decode alone",
         system="arrow",
         runs=(Run(phases=(("first", 0, "count", 1), ("touched", 0, "touch", 1))),),

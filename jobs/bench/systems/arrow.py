@@ -34,7 +34,8 @@ class ArrowDecode:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._local = threading.local()
-        self._pool = ThreadPoolExecutor(setting.threads)
+        self._threads = 1 if setting.variant == "one thread" else setting.threads
+        self._pool = ThreadPoolExecutor(self._threads)
 
     def prepare(self) -> None:
         """Nothing to convert."""
@@ -43,7 +44,7 @@ class ArrowDecode:
         tasks = [
             (path, index) for path in self._setting.files for index in range(pq.read_metadata(path).num_row_groups)
         ]
-        running = deque(self._pool.submit(self._decode, *task) for task in tasks[: 2 * self._setting.threads])
+        running = deque(self._pool.submit(self._decode, *task) for task in tasks[: 2 * self._threads])
         for task in [*tasks[len(running) :], *[None] * len(running)]:
             table = running.popleft().result()
             if task:

@@ -1,6 +1,6 @@
-"""Forebay, as its tutorial shows it: scan, plan, transform, a cache, one loader.
+"""Forebay, as its tutorial shows it: scan, plan, transform, a disk cache, one loader.
 
-Its data workers may use as many threads as everybody's; by default it would keep to 0.4 of the cores.
+By default its data workers decode on 0.4 of the cores, one of two; as a variant, on as many as everybody may use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Forebay:
     def __init__(self, setting: Setting) -> None:
         manifest = scan(str(setting.data))
         plan = build_plan(manifest, seed=setting.seed)
-        share = min(1.0, setting.threads / usable_cores())
+        share = min(1.0, setting.threads / usable_cores()) if setting.variant == "all cores" else 0.4
         cache = LocalCache(CacheSpec(path=str(setting.work), quota_bytes=_QUOTA_BYTES, core_share=share))
         self._open = partial(Loader, plan, _transform(setting.kind), cache, global_batch=setting.batch)
         self._loader = self._open()

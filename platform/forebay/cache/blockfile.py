@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from forebay.cache.populate import populate
 from forebay.errors import ForebayError
 from forebay.transform.block import Block, BlockArray
 
@@ -145,7 +144,6 @@ def _memory(path: Path, size: int) -> pa.Buffer:
     # Block files are only ever renamed or removed, so another size is another file of this name.
     if memory.size != size:
         raise BadBlock(f"{path} changed while it was opened.", path=str(path))
-    populate(memory.address, memory.size)
     return memory
 
 

@@ -22,9 +22,9 @@ NICENESS = 10
 class DataWorkers:
     """How many row groups are read at once, and on what share of the cores they become blocks.
 
-    At most `max(1, round(core_share * cores))` of the cores this process may use decode, transform and write at once.
-    `num_reads` threads wait for storage meanwhile: object stores need many open reads, and a read takes no core. Memory
-    is bounded by the pages (as they are in Parquet) of `num_reads` row groups, and one decoded one per core.
+    At most `max(1, round(core_share * cores))` of the cores this process may use decode and transform at once.
+    `num_reads` threads wait meanwhile for storage, which needs many open reads, or for the cache's disk: that takes no
+    core. Memory is bounded by `num_reads` row groups, each as pages (as they are in Parquet) or as a block.
 
     >>> DataWorkers(core_share=0.4).num_cores(16), DataWorkers(core_share=0.4).num_cores(2)
     (6, 1)
@@ -58,7 +58,7 @@ class Cores:
     """A context manager that lets in at most `count` threads at once; of those that wait, the first in line.
 
     A thread lines up when it begins a task and keeps its place until it lines up again. So what was asked for first is
-    finished first, and a block that was made is written before the next one is decoded.
+    finished first.
     """
 
     def __init__(self, count: int) -> None:

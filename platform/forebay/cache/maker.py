@@ -26,8 +26,8 @@ Origin = Literal["hit", "store", "bypass"]
 class Conditions:
     """Under what conditions blocks are made.
 
-    `policy`: deadlines and retries of reads; `cancelled`: set to end them. `cores` is entered for whatever costs a core
-    (decoding, the transform, writing), and not for waiting on storage. `peers` are asked before the source.
+    `policy`: deadlines and retries of reads; `cancelled`: set to end them. `cores` is entered for what costs a core
+    (decoding, the transform), and not for waiting on storage or the cache's disk. `peers` are asked before the source.
     """
 
     policy: ReadPolicy = DEFAULT_POLICY
@@ -71,8 +71,7 @@ class BlockMaker:
             if block := self._cache.get(key, self._tally):
                 return block, "hit"
             made = self._made(index)
-            with self._conditions.cores:
-                stored = self._cache.put(key, self.names.dataset, made, self._tally)
+            stored = self._cache.put(key, self.names.dataset, made, self._tally)
         return (stored, "store") if stored else self._bypass(made)
 
     def _made(self, index: int) -> Block:

@@ -18,8 +18,8 @@ class CacheSpec:
 
     `path` may begin with `~`. `quota_bytes` bounds everything below `path`, 0 stores nothing (blocks come from other
     nodes that hold them, or the source); `min_free_bytes` of the disk stay free.
-    For all jobs of the node together, up to `num_reads` row groups are read at once, and decoded, transformed and
-    written on `core_share` of its cores (at least one), at low priority; the rest is the trainer's.
+    For all jobs of the node together, up to `num_reads` row groups are read at once, and decoded and transformed on
+    `core_share` of its cores (at least one), at low priority; the rest is the trainer's.
 
     >>> CacheSpec(path="/ssd/forebay", quota_bytes=10 << 30).core_share
     0.4

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+_LEAST_KEPT = 4
+
 
 class BufferPool:
     """Hands out byte buffers and takes each back when the last array or tensor made from it is gone.
 
     A fresh buffer per batch costs more in page faults than the copy itself. `pinned` buffers (page-locked, for copies
-    to a GPU) cost even more to make. At most `num_kept` idle buffers are kept.
+    to a GPU) cost even more to make. Idle buffers are kept up to `kept_bytes`, and always a few.
     """
 
-    def __init__(self, *, num_kept: int, pinned: bool = False) -> None:
+    def __init__(self, *, kept_bytes: int, pinned: bool = False) -> None:
         # A deque needs no lock: a lease may end in any thread, at any time, even in a forked child.
-        self._idle: deque[torch.Tensor] = deque(maxlen=num_kept)
+        self._idle: deque[torch.Tensor] = deque()
+        self._kept_bytes = kept_bytes
         self._pinned = pinned
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
         """A writable uint8 array [num_bytes] of undefined content, 64-byte aligned."""
-        return np.asarray(_Lease(self._idle, self._memory(num_bytes), num_bytes))
+        return np.asarray(_Lease(self._give_back, self._memory(num_bytes), num_bytes))
 
     def _memory(self, num_bytes: int) -> torch.Tensor:
         while self._idle:
@@ -36,12 +40,17 @@ class BufferPool:
                 return memory
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._pinned)
 
+    def _give_back(self, memory: torch.Tensor) -> None:
+        # Two threads may both find room for the last one: one too many does no harm.
+        if len(self._idle) < _LEAST_KEPT or (len(self._idle) + 1) * memory.numel() <= self._kept_bytes:
+            self._idle.append(memory)
+
 
 class _Lease:
     """The base object of every array made from one buffer: it dies with the last of them, and returns the buffer."""
 
-    def __init__(self, idle: deque[torch.Tensor], memory: torch.Tensor, num_bytes: int) -> None:
-        self._idle, self._memory = idle, memory
+    def __init__(self, give_back: Callable[[torch.Tensor], None], memory: torch.Tensor, num_bytes: int) -> None:
+        self._give_back, self._memory = give_back, memory
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "typestr": "|u1",
@@ -50,4 +59,4 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        self._idle.append(self._memory)
+        self._give_back(self._memory)

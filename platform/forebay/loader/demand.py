@@ -50,11 +50,6 @@ class Demand:
         self._futures: dict[int, Future[Block]] = {}
 
     @property
-    def has_asked_for_all(self) -> bool:
-        """Whether every block of the epoch was asked for."""
-        return self._next is None
-
-    @property
     def num_ahead(self) -> int:
         """How many blocks were asked for before they are needed."""
         return len(self._ahead)

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
+import torch
+
 from forebay.cache.disk import DiskCache
 from forebay.cache.source import SourceProvider, open_source
 from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed, whole_number
 from forebay.loader.batch import Batch
+from forebay.loader.buffers import BufferPool
 from forebay.loader.pipeline import Pipeline, Share
 from forebay.observe import Tally
 from forebay.plan.cursor import Cursor
@@ -36,8 +39,8 @@ class Loader:
         world: Which rank of how many this is. Every world size up to the plan's lanes sees the same global batches.
         global_batch: Rows per step over all ranks.
         epoch: The epoch to start with.
-        epochs: The number of the epoch to end before, if that is known: then an epoch that has asked for its last block
-            begins to prepare the next one, and the trainer does not have to wait at the border between two.
+        epochs: The number of the epoch to end before, if that is known: then the next epoch is prepared while the last
+            batches of one wait for the trainer, who does not have to wait at the border between the two.
         last: "balance" makes batches whose sizes differ by at most one row, "drop" equal ones (`dropped_rows` counts
             the rest).
         as_numpy: Batches of NumPy arrays instead of torch tensors.
@@ -89,6 +92,8 @@ class Loader:
         self.dropped_rows = 0
         self._epoch, self._position = whole_number("epoch", epoch), 0
         self._epochs = 0 if epochs is None else whole_number("epochs", epochs)
+        # Of all epochs: the memory of one's last batches is that of the next one's first.
+        self._pool = BufferPool(kept_bytes=self._share.prefetch_bytes // 2, pinned=torch.cuda.is_available())
         self._pipeline: Pipeline | None = None
         self._next_pipeline: Pipeline | None = None
         self._closed = False
@@ -114,7 +119,7 @@ class Loader:
                     return
                 self.tally.merge({"wait_s": time.perf_counter() - start, "batches": 1, "rows": batch.rows})
                 self._pass(batch)
-                if pipeline.is_ending and self._next_pipeline is None and batch.epoch + 1 < self._epochs:
+                if pipeline.has_made_all and self._next_pipeline is None and batch.epoch + 1 < self._epochs:
                     self._next_pipeline = self._open(batch.epoch + 1, 0)
                 yield batch
                 del batch  # its memory may be used again as soon as the trainer lets go of it
@@ -186,7 +191,7 @@ class Loader:
     def _open(self, epoch: int, position: int) -> Pipeline:
         source = open_source(self._cache, self._share.plan.manifest, self._transform, self.tally)
         self._process = os.getpid()
-        return Pipeline(self._share, source, self.tally, epoch=epoch, position=position)
+        return Pipeline(self._share, source, self._pool, self.tally, epoch=epoch, position=position)
 
     def _stop(self, timeout_s: float) -> None:
         running = [pipeline for pipeline in (self._pipeline, self._next_pipeline) if pipeline is not None]

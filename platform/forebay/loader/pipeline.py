@@ -9,8 +9,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 
-import torch
-
 from forebay.cache.source import BlockSource
 from forebay.errors import LoaderClosed
 from forebay.loader.batch import Batch
@@ -47,7 +45,9 @@ class Pipeline:
     the trainer. Half of `prefetch_bytes` bounds the blocks asked for ahead of need, half the finished batches.
     """
 
-    def __init__(self, share: Share, source: BlockSource, tally: Tally, *, epoch: int, position: int) -> None:
+    def __init__(
+        self, share: Share, source: BlockSource, pool: BufferPool, tally: Tally, *, epoch: int, position: int
+    ) -> None:
         self._share, self._source, self._tally = share, source, tally
         self._epoch, self._position = epoch, position
         plan = share.plan
@@ -59,15 +59,12 @@ class Pipeline:
             lanes=plan.owned_lanes(share.world),
             budget_bytes=share.prefetch_bytes // 2,
         )
-        self._resident = Resident(plan.manifest.rows, BufferPool(num_kept=4, pinned=torch.cuda.is_available()))
+        self._resident = Resident(plan.manifest.rows, pool)
         self._ready = ReadyBatches(share.prefetch_bytes // 2)
+        self.has_made_all = False
+        """Whether every batch is ready or was handed out."""
         self._thread = threading.Thread(target=self._run, name="forebay-gather", daemon=True)
         self._thread.start()
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether no block has to be asked for any more."""
-        return self._demand.has_asked_for_all
 
     def next(self) -> Batch | None:
         """The next batch, or None after the last; raises whatever ended the epoch early."""
@@ -85,6 +82,7 @@ class Pipeline:
     def _run(self) -> None:
         try:
             self._make_batches()
+            self.has_made_all = True
             self._ready.put(None)
         except LoaderClosed:
             return

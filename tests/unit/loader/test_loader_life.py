@@ -273,6 +273,8 @@ def test_many_blocks_take_few_descriptors(parquet_folder: Callable[..., Path], c
         for _ in range(5):  # with the first batch it learns how small blocks are, and asks for all
             next(batches)
         assert len(loader._pipeline._demand._users) == 20
+        for pending in loader._pipeline._demand._futures.values():
+            pending.result(timeout=30)  # who is looking for a block has its file open
         assert len(list(Path("/proc/self/fd").iterdir())) - before < 10
 
 

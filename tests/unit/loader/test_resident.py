@@ -18,7 +18,7 @@ def block_of(start: int, rows: int) -> Block:
 
 
 def resident_of(rows: list[int]) -> Resident:
-    return Resident(np.array(rows), BufferPool(num_kept=1))
+    return Resident(np.array(rows), BufferPool(kept_bytes=0))
 
 
 def test_blocks_come_and_go() -> None:

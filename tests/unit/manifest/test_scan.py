@@ -20,8 +20,8 @@ from forebay.manifest import scan as scanning
 from forebay.manifest.manifest import Field
 from forebay.manifest.scan import scan
 from forebay.storage.filesystem import Location, resolve
-from forebay.storage.versions import FoundFile
 from forebay.storage.retry import ReadPolicy
+from forebay.storage.versions import FoundFile
 
 Folder = Callable[..., Path]
 Write = Callable[..., Path]
