@@ -36,6 +36,12 @@ SCHEMA = pa.schema(
 )
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Doctests are looked for in the package; what lies beside tests is imported by them, and not once more."""
+    is_module = collection_path.suffix == ".py" and Path(__file__).parent in collection_path.parents
+    return True if is_module and not collection_path.name.startswith("test_") else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ray last: cheap failures come first, and no unit test forks a process in which Ray's threads are alive."""
     items.sort(key=_starts_ray)

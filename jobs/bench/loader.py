@@ -23,7 +23,7 @@ from typing import Any
 
 import data
 from features import KINDS
-from figures import figures
+from figures import FOREBAY, figures
 from measuring import Bench, measure
 from peers import ENTRIES, Entry
 from plot import plot
@@ -67,7 +67,7 @@ def main() -> None:
             results.append({"name": entry.name, "kind": kind, "repeat": repeat} | answer)
             progress.console.print(_line(results[-1]))
             progress.advance(task)
-    warm = _warm_start(bench, given, [entry for entry in entries if entry.system == "forebay_cached"])
+    warm = _warm_start(bench, given, [entry for entry in entries if entry.name == FOREBAY])
     found = {
         "machine": _machine(),
         "options": {"rows": given.rows, "repeats": given.repeats, "threads": given.threads, "limit_s": given.limit},

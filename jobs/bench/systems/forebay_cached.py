@@ -1,6 +1,7 @@
 """Forebay, as its tutorial shows it: scan, plan, transform, a disk cache, one loader.
 
-By default its data workers decode on 0.4 of the cores, one of two; as a variant, on as many as everybody may use.
+One thread decodes (the default on two cores), and as a variant as many as everybody may use; reading and gathering have
+threads of their own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Forebay:
     def __init__(self, setting: Setting) -> None:
         manifest = scan(str(setting.data))
         plan = build_plan(manifest, seed=setting.seed)
-        share = min(1.0, setting.threads / usable_cores()) if setting.variant == "all cores" else 0.4
+        threads = setting.threads if setting.variant == "all cores" else 1
+        share = min(1.0, threads / usable_cores())
         cache = LocalCache(CacheSpec(path=str(setting.work), quota_bytes=_QUOTA_BYTES, core_share=share))
         self._open = partial(Loader, plan, _transform(setting.kind), cache, global_batch=setting.batch)
         self._loader = self._open()

@@ -47,7 +47,7 @@ class BareGather:
 
     def prepare(self) -> None:
         """Plan the epochs that will be asked for."""
-        for number in range(3):
+        for number in range(3):  # later ones are the same again
             self._planned[number] = list(self._rows(number))
 
     def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:

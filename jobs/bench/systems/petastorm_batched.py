@@ -46,8 +46,10 @@ class Petastorm:
     def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:  # noqa: ARG002 - the reader knows no epochs
         if self._loader is None:
             self._loader = BatchedDataLoader(self._reader(), batch_size=self._setting.batch)
-        for batch in self._loader:
+        loader, self._loader = self._loader, None
+        for batch in loader:
             yield _packed(batch, self._setting.kind)
+        self._loader = loader  # a reader that was left early cannot be reset
 
     def close(self) -> None:
         if self._loader is not None:

@@ -13,6 +13,7 @@ from forebay.cache.filelock import try_lock
 from forebay.cache.index import Index, IndexFull, Rows
 from forebay.cache.lease import ended_users
 from forebay.cache.shelf import Shelf
+from forebay.errors import CacheUnusable
 
 T = TypeVar("T")
 
@@ -39,11 +40,11 @@ class Ledger:
     @property
     def used_bytes(self) -> int:
         """What counts against the quota: never less than the directory takes of the disk."""
-        return self._change(lambda shelf: shelf.books.used_bytes) if self._open else 0
+        return self._told(lambda shelf: shelf.books.used_bytes) if self._open else 0
 
     def datasets(self) -> list[DatasetUse]:
         """What each data set takes, oldest first."""
-        found = self._change(lambda shelf: shelf.books.datasets) if self._open else {}
+        found = self._told(lambda shelf: shelf.books.datasets) if self._open else {}
         return sorted(found.values(), key=lambda use: (use.created_at, use.dataset))
 
     def reserve(self, name: str, claim: Claim) -> bool:
@@ -87,7 +88,10 @@ class Ledger:
             return not self._directory.block(key).exists()  # moved; still accounted for as a block
 
     def clear(self, dataset: str | None) -> int:
-        """Remove the blocks of `dataset`, or all blocks and quarantined files; the bytes freed."""
+        """Remove the blocks of `dataset`, or all blocks and quarantined files; the bytes freed.
+
+        Raises `CacheUnusable` where the disk is so full that not even the index can change.
+        """
 
         def work(shelf: Shelf) -> int:
             shelf.reconcile()
@@ -97,12 +101,12 @@ class Ledger:
                 freed += shelf.drop_oldest_quarantined()
             return freed
 
-        return self._change(work) if self._open else 0
+        return self._told(work) if self._open else 0
 
     def reconcile(self) -> None:
         """Make the accounts agree with the directory."""
         if self._open:
-            self._change(Shelf.reconcile)
+            self._told(Shelf.reconcile)
 
     @property
     def is_open(self) -> bool:
@@ -121,6 +125,17 @@ class Ledger:
 
             if self._open and any(hits.values()):
                 self._change(work)
+
+    def _told(self, work: Callable[[Shelf], T]) -> T:
+        """As `_change`, for those who asked for it by hand."""
+        try:
+            return self._change(work)
+        except IndexFull as error:
+            raise CacheUnusable(
+                f"cache directory {self._directory.root}: its disk is full, so that the index cannot change. Free some "
+                f"of the disk, or empty the cache by hand: remove what is in {self._directory.blocks}.",
+                path=str(self._directory.root),
+            ) from error
 
     def _change(self, work: Callable[[Shelf], T]) -> T:
         def transaction(rows: Rows) -> T:

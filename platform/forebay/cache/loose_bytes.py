@@ -22,8 +22,9 @@ class LooseBytes:
 
     def count(self, block: Block) -> None:
         """From now until its arrays are gone, `block` counts."""
+        nbytes = block.nbytes  # before the lock: what it runs may collect garbage, and call `_gone` in between
         with self._changed:
-            self.now += block.nbytes
+            self.now += nbytes
             self.most = max(self.most, self.now)
         for array in block.arrays.values():
             weakref.finalize(array, self._gone, array.nbytes).atexit = False

@@ -10,6 +10,8 @@ from typing import Literal
 from forebay.cache.disk import DiskCache
 from forebay.cache.key import BlockNames
 from forebay.cache.peers import Peers
+from forebay.errors import CorruptFile
+from forebay.manifest.footer import FooterCache
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.observe import Tally
@@ -28,9 +30,11 @@ class Conditions:
 
     `policy`: deadlines and retries of reads; `cancelled`: set to end them. `cores` is entered for what costs a core
     (decoding, the transform), and not for waiting on storage or the cache's disk. `peers` are asked before the source.
+    Footers that were read once are kept in `footers`.
     """
 
     policy: ReadPolicy = DEFAULT_POLICY
+    footers: FooterCache = field(default_factory=FooterCache)
     cancelled: threading.Event = field(default_factory=threading.Event)
     cores: AbstractContextManager[object] = field(default_factory=nullcontext)
     peers: Peers | None = None
@@ -53,7 +57,13 @@ class BlockMaker:
         self._tally = tally
         self._conditions = conditions or Conditions()
         self._columns = manifest.columns if transform.columns is None else transform.columns
-        self._reader = RowGroupReader(manifest, self._conditions.policy, tally, self._conditions.cancelled)
+        self._reader = RowGroupReader(
+            manifest,
+            self._conditions.policy,
+            tally,
+            cancelled=self._conditions.cancelled,
+            footers=self._conditions.footers,
+        )
         self.names = BlockNames(manifest, transform)
 
     def make(self, index: int) -> tuple[Block, Origin]:
@@ -79,6 +89,13 @@ class BlockMaker:
             raise Cancelled(f"making block {index} was cancelled")
         if self._conditions.peers and (block := self._from_peer(self._conditions.peers, index)):
             return block
+        try:
+            return self._from_pages(index)
+        except CorruptFile:  # perhaps on its way only
+            self._tally.add("retries")
+            return self._from_pages(index)
+
+    def _from_pages(self, index: int) -> Block:
         fetched = self._reader.fetch(index, self._columns)
         with self._conditions.cores:
             table = self._reader.decode(fetched)

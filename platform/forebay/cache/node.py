@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import ActorUnschedulableError, ObjectLostError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from forebay.cache.disk import DiskCache
 from forebay.cache.node_source import NodeSource
 from forebay.cache.peer_door import PeerDoor
 from forebay.cache.peer_line import NODE_DIGITS, RayPeerLine
@@ -35,7 +36,9 @@ from forebay.transform.block import Block
 from forebay.transform.transform import Transform
 
 NAMESPACE = "forebay"
-_PREFIX = "forebay-cache-"
+_PROTOCOL = 2
+"""Raised whenever what actors are asked or answer changes: those of another release of Forebay are left alone."""
+_PREFIX = f"forebay-cache-{_PROTOCOL}-"
 _MOST_CALLS = 1024
 _POLL_S = 0.05
 _REVIVE_S = 60.0
@@ -127,7 +130,14 @@ class NodeCacheClient:
         self.is_here = is_here
         path = hashlib.sha256(spec.directory.encode()).hexdigest()[:12]
         self.name = f"{_PREFIX}{node_id[:NODE_DIGITS]}-{path}"
+        self._disk: DiskCache | None = None
         self._actor = self._find_or_create()
+
+    def disk(self) -> DiskCache:
+        """The directory in this process, which must be on the node. Raises `CacheUnusable`."""
+        if self._disk is None:
+            self._disk = self.spec.open()
+        return self._disk
 
     def source(self, manifest: Manifest, transform: Transform, tally: Tally) -> BlockSource:
         """Blocks by way of the node. From another node they come without arrays: they are only made and stored."""
@@ -202,8 +212,8 @@ def attach(spec: CacheSpec) -> NodeCacheClient:
 
     Raises `CacheUnusable` if the directory cannot be used here.
     """
-    spec.open()
     client = NodeCacheClient(spec, ray.get_runtime_context().get_node_id(), is_here=True)
+    client.disk()
     _configure(client)
     return client
 

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from forebay.cache.disk import DiskCache
 from forebay.cache.key import BlockNames
 from forebay.cache.payload import pack
 from forebay.cache.service import Failed, Loose, Reply, Stored
@@ -14,6 +15,7 @@ from forebay.cache.workers import Workers
 from forebay.errors import CacheUnusable
 from forebay.manifest.manifest import Manifest
 from forebay.observe import Tally
+from forebay.storage.credentials import Access
 from forebay.transform.block import Block
 from forebay.transform.transform import Transform
 
@@ -29,6 +31,10 @@ class NodeLine(Protocol):
 
     spec: CacheSpec
     is_here: bool
+
+    def disk(self) -> DiskCache:
+        """The directory in this process: one object, so that a block is verified once. Raises `CacheUnusable`."""
+        ...
 
     def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
         """What the actor answers to `method`. Raises `Cancelled` soon after `cancelled` is set."""
@@ -47,8 +53,10 @@ class NodeSource:
         self._transform = transform
         self._tally = tally
         self._names = BlockNames(manifest, transform)
-        self._id = self._names.id
-        self._cache = line.spec.open() if line.is_here else None
+        # Renewed credentials must reach an actor that knows the data set with the old ones.
+        access = manifest.access.digest if isinstance(manifest.access, Access) else ""
+        self._id = f"{self._names.id}-{access}"
+        self._cache = line.disk() if line.is_here else None
         self._lease = self._cache.hold(self._names.dataset) if self._cache else None
         self._cancelled = threading.Event()
         self._registering = threading.Lock()

@@ -81,9 +81,10 @@ class RayPeerLine:
 
     def _actor(self, name: str) -> Actor:
         """Raises `ValueError` if there is none of that name."""
-        if name not in self._actors:
-            self._actors[name] = ray.get_actor(name, namespace=self._namespace)
-        return self._actors[name]
+        actor = self._actors.get(name)  # another thread may take it out at any time
+        if actor is None:
+            actor = self._actors[name] = ray.get_actor(name, namespace=self._namespace)
+        return actor
 
     def _node_of(self, name: str) -> str:
         return name[len(self._prefix) :][:NODE_DIGITS]

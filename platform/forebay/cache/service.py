@@ -18,6 +18,7 @@ from forebay.cache.peers import Peers
 from forebay.cache.spec import CacheSpec
 from forebay.cache.workers import Workers
 from forebay.errors import ForebayError
+from forebay.manifest.footer import FooterCache
 from forebay.manifest.manifest import Manifest
 from forebay.observe import Tally
 from forebay.transform.block import BlockArray
@@ -73,6 +74,7 @@ class NodeService:
         self.cache = spec.open()
         self._registered: dict[str, tuple[Manifest, Transform]] = {}
         self._makers = threading.local()
+        self._footers = FooterCache()
         self._cores = Cores(spec.data_workers.num_cores())
         self._workers: Workers[tuple[str, int], _Outcome] = Workers(
             self._make, num_threads=spec.num_reads, on_start=keep_off_trainer
@@ -143,7 +145,7 @@ class NodeService:
             while len(mine) >= _MOST_DATASETS:
                 del mine[next(iter(mine))]
             tally, cache = Tally(), self.cache
-            conditions = Conditions(cores=self._cores, peers=self._peers)
+            conditions = Conditions(footers=self._footers, cores=self._cores, peers=self._peers)
             maker = BlockMaker(*registered, cache, tally=tally, conditions=conditions)
             known = maker, tally, cache
             mine[dataset_id] = known

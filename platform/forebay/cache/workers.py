@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from forebay.errors import LoaderClosed
+from forebay.errors import LoaderClosed, ReadFailed
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -45,12 +45,10 @@ class Workers(Generic[K, T]):
             if task in self._waiting:
                 self._waiting[task].append(future)
                 return future
+            if self._num_idle <= len(self._queue) and len(self._threads) < self._num_threads:
+                self._start_thread()
             self._waiting[task] = [future]
             self._queue.append(task)
-            if self._num_idle < len(self._queue) and len(self._threads) < self._num_threads:
-                thread = threading.Thread(target=self._run, name="forebay-data", daemon=True)
-                self._threads.append(thread)
-                thread.start()
             self._changed.notify()
         return future
 
@@ -74,6 +72,19 @@ class Workers(Generic[K, T]):
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, give_up - time.monotonic()))
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="forebay-data", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on processes; those there are may do
+            if not self._threads:
+                raise ReadFailed(
+                    f"no thread could be started to read row groups ({error}). Raise the limit on processes "
+                    "(`ulimit -u`, or pids of the container)."
+                ) from error
+        else:
+            self._threads.append(thread)
 
     def _run(self) -> None:
         self._on_start()

@@ -24,6 +24,7 @@ class BufferPool:
         # A deque needs no lock: a lease may end in any thread, at any time, even in a forked child.
         self._idle: deque[torch.Tensor] = deque()
         self._kept_bytes = kept_bytes
+        self._keeps = True
         self._pinned = pinned
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
@@ -38,10 +39,18 @@ class BufferPool:
                 break
             if memory.numel() >= num_bytes:
                 return memory
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+        # A little more than asked for: batches differ by a row, and the next epoch begins with the larger ones.
+        return torch.empty(num_bytes + num_bytes // 16, dtype=torch.uint8, pin_memory=self._pinned)
+
+    def clear(self) -> None:
+        """Let go of idle buffers, and of those in use when they come back."""
+        self._keeps = False
+        self._idle.clear()
 
     def _give_back(self, memory: torch.Tensor) -> None:
         # Two threads may both find room for the last one: one too many does no harm.
+        if not self._keeps:
+            return
         if len(self._idle) < _LEAST_KEPT or (len(self._idle) + 1) * memory.numel() <= self._kept_bytes:
             self._idle.append(memory)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -12,7 +13,7 @@ import torch
 
 from forebay.cache.disk import DiskCache
 from forebay.cache.source import SourceProvider, open_source
-from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed, whole_number
+from forebay.errors import CursorMismatch, ForebayError, InvalidOption, LoaderClosed, whole_number
 from forebay.loader.batch import Batch
 from forebay.loader.buffers import BufferPool
 from forebay.loader.pipeline import Pipeline, Share
@@ -40,7 +41,8 @@ class Loader:
         global_batch: Rows per step over all ranks.
         epoch: The epoch to start with.
         epochs: The number of the epoch to end before, if that is known: then the next epoch is prepared while the last
-            batches of one wait for the trainer, who does not have to wait at the border between the two.
+            batches of one wait for the trainer, who does not have to wait at the border between the two. Whoever stops
+            early has to `close()`.
         last: "balance" makes batches whose sizes differ by at most one row, "drop" equal ones (`dropped_rows` counts
             the rest).
         as_numpy: Batches of NumPy arrays instead of torch tensors.
@@ -118,16 +120,20 @@ class Loader:
                 if batch is None:
                     return
                 self.tally.merge({"wait_s": time.perf_counter() - start, "batches": 1, "rows": batch.rows})
-                self._pass(batch)
                 if pipeline.has_made_all and self._next_pipeline is None and batch.epoch + 1 < self._epochs:
-                    self._next_pipeline = self._open(batch.epoch + 1, 0)
+                    # What goes wrong here goes wrong again at the border between the epochs, and is raised there.
+                    with suppress(ForebayError, OSError, RuntimeError):
+                        self._next_pipeline = self._open(batch.epoch + 1, 0)
+                self._pass(batch)
                 yield batch
                 del batch  # its memory may be used again as soon as the trainer lets go of it
         finally:
             if process == os.getpid():
-                pipeline.close(timeout_s=5)
-                if self._position:  # left before its end, so what comes next is not known
+                # Left before its end, what comes next is not known. Another iteration may have taken over long since.
+                if self._pipeline is pipeline and self._position:
                     self._stop(timeout_s=5)
+                else:
+                    pipeline.close(timeout_s=5)
 
     def cursor(self) -> Cursor:
         """Where the next batch starts: after the last one handed out; after an epoch's last, at the next epoch."""
@@ -169,6 +175,7 @@ class Loader:
         """End all threads, within `timeout_s` even if a read is stuck. Idempotent; batches handed out stay valid."""
         self._closed = True
         self._stop(timeout_s)
+        self._pool.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -181,12 +188,14 @@ class Loader:
     def _start(self) -> Pipeline:
         if self._closed:
             raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
-        prepared, self._next_pipeline = self._next_pipeline, None
+        prepared = self._next_pipeline
+        if prepared and self._process == os.getpid() and prepared.start == (self._epoch, self._position):
+            self._next_pipeline = None
+        else:
+            prepared = None
         self._stop(timeout_s=5)
-        if prepared is None or self._process != os.getpid():
-            prepared = self._open(self._epoch, self._position)
-        self._pipeline = prepared
-        return prepared
+        self._pipeline = prepared or self._open(self._epoch, self._position)
+        return self._pipeline
 
     def _open(self, epoch: int, position: int) -> Pipeline:
         source = open_source(self._cache, self._share.plan.manifest, self._transform, self.tally)
@@ -196,8 +205,9 @@ class Loader:
     def _stop(self, timeout_s: float) -> None:
         running = [pipeline for pipeline in (self._pipeline, self._next_pipeline) if pipeline is not None]
         self._pipeline = self._next_pipeline = None
+        give_up = time.monotonic() + timeout_s
         for pipeline in running if running and self._process == os.getpid() else ():
-            pipeline.close(timeout_s / len(running))
+            pipeline.close(max(give_up - time.monotonic(), 0.0))
 
     def _pass(self, batch: Batch) -> None:
         if not batch.ends_epoch:

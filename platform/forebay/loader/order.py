@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from typing import NamedTuple
 
+from forebay.loader.planner import Planner
 from forebay.plan.lanes import Rows
 from forebay.plan.plan import Last, Plan
 from forebay.world import World
@@ -29,7 +29,7 @@ class Cut(NamedTuple):
     world: World
 
 
-def parts_in_order(plan: Plan, cut: Cut, planner: Executor, *, epoch: int, position: int) -> Iterator[Part]:
+def parts_in_order(plan: Plan, cut: Cut, planner: Planner, *, epoch: int, position: int) -> Iterator[Part]:
     """This rank's part of every global batch from `position` to the end of the epoch.
 
     Many batches are planned at once, since a call costs as much as a thousand rows per lane; the first one alone, so

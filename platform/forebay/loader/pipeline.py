@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import closing
 from dataclasses import dataclass
 
 from forebay.cache.source import BlockSource
@@ -15,6 +16,7 @@ from forebay.loader.batch import Batch
 from forebay.loader.buffers import BufferPool
 from forebay.loader.demand import Demand
 from forebay.loader.order import Cut, Part, parts_in_order
+from forebay.loader.planner import Planner
 from forebay.loader.ready import ReadyBatches
 from forebay.loader.resident import Resident, as_tensors
 from forebay.observe import Tally
@@ -50,6 +52,7 @@ class Pipeline:
     ) -> None:
         self._share, self._source, self._tally = share, source, tally
         self._epoch, self._position = epoch, position
+        self.start = epoch, position
         plan = share.plan
         self._demand = Demand(
             plan,
@@ -93,7 +96,7 @@ class Pipeline:
     def _make_batches(self) -> None:
         plan, share = self._share.plan, self._share
         cut = Cut(share.global_batch, share.last, share.world)
-        with ThreadPoolExecutor(1, "forebay-plan") as planner:
+        with closing(Planner()) as planner:
             parts = parts_in_order(plan, cut, planner, epoch=self._epoch, position=self._position)
             while part := self._next_part(parts, planner):
                 rows, world_size = part.rows, share.world.size
@@ -106,7 +109,7 @@ class Pipeline:
                 batch.ends_epoch = not plan.batch_size(stop, share.global_batch, last=share.last)
                 self._ready.put(batch, num_bytes)
 
-    def _next_part(self, parts: Iterator[Part], planner: Executor) -> Part | None:
+    def _next_part(self, parts: Iterator[Part], planner: Planner) -> Part | None:
         with self._tally.timed("plan_s"):
             part = next(parts, None)
             if part:

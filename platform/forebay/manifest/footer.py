@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections import OrderedDict
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -51,28 +52,32 @@ def _corrupt(uri: str, found: str) -> CorruptFile:
     return CorruptFile(f"{uri} is corrupt: {found}. Write or copy the file again, or leave it out.", uri=uri)
 
 
+FileVersion: TypeAlias = tuple[str, int, int, str]
+"""URI, size, modification time and etag of a file."""
+
+
 class FooterCache:
     """The footers used last, up to 32 MiB as stored (several times that decoded); safe for threads."""
 
     def __init__(self, most_bytes: int = _MOST_CACHED_BYTES) -> None:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+        self._footers: OrderedDict[FileVersion, pq.FileMetaData] = OrderedDict()
         self._bytes = 0
 
-    def get(self, uri: str) -> pq.FileMetaData | None:
-        """The footer of `uri`, if it is still here."""
+    def get(self, version: FileVersion) -> pq.FileMetaData | None:
+        """The footer of a file, if it is still here."""
         with self._lock:
-            if uri in self._footers:
-                self._footers.move_to_end(uri)
-            return self._footers.get(uri)
+            if version in self._footers:
+                self._footers.move_to_end(version)
+            return self._footers.get(version)
 
-    def put(self, uri: str, footer: pq.FileMetaData) -> None:
+    def put(self, version: FileVersion, footer: pq.FileMetaData) -> None:
         """Keep a footer, and drop those not used for longest."""
         with self._lock:
-            if uri in self._footers:
+            if version in self._footers:
                 return
-            self._footers[uri] = footer
+            self._footers[version] = footer
             self._bytes += footer.serialized_size
             while self._bytes > self._most_bytes and len(self._footers) > 1:
                 _, dropped = self._footers.popitem(last=False)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.errors import CorruptFile, ReadFailed, SourceChanged
-from forebay.manifest.footer import FooterCache, check_chunks, decode_footer, fetch_footer
+from forebay.manifest.footer import FileVersion, FooterCache, check_chunks, decode_footer, fetch_footer
 from forebay.manifest.manifest import Field, Manifest, RowGroup
 from forebay.manifest.pages import DECODE_ERRORS, Pages, decode, fetch
 from forebay.manifest.schemas import missing_column, read_fields
@@ -48,13 +48,15 @@ class RowGroupReader:
         manifest: Manifest,
         policy: ReadPolicy = DEFAULT_POLICY,
         tally: Tally | None = None,
+        *,
         cancelled: threading.Event | None = None,
+        footers: FooterCache | None = None,
     ) -> None:
         self.manifest = manifest
         self._policy = policy
         self._tally = tally or Tally()
         self._cancelled = cancelled
-        self._footers = FooterCache()
+        self._footers = footers or FooterCache()
 
     def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of row group `index`, in file order; `columns` in the order given, None for the manifest's.
@@ -91,18 +93,13 @@ class RowGroupReader:
     def decode(self, fetched: Fetched) -> pa.Table:
         """The table, decoded in one thread: data workers run side by side, and each should cost one core.
 
-        Raises `CorruptFile` where a page cannot be decoded, also when it is fetched a second time (or what `fetch`
-        raises). A flipped bit is always found in files written with `write_page_checksum=True`; without, only where it
-        breaks the encoding.
+        Raises `CorruptFile` where a page cannot be decoded. It may have been damaged on its way: fetch it once more. A
+        flipped bit is always found in files written with `write_page_checksum=True`; without, only where it breaks the
+        encoding.
         """
         try:
-            return self._decode(fetched.pages)
-        except DECODE_ERRORS:
-            # It may have been damaged on its way.
-            self._count_retry()
-            again = self.fetch(fetched.index, fetched.pages.columns)
-        try:
-            return self._decode(again.pages)
+            with self._tally.timed("decode_s"):
+                return decode(fetched.pages)
         except DECODE_ERRORS as error:
             row_group = self.manifest[fetched.index]
             problem = (
@@ -115,10 +112,6 @@ class RowGroupReader:
                 row_group=row_group.index,
             ) from error
 
-    def _decode(self, pages: Pages) -> pa.Table:
-        with self._tally.timed("decode_s"):
-            return decode(pages)
-
     def _fetch_once(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
         if not row_group.file_etag:  # with one, opening the file tells
             _check_version(row_group)
@@ -130,14 +123,14 @@ class RowGroupReader:
             raise
         # Again, because a file replaced while it was read may have given pages of both versions.
         _check_version(row_group)
-        self._footers.put(row_group.uri, pages.footer)
+        self._footers.put(_version(row_group), pages.footer)
         return pages
 
     def _fetch_pages(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
         location = resolve_source(row_group.uri)
         with self._open(row_group.uri) as file:
             _check_etag(row_group, etag_of(location, file) if row_group.file_etag else "")
-            footer = self._footers.get(row_group.uri)
+            footer = self._footers.get(_version(row_group))
             if footer is None:
                 footer = decode_footer(row_group.uri, fetch_footer(row_group.uri, file))
                 check_chunks(row_group.uri, footer, file.size())
@@ -151,6 +144,10 @@ class RowGroupReader:
 
     def _count_retry(self) -> None:
         self._tally.add("retries")
+
+
+def _version(row_group: RowGroup) -> FileVersion:
+    return row_group.uri, row_group.file_size, row_group.file_mtime_ns, row_group.file_etag
 
 
 def _check_version(row_group: RowGroup) -> None:

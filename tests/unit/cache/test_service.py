@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.cache import service as service_module
+from forebay.cache.disk import DiskCache
 from forebay.cache.key import BlockNames
 from forebay.cache.node_source import NodeSource
 from forebay.cache.payload import pack
@@ -42,6 +43,9 @@ class Line:
         self.is_here = is_here
         self.service = NodeService(spec)
         self.calls: list[str] = []
+
+    def disk(self) -> DiskCache:
+        return self.spec.open()
 
     def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
         self.calls.append(method)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -87,3 +89,63 @@ def test_a_forked_child_prepares_its_own(small: Any, cache: fb.DiskCache, epoch_
         child.join(60)
         assert child.exitcode == 0
         assert epoch_ids(loader) == second, "and the parent has kept what it had"
+
+
+def test_a_second_iteration_goes_on_at_the_cursor(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
+    first, second = expected(small, epoch_ids, 2)
+    with small.loader(cache, epochs=2) as loader:
+        left = iter(loader)
+        found = [next(left)]
+        wait_for(lambda: gather_threads() == 0)
+        found.append(next(left))  # by now the next epoch is prepared
+        assert epoch_ids(found) + epoch_ids(loader) == first
+        assert epoch_ids(loader) == second
+
+
+def test_an_iteration_that_was_left_ends_no_later_one(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
+    first = expected(small, epoch_ids, 1)[0]
+    with small.loader(cache) as loader:
+        left, start = iter(loader), loader.cursor()
+        next(left)
+        loader.seek(start)
+        batches = iter(loader)
+        found = [next(batches)]
+        left.close()
+        assert epoch_ids(found) + epoch_ids(batches) == first
+
+
+def test_what_cannot_be_prepared_costs_no_batch(
+    small: Any, cache: fb.DiskCache, epoch_ids: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = expected(small, epoch_ids, 2)
+    opened, real = [], fb.Loader._open
+
+    def fails_once(loader: fb.Loader, epoch: int, position: int) -> object:
+        opened.append(epoch)
+        if opened == [0, 1]:
+            raise OSError("no more threads")
+        return real(loader, epoch, position)
+
+    monkeypatch.setattr(fb.Loader, "_open", fails_once)
+    with small.loader(cache, epochs=2) as loader:
+        batches = iter(loader)
+        found = [next(batches)]
+        wait_for(lambda: gather_threads() == 0)
+        assert epoch_ids(found) + epoch_ids(batches) == first
+        assert epoch_ids(loader) == second
+    assert opened.count(1) > 1
+
+
+def test_a_thread_may_go_on_when_the_main_thread_has_ended(tmp_path: Any, small: Any) -> None:
+    script = f"""
+import threading
+import forebay as fb
+plan = fb.build_plan(fb.scan({str(small.folder)!r}))
+def train():
+    threading.main_thread().join()
+    with fb.Loader(plan, fb.Transform(id=fb.Label("id")), global_batch=16) as loader:
+        print(sum(len(batch["id"]) for batch in loader), flush=True)
+threading.Thread(target=train).start()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("176", 0), done.stderr
