@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from forebay.errors import LoaderClosed, ReadFailed
+from forebay.storage.deadline import Cancelled
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -65,9 +66,7 @@ class Workers(Generic[K, T]):
             self._waiting.clear()
             self._queue.clear()
             self._changed.notify_all()
-        for future in pending:
-            if future.cancel():
-                future.set_running_or_notify_cancel()
+        _cancel(pending)
         give_up = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -106,6 +105,10 @@ class Workers(Generic[K, T]):
         # A function of its own, so that an idle thread keeps no block alive.
         try:
             value = self._work(task)
+        except Cancelled:
+            with self._changed:
+                futures = self._waiting.pop(task, [])
+            _cancel(futures)
         except BaseException as error:  # noqa: BLE001 - raised again where it is asked for
             for future in self._take(task):
                 future.set_exception(error)
@@ -118,3 +121,9 @@ class Workers(Generic[K, T]):
         with self._changed:
             futures = self._waiting.pop(task, [])
         return [future for future in futures if future.set_running_or_notify_cancel()]
+
+
+def _cancel(futures: Iterable[Future[T]]) -> None:
+    for future in futures:
+        if future.cancel():
+            future.set_running_or_notify_cancel()

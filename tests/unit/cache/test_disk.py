@@ -253,6 +253,20 @@ def test_full_disk_means_not_stored_and_nothing_left(
     assert cache.put(key_of("a"), "d", block_of())
 
 
+def test_a_full_disk_is_told_to_those_who_ask_by_hand(
+    cache: DiskCache, block_of: BlockOf, key_of: KeyOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.put(key_of("a"), "d", block_of())
+
+    def index_full(self: object, work: object) -> None:
+        raise IndexFull
+
+    monkeypatch.setattr(Index, "transact", index_full)
+    for ask in (cache.clear, cache.verify, cache.datasets, lambda: cache.used_bytes):
+        with pytest.raises(CacheUnusable, match="its disk is full.* remove what is in .*blocks"):
+            ask()
+
+
 def test_index_that_fills_up_after_the_rename_is_made_up_for(
     cache: DiskCache, block_of: BlockOf, key_of: KeyOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

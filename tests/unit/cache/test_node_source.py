@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from forebay.errors import CacheUnusable
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.observe import Tally
+from forebay.storage.credentials import Access, without_credentials
 from forebay.transform.features import Dense
 from forebay.transform.transform import Transform
 
@@ -70,3 +71,13 @@ def test_a_block_that_always_ends_the_actor_is_given_up(manifest: Manifest, tmp_
         ask(line, manifest)
     assert raised.value.row_group == 1 and str(raised.value.uri).endswith("a.parquet")
     assert line.calls.count("fetch") < 10
+
+
+def test_renewed_credentials_are_told_to_an_actor_that_knows_the_data(manifest: Manifest, tmp_path: Path) -> None:
+    line, ids = MortalLine(CacheSpec(path=str(tmp_path / "cache")), deaths=0), []
+    for secret in ("first-secret", "second-secret", "second-secret"):
+        place = without_credentials(f"s3://AKIAKEY:{secret}@bucket/renewed")
+        with closing(NodeSource(line, replace(manifest, access=Access([place])), TRANSFORM, Tally())) as source:
+            ids.append(source._id)
+    assert ids[0] != ids[1] == ids[2]
+    assert "secret" not in "".join(ids)

@@ -12,7 +12,8 @@ from concurrent.futures import CancelledError, Future, wait
 import pytest
 
 from forebay.cache.workers import Workers
-from forebay.errors import LoaderClosed
+from forebay.errors import LoaderClosed, ReadFailed
+from forebay.storage.deadline import Cancelled
 
 
 class Work:
@@ -166,4 +167,33 @@ def test_idle_thread_keeps_no_result_alive() -> None:
     del result
     gc.collect()
     assert gone() is None
+    workers.close(5)
+
+
+def test_work_that_was_told_to_end_counts_as_cancelled() -> None:
+    def work(task: int) -> int:
+        raise Cancelled("told to end")
+
+    workers = Workers(work, num_threads=1)
+    future = workers.submit(1)
+    with pytest.raises(CancelledError):
+        future.result(30)
+    workers.close(5)
+
+
+def test_a_thread_that_cannot_be_started_loses_no_task(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers = Workers(work, num_threads=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more)
+        with pytest.raises(ReadFailed, match="limit on processes"):
+            workers.submit(1)
+    busy = workers.submit(100)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more)
+        late = workers.submit(2)
+    work.go.set()
+    assert late.result(30) and busy.result(30)
     workers.close(5)

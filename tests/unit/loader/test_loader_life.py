@@ -49,6 +49,13 @@ def test_batches_are_tensors_of_the_promised_form(small: Any) -> None:
         assert all(isinstance(array, np.ndarray) for array in next(iter(loader)).values())
 
 
+def test_the_memory_of_an_epoch_is_that_of_the_next(small: Any, cache: fb.DiskCache) -> None:
+    """Batches fall by a row within an epoch, and the next one begins with larger ones."""
+    with small.loader(cache, global_batch=15) as loader:
+        first, second = ([batch["id"].untyped_storage().data_ptr() for batch in loader] for _ in range(2))
+    assert set(second) & set(first)
+
+
 def test_a_held_batch_never_changes(small: Any, cache: fb.DiskCache) -> None:
     held, copies = [], []
     with small.loader(cache) as loader:
@@ -273,7 +280,7 @@ def test_many_blocks_take_few_descriptors(parquet_folder: Callable[..., Path], c
         for _ in range(5):  # with the first batch it learns how small blocks are, and asks for all
             next(batches)
         assert len(loader._pipeline._demand._users) == 20
-        for pending in loader._pipeline._demand._futures.values():
+        for pending in list(loader._pipeline._demand._futures.values()):
             pending.result(timeout=30)  # who is looking for a block has its file open
         assert len(list(Path("/proc/self/fd").iterdir())) - before < 10
 

@@ -87,3 +87,11 @@ def test_errors_are_blotted_out_in_every_spelling_and_in_their_causes() -> None:
 
 def _raise_from(error: Exception, cause: Exception) -> None:
     raise error from cause
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["connection_string=AccountKey", "pwd=hunter22", "jwt=abcdefg", "delegation=ABCDEFG", "private_key=abcdefg"],
+)
+def test_other_names_of_secrets(option: str) -> None:
+    assert without_credentials(f"https://host/file?a=b&{option}") == "https://host/file?a=b"
