@@ -83,9 +83,9 @@ def cache_actor_stopped(rng: random.Random, folder: Path) -> Outcome:
 )
 def cache_actor_stuck(rng: random.Random, folder: Path) -> Outcome:
     with pytest.MonkeyPatch.context() as patch, staged(rng, folder, warmth="cold", drag_s=0.05) as stage:
+        stage.start_actor(here().head)  # which may take longer than an actor that runs may be silent for here
         patch.setattr(node, "_PING_S", 0.5)
         patch.setattr(node, "_SILENT_S", 3.0)
-        stage.start_actor(here().head)
         with striking(rng, 1, 0.2, lambda: stage.signal_actor(signal.SIGSTOP)):
             return compare(stage.setting, lambda: epoch(stage.setting), CacheUnusable, names="forebay-cache-")
 
