@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -22,6 +24,9 @@ from forebay.plan.cursor import Cursor
 from forebay.plan.plan import Last, Plan
 from forebay.transform.transform import Transform
 from forebay.world import World
+
+_AT_EXIT_S = 3.0
+_live: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
 class Loader:
@@ -99,6 +104,7 @@ class Loader:
         self._pipeline: Pipeline | None = None
         self._next_pipeline: Pipeline | None = None
         self._closed = False
+        _live.add(self)
 
     @property
     def epoch(self) -> int:
@@ -243,3 +249,13 @@ def _rebuild(
     )
     loader.seek(cursor)
     return loader
+
+
+def _close_all() -> None:
+    give_up = time.monotonic() + _AT_EXIT_S
+    for loader in list(_live):
+        loader.close(max(give_up - time.monotonic(), 0.0))
+
+
+# A daemon thread that returns from C++ into an interpreter that has ended takes the whole process with it (SIGABRT).
+atexit.register(_close_all)

@@ -6,6 +6,8 @@ import gc
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -325,3 +327,16 @@ def test_a_spawned_child_reads_the_same(small: Any, cache: fb.DiskCache, epoch_i
         assert loader.tally["parquet_opens"] == 0
     answer.close()
     answer.join_thread()
+
+
+def test_a_program_that_fails_in_its_loop_ends_its_threads_first(small: Any) -> None:
+    script = f"""
+import atexit, sys, threading
+atexit.register(lambda: print([thread.name for thread in threading.enumerate() if "forebay" in thread.name]))
+import forebay as fb
+loader = fb.Loader(fb.build_plan(fb.scan({str(small.folder)!r})), fb.Transform(id=fb.Label("id")), global_batch=16)
+for batch in loader:
+    raise SystemExit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 7), done.stderr
