@@ -95,7 +95,9 @@ def test_run_trains_and_reports(forebay: Call, job_words: Call, tmp_path: Path) 
     result = json.loads(forebay("run", "--driver", "local", *job_words(name="again"), "--json").out)
     assert [epoch["rows"] for epoch in result["epochs"]] == [100, 100]
     assert [epoch["tally"].get("parquet_opens", 0) for epoch in result["epochs"]] == [0, 0]
-    assert all(epoch["tally"][stage] > 0 for epoch in result["epochs"] for stage in ("map_s", "gather_s", "wait_s"))
+    # Where the second epoch is prepared while the first one ends, it is the first one's time.
+    for stage in ("map_s", "gather_s", "wait_s"):
+        assert sum(epoch["tally"].get(stage, 0) for epoch in result["epochs"]) > 0
     assert all(Path(plot).stat().st_size > 1000 for plot in result["plots"])
     assert len(list((tmp_path / "runs" / "small").glob("*.png"))) == 2
 

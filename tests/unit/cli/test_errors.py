@@ -104,8 +104,9 @@ def test_more_ranks_than_lanes(forebay: Call, job_words: Call, tmp_path: Path) -
     check(forebay("plan", tmp_path / "m.json", "--world", 17), "TooManyRanks", "17 ranks", "16 lanes")
 
 
-def test_quota_of_zero(forebay: Call, job_words: Call) -> None:
-    check(run(forebay, job_words(quota=0)), "CacheUnusable", "quota_bytes=0", "cache=None")
+def test_quotas_that_store_nothing_and_those_that_make_no_sense(forebay: Call, job_words: Call) -> None:
+    assert run(forebay, job_words(quota=0)).code == 0
+    check(run(forebay, job_words(quota=-1)), "CacheUnusable", "quota_bytes=-1", "cache=None")
 
 
 def test_unwritable_cache(forebay: Call, job_words: Call, tmp_path: Path) -> None:
