@@ -17,7 +17,8 @@ consumer that touches every byte. Sources are in the page cache, so this measure
 
 Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before the run {load_before:.1f}. {rows:,}
 rows per data set in 64 row groups; an epoch that took longer than {limit_s:.0f} s was stopped there and is marked
-with `>`. The run took {minutes:.0f} minutes.
+with `>`: of those who start processes of their own in each epoch, such a rate tells mostly how long that takes. The run
+took {minutes:.0f} minutes.
 
 ![rows per second](loader.png)
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import io
 import json
 import os
@@ -18,7 +19,7 @@ import torch
 import xxhash
 
 from forebay.driver.result import load_result
-from forebay.errors import CursorMismatch, ForebayError, InvalidOption
+from forebay.errors import CorruptFile, CursorMismatch, ForebayError, InvalidOption
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.saved import load_manifest
 from forebay.manifest.scan import scan
@@ -140,7 +141,7 @@ def test_a_pickled_type_in_a_parquet_file_does_not_run(tmp_path: Path, mark: Pat
     bomb = pickle.dumps(Mark(mark))
     fields = [
         pa.field(f"x{number}", pa.int64(), metadata={"ARROW:extension:name": name, "ARROW:extension:metadata": bomb})
-        for number, name in enumerate(["arrow.py_extension_type", "pandas.period", "ray.data.arrow_tensor_v2"])
+        for number, name in enumerate(["arrow.py_extension_type", "pandas.period"])
     ]
     schema = pa.schema(fields, metadata={"pandas": bomb, "forebay": bomb, "ray": base64.b64encode(bomb)})
     pq.write_table(pa.table([[1, 2]] * len(fields), schema=schema), tmp_path / "a.parquet")
@@ -148,4 +149,15 @@ def test_a_pickled_type_in_a_parquet_file_does_not_run(tmp_path: Path, mark: Pat
     assert RowGroupReader(manifest).read(0)["x0"].to_pylist() == [1, 2]
     with pytest.raises(InvalidOption, match="is no manifest"):
         load_manifest(tmp_path / "a.parquet")
+    assert not mark.exists()
+
+
+def test_an_extension_type_that_makes_no_sense_is_a_corrupt_file(tmp_path: Path, mark: Path) -> None:
+    """Where Ray Data was imported, its types look into every footer that names them."""
+    importlib.import_module("ray.data")
+    facts = {"ARROW:extension:name": "ray.data.arrow_tensor_v2", "ARROW:extension:metadata": pickle.dumps(Mark(mark))}
+    schema = pa.schema([pa.field("x", pa.int64(), metadata=facts)])
+    pq.write_table(pa.table([[1, 2]], schema=schema), tmp_path / "a.parquet")
+    with pytest.raises(CorruptFile, match="its footer cannot be decoded"):
+        scan(tmp_path / "a.parquet")
     assert not mark.exists()

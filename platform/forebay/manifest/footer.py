@@ -16,6 +16,8 @@ MAGIC = b"PAR1"
 
 _FIRST_READ_BYTES = 1 << 16
 _TRAILER_BYTES = 8
+_OF_EXTENSIONS = (AttributeError, KeyError, TypeError, ValueError)
+"""What the extension types of a process, such as Ray Data's, raise when a footer names them and makes no sense."""
 _MOST_CACHED_BYTES = 32 << 20
 
 
@@ -44,7 +46,7 @@ def decode_footer(uri: str, footer: pa.Buffer) -> pq.FileMetaData:
     """Raises `CorruptFile` when the footer cannot be decoded."""
     try:
         return pq.read_metadata(pa.BufferReader(footer))
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, *_OF_EXTENSIONS) as error:
         raise _corrupt(uri, f"its footer cannot be decoded ({error})") from error
 
 

@@ -103,8 +103,8 @@ def test_check_looks_at_the_columns(make_job: Callable[..., Job], data: Data) ->
 
 
 def test_check_opens_the_cache(make_job: Callable[..., Job], tmp_path: Path) -> None:
-    with pytest.raises(CacheUnusable, match="quota_bytes=0"):
-        make_job(cache=CacheSpec(path=str(tmp_path / "none"), quota_bytes=0)).check()
+    with pytest.raises(CacheUnusable, match="quota_bytes=-1"):
+        make_job(cache=CacheSpec(path=str(tmp_path / "none"), quota_bytes=-1)).check()
 
 
 def test_check_does_not_touch_the_probe_of_another_job(make_job: Callable[..., Job], tmp_path: Path) -> None:
