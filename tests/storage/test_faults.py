@@ -45,9 +45,7 @@ def test_throttling_without_end_is_an_error_after_as_many_requests_as_attempts(
     manifest: fb.Manifest, faults: Any, quick: ReadPolicy
 ) -> None:
     faults.set({"kind": "status", "status": 503, "code": "SlowDown", "method": "GET"})
-    with pytest.raises(
-        ReadFailed, match=r"4 attempts.*(SERVICE_UNAVAILABLE|SLOW_DOWN).*more attempts"
-    ):
+    with pytest.raises(ReadFailed, match=r"4 attempts.*(SERVICE_UNAVAILABLE|SLOW_DOWN).*more attempts"):
         ids_read(manifest, quick)
     assert faults.shown() == [4]
 
