@@ -26,7 +26,7 @@ class Planner:
         return cast("Future[T]", self._workers.submit(partial(function, *arguments)))
 
     def close(self) -> None:
-        """End the thread; what it was not asked for in vain is done by then."""
+        """End the thread, after the call it is in; what was not begun is cancelled."""
         self._workers.close(timeout_s=1)
 
 
