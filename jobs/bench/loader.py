@@ -2,7 +2,7 @@
 
 make bench
 make bench BENCH_ARGS="--rows 100000 --repeats 2"
-ray job submit -- python jobs/bench/loader.py --rows 100000
+ray job submit --working-dir . -- python jobs/bench/loader.py --rows 100000 --out /shared/bench
 
 Writes loader.md, loader.json and loader.png to docs/benchmarks. On a machine with a GPU, let pip find CPU builds of
 torch first (README.md), or the environments of the peers take gigabytes.
