@@ -65,7 +65,14 @@ class DiskCache:
             )
         self._directory = CacheDirectory(self.path)
         self._directory.prepare()
-        self._ledger = Ledger(self._directory, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
+        try:
+            self._ledger = Ledger(self._directory, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
+        except FileNotFoundError as error:
+            raise CacheUnusable(
+                f"the cache directory {self.path} was removed while it was being opened ({error.filename} is gone). "
+                "Open it again, and find out who removes it.",
+                path=str(self.path),
+            ) from error
         self._verified: dict[str, tuple[int, int, int]] = {}
         self._leases: list[Lease] = []
 
@@ -101,11 +108,18 @@ class DiskCache:
         """The block, mapped, or None. A damaged block is moved to quarantine, counted, and not there any more."""
         tally = tally or Tally()
         block = self.load(key, tally)
-        if block:
-            tally.add("hits")
-            tally.add("hit_bytes", block.nbytes)
-            self._count_hit(key)
-        return block
+        return self._hit(key, block, tally) if block else None
+
+    def peek(self, key: str, tally: Tally) -> Block | None:
+        """As `get`, if the block is one that this process has verified: then that takes no reading, only mapping.
+
+        None says nothing about what is there: `get` does.
+        """
+        if key not in self._verified:
+            return None
+        with tally.timed("map_s"):
+            block = self._peek(key)
+        return self._hit(key, block, tally) if block else None
 
     def load(self, key: str, tally: Tally) -> Block | None:
         """As `get`, but not counted as a hit: for a block that this very request has put there."""
@@ -181,7 +195,7 @@ class DiskCache:
             found = path.lstat()
         except FileNotFoundError:
             return None
-        seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+        seen = _seen(found)
         try:
             block = map_block(path, key, verify=self._verified.get(key) != seen)
         except FileNotFoundError:
@@ -193,6 +207,21 @@ class DiskCache:
             return None
         if time.time_ns() - found.st_mtime_ns > _SETTLED_NS:
             self._verified[key] = seen
+        return block
+
+    def _peek(self, key: str) -> Block | None:
+        path = self._directory.block(key)
+        try:
+            if self._verified.get(key) == _seen(path.lstat()):
+                return map_block(path, key, verify=False)
+        except (BadBlock, OSError):
+            pass  # for `get`, which knows what to do about it
+        return None
+
+    def _hit(self, key: str, block: Block, tally: Tally) -> Block:
+        tally.add("hits")
+        tally.add("hit_bytes", block.nbytes)
+        self._count_hit(key)
         return block
 
     def _count_hit(self, key: str) -> None:
@@ -253,6 +282,11 @@ class DiskCache:
             f"cache directory {self.path}: {error.strerror or error}. {remedy}",
             path=str(self.path),
         )
+
+
+def _seen(found: os.stat_result) -> tuple[int, int, int]:
+    """What tells one state of a file from any other."""
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _reopen(path: str, quota_bytes: int, min_free_bytes: int) -> DiskCache:

@@ -156,6 +156,7 @@ class NodeCacheClient:
         """
         give_up = time.monotonic() + _REVIVE_S
         while True:
+            _check_connected(self.name)
             try:
                 return self._wait(getattr(self._actor, method).remote(*arguments), cancelled)
             except ActorUnschedulableError as error:
@@ -182,6 +183,7 @@ class NodeCacheClient:
         while not ray.wait([reply], timeout=_POLL_S)[0]:
             if cancelled.is_set():
                 raise Cancelled("the request to the node's cache was cancelled")
+            _check_connected(self.name)
             if pulse.silent_s() > _SILENT_S:
                 raise CacheUnusable(
                     f"the cache actor {self.name} has not answered for {_SILENT_S:.0f} s. Its process on node "
@@ -204,6 +206,16 @@ class NodeCacheClient:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(self.node_id, soft=False),
             )
             .remote()
+        )
+
+
+def _check_connected(name: str) -> None:
+    if not ray.is_initialized():
+        # Ray would start a cluster of its own for whoever still asks: a thread whose read was stuck, say.
+        raise CacheUnusable(
+            f"the cache actor {name} cannot be asked: this process has left its Ray cluster. Call ray.init() first, "
+            "and close loaders before ray.shutdown().",
+            actor=name,
         )
 
 

@@ -284,3 +284,12 @@ def test_three_nodes_have_an_actor_each_and_any_driver_finds_them(
     assert revived["node_id"] == three_nodes[1]
     ids, counted = ray.get(on_node(three_nodes[1], lambda: read_all(spec, manifest)))
     assert ids == list(range(manifest.num_rows)) and counted == {"hits": NUM_ROW_GROUPS}
+
+
+def test_client_that_outlives_its_cluster_starts_no_other(ray_off: None, spec: CacheSpec) -> None:
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    client = attach(spec)
+    ray.shutdown()
+    with pytest.raises(CacheUnusable, match="has left its Ray cluster.*close loaders before ray.shutdown"):
+        client.facts()
+    assert not ray.is_initialized()

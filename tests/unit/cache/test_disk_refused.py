@@ -86,3 +86,15 @@ def test_a_part_file_that_cannot_be_removed_is_let_go(cache: DiskCache, monkeypa
     assert (cache.path / "temp" / part.path.name).exists()
     DiskCache(cache.path, quota_bytes=cache.quota_bytes, min_free_bytes=0).verify()
     assert list((cache.path / "temp").iterdir()) == []
+
+
+def test_directory_removed_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = CacheDirectory.prepare
+
+    def prepare_and_lose(directory: CacheDirectory) -> None:
+        prepare(directory)
+        shutil.rmtree(directory.temp)
+
+    monkeypatch.setattr(CacheDirectory, "prepare", prepare_and_lose)
+    with pytest.raises(CacheUnusable, match="was removed while it was being opened.*temp is gone"):
+        DiskCache(tmp_path / "cache", quota_bytes=1 << 20, min_free_bytes=0)
