@@ -88,6 +88,9 @@ def staged(
 
     Every opening of a Parquet file takes `drag_s`, so that an epoch lasts long enough to be disturbed.
     """
+    # Ray's processes end with the thread that started them: a case whose first use of Ray is in a thread of its own
+    # would take the cluster with it.
+    here()
     local = draw(rng, folder / "set", **{"cached": True, **drawn})
     orders = Orders(folder / "orders")
     true_class, node.NodeCache = node.NodeCache, faulty_class(orders.folder)
