@@ -88,7 +88,7 @@ class _Crew:
             self._cores.line_up()
             return maker.make(index)[0]
 
-        self.workers = Workers(make, num_threads=workers.num_reads, on_start=keep_off_trainer)
+        self.workers = Workers(make, num_threads=workers.num_reads, on_start=keep_off_trainer, at_hand=maker.peek)
 
     def close(self, timeout_s: float) -> None:
         self._cancelled.set()

@@ -66,6 +66,10 @@ class BlockMaker:
         )
         self.names = BlockNames(manifest, transform)
 
+    def peek(self, index: int) -> Block | None:
+        """Block `index` if this process has had it from the cache before: at hand, without reading anything."""
+        return self._cache.peek(self.names.key(index), self._tally) if self._cache else None
+
     def make(self, index: int) -> tuple[Block, Origin]:
         """Block `index`. No Parquet file is opened for one that is in the cache or with a peer.
 

@@ -61,7 +61,7 @@ class NodeSource:
         self._cancelled = threading.Event()
         self._registering = threading.Lock()
         self._num_registered = 0
-        self._workers: Workers[int, Block] = Workers(self._fetch, num_threads=_OPEN_REQUESTS)
+        self._workers: Workers[int, Block] = Workers(self._fetch, num_threads=_OPEN_REQUESTS, at_hand=self._peek)
 
     def request(self, index: int) -> Future[Block]:
         """Ask for block `index`; the future raises what making it raises. `LoaderClosed` after `close`."""
@@ -73,6 +73,9 @@ class NodeSource:
         self._workers.close(timeout_s)
         if self._lease:
             self._lease.release()
+
+    def _peek(self, index: int) -> Block | None:
+        return self._cache.peek(self._names.key(index), self._tally) if self._cache else None
 
     def _fetch(self, index: int) -> Block:
         key = self._names.key(index)

@@ -21,7 +21,7 @@ class BlockSource(Protocol):
     """
 
     def request(self, index: int) -> Future[Block]:
-        """Ask for the transformed row group `index`; never blocks on I/O."""
+        """Ask for the transformed row group `index`; waits for no storage, and maps at once what is in the cache."""
         ...
 
     def close(self, timeout_s: float = 5.0) -> None:

@@ -19,15 +19,22 @@ T = TypeVar("T")
 class Workers(Generic[K, T]):
     """At most `num_threads` daemon threads that run `work(task)`; they start when there is something to do.
 
-    Each thread calls `on_start` first, which must not fail.
+    Each thread calls `on_start` first, which must not fail. `at_hand` is called in the thread that asks: it must not
+    wait for anything.
 
     Not a ThreadPoolExecutor: that one joins its threads at exit, so one stuck read would keep the process from ending.
     """
 
     def __init__(
-        self, work: Callable[[K], T], *, num_threads: int, on_start: Callable[[], None] = lambda: None
+        self,
+        work: Callable[[K], T],
+        *,
+        num_threads: int,
+        on_start: Callable[[], None] = lambda: None,
+        at_hand: Callable[[K], T | None] = lambda _: None,
     ) -> None:
         self._work = work
+        self._at_hand = at_hand
         self._on_start = on_start
         self._num_threads = num_threads
         self._changed = threading.Condition()
@@ -38,8 +45,14 @@ class Workers(Generic[K, T]):
         self._closed = False
 
     def submit(self, task: K) -> Future[T]:
-        """The outcome of `work(task)`: of the run that is queued or going on, or else of a new one."""
+        """The outcome of `work(task)`: of the run that is queued or going on, or else of a new one.
+
+        What `at_hand(task)` has is the outcome at once, and no thread is woken for it.
+        """
         future: Future[T] = Future()
+        if not self._closed and (value := self._at_hand(task)) is not None:
+            future.set_result(value)
+            return future
         with self._changed:
             if self._closed:
                 raise LoaderClosed("a closed source was asked for a block. Open another one.")

@@ -33,8 +33,9 @@ def parts_in_order(plan: Plan, cut: Cut, planner: Planner, *, epoch: int, positi
     """This rank's part of every global batch from `position` to the end of the epoch.
 
     Many batches are planned at once, since a call costs as much as a thousand rows per lane; the first one alone, so
-    that it comes early. `planner` runs ahead by one call while the rows before are gathered: neither holds the GIL, and
-    what the order costs is no longer part of the time of an epoch.
+    that it comes early, then two, then four: a trainer takes no longer to use them than the next ones to be planned.
+    `planner` runs ahead by one call while the rows before are gathered: neither holds the GIL, and what the order costs
+    is no longer part of the time of an epoch. At last it orders the lanes of the next epoch, which the plan keeps.
     """
     lanes = plan.owned_lanes(cut.world)
     batches = _batches(plan, cut, position, least_rows=1)
@@ -42,8 +43,11 @@ def parts_in_order(plan: Plan, cut: Cut, planner: Planner, *, epoch: int, positi
     while batches:
         rows, done = planned.result(), batches
         last_position, last_size = done[-1]
-        batches = _batches(plan, cut, last_position + last_size, least_rows=_CHUNK_ROWS)
+        least_rows = min(2 * (last_position + last_size - done[0][0]), _CHUNK_ROWS)
+        batches = _batches(plan, cut, last_position + last_size, least_rows=least_rows)
         planned = planner.submit(_rows, plan, epoch, batches, lanes)
+        if not batches:
+            planner.submit(plan.rows, epoch + 1, 0, plan.lanes, lanes)
         first = plan.rows_before(done[0][0], lanes)
         for start, size in done:
             own = slice(plan.rows_before(start, lanes) - first, plan.rows_before(start + size, lanes) - first)

@@ -10,6 +10,9 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import closing
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forebay.cache.source import BlockSource
 from forebay.errors import LoaderClosed
 from forebay.loader.batch import Batch
@@ -120,21 +123,32 @@ class Pipeline:
         return part
 
     def _gather(self, rows: Rows, *, position: int, size: int, weight: float) -> tuple[Batch, int]:
+        made, borrowed = self._gathered(rows), []
+        if made is None:
+            borrowed = self._fetch(rows)
+            made = self._gathered(rows)
+            assert made is not None, "its blocks were added"
+        arrays, num_bytes = made
+        for block in borrowed:
+            self._resident.remove(block)
+        tensors = arrays if self._share.as_numpy else as_tensors(arrays)
+        batch = Batch(dict(tensors), position=position, size=size, rows=len(rows.row) if weight else 0, weight=weight)
+        batch.epoch = self._epoch
+        return batch, num_bytes
+
+    def _gathered(self, rows: Rows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
+        with self._tally.timed("gather_s"):
+            return self._resident.gather(rows)
+
+    def _fetch(self, rows: Rows) -> list[int]:
+        """Wait for the blocks of `rows` that are missing; returns those that are here for these rows only."""
         with self._tally.timed("block_wait_s"):
             missing = self._resident.missing(rows)
             for block in missing:
                 made = self._wait(self._demand.future(block))
                 self._demand.learn(made)
                 self._resident.add(block, made)
-        with self._tally.timed("gather_s"):
-            arrays, num_bytes = self._resident.gather(rows)
-        for block in missing:
-            if not self._demand.wants(block):  # borrowed for a dummy row
-                self._resident.remove(block)
-        tensors = arrays if self._share.as_numpy else as_tensors(arrays)
-        batch = Batch(dict(tensors), position=position, size=size, rows=len(rows.row) if weight else 0, weight=weight)
-        batch.epoch = self._epoch
-        return batch, num_bytes
+        return [block for block in missing if not self._demand.wants(block)]  # borrowed for a dummy row
 
     def _wait(self, future: Future[Block]) -> Block:
         while True:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from forebay.errors import SourceChanged, TransformFailed
-from forebay.kernels import gather
+from forebay.kernels import gather_arrays
 from forebay.loader.buffers import BufferPool
 from forebay.plan.lanes import Rows
 from forebay.transform.block import ArraySchema, Block
@@ -23,8 +25,10 @@ class Resident:
         self._slot_of = np.full(len(block_rows), -1, dtype=np.int64)
         self._blocks: list[Block | None] = []
         self._idle_slots: list[int] = []
-        self._bases: dict[str, NDArray[np.uint64]] = {}
+        # Of each array (a row) in each slot (a column).
+        self._bases = np.zeros((0, 0), dtype=np.uint64)
         self._schema: ArraySchema | None = None
+        self._row_bytes: list[int] = []
 
     def missing(self, rows: Rows) -> list[int]:
         """Blocks of `rows` that are not here yet."""
@@ -39,8 +43,7 @@ class Resident:
         slot = self._idle_slots.pop()
         self._slot_of[index] = slot
         self._blocks[slot] = block
-        for name, array in block.arrays.items():
-            self._bases[name][slot] = array.ctypes.data
+        self._bases[:, slot] = [array.ctypes.data for array in block.arrays.values()]
 
     def remove(self, index: int) -> Block | None:
         """The block, which is here no more; None if it was not."""
@@ -52,20 +55,21 @@ class Resident:
         block, self._blocks[slot] = self._blocks[slot], None
         return block
 
-    def gather(self, rows: Rows) -> tuple[dict[str, NDArray[np.generic]], int]:
-        """The rows as arrays [n, ...] in one buffer, and its bytes. All blocks of `rows` must be here."""
-        assert self._schema is not None, "gather follows add"
-        slot, n = self._slot_of[rows.block], len(rows.row)
-        places, end = [], 0
-        for name, dtype, tail in self._schema:
-            row_bytes = np.dtype(dtype).itemsize * int(np.prod(tail, dtype=np.int64))
-            places.append((name, np.dtype(dtype), tail, row_bytes, end))
+    def gather(self, rows: Rows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
+        """The rows as arrays [n, ...] in one buffer, and its bytes; None if one of their blocks is `missing`."""
+        if self._schema is None:
+            return None
+        n, end = len(rows.row), 0
+        places = np.empty((len(self._schema), 2), dtype=np.int64)
+        for place, row_bytes in zip(places, self._row_bytes, strict=True):
+            place[:] = row_bytes, end
             end += -(-n * row_bytes // _ALIGNMENT) * _ALIGNMENT
         buffer = self._pool.take(end)
+        if gather_arrays(buffer.ctypes.data, places, self._bases, self._slot_of, rows.block, rows.row) >= 0:
+            return None
         arrays: dict[str, NDArray[np.generic]] = {}
-        for name, kind, tail, row_bytes, start in places:
-            gather(buffer.ctypes.data + start, row_bytes, self._bases[name], slot, rows.row)
-            arrays[name] = buffer[start : start + n * row_bytes].view(kind).reshape(n, *tail)
+        for (name, dtype, tail), (row_bytes, start) in zip(self._schema, places.tolist(), strict=True):
+            arrays[name] = buffer[start : start + n * row_bytes].view(dtype).reshape(n, *tail)
         return arrays, end
 
     def _check(self, index: int, block: Block) -> None:
@@ -79,7 +83,8 @@ class Resident:
             )
         if self._schema is None:
             self._schema = block.schema
-            self._bases = {name: np.zeros(0, dtype=np.uint64) for name, _, _ in self._schema}
+            self._row_bytes = [np.dtype(dtype).itemsize * math.prod(tail) for _, dtype, tail in self._schema]
+            self._bases = np.zeros((len(self._schema), len(self._blocks)), dtype=np.uint64)
         elif block.schema != self._schema:
             raise TransformFailed(
                 f"Row group {index} became {block.schema}; earlier ones became {self._schema}. A transform must give "
@@ -91,9 +96,7 @@ class Resident:
         old, new = len(self._blocks), max(2 * len(self._blocks), 16)
         self._blocks += [None] * (new - old)
         self._idle_slots += range(old, new)
-        self._bases = {
-            name: np.resize(bases, new) if old else np.zeros(new, np.uint64) for name, bases in self._bases.items()
-        }
+        self._bases = np.pad(self._bases, ((0, 0), (0, new - old)))
 
 
 def as_tensors(arrays: dict[str, NDArray[np.generic]]) -> dict[str, torch.Tensor]:

@@ -208,12 +208,14 @@ class Ragged:
             check_numeric(feature, self.column, found.value_type, self.dtype, remedy)
 
     def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
-        padded = np.zeros((table.num_rows, self.max_len), self.dtype)
+        padded = np.empty((table.num_rows, self.max_len), self.dtype)
         lengths = np.zeros(table.num_rows, np.int32)
         start = 0
         for chunk in table[self.column].chunks:
             rows = slice(start, start + len(chunk))
-            if not pa.types.is_null(chunk.type):
+            if pa.types.is_null(chunk.type):
+                padded[rows] = 0
+            else:
                 values, starts, found = list_parts(chunk)
                 lengths[rows] = np.minimum(found, self.max_len)
                 pad_rows(padded[rows], self._numbers(name, values), starts, lengths[rows])

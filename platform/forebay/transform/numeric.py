@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, WrongType
-from forebay.kernels import pack_words
+from forebay.kernels import pack_columns
 from forebay.transform.block import BlockArray
 from forebay.transform.columns import wrong_type
 
@@ -27,7 +27,8 @@ NUMERIC_DTYPES = (
     "uint64",
 )
 
-_WORD_BYTES = 4
+_WORDS = {4: np.int32, 8: np.int64}
+"""Integers of the size of what is packed; its bits are all that matters."""
 _REMEDY = "It takes integers, floats, bools and decimals; use Categorical for ids."
 
 
@@ -90,10 +91,10 @@ def pack_rows(arrays: Sequence[pa.Array], dtype: str) -> BlockArray:
     packed: BlockArray
     if rows == 0:
         return np.empty((0, len(arrays)), dtype)
-    if item.itemsize == _WORD_BYTES:
+    if item.itemsize in _WORDS:
         packed = np.empty((rows, len(arrays)), dtype)
         addresses = [array.buffers()[1].address + array.offset * item.itemsize for array in arrays]
-        pack_words(np.array(addresses, np.uint64), rows, packed.reshape(-1).view(np.int32))
+        pack_columns(np.array(addresses, np.uint64), rows, packed.reshape(-1).view(_WORDS[item.itemsize]))
         return packed
     # Interleaves 4-5 times faster than `np.stack(..., axis=1)`.
     batch = pa.RecordBatch.from_arrays(list(arrays), names=[str(i) for i in range(len(arrays))])

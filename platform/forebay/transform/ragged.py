@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from forebay.kernels import pad
 from forebay.transform.block import BlockArray
 
 Lengths: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -46,8 +47,10 @@ def list_parts(lists: pa.Array) -> tuple[pa.Array, Offsets, Lengths]:
 
 
 def pad_rows(out: BlockArray, values: BlockArray, starts: Offsets, lengths: Lengths) -> None:
-    """Writes `lengths[i]` values from `starts[i]` on into row i of the zeroed `out`; no length exceeds its width."""
-    filled = np.arange(out.shape[1]) < lengths[:, None]
-    before = np.cumsum(lengths, dtype=np.int64) - lengths
-    source = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum(dtype=np.int64)))
-    out[filled] = values[source]
+    """Writes `lengths[i]` of `values` from `starts[i]` on into row i of `out`, and zeros into the rest of it.
+
+    `out` is C-contiguous, its dtype holds all of `values`, and no length exceeds its width.
+    """
+    assert out.flags.c_contiguous
+    values, places = np.ascontiguousarray(values, out.dtype), np.ascontiguousarray(starts, np.int64)
+    pad(out.ctypes.data, out.strides[0], values.ctypes.data, out.itemsize, places, lengths)

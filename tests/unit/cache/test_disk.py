@@ -135,6 +135,20 @@ def test_eight_quarantined_files_are_kept(cache: DiskCache, block_of: BlockOf, k
     assert kept == {key_of(number) for number in range(4, 12)}
 
 
+def test_what_this_process_has_written_or_verified_is_at_hand(
+    cache: DiskCache, block_of: BlockOf, key_of: KeyOf, same: Same
+) -> None:
+    key, tally, other = key_of("a"), Tally(), DiskCache(cache.path, quota_bytes=cache.quota_bytes, min_free_bytes=0)
+    cache.put(key, "d", block_of())
+    found = cache.peek(key, tally)
+    assert found and same(found, block_of()) and tally["hits"] == 1
+    assert other.peek(key, tally) is None, "another has to verify it first"
+    assert other.get(key, tally) and other.peek(key, tally)
+    flip_bit(cache.path_of(key))  # at once, within a tick of the clock of files
+    assert cache.peek(key, tally) is None and cache.get(key, tally) is None and tally["quarantined"] == 1
+    assert cache.peek(key, tally) is None, "it is gone"
+
+
 def test_blocks_are_verified_once_and_again_when_the_file_changes(
     cache: DiskCache, block_of: BlockOf, key_of: KeyOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

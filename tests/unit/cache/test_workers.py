@@ -54,6 +54,16 @@ def test_tasks_start_in_the_order_of_requests(work: Work) -> None:
     workers.close(5)
 
 
+def test_what_is_at_hand_wakes_no_thread(work: Work) -> None:
+    before = threading.active_count()
+    workers = Workers(work, num_threads=2, at_hand=lambda task: [0] if task == 3 else None)
+    assert workers.submit(3).result(0) == [0] and not work.done and threading.active_count() == before
+    assert workers.submit(4).result(5) == [4]
+    workers.close(5)
+    with pytest.raises(LoaderClosed):
+        workers.submit(3)
+
+
 def test_open_requests_for_one_task_share_its_run(work: Work) -> None:
     workers = Workers(work, num_threads=2)
     first, second, other = workers.submit(100), workers.submit(100), workers.submit(1)

@@ -28,9 +28,12 @@ def test_blocks_come_and_go() -> None:
     for index in range(0, 40, 2):
         resident.remove(index)
         resident.remove(index)
-    assert resident.missing(Rows(np.array([1, 2, 2, 4]), np.zeros(4, dtype=np.int64))) == [2, 4]
+    some = Rows(np.array([1, 2, 2, 4]), np.zeros(4, dtype=np.int64))
+    assert resident.missing(some) == [2, 4] and resident.gather(some) is None
     resident.add(2, block_of(20, 10))
-    arrays, num_bytes = resident.gather(Rows(np.array([2, 1, 39, 2]), np.array([0, 9, 5, 3])))
+    gathered = resident.gather(Rows(np.array([2, 1, 39, 2]), np.array([0, 9, 5, 3])))
+    assert gathered is not None
+    arrays, num_bytes = gathered
     assert arrays["id"].tolist() == [20, 19, 395, 23]
     assert arrays["x"].tolist() == [[20, -20], [19, -19], [395, -395], [23, -23]]
     assert arrays["flag"].tolist() == [True, False, False, False]
