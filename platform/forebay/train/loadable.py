@@ -12,6 +12,7 @@ from forebay.errors import BadJob
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, dict, list, tuple, str, int, float, bool, type(None))
 NUM_NAMED = 3
+_CONTAINERS = (Mapping, list, tuple)
 
 
 class LoadableTypes:
@@ -24,15 +25,14 @@ class LoadableTypes:
     def __init__(self) -> None:
         self._seen: set[type] = set()
 
-    def check(self, state: Mapping[str, Any], written: io.BytesIO) -> None:
+    def check(self, state: Mapping[str, Any], written: bytes | memoryview) -> None:
         """Raises `BadJob` where `torch.load(weights_only=True)` refuses `written`, which holds `state`."""
         found: set[type] = set()
         _add_types(state, found)
         if found <= self._seen:
             return
-        written.seek(0)
         try:
-            torch.load(written, map_location="cpu", weights_only=True)
+            torch.load(io.BytesIO(written), map_location="cpu", weights_only=True)
         except Exception as error:  # unpicklers raise anything
             strange = [f"{where} is a {_name(value)}" for where, value in _walk(state, "") if type(value) not in PLAIN]
             raise BadJob(
@@ -45,20 +45,20 @@ class LoadableTypes:
         self._seen |= found
 
 
-def _add_types(value: Any, found: set[type]) -> None:
-    """Put the types of `value` and of everything within it into `found`."""
-    found.add(type(value))
+def _add_types(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], found: set[type]) -> None:
+    """Put the types of everything within `value` into `found`."""
     if isinstance(value, Mapping):
         found.update(map(type, value))
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return
-    for each in value:
-        # Nothing is within most of them: a random generator of each rank is 625 numbers.
-        if isinstance(each, Mapping | list | tuple):
-            _add_types(each, found)
-        else:
-            found.add(type(each))
+        values = list(value.values())
+    else:
+        values = list(value)
+    kinds = set(map(type, values))
+    found |= kinds
+    # Nothing is within most of them: a random generator of each rank is 625 numbers.
+    if any(issubclass(kind, _CONTAINERS) for kind in kinds):
+        for each in values:
+            if isinstance(each, _CONTAINERS):
+                _add_types(each, found)
 
 
 def _walk(value: Any, where: str) -> Iterator[tuple[str, Any]]:

@@ -22,8 +22,9 @@ from forebay.errors import ForebayError
 from forebay.manifest.saved import load_manifest, save_manifest
 from forebay.manifest.scan import scan
 from forebay.plan.cursor import Cursor
-from forebay.train.commits import SEAL, STATE, Commit, CommitDirectory, _checksum
+from forebay.train.commits import Commit, CommitDirectory
 from forebay.train.events import EpochEnded, Reported
+from forebay.train.sealed import SEAL, STATE, checksum
 from forebay.world import World
 
 CURSOR = Cursor(plan_id="9c02", epoch=1, position=640, global_batch=32)
@@ -179,7 +180,7 @@ class Saved:
         if kind != 2:
             header["state_bytes"] = len(state)
         (folder / STATE).write_bytes(state)
-        (folder / SEAL).write_text(json.dumps(header | {"xxh3_128": _checksum(header, state)}))
+        (folder / SEAL).write_text(json.dumps(header | {"xxh3_128": checksum(header, state)}))
         return f"commit, sealed again: {('a pickle', 'another state', 'other facts')[kind]}"
 
 

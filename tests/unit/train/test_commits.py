@@ -11,7 +11,9 @@ import torch
 
 from forebay.errors import BadJob, CursorMismatch, InvalidOption
 from forebay.plan.cursor import Cursor
+from forebay.train.commit_files import CommitFiles
 from forebay.train.commits import Commit, CommitDirectory
+from forebay.train.safekeeping import Safekeeping
 from forebay.world import World
 
 
@@ -53,6 +55,17 @@ def test_only_the_newest_are_kept(folder: Path) -> None:
         assert steps_in(folder) == list(range(max(1, step - 2), step + 1))
     with pytest.raises(InvalidOption, match="keep_last=0"):
         CommitDirectory(folder, keep_last=0)
+    with pytest.raises(InvalidOption, match="keep_every=0"):
+        CommitDirectory(folder, keep_every=0)
+
+
+def test_multiples_are_kept_for_ever(folder: Path) -> None:
+    directory = CommitDirectory(folder, keep_last=2, keep_every=5)
+    for step in range(1, 14):
+        directory.save(commit_at(step))
+    assert steps_in(folder) == [5, 10, 12, 13]
+    directory.save(commit_at(8))
+    assert steps_in(folder) == [5, 8], "what was given up by going back stays under no rule"
 
 
 def truncate_state(step: Path) -> None:
@@ -163,14 +176,14 @@ def test_saving_a_step_again_replaces_it_as_a_whole(folder: Path) -> None:
 def test_a_write_that_fails_leaves_the_commit_before_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = CommitDirectory(folder)
     directory.save(commit_at(1))
-    original = CommitDirectory._write
+    original = CommitFiles._write
 
-    def fail_at_seal(self: CommitDirectory, path: str, contents: bytes) -> None:
+    def fail_at_seal(self: CommitFiles, path: str, contents: bytes) -> None:
         if path.endswith("commit.json"):
             raise OSError("disk full")
         original(self, path, contents)
 
-    monkeypatch.setattr(CommitDirectory, "_write", fail_at_seal)
+    monkeypatch.setattr(CommitFiles, "_write", fail_at_seal)
     with pytest.raises(OSError, match="disk full"):
         directory.save(commit_at(2))
     found = directory.newest()
@@ -194,7 +207,7 @@ def test_other_file_systems() -> None:
         directory.save(commit_at(step))
     found = directory.newest()
     assert found is not None and found.step == 3
-    assert directory._steps() == [3, 2]
+    assert CommitFiles(Safekeeping(uri="memory://runs/one/commits")).steps() == [3, 2]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,218 @@
+"""`Commits` for workers on Ray: in the memory of their node, with a copy on another, and in storage now and then."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from forebay.driver.slots import Lease, SlotPad, read_slot
+from forebay.driver.store_actors import (
+    Owner,
+    Stores,
+    end_stores,
+    flush_newest,
+    holdings,
+    is_alive,
+    make_store,
+    stores_of,
+)
+from forebay.errors import ReadFailed, WriteFailed
+from forebay.train.commit_files import CommitFiles
+from forebay.train.commits import Commit, Found, Sealer, found_in, newest_of
+from forebay.train.pad import Pad
+from forebay.train.safekeeping import Safekeeping
+from forebay.train.sealed import Sealed, TornError
+
+START_S = 15.0
+COMMIT_S = 120.0
+FLUSH_S = 900.0
+
+log = logging.getLogger(__name__)
+
+
+def open_commits(run: str, safekeeping: Safekeeping, coordinator: ActorHandle) -> StoredCommits:
+    """The commits of `run`, in any of its worker processes. `coordinator` is the actor that ends with the run."""
+    return StoredCommits(Owner(run=run, safekeeping=safekeeping, coordinator=coordinator))
+
+
+@contextmanager
+def commit_stores(run: str) -> Iterator[None]:
+    """On the driver, around a whole run: none of its stores is left before or after, and no commit is lost with them.
+
+    Those from before are of a driver that was killed.
+    """
+    end_stores(run)
+    try:
+        yield
+    finally:
+        try:
+            end_stores(run)
+        except RayError as error:  # the cluster is gone; where it is not, they end with the coordinator
+            log.warning("The memory of the run's commits could not be asked to end (%s).", type(error).__name__)
+
+
+def flush_stores(run: str) -> None:
+    """On the driver, at a drain notice: bring the newest commit to storage. Where it cannot get there is logged."""
+    if error := flush_newest(run):
+        log.warning("%s", error)
+
+
+class StoredCommits:
+    """`Commits` in the store of this node. While that one is lost, commits go straight to storage, with a warning.
+
+    A worker whose coordinator is gone as well is an orphan of a driver that was killed: it ends this process, because
+    what it saved would hurt the run that may go on elsewhere.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._files = CommitFiles(owner.safekeeping)
+        self._node = ray.get_runtime_context().get_node_id()
+        self._sealer = Sealer()
+        self._store: ActorHandle | None = None
+        self._leasing: Any = None
+        self._lease: Lease | None = None
+        self._pads: dict[str, SlotPad] = {}
+        self._spare = Pad()
+        self._patience_s = START_S
+        self._saved: Sealed | None = None
+
+    def save(self, commit: Commit) -> None:
+        """Return once `commit` is in the memory of this node, and the one before it on another node too."""
+        lease, pad = self._place()
+        sealed = self._sealer.seal(commit, pad)
+        self._saved = sealed
+        if lease is None or not self._commit(lease, sealed):
+            self._save_to_storage(sealed)
+
+    def newest(self) -> Commit | None:
+        """The newest whole commit in the memory of any node, or in storage."""
+        stores = stores_of(self._owner.run)
+        if self._store is None:
+            self._ask_for_store()
+        return newest_of([*self._in_memory(stores), *self._in_storage(bool(stores))])
+
+    def flush(self) -> None:
+        """Return once the newest commit is in storage. Raises `WriteFailed`."""
+        if self._store is None or self._saved is None:
+            error = flush_newest(self._owner.run)
+        else:
+            try:
+                error = ray.get(self._store.flush.remote(), timeout=FLUSH_S)
+            except (RayActorError, GetTimeoutError) as lost:
+                self._lose_store(lost)
+                self._save_to_storage(self._saved)
+                error = None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Let go of the store, which stays."""
+        self._store = self._leasing = self._lease = self._saved = None
+        self._pads.clear()
+
+    def _leased(self) -> Lease | None:
+        """The slot to write into; None while there is no store."""
+        if self._lease is not None:
+            return self._lease
+        if self._leasing is None:
+            self._ask_for_store()
+        try:
+            lease: Lease = ray.get(self._leasing, timeout=self._patience_s)
+        except GetTimeoutError:
+            self._patience_s = 0.0  # the next commits ask again, and do not wait
+            log.warning("The memory of this node for commits is not ready: this one goes straight to storage.")
+            return None
+        except RayActorError as error:
+            self._lose_store(error)
+            return None
+        self._lease = lease
+        return lease
+
+    def _place(self) -> tuple[Lease | None, Pad]:
+        """Where to write the next state: a slot of the store, or memory of this process while there is no store."""
+        lease = self._leased()
+        if lease is None:
+            return None, self._spare
+        try:
+            if lease.path not in self._pads:
+                self._pads[lease.path] = SlotPad(lease.path)
+        except OSError as error:  # the store has ended since
+            self._lose_store(error)
+            return None, self._spare
+        return lease, self._pads[lease.path]
+
+    def _commit(self, lease: Lease, sealed: Sealed) -> bool:
+        assert self._store is not None
+        self._lease = None
+        try:
+            self._lease = ray.get(self._store.commit.remote(lease.number, dict(sealed.facts)), timeout=COMMIT_S)
+        except (RayActorError, GetTimeoutError) as error:
+            self._lose_store(error)
+            return False
+        return True
+
+    def _ask_for_store(self) -> None:
+        self._store = make_store(self._owner, self._node)
+        self._leasing = self._store.lease.remote()
+
+    def _lose_store(self, error: Exception) -> None:
+        """Have another store made for the next commit."""
+        if not is_alive(self._owner.coordinator):
+            os._exit(1)
+        log.warning(
+            "The memory of this node for commits is lost (%s). It is made anew; until then commits go straight to %s.",
+            type(error).__name__,
+            self._files.uri,
+        )
+        if self._store is not None:
+            ray.kill(self._store)
+        self._lease, self._patience_s = None, 0.0
+        self._pads.clear()
+        self._ask_for_store()
+
+    def _save_to_storage(self, sealed: Sealed) -> None:
+        try:
+            self._files.write(sealed)
+        except OSError as error:
+            raise WriteFailed(
+                f"the commit of step {sealed.step} could not be written to {self._files.uri} ({error}), and the memory "
+                "of this node is lost too. Check that the storage answers, has room, and that this user may write to "
+                "it.",
+                uri=self._files.uri,
+            ) from error
+
+    def _in_memory(self, stores: Stores) -> Iterator[Found]:
+        for node, holding in holdings(stores).items():
+            is_here = node == self._node
+            read = partial(_read, stores[node], is_here=is_here)
+            yield Found(holding.step, 2 if is_here else 1, f"the memory of node {node[:8]}", read)
+
+    def _in_storage(self, has_memory: bool) -> list[Found]:
+        try:
+            return found_in(self._files)
+        except (OSError, ReadFailed) as error:
+            if not has_memory:
+                raise
+            log.warning("%s does not answer (%s); looking in memory only.", self._files.uri, error)
+            return []
+
+
+def _read(store: ActorHandle, *, is_here: bool) -> Sealed:
+    """What a store has. Raises `TornError` if it is lost meanwhile."""
+    try:
+        if is_here:
+            facts, path = ray.get(store.shown.remote())
+            return Sealed(facts=facts, state=read_slot(path, facts["state_bytes"]))
+        facts, state = ray.get(store.given.remote())
+        return Sealed(facts=facts, state=memoryview(state))
+    except (RayError, OSError) as error:
+        raise TornError(f"it is lost, with {type(error).__name__}") from error

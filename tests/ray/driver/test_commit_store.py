@@ -1,0 +1,388 @@
+"""Commits in the memory of nodes: what is left of them when workers, stores, nodes and drivers are killed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.actor import ActorHandle
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tests.storage.conftest import free_port, s3_store, serving
+from tests.unit.train.commits_laws import CommitsLaws
+
+from forebay.driver import store_actors
+from forebay.driver.commit_store import Holding
+from forebay.driver.ray_commits import StoredCommits, commit_stores, flush_stores, open_commits
+from forebay.driver.store_actors import end_stores, holdings, stores_of
+from forebay.errors import WriteFailed
+from forebay.plan.cursor import Cursor
+from forebay.storage.credentials import Access, without_credentials
+from forebay.storage.filesystem import resolve
+from forebay.train.commit_files import CommitFiles
+from forebay.train.commits import Commit
+from forebay.train.safekeeping import Safekeeping
+from forebay.world import World
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+PATIENCE_S = 60.0
+_NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
+_QUICK_TO_NOTICE = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_failure_threshold": 6,
+}
+
+
+def commit_at(step: int, **state: Any) -> Commit:
+    cursor = Cursor(plan_id="9c02", epoch=1, position=10 * step, global_batch=10)
+    weight = torch.arange(50_000.0) + step
+    return Commit(step=step, cursor=cursor, world=World(rank=0, size=2), state={"weight": weight, **state})
+
+
+def newest_step(commits: StoredCommits) -> int | None:
+    found = commits.newest()
+    assert found is None or found.state["weight"][0] == found.step
+    return None if found is None else found.step
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@ray.remote(num_cpus=0)
+class Something:
+    """Stands for the run's coordinator: all that is asked of it is to be there."""
+
+
+@ray.remote(num_cpus=0)
+class Rank0:
+    """A worker on a node of its own choice."""
+
+    def __init__(self, run: str, safekeeping: Safekeeping, coordinator: ActorHandle) -> None:
+        self._commits = open_commits(run, safekeeping, coordinator)
+
+    def save(self, *steps: int) -> int:
+        for step in steps:
+            self._commits.save(commit_at(step))
+        return os.getpid()
+
+    def newest(self) -> int | None:
+        return newest_step(self._commits)
+
+    def flush(self) -> None:
+        self._commits.flush()
+
+
+class Place:
+    """One run: its name, its storage and its coordinator."""
+
+    def __init__(self, uri: str) -> None:
+        self.name = f"run-{uuid.uuid4().hex[:8]}"
+        access = Access([without_credentials(uri)])
+        self.safekeeping = Safekeeping(uri=uri, storage_every_s=1e6, keep_every=5, access=access)
+        self.coordinator = Something.remote()
+        self._workers: list[ActorHandle] = []
+
+    @property
+    def files(self) -> CommitFiles:
+        return CommitFiles(self.safekeeping)
+
+    @property
+    def held(self) -> dict[str, Holding]:
+        return holdings(stores_of(self.name))
+
+    def open(self) -> StoredCommits:
+        return open_commits(self.name, self.safekeeping, self.coordinator)
+
+    def rank0_on(self, node: str) -> Any:
+        pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+        worker = Rank0.options(scheduling_strategy=pinned).remote(self.name, self.safekeeping, self.coordinator)
+        self._workers.append(worker)
+        return worker
+
+    def end(self) -> None:
+        for actor in (*self._workers, self.coordinator):
+            ray.kill(actor)
+        end_stores(self.name)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    made: list[Place] = []
+
+    def make(uri: str = "") -> Place:
+        made.append(Place(uri or str(tmp_path / "commits")))
+        return made[-1]
+
+    yield make
+    for place in made:
+        place.end()
+
+
+class Nodes:
+    """A head, where the tests run, and others that come and go."""
+
+    def __init__(self) -> None:
+        ray.shutdown()
+        head = {**_NODE, "include_dashboard": False, "_system_config": _QUICK_TO_NOTICE}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        self.head: str = ray.get_runtime_context().get_node_id()
+        self._others: dict[str, Any] = {}
+
+    def add(self) -> str:
+        node = self._cluster.add_node(**_NODE)
+        self._others[node.node_id] = node
+        until(lambda: node.node_id in store_actors.steady_nodes())
+        return str(node.node_id)
+
+    def kill(self, node_id: str) -> None:
+        self._cluster.remove_node(self._others.pop(node_id), allow_graceful=False)
+
+    def only(self, count: int) -> list[str]:
+        """Exactly so many besides the head."""
+        for node in list(self._others)[count:]:
+            self.kill(node)
+        while len(self._others) < count:
+            self.add()
+        until(lambda: store_actors.steady_nodes() == {self.head, *self._others})
+        return list(self._others)
+
+    def close(self) -> None:
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    nodes = Nodes()
+    yield nodes
+    nodes.close()
+
+
+class TestStoredCommits(CommitsLaws):
+    @pytest.fixture(autouse=True)
+    def one_run(self, cluster: Nodes, make_run: Callable[..., Place]) -> None:
+        cluster.only(0)
+        self._place = make_run()
+
+    @pytest.fixture
+    def safekeeping(self) -> Safekeeping:
+        return self._place.safekeeping
+
+    def open(self, safekeeping: Safekeeping) -> StoredCommits:
+        return self._place.open()
+
+
+def test_a_killed_worker_leaves_its_commits(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    worker = run.rank0_on(cluster.head)
+    pid = ray.get(worker.save.remote(1, 2, 3))
+    os.kill(pid, 9)
+    with closing(run.open()) as commits:
+        assert newest_step(commits) == 3
+        commits.flush()
+    assert run.files.steps()[0] == 3
+
+
+def test_a_killed_store_is_made_again_and_commits_go_to_storage_meanwhile(
+    cluster: Nodes, make_run: Callable[..., Place], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        commits.save(commit_at(1))
+        commits.save(commit_at(2))
+        ray.kill(stores_of(run.name)[cluster.head])
+        commits.save(commit_at(3))
+        assert "The memory of this node for commits is lost (ActorDiedError)" in caplog.text
+        assert run.files.steps()[0] == 3, "straight to storage"
+        assert newest_step(commits) == 3
+        steps = iter(range(4, 1000))
+        until(lambda: commits.save(commit_at(next(steps))) or run.held)
+        last = next(steps) - 1
+        assert run.held == {cluster.head: Holding(last, is_origin=True)}
+        assert newest_step(commits) == last
+        ray.kill(stores_of(run.name)[cluster.head])
+        commits.flush()
+        assert run.files.steps()[0] == last, "a flush needs no store either"
+
+
+def test_a_killed_node_takes_one_commit_along_at_most(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    (other,) = cluster.only(1)
+    run = make_run()
+    worker = run.rank0_on(other)
+    ray.get(worker.save.remote(1))
+    ray.get(worker.flush.remote())
+    ray.get(worker.save.remote(6, 7, 8, 9))
+    cluster.kill(other)
+    with closing(run.open()) as commits:
+        found = newest_step(commits)
+        assert found in (8, 9)
+        assert run.files.steps() == [1], "it came from memory"
+        commits.save(commit_at(found + 1))
+        assert newest_step(commits) == found + 1
+
+
+def test_when_all_nodes_are_lost_storage_is_left(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        for step in range(1, 5):
+            commits.save(commit_at(step))
+            if step == 3:
+                flush_stores(run.name)
+    for store in stores_of(run.name).values():
+        ray.kill(store)
+    until(lambda: not stores_of(run.name))
+    with closing(run.open()) as commits:
+        assert newest_step(commits) == 3
+
+
+def test_a_torn_upload_is_not_restored_nor_a_torn_memory(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        commits.save(commit_at(1))
+        commits.flush()
+        commits.save(commit_at(2))
+        shown = ray.get(stores_of(run.name)[cluster.head].shown.remote())
+        with Path(shown[1]).open("r+b") as memory:
+            memory.seek(1000)
+            memory.write(b"flipped")
+        assert newest_step(commits) == 1
+
+
+def test_a_node_that_comes_later_has_the_copy(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        commits.save(commit_at(1))
+        late = cluster.add()
+        steps = iter(range(2, 10_000))
+        until(lambda: commits.save(commit_at(next(steps))) or late in run.held)
+        assert not run.held[late].is_origin and run.held[cluster.head].is_origin
+    worker = run.rank0_on(late)
+    assert ray.get(worker.newest.remote()) == next(steps) - 1
+    ray.get(worker.save.remote(20_000, 20_001))
+    assert run.held[late] == Holding(20_001, is_origin=True)
+    until(lambda: run.held == {late: Holding(20_001, is_origin=True), cluster.head: Holding(20_001, is_origin=False)})
+
+
+def test_a_draining_neighbour_is_left(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    first, second = cluster.only(2)
+    run = make_run()
+    with closing(run.open()) as commits:
+        for step in (1, 2, 3):
+            commits.save(commit_at(step))
+        (neighbour,) = run.held.keys() - {cluster.head}
+        drain(neighbour)
+        stays = second if neighbour == first else first
+        steps = iter(range(4, 10_000))
+        until(
+            lambda: commits.save(commit_at(next(steps))) or time.sleep(0.05) or set(run.held) == {cluster.head, stays}
+        )
+    cluster.kill(neighbour)
+
+
+def drain(node_id: str) -> None:
+    from ray._raylet import GcsClient
+    from ray.core.generated import autoscaler_pb2
+
+    client = GcsClient(address=ray.get_runtime_context().gcs_address)
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    accepted, told = client.drain_node(node_id, reason, "a test", int(time.time() * 1000) + 600_000)
+    assert accepted, told
+
+
+def test_stores_follow_the_coordinator_and_leave_the_newest_in_storage(
+    cluster: Nodes, make_run: Callable[..., Place]
+) -> None:
+    cluster.only(1)
+    run = make_run()
+    with closing(run.open()) as commits:
+        for step in range(1, 7):
+            commits.save(commit_at(step))
+        until(lambda: len(run.held) == 2)
+    ray.kill(run.coordinator)
+    until(lambda: not stores_of(run.name))
+    assert run.files.steps()[0] == 6
+    run.files.read(6).check()
+
+
+def test_an_orphan_ends_itself(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    worker = run.rank0_on(cluster.head)
+    ray.get(worker.save.remote(1))
+    ray.kill(run.coordinator)
+    end_stores(run.name)  # as the next driver of this name does
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(worker.save.remote(2))
+    assert run.files.steps() == [1]
+    assert not stores_of(run.name)
+
+
+def test_a_driver_ends_all_stores_before_and_after(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(1)
+    run = make_run()
+    left = run.open()
+    left.save(commit_at(1))
+    left.save(commit_at(2))
+    with commit_stores(run.name):
+        until(lambda: not stores_of(run.name))
+        assert run.files.steps()[0] == 2
+        with closing(run.open()) as commits:
+            assert newest_step(commits) == 2
+            commits.save(commit_at(3))
+    until(lambda: not stores_of(run.name))
+    assert run.files.steps()[0] == 3
+
+
+def test_storage_that_refuses_is_named_at_a_flush(
+    cluster: Nodes, make_run: Callable[..., Place], tmp_path: Path
+) -> None:
+    cluster.only(0)
+    (tmp_path / "a-file").write_text("no folder")
+    run = make_run(str(tmp_path / "a-file" / "commits"))
+    worker = run.rank0_on(cluster.head)
+    ray.get(worker.save.remote(1, 2))
+    with pytest.raises(WriteFailed, match=r"a-file/commits .*Check that the storage answers"):
+        ray.get(worker.flush.remote())
+    assert run.held == {cluster.head: Holding(2, is_origin=True)}
+
+
+def test_s3_with_credentials_in_its_uri(cluster: Nodes, make_run: Callable[..., Place], tmp_path: Path) -> None:
+    cluster.only(0)
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with serving(command, port, tmp_path / "moto.log"):
+        store = s3_store(port)
+        resolve(store.uri("")).fs.create_dir("bucket")
+        run = make_run(store.uri("run/commits"))
+        worker = run.rank0_on(cluster.head)
+        ray.get(worker.save.remote(1, 2, 3))
+        ray.get(worker.flush.remote())
+        assert run.files.steps()[0] == 3
+        ray.get(worker.save.remote(4))
+        end_stores(run.name)
+        files = run.files
+        files._write(f"{files._folder(9)}/state.pt", b"an upload that was cut short")
+        with closing(run.open()) as commits:
+            assert newest_step(commits) == 4
+        end_stores(run.name)

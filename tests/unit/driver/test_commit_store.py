@@ -1,0 +1,209 @@
+"""What a store does on its node, without Ray: a worker that writes, a neighbour that takes copies, and storage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.train.commits_laws import commit_at
+
+from forebay.driver.commit_store import CommitStore, Holding
+from forebay.driver.slots import Lease, SlotPad, read_slot
+from forebay.errors import WriteFailed
+from forebay.train.commit_files import CommitFiles
+from forebay.train.commits import Sealer, opened
+from forebay.train.safekeeping import Safekeeping
+from forebay.train.sealed import Sealed
+from forebay.train.uploads import Uploads
+
+
+class Node:
+    """A store, what was replicated from it, and the worker beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.uploads = Uploads(Safekeeping(uri=str(folder / "commits"), storage_every_s=1e6))
+        self.store = CommitStore(self.uploads, self._replicate)
+        self.copies: list[int] = []
+        self.way = asyncio.Event()
+        self.way.set()
+        self._lease: Lease | None = None
+
+    async def _replicate(self, sealed: Sealed) -> None:
+        await self.way.wait()
+        sealed.check()
+        self.copies.append(sealed.step)
+
+    async def save(self, step: int, **state: Any) -> None:
+        lease = self._lease or await self.store.lease()
+        sealed = Sealer().seal(commit_at(step, **state), SlotPad(lease.path))
+        self._lease = await self.store.commit(lease.number, dict(sealed.facts))
+
+    async def newest(self) -> int:
+        shown = await self.store.shown()
+        assert shown is not None
+        facts, path = shown
+        commit = opened(Sealed(facts=facts, state=read_slot(path, facts["state_bytes"])), path)
+        assert commit.state["weight"][0] == commit.step
+        return commit.step
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[Callable[[], Node]]:
+    made: list[Node] = []
+
+    def make() -> Node:
+        made.append(Node(tmp_path))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.uploads.close()
+
+
+def test_the_newest_is_kept_and_copied(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        assert await node.store.holding() is None and await node.store.shown() is None
+        for step in range(1, 8):
+            await node.save(step)
+            assert await node.newest() == step
+            assert await node.store.holding() == Holding(step, is_origin=True)
+        await asyncio.sleep(0)
+        assert node.copies == list(range(1, 8))
+        assert len(node.store._slots) <= 3
+
+    asyncio.run(scene())
+
+
+def test_a_commit_is_not_acknowledged_before_the_one_before_it_has_its_copy(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        node.way.clear()
+        await node.save(1)
+        second = asyncio.ensure_future(node.save(2))
+        done, _ = await asyncio.wait([second], timeout=0.1)
+        assert not done and node.copies == []
+        assert await node.newest() == 2, "it is there all the same, if the worker dies now"
+        node.way.set()
+        await second
+        assert node.copies[0] == 1
+
+    asyncio.run(scene())
+
+
+def test_a_worker_that_dies_while_it_writes_spoils_nothing(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        for step in (1, 2):
+            await node.save(step)
+        assert node._lease is not None
+        SlotPad(node._lease.path).write(os.urandom(5000))
+        assert await node.newest() == 2
+        node._lease = None  # the next worker asks for its own
+        await node.save(3)
+        assert await node.newest() == 3
+
+    asyncio.run(scene())
+
+
+def test_what_is_being_uploaded_is_not_written_over(
+    make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def scene() -> None:
+        node, loop = make_node(), asyncio.get_running_loop()
+        original = CommitFiles.write
+
+        def slow(files: CommitFiles, sealed: Sealed) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+            sealed.check()
+            original(files, sealed)
+
+        monkeypatch.setattr(CommitFiles, "write", slow)
+        await node.save(1)
+        await begun.wait()
+        for step in range(2, 12):
+            await node.save(step)
+        go_on.set()
+        assert await node.store.flush() is None
+        assert node.uploads.files.steps() == [11, 1]
+        assert len(node.store._slots) <= 4
+
+    asyncio.run(scene())
+
+
+def test_a_copy_is_held_given_away_and_flushed(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        origin, copy = make_node(), make_node()
+        for step in (5, 6):
+            await origin.save(step)
+            given = await origin.store.given()
+            assert given is not None
+            await copy.store.hold(*given)
+            assert await copy.store.holding() == Holding(step, is_origin=False)
+            assert await copy.newest() == step
+        assert max(Holding(6, is_origin=False), Holding(6, is_origin=True)).is_origin
+        assert await copy.store.flush() is None
+        assert copy.uploads.files.steps()[0] == 6
+
+    asyncio.run(scene())
+
+
+def test_a_copy_does_not_take_the_place_of_what_followed_it(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        origin, copy = make_node(), make_node()
+        await origin.save(5)
+        given = await origin.store.given()
+        assert given is not None
+        await copy.store.hold(*given)
+        await origin.save(6)
+        assert await origin.store.flush() is None
+        assert await copy.store.flush() is None
+        files = origin.uploads.files
+        assert files.steps()[0] == 6
+        files._write(f"{files._folder(6)}/state.pt", b"torn")
+        files._delete(5) if 5 in files.steps() else None
+        assert await copy.store.flush() is None
+        assert files.steps() == [5], "what is torn is nothing"
+
+    asyncio.run(scene())
+
+
+def test_one_that_was_origin_and_becomes_a_copy_uploads_no_more(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        old, new = make_node(), make_node()
+        await old.save(1)
+        assert await old.store.flush() is None
+        await old.save(9)
+        await new.save(2)
+        given = await new.store.given()
+        assert given is not None
+        await old.store.hold(*given)
+        assert await old.newest() == 2
+        assert await new.store.flush() is None
+        assert old.uploads.is_done and new.uploads.files.steps() == [2, 1]
+
+    asyncio.run(scene())
+
+
+def test_storage_that_refuses_is_told_at_a_flush(
+    make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(files: CommitFiles, sealed: Sealed) -> None:
+        raise PermissionError("not yours")
+
+    async def scene() -> None:
+        node = make_node()
+        monkeypatch.setattr(CommitFiles, "write", refuse)
+        await node.save(1)
+        error = await node.store.flush()
+        assert isinstance(error, WriteFailed) and "not yours" in str(error) and node.uploads.files.uri in str(error)
+        assert await node.newest() == 1
+
+    asyncio.run(scene())
