@@ -1,0 +1,72 @@
+"""A sum over lanes whose order of additions no world size changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Node:
+    """The sum of lanes [number * 2^level, (number + 1) * 2^level), as far as there are so many."""
+
+    level: int
+    number: int
+
+    def reaches(self, lanes: int) -> bool:
+        """Whether the lanes end within it, or with it."""
+        return (self.number + 1) << self.level >= lanes
+
+
+class LaneTree:
+    """Adds what comes in the order of lanes: lanes 0 and 1, 2 and 3, then the sums of those, and so on.
+
+    A sum is made as soon as both of its halves are there, so the sums of a run of lanes, whichever rank owns it, are
+    those of the tree over all `lanes`, and at most 2 log2(lanes) of them are kept. Whoever adds the sums of all runs,
+    in the order of lanes, has the tree's root.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._sums: list[tuple[Node, Tensor]] = []
+
+    def add(self, node: Node, values: Tensor) -> None:
+        """The next node's values [n]; the tree keeps them, and adds to them in place."""
+        self._sums.append((node, values))
+        while self._grows():
+            pass
+
+    @property
+    def sums(self) -> list[Tensor]:
+        """As many as `nodes_of` says."""
+        return [values for _, values in self._sums]
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [node for node, _ in self._sums]
+
+    def _grows(self) -> bool:
+        node, values = self._sums[-1]
+        if node.reaches(self._lanes) and node.number % 2 == 0:
+            if node.number == 0:
+                return False
+            # The last of an odd number has nothing to be added to: it is the sum of the level above, too.
+            self._sums[-1] = (Node(node.level + 1, node.number // 2), values)
+            return True
+        if len(self._sums) < 2:
+            return False
+        left, kept = self._sums[-2]
+        if left.level != node.level or left.number % 2 or left.number + 1 != node.number:
+            return False
+        self._sums[-2:] = [(Node(node.level + 1, left.number // 2), kept.add_(values))]
+        return True
+
+
+def nodes_of(owned: range, lanes: int) -> list[Node]:
+    """The sums that the owner of these lanes, next to each other, has to offer."""
+    tree = LaneTree(lanes)
+    for lane in owned:
+        tree.add(Node(0, lane), torch.empty(0))
+    return tree.nodes
