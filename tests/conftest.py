@@ -48,7 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _starts_ray(item: pytest.Item) -> bool:
-    return "ray" in item.path.parts[item.path.parts.index("tests") :] if "tests" in item.path.parts else False
+    below = item.path.parts[item.path.parts.index("tests") :] if "tests" in item.path.parts else ()
+    return not {"ray", "horovod"}.isdisjoint(below)
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,14 @@ from forebay import errors as errors
 if TYPE_CHECKING:
     from forebay.cache.disk import DiskCache as DiskCache
     from forebay.cache.spec import CacheSpec as CacheSpec
+    from forebay.driver.control import Control as Control
     from forebay.driver.driver import run as run
     from forebay.driver.result import Result as Result
+    from forebay.driver.scaling_callbacks import DoubleEvery as DoubleEvery
+    from forebay.driver.scaling_callbacks import RandomResize as RandomResize
+    from forebay.driver.scaling_callbacks import ScaleSchedule as ScaleSchedule
     from forebay.errors import ForebayError as ForebayError
+    from forebay.job.elastic import Elastic as Elastic
     from forebay.job.job import Job as Job
     from forebay.job.job import Resources as Resources
     from forebay.loader.batch import Batch as Batch
@@ -26,8 +31,15 @@ if TYPE_CHECKING:
     from forebay.plan.cursor import Cursor as Cursor
     from forebay.plan.plan import Plan as Plan
     from forebay.plan.plan import build_plan as build_plan
+    from forebay.train.batch_schedule import BatchSchedule as BatchSchedule
     from forebay.train.data import Data as Data
+    from forebay.train.embedding_norms import EmbeddingNorms as EmbeddingNorms
     from forebay.train.fit import fit as fit
+    from forebay.train.loss_spikes import LossSpikes as LossSpikes
+    from forebay.train.nan_guard import NanGuard as NanGuard
+    from forebay.train.noise_scale import NoiseScale as NoiseScale
+    from forebay.train.rate import LinearScaling as LinearScaling
+    from forebay.train.rate import SqrtScaling as SqrtScaling
     from forebay.train.worker import Worker as Worker
     from forebay.transform.block import Block as Block
     from forebay.transform.features import Categorical as Categorical
@@ -40,23 +52,35 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Batch": "loader.batch",
+    "BatchSchedule": "train.batch_schedule",
     "Block": "transform.block",
     "CacheSpec": "cache.spec",
     "Categorical": "transform.features",
+    "Control": "driver.control",
     "Cursor": "plan.cursor",
     "Data": "train.data",
     "Dense": "transform.features",
     "DiskCache": "cache.disk",
+    "DoubleEvery": "driver.scaling_callbacks",
+    "Elastic": "job.elastic",
+    "EmbeddingNorms": "train.embedding_norms",
     "ForebayError": "errors",
     "Job": "job.job",
     "Label": "transform.features",
+    "LinearScaling": "train.rate",
     "Loader": "loader.loader",
+    "LossSpikes": "train.loss_spikes",
     "Manifest": "manifest.manifest",
+    "NanGuard": "train.nan_guard",
+    "NoiseScale": "train.noise_scale",
     "Plan": "plan.plan",
     "Ragged": "transform.features",
+    "RandomResize": "driver.scaling_callbacks",
     "Resources": "job.job",
     "Result": "driver.result",
     "RowGroup": "manifest.manifest",
+    "ScaleSchedule": "driver.scaling_callbacks",
+    "SqrtScaling": "train.rate",
     "Tally": "observe",
     "Transform": "transform.transform",
     "Worker": "train.worker",

@@ -63,6 +63,10 @@ class ReadFailed(ForebayError):
     """Storage kept failing, or did not answer, until the deadline."""
 
 
+class WriteFailed(ForebayError):
+    """Storage did not take what has to be kept."""
+
+
 class TransformFailed(ForebayError):
     """A transform raised, or returned something that is not a block of arrays."""
 
@@ -105,6 +109,14 @@ class BadJob(ForebayError):
 
 class RunFailed(ForebayError):
     """A run that ended without finishing, after its allowed failures."""
+
+
+class Diverged(ForebayError):
+    """A monitor rejects what is trained from the newest commit, however often it is tried."""
+
+
+class Hung(ForebayError):
+    """A rank waited for the others in vain: one of them hangs, though its process lives."""
 
 
 def whole_number(name: str, value: object, least: int = 0, most: int | None = None) -> int:

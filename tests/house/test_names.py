@@ -9,23 +9,35 @@ from forebay.cli.app import app
 
 PUBLIC_NAMES = [
     "Batch",
+    "BatchSchedule",
     "Block",
     "CacheSpec",
     "Categorical",
+    "Control",
     "Cursor",
     "Data",
     "Dense",
     "DiskCache",
+    "DoubleEvery",
+    "Elastic",
+    "EmbeddingNorms",
     "ForebayError",
     "Job",
     "Label",
+    "LinearScaling",
     "Loader",
+    "LossSpikes",
     "Manifest",
+    "NanGuard",
+    "NoiseScale",
     "Plan",
     "Ragged",
+    "RandomResize",
     "Resources",
     "Result",
     "RowGroup",
+    "ScaleSchedule",
+    "SqrtScaling",
     "Tally",
     "Transform",
     "Worker",
@@ -39,7 +51,7 @@ PUBLIC_NAMES = [
     "scan",
 ]
 
-VERBS = ["cache clear", "cache ls", "cache verify", "plan", "run", "scan", "warm"]
+VERBS = ["cache clear", "cache ls", "cache verify", "plan", "ps", "run", "scale", "scan", "stop", "warm"]
 
 
 def test_public_names() -> None:

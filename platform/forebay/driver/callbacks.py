@@ -1,37 +1,15 @@
-"""What a run tells its callbacks, and what they may ask of it."""
+"""What a run tells its callbacks; what they may ask of it is in `forebay.driver.control`."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
 
+from forebay.driver.control import Control as Control
 from forebay.errors import RunFailed
 from forebay.train.events import Event
 
 log = logging.getLogger(__name__)
-
-
-class Control:
-    """The requests a callback may make; its driver carries them out at the next saved commit.
-
-    >>> control = Control()
-    >>> control.stop("loss is low enough")
-    >>> control.stop_reason
-    'loss is low enough'
-    """
-
-    def __init__(self) -> None:
-        self._stop_reason: str | None = None
-
-    def stop(self, reason: str) -> None:
-        """Commit, then end the run. The first reason given is the one that is kept."""
-        if self._stop_reason is None:
-            self._stop_reason = reason
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why the run was asked to stop, or None."""
-        return self._stop_reason
 
 
 Callback = Callable[[Event, Control], object]

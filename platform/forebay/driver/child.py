@@ -14,9 +14,11 @@ from typing import NoReturn
 import torch
 
 from forebay.cache.fetch import LocalCache
-from forebay.driver.launch import COLLECTIVE_TIMEOUT_S, device_of, unpack, work
+from forebay.driver.launch import Outcome, device_of, unpack, work
+from forebay.driver.local_commits import open_local_commits
 from forebay.driver.raised import Raised
 from forebay.train.events import Event
+from forebay.train.orders import Orders
 from forebay.train.torch_collective import process_group
 from forebay.world import World
 
@@ -32,21 +34,28 @@ class Start:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """The driver asks to commit and end."""
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The worker asks for its orders, as they are when callbacks have heard all that it reported before."""
 
-    reason: str
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """The driver's answer."""
+
+    orders: Orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """The worker's last message when its train function has returned."""
 
-    stopped: str | None
+    outcome: Outcome
 
 
-Message = Event | Done | Raised
+Message = Event | Settle | Done | Raised
+Instruction = Start | Orders | Settled
+"""What the driver says: who the worker is, then its orders whenever they change, and when it asks for them."""
 
 
 class DriverLink:
@@ -54,7 +63,8 @@ class DriverLink:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._stop_reason: str | None = None
+        self._orders = Orders()
+        self._settled: queue.SimpleQueue[Orders] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         # A thread sends, so that a slow driver never holds up a training step.
         self._sender = threading.Thread(target=self._send, name="forebay-send", daemon=True)
@@ -64,8 +74,13 @@ class DriverLink:
     def report(self, event: Message) -> None:
         self._outbox.put(event)
 
-    def stop_requested(self) -> str | None:
-        return self._stop_reason
+    def orders(self) -> Orders:
+        return self._orders
+
+    def settled_orders(self) -> Orders:
+        # Behind all events in the one line to the driver, who tells them in that order.
+        self._outbox.put(Settle())
+        return self._settled.get()
 
     def close(self) -> None:
         """Return when everything reported has left this process."""
@@ -79,9 +94,11 @@ class DriverLink:
     def _listen(self) -> None:
         try:
             while True:
-                message = self._connection.recv()
-                assert isinstance(message, Stop)
-                self._stop_reason = message.reason
+                match self._connection.recv():
+                    case Settled(orders=orders):
+                        self._settled.put(orders)
+                    case Orders() as orders:
+                        self._orders = orders
         except (EOFError, OSError):
             os._exit(1)  # the driver is gone: nobody would read what this orphan does
 
@@ -94,19 +111,20 @@ def main(descriptor: int) -> None:
     assert isinstance(start, Start)
     with closing(DriverLink(connection)) as link:
         try:
-            link.report(Done(stopped=_train(start, link)))
+            link.report(Done(outcome=_train(start, link)))
         except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
             _tell_and_stay(error, start, link)
 
 
-def _train(start: Start, link: DriverLink) -> str | None:
+def _train(start: Start, link: DriverLink) -> Outcome:
     launch = unpack(start.payload)
     torch.set_num_threads(max(1, int(launch.resources.cpus)))
     cache = None if launch.cache is None else LocalCache(launch.cache, num_processes=start.world.size)
     device = device_of(launch.resources, start.world.local_rank)
-    with process_group(start.world, start.rendezvous, device=device, timeout_s=COLLECTIVE_TIMEOUT_S) as collective:
+    ranks = process_group(start.world, start.rendezvous, device=device, timeout_s=launch.hang_timeout_s)
+    with closing(open_local_commits(launch.safekeeping)) as commits, ranks as collective:
         try:
-            return work(launch, collective, cache, link)
+            return work(launch, collective, cache, link, commits)
         except BaseException as error:  # noqa: BLE001 - as above; told before the process group is left
             _tell_and_stay(error, start, link)
 

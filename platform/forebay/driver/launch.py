@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,33 +16,28 @@ from forebay.cache.lease import named_user
 from forebay.cache.payload import own_code_by_value
 from forebay.cache.source import SourceProvider
 from forebay.cache.spec import CacheSpec
-from forebay.errors import BadJob, InvalidOption
+from forebay.errors import BadJob, Hung, InvalidOption
 from forebay.job.job import Resources
-from forebay.storage.credentials import Access
 from forebay.train.assignment import Assignment
 from forebay.train.collective import Collective
-from forebay.train.commits import CommitDirectory
+from forebay.train.commits import Commits
 from forebay.train.events import Reporter, Started
+from forebay.train.safekeeping import Safekeeping
+from forebay.train.torch_collective import is_timeout
 from forebay.train.worker import TrainFunction, Worker
-
-COLLECTIVE_TIMEOUT_S = 120.0
-"""How long ranks wait for a peer in a collective before they call it hung."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Everything a worker needs besides its place among the others. `commits` is the URI of the commit directory.
-
-    `access` takes the credentials for it along, where they came in a URI.
-    """
+    """Everything a worker needs besides its place among the others."""
 
     name: str
     train: TrainFunction
     assignment: Assignment
     resources: Resources
     cache: CacheSpec | None
-    commits: str
-    access: Access | None = None
+    safekeeping: Safekeeping
+    hang_timeout_s: float = 120.0
 
 
 def pack(launch: Launch) -> bytes:
@@ -81,16 +76,29 @@ def _unwatched(_counted: Callable[[], Mapping[str, float]]) -> AbstractContextMa
     return nullcontext()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a worker came to its end: with all epochs trained, `stopped` for a reason, or `parting`.
+
+    `parting` is the world size to go on with from the newest commit, which every rank has left at the same step.
+    """
+
+    stopped: str | None = None
+    parting: int | None = None
+
+
 def work(
     launch: Launch,
     collective: Collective,
     cache: DiskCache | SourceProvider | None,
     reporter: Reporter,
+    commits: Commits,
     watch: Watch = _unwatched,
-) -> str | None:
-    """Train to the end as one of the workers; the answer is why it stopped early, if it did.
+) -> Outcome:
+    """Train to the end as one of the workers.
 
-    Raises `BadJob` for a train function that returns before the last epoch though nobody asked it to stop.
+    Raises `BadJob` for a train function that returns before the last epoch though nobody asked it to, and `Hung` where
+    another rank did not answer within the job's `hang_timeout_s`.
     """
     if collective.world.is_first:
         reporter.report(
@@ -101,10 +109,10 @@ def work(
                 num_batches=launch.assignment.data.num_batches,
             )
         )
-    worker = Worker(launch.assignment, collective, cache, CommitDirectory(launch.commits), reporter)
-    with named_user(launch.name), watch(worker.counted):
+    worker = Worker(launch.assignment, collective, cache, commits, reporter)
+    with named_user(launch.name), watch(worker.counted), _hang_named(launch, collective):
         worker.run(launch.train)
-    if worker.epoch < worker.epochs and worker.stopped is None:
+    if not worker.is_finished and worker.stopped is None and worker.parting is None:
         raise BadJob(
             f"the train function returned in epoch {worker.epoch + 1} of {worker.epochs}, after step {worker.step}. "
             "Iterate worker.loader() to its end and commit every step; to end a run early, let a callback call "
@@ -112,7 +120,25 @@ def work(
             epoch=worker.epoch,
             step=worker.step,
         )
-    return worker.stopped
+    return Outcome(stopped=worker.stopped, parting=worker.parting)
+
+
+@contextmanager
+def _hang_named(launch: Launch, collective: Collective) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_timeout(error):
+            raise
+        rank = collective.world.rank
+        raise Hung(
+            f"rank {rank} of run {launch.name!r} waited in vain for another rank, with hang_timeout_s="
+            f"{launch.hang_timeout_s:g}: one of them hangs, though its process lives. Look for a rank that takes "
+            "another number of steps, waits for a lock, or reads without an end; if a step may take that long, raise "
+            f"hang_timeout_s. What was committed is kept: run {launch.name!r} again to continue.",
+            rank=rank,
+            timeout_s=launch.hang_timeout_s,
+        ) from error
 
 
 def title_of(train: object) -> str:

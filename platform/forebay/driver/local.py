@@ -1,15 +1,17 @@
-"""The local driver: one worker in this process, or several in processes of this machine. Needs no Ray."""
+"""The local driver: one worker in this process, or some in processes of this machine. Needs no Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import torch
 
 from forebay.cache.fetch import LocalCache
 from forebay.driver.callbacks import Callback
+from forebay.driver.child import Settle
 from forebay.driver.launch import device_of, pack, work
+from forebay.driver.local_commits import open_local_commits
 from forebay.driver.processes import WorkerLost, WorkerRaised, Workers, worker_processes
 from forebay.driver.raised import Raised
 from forebay.driver.result import Result
@@ -19,6 +21,7 @@ from forebay.job.job import Job
 from forebay.train import rng
 from forebay.train.collective import Alone
 from forebay.train.events import Event, Preparing
+from forebay.train.orders import Orders
 
 
 class LocalDriver:
@@ -29,7 +32,8 @@ class LocalDriver:
         with Run(job, callbacks) as run:
             if run.is_finished:
                 return run.result
-            return _run_here(run) if job.workers == 1 else _run_processes(run)
+            # An elastic worker may have to make room for two, which a process cannot do for the one that holds it.
+            return _run_here(run) if job.elastic is None and job.workers == 1 else _run_processes(run)
 
 
 class DirectReporter:
@@ -41,8 +45,11 @@ class DirectReporter:
     def report(self, event: Event) -> None:
         self._run.tell(event)
 
-    def stop_requested(self) -> str | None:
-        return self._run.control.stop_reason
+    def orders(self) -> Orders:
+        return self._run.control.orders
+
+    def settled_orders(self) -> Orders:
+        return self._run.control.orders
 
 
 def _run_here(run: Run) -> Result:
@@ -50,13 +57,13 @@ def _run_here(run: Run) -> Result:
     device = device_of(launch.resources, local_rank=0)
     cache = None if launch.cache is None else LocalCache(launch.cache)
     try:
-        with _generators_put_back(device):
-            stopped = work(launch, Alone(device), cache, DirectReporter(run))
+        with _generators_put_back(device), closing(open_local_commits(launch.safekeeping)) as commits:
+            outcome = work(launch, Alone(device), cache, DirectReporter(run), commits)
     except ForebayError:
         raise
     except (Exception, SystemExit) as error:  # sys.exit() would end this process as if all were well
         raise Raised.of(error, rank=0).as_error(run.name) from error
-    return run.finish(stopped)
+    return run.finish(outcome.stopped)
 
 
 @contextmanager
@@ -72,11 +79,13 @@ def _generators_put_back(device: torch.device) -> Iterator[None]:
 def _run_processes(run: Run) -> Result:
     payload = pack(run.launch)
     while True:
-        run.tell(Preparing(what=f"starting {run.job.workers} worker processes"))
+        size = run.control.workers
+        run.tell(Preparing(what=f"starting {size} worker process{'es' if size > 1 else ''}"))
         try:
-            with worker_processes(run.job.workers, payload) as workers:
+            with worker_processes(size, payload) as workers:
                 _follow(run, workers)
-            return run.finish(workers.stopped)
+            if workers.outcome.parting is None:
+                return run.finish(workers.outcome.stopped)
         except WorkerLost as lost:
             if not run.lost_workers(str(lost)):
                 raise run.too_many_failures(str(lost)) from lost
@@ -86,10 +95,12 @@ def _run_processes(run: Run) -> Result:
 
 
 def _follow(run: Run, workers: Workers) -> None:
-    asked = False
     for event in workers.events():
-        if event is not None:
-            run.tell(event)
-        if run.control.stop_reason is not None and not asked:
-            workers.stop(run.control.stop_reason)
-            asked = True
+        match event:
+            case Settle():
+                workers.settle(run.control.orders)
+            case None:
+                pass
+            case _:
+                run.tell(event)
+        workers.order(run.control.orders)

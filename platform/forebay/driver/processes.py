@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from forebay.driver.child import NODE, Done, Message, Start, Stop
+from forebay.driver.child import NODE, Done, Instruction, Message, Settle, Settled, Start
+from forebay.driver.launch import Outcome
 from forebay.driver.raised import Raised
 from forebay.train.events import Event
+from forebay.train.orders import Orders
 from forebay.world import World
 
 EXIT_S = 10.0
@@ -49,7 +51,7 @@ class WorkerProcess:
             )
         self.connection = Connection(ours.detach())
 
-    def send(self, message: Start | Stop) -> None:
+    def send(self, message: Instruction) -> None:
         """Tell the worker; one that is gone is found out by `Workers.events`, not here."""
         try:
             self.connection.send(message)
@@ -83,36 +85,52 @@ class Workers:
 
     def __init__(self, members: list[WorkerProcess]) -> None:
         self._members = members
-        self.stopped: str | None = None
+        self._told = Orders()
+        self.outcome = Outcome()
 
-    def stop(self, reason: str) -> None:
-        """Ask rank 0, who decides for all at its next saved commit."""
-        self._members[0].send(Stop(reason=reason))
+    def order(self, orders: Orders) -> None:
+        """Tell rank 0, on whose word all act at its next saved commit."""
+        if orders != self._told:
+            self._told = orders
+            self._members[0].send(orders)
 
-    def events(self) -> Iterator[Event | None]:
-        """What the workers report, and None now and then while they are silent; ends when all are done.
+    def settle(self, orders: Orders) -> None:
+        """Answer rank 0, who has asked for its orders and waits for them."""
+        self._members[0].send(Settled(orders=orders))
+
+    def events(self) -> Iterator[Event | Settle | None]:
+        """What the workers say, and None now and then while they are silent; ends when all are done.
 
         Raises `WorkerLost` when a process died, `WorkerRaised` when a train function raised.
         """
         silent = {member.connection: member for member in self._members}
-        raised: Raised | None = None
+        raised: list[Raised] = []
         deadline = float("inf")
         while silent:
             for ready in wait(list(silent), timeout=POLL_S):
                 assert isinstance(ready, Connection)
                 match _receive(ready, silent[ready]):
                     case Raised() as failure:
-                        raised = raised or failure
+                        raised.append(failure)
                         deadline = min(deadline, time.monotonic() + (PEER_S if len(silent) > 1 else 0))
                         del silent[ready]
                     case Done() as done:
-                        self.stopped = self.stopped or done.stopped
-                        silent.pop(ready).leave()
+                        # All ranks come to the same end.
+                        self.outcome = done.outcome
+                        del silent[ready]
                     case event:
                         yield event
-            if raised is not None and (time.monotonic() >= deadline or not silent):
-                raise WorkerRaised(raised)
+            if raised and (time.monotonic() >= deadline or not silent):
+                raise WorkerRaised(_cause(raised))
             yield None
+        # Whoever parts has nothing left to do, and the next world waits.
+        for member in self._members if self.outcome.parting is None else ():
+            member.leave()
+
+
+def _cause(raised: list[Raised]) -> Raised:
+    """The first one; but where a rank knows what is the matter, the others only lost their connection to it."""
+    return next((each for each in raised if each.summary.startswith("forebay.errors.")), raised[0])
 
 
 def _receive(connection: Connection, member: WorkerProcess) -> Message:

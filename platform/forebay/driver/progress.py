@@ -9,11 +9,23 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
-from forebay.driver.callbacks import Control
+from forebay.driver.control import Control
 from forebay.driver.pace import Pace
 from forebay.driver.stages import stages_text
 from forebay.driver.wording import metric_text, metrics_text, rate_text, rows_per_s, share_text, time_text, wait_share
-from forebay.train.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Started
+from forebay.train.events import (
+    EpochEnded,
+    Event,
+    Failed,
+    Finished,
+    Preempted,
+    Preparing,
+    Reported,
+    Resized,
+    RolledBack,
+    Started,
+    Warned,
+)
 
 FIRST_LINE_EVERY_S = 5.0
 LAST_LINE_EVERY_S = 60.0
@@ -33,6 +45,7 @@ class Progress:
         self._began = clock()
         self._pace = Pace()
         self._started: Started | None = None
+        self._first_batch = 0
         self._bar: _Bar | None = None
         self._line_due: float | None = None
 
@@ -43,12 +56,15 @@ class Progress:
             case Started():
                 self._start(event)
             case Reported():
+                self._first_batch = self._first_batch or event.global_batch
                 self._pace.read(event, self._clock())
                 self._show(event)
             case EpochEnded():
                 self._say(self._epoch_text(event))
                 if stages := stages_text(event):
                     self._say(f"  by stage: {stages}")
+            case Resized() | Preempted() | RolledBack() | Warned():
+                self._say(_steering_text(event))
             case Failed(will_retry=True):
                 self._end_bar()
                 self._say(f"{event.error}. Starting again from the newest commit (failure {event.failures}).")
@@ -63,8 +79,7 @@ class Progress:
     def _start(self, event: Started) -> None:
         self._end_bar()
         self._started, self._pace = event, Pace()
-        workers = f"{event.world_size} worker{'s' if event.world_size > 1 else ''}"
-        self._say(f"{event.name}: {workers}, {event.epochs} epochs of {event.num_batches} steps.")
+        self._say(f"{event.name}: {_workers(event.world_size)}, {event.epochs} epochs of {event.num_batches} steps.")
         self._line_due = None
         if self._console.is_terminal:
             self._bar = _Bar(self._console, steps=event.epochs * event.num_batches)
@@ -72,7 +87,7 @@ class Progress:
     def _show(self, event: Reported) -> None:
         text = self._step_text(event)
         if self._bar is not None:
-            self._bar.show(event.step, text)
+            self._bar.show(event.step, event.step + self._steps_left(event), text)
         elif self._line_due is None:
             self._line_due = self._clock() + FIRST_LINE_EVERY_S
         elif self._clock() >= self._line_due:
@@ -81,19 +96,28 @@ class Progress:
             self._line_due = self._clock() + min(max(FIRST_LINE_EVERY_S, elapsed / 20), LAST_LINE_EVERY_S)
 
     def _step_text(self, event: Reported) -> str:
-        epochs, num_batches = (self._started.epochs, self._started.num_batches) if self._started else (1, event.step)
-        steps = epochs * num_batches
+        epochs, left = self._started.epochs if self._started else 1, self._steps_left(event)
         loss = event.metrics.get("loss")
         return ", ".join(
             [
                 f"epoch {event.epoch + 1}/{epochs}",
-                f"step {event.step}/{steps}",
+                f"step {event.step}/{event.step + left}",
                 *([] if loss is None else [f"loss {metric_text(loss)}"]),
                 rate_text(self._pace.rows_per_s),
                 f"{share_text(self._pace.wait_share)} waiting",
-                f"{time_text(self._pace.left_s(max(steps - event.step, 0)))} left",
+                f"{time_text(self._pace.left_s(left))} left",
             ]
         )
+
+    def _steps_left(self, event: Reported) -> int:
+        """At the global batch of just now; `Started` counts the steps of the one that the run began with."""
+        if self._started is None:
+            return 0
+        steps = self._started.epochs * self._started.num_batches
+        if event.global_batch == self._first_batch:
+            return max(steps - event.step, 0)
+        passed = event.epoch * self._started.num_batches + event.position / self._first_batch
+        return max(round((steps - passed) * self._first_batch / event.global_batch), 0)
 
     def _epoch_text(self, event: EpochEnded) -> str:
         epochs = self._started.epochs if self._started else event.epoch + 1
@@ -109,6 +133,23 @@ class Progress:
             self._bar = None
 
 
+def _steering_text(event: Resized | Preempted | RolledBack | Warned) -> str:
+    match event:
+        case Resized():
+            return f"after step {event.step} the run goes on with {_workers(event.new)} instead of {event.old}."
+        case Preempted():
+            return f"node {event.node} is being taken away, with {_workers(event.workers)} on it."
+        case RolledBack():
+            again = f"without {event.skipped_rows} rows" if event.skipped_rows else "once more"
+            return f"{event.reason}. Back from step {event.from_step} to step {event.to_step}, {again}."
+        case Warned():
+            return f"{event.reason} (step {event.step})."
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count > 1 else ''}"
+
+
 class _Bar:
     """One live line at the bottom of the terminal."""
 
@@ -121,8 +162,8 @@ class _Bar:
         self._task: TaskID = self._bars.add_task("", total=steps, text="the first step is on its way")
         self._bars.start()
 
-    def show(self, step: int, text: str) -> None:
-        self._bars.update(self._task, completed=step, text=text)
+    def show(self, step: int, steps: int, text: str) -> None:
+        self._bars.update(self._task, completed=step, total=steps, text=text)
 
     def end(self) -> None:
         self._bars.stop()

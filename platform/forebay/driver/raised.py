@@ -12,7 +12,14 @@ import cloudpickle
 from forebay.errors import ForebayError, RunFailed
 
 # Frames that only lead up to the train function; the person who reads the traceback did not write them.
-_OUR_FILES = ("driver/child.py", "driver/local.py", "driver/ray_worker.py", "driver/launch.py", "train/worker.py")
+_OUR_FILES = (
+    "driver/child.py",
+    "driver/horovod_worker.py",
+    "driver/local.py",
+    "driver/ray_worker.py",
+    "driver/launch.py",
+    "train/worker.py",
+)
 _OUR_PATHS = {str(Path(__file__).parents[1] / name) for name in _OUR_FILES}
 
 

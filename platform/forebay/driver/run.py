@@ -9,15 +9,17 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Self
 
-from forebay.driver.callbacks import Callback, Control, notify
+from forebay.driver.callbacks import Callback, notify
 from forebay.driver.claim import claim, claim_new
+from forebay.driver.control import Control
 from forebay.driver.history import History
 from forebay.driver.launch import Launch, title_of
 from forebay.driver.result import Result, below, load_result, save_result
 from forebay.errors import CursorMismatch, RunFailed
 from forebay.job.job import Job
 from forebay.storage.credentials import Access
-from forebay.train.events import EpochEnded, Event, Failed, Finished
+from forebay.train.events import EpochEnded, Event, Failed, Finished, Reported, Resized, Started
+from forebay.train.safekeeping import Safekeeping
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +35,10 @@ class Run:
     def __init__(self, job: Job, callbacks: Sequence[Callback] = ()) -> None:
         job.check()
         self.job = job
-        self.control = Control()
+        self.control = Control.of(job)
         self._callbacks = tuple(callbacks)
-        self._failures = 0
+        self._failures, self._step = 0, 0
+        self._world_size: int | None = None
         self._claim = claim_new(job.storage, _title(job)) if job.name is None else claim(job.storage, job.name)
         self.name, self.path = self._claim.name, self._claim.path
         try:
@@ -69,8 +72,14 @@ class Run:
             assignment=self.job.assignment,
             resources=self.job.resources,
             cache=self.job.cache,
-            commits=below(self.path, "commits"),
-            access=Access([self.path]),
+            safekeeping=Safekeeping(
+                uri=below(self.path, "commits"),
+                keep_last=self.job.keep_last,
+                keep_every=self.job.keep_every,
+                storage_every_s=self.job.storage_every_s,
+                access=Access([self.path]),
+            ),
+            hang_timeout_s=self.job.hang_timeout_s,
         )
 
     @property
@@ -109,12 +118,25 @@ class Run:
         """
         if isinstance(event, EpochEnded) and self._history.knows(event):
             return
+        match event:
+            case Started():
+                self._tell_resize(event)
+            case Reported():
+                self._step = event.step
+                self.control.follow(batch=event.global_batch)
+            case Failed():
+                self._failures, self._world_size = event.failures, None
         self._history.record(event)
-        if isinstance(event, Failed):
-            self._failures = event.failures
         if isinstance(event, EpochEnded | Finished):
             save_result(self.result)
         notify(self._callbacks, event, self.control)
+
+    def _tell_resize(self, started: Started) -> None:
+        """Workers only say that they start; that the world had another size before is known here."""
+        before, self._world_size = self._world_size, started.world_size
+        self.control.follow(world_size=started.world_size)
+        if before not in (None, started.world_size):
+            self.tell(Resized(old=before, new=started.world_size, step=self._step))
 
     def lost_workers(self, error: str) -> bool:
         """Note that workers were lost; the answer says whether they may be replaced once more."""

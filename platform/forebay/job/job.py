@@ -6,16 +6,22 @@ import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import get_args
 
 from forebay.cache.spec import CacheSpec
 from forebay.errors import InvalidOption
+from forebay.job.elastic import Elastic
 from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import resolve
-from forebay.train.assignment import Assignment
+from forebay.train.assignment import Assignment, Reduction
+from forebay.train.batch_policy import BatchPolicy, RateScaling
 from forebay.train.data import Data
+from forebay.train.monitor import Monitor
 from forebay.train.worker import Worker
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+COUNTS = {"epochs": 1, "workers": 1, "seed": 0, "commit_every": 1, "max_failures": 0, "keep_last": 1}
+"""Option -> the least whole number it may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +43,31 @@ class Resources:
 class Job:
     """A run: `train(worker)` on `workers` workers for `epochs` epochs over `data`.
 
-    `name` is the run's folder under `storage` (a path or any URI `forebay.storage` knows); the same name run again
-    resumes. `cache` may be None: then every epoch reads the source. `commit_every` counts steps between saved commits,
-    `max_failures` how often lost workers are replaced. Raises `InvalidOption` or `TooManyRanks` for values that can
-    never work; `check()` looks at the outside world.
+    Attributes:
+        train: Called in every worker; called anew when the number of workers changes.
+        data: What to train on, and the global batch to begin with.
+        held_out: What `worker.held_out()` reads.
+        workers: How many, for the whole run.
+        elastic: Bounds between which callbacks, `forebay scale` and a shrinking cluster may change how many; instead of
+            `workers`.
+        resources: What each worker needs.
+        cache: None lets every epoch read the source.
+        name: The run's folder under `storage`; the same name run again resumes.
+        storage: A path, or any URI `forebay.storage` knows.
+        commit_every: Steps between saved commits, the only points where the world and the global batch change.
+        max_failures: How often lost workers are replaced.
+        monitors: Watch the model, the gradients or the loss; a step they reject is never committed.
+        batch: Changes the global batch as training goes on.
+        rate: Lets the learning rate follow the global batch.
+        reduction: How gradients of all workers become one: their mean, their Adasum, or `"exact"`: a mean that is equal
+            to the bit for every number of workers; it needs `worker.backward`.
+        storage_every_s: Commits reach `storage` at least this often; in between they outlive a worker, and a node where
+            there is a second one.
+        keep_last: How many of the newest commits stay in `storage`.
+        keep_every: Keep every commit whose step is a multiple, too.
+        hang_timeout_s: How long workers wait for one of them before the run is given up as hung.
+
+    Raises `InvalidOption` or `TooManyRanks` for values that can never work; `check()` looks at the outside world.
     """
 
     train: Callable[[Worker], None]
@@ -48,6 +75,7 @@ class Job:
     held_out: Data | None = None
     epochs: int = 1
     workers: int = 1
+    elastic: Elastic | None = None
     resources: Resources = field(default_factory=Resources)
     cache: CacheSpec | None = field(default_factory=CacheSpec)
     name: str | None = None
@@ -55,12 +83,23 @@ class Job:
     seed: int = 0
     commit_every: int = 100
     max_failures: int = 3
+    monitors: tuple[Monitor, ...] = ()
+    batch: BatchPolicy | None = None
+    rate: RateScaling | None = None
+    reduction: Reduction = "mean"
+    storage_every_s: float = 60.0
+    keep_last: int = 2
+    keep_every: int | None = None
+    hang_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
         if not callable(self.train):
             raise InvalidOption(f"train={self.train!r} is no function. Give `def train(worker: Worker) -> None`.")
-        for option, least in (("epochs", 1), ("workers", 1), ("seed", 0), ("commit_every", 1), ("max_failures", 0)):
+        for option, least in COUNTS.items():
             _check_count(option, getattr(self, option), least)
+        if self.keep_every is not None:
+            _check_count("keep_every", self.keep_every, 1)
+        self._check_steering()
         if self.name is not None and not NAME_FORM.fullmatch(self.name):
             raise InvalidOption(
                 f"name={self.name!r} cannot name a folder. Use letters, digits, '.', '_' and '-', beginning with a "
@@ -68,7 +107,41 @@ class Job:
                 name=self.name,
             )
         for data in self._datas:
-            data.check_world_size(self.workers)
+            data.check_world_size(self.max_workers)
+
+    def _check_steering(self) -> None:
+        if self.elastic is not None and self.workers != 1:
+            raise InvalidOption(
+                f"workers={self.workers} and {self.elastic} were both given. Give elastic= alone; its start= says how "
+                "many workers there are at first.",
+                workers=self.workers,
+            )
+        if self.reduction not in get_args(Reduction):
+            known = ", ".join(map(repr, get_args(Reduction)))
+            raise InvalidOption(f"reduction={self.reduction!r} is unknown. Choose one of {known}.")
+        if self.batch is not None:
+            self.batch.check(self.reduction)
+        # A list would do as well, but a frozen job holds nothing that changes.
+        object.__setattr__(self, "monitors", tuple(self.monitors))
+        for option, least in (("storage_every_s", 0.0), ("hang_timeout_s", 0.1)):
+            seconds = getattr(self, option)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= least:
+                raise InvalidOption(f"{option}={seconds!r} cannot work. Give {least:g} seconds or more.", option=option)
+
+    @property
+    def start_workers(self) -> int:
+        """How many workers are asked for at first."""
+        return self.workers if self.elastic is None else self.elastic.target
+
+    @property
+    def min_workers(self) -> int:
+        """With how many workers training starts, and goes on."""
+        return self.workers if self.elastic is None else self.elastic.min_workers
+
+    @property
+    def max_workers(self) -> int:
+        """How many workers there are at most."""
+        return self.workers if self.elastic is None else self.elastic.max_workers
 
     @property
     def _datas(self) -> tuple[Data, ...]:
@@ -83,6 +156,10 @@ class Job:
             epochs=self.epochs,
             seed=self.seed,
             commit_every=self.commit_every,
+            monitors=self.monitors,
+            batch=self.batch,
+            rate=self.rate,
+            reduction=self.reduction,
         )
 
     def check(self) -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from forebay.train.batch_policy import BatchPolicy, RateScaling
 from forebay.train.data import Data
+from forebay.train.monitor import Monitor
+
+Reduction = Literal["mean", "adasum", "exact"]
+"""How the gradients of all ranks become one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """The part of a job that reaches a worker: what to train on, for how long, and how often to save.
 
-    `commit_every` counts steps between saved commits; the end of an epoch is saved besides.
+    `commit_every` counts steps between saved commits; the end of an epoch is saved besides. `monitors` watch training,
+    `batch` decides on the rows per step, which begin with those of `data`, and `rate` lets the learning rate follow.
     """
 
     data: Data
@@ -19,3 +26,7 @@ class Assignment:
     epochs: int = 1
     seed: int = 0
     commit_every: int = 100
+    monitors: tuple[Monitor, ...] = ()
+    batch: BatchPolicy | None = None
+    rate: RateScaling | None = None
+    reduction: Reduction = "mean"

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from forebay.train.assignment import Reduction
+from forebay.train.slices import OneSlice, Slices
 from forebay.world import World
 
 T = TypeVar("T")
@@ -17,7 +19,7 @@ class Collective(Protocol):
     """The ranks of a run as one: built by a driver, once per worker process.
 
     Laws: every method is called by all ranks in the same order; none changes its argument; `sum`, `gather` and `share`
-    give every rank the same answer; the gradients that `wrap` averages are bit-equal for equal inputs, also in a
+    give every rank the same answer; the gradients that `wrap` reduces are bit-equal for equal inputs, also in a
     process that was started in mid-run.
     """
 
@@ -29,8 +31,16 @@ class Collective(Protocol):
         """Where this rank's model and batches live."""
         ...
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """`model` with rank 0's parameters on all ranks and gradients averaged over ranks in `backward()`."""
+    def wrap(self, model: nn.Module, reduction: Reduction = "mean") -> nn.Module:
+        """`model` with rank 0's parameters on all ranks, whose `backward()` leaves the same gradients on all ranks.
+
+        They are the mean over ranks or their Adasum; with "exact" they stay those of this rank alone, and
+        `ExactReduction` does the rest.
+        """
+        ...
+
+    def slices(self) -> Slices:
+        """How ranks exchange parts of long buffers."""
         ...
 
     def sum(self, values: np.ndarray) -> np.ndarray:
@@ -53,8 +63,11 @@ class Alone:
         self.world = World()
         self.device = torch.device(device)
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, reduction: Reduction = "mean") -> nn.Module:  # noqa: ARG002 - a `Collective`
         return model
+
+    def slices(self) -> Slices:
+        return OneSlice()
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         return values.copy()

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from forebay.train.orders import Orders
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
@@ -16,9 +18,10 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The workers are about to train, for the first time or again after a failure.
+    """The workers are about to train: for the first time, again after a failure, or as a world of another size.
 
-    `num_batches` counts the steps of a full epoch.
+    `world_size` is the truth about the size of the world until the next `Started`. `num_batches` counts the steps of a
+    full epoch at the global batch that the job begins with.
     """
 
     name: str
@@ -34,8 +37,8 @@ class Reported:
     Steps are thinned to about ten a second; the last step of an epoch is always reported. `step` counts commits from 1
     over the whole run. `position` is the number of rows of epoch `epoch` that were passed after this step. `rows`
     counts the global rows trained since the run began, over all epochs, `wait_s` the seconds rank 0 has waited for data
-    since its process began. A loss that was multiplied by `batch.weight` is rank 0's share of the global batch;
-    `EpochEnded` carries the mean over all ranks.
+    since its process began, `global_batch` the rows per step that are in use. A loss that was multiplied by
+    `batch.weight` is rank 0's share of the global batch; `EpochEnded` carries the mean over all ranks.
     """
 
     step: int
@@ -44,6 +47,7 @@ class Reported:
     metrics: Mapping[str, float]
     rows: int
     wait_s: float = 0.0
+    global_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +55,13 @@ class EpochEnded:
     """One full epoch: what came out of it, and where its time went.
 
     Each metric is the mean over the times it was given in the epoch and over ranks. `rows` is the number of rows that
-    were trained on, over all ranks. `seconds` is the wall time of the epoch; `wait_s` (for data), `eval_s` and
-    `commit_s` are the parts of it that were not training steps: means over ranks, but `commit_s` is the slowest rank's,
-    for which the others wait. `tally` sums `forebay.observe.METRICS` over ranks, the held-out data's blocks included.
-    After a resume in mid-epoch the account goes on from the commit, so it covers what shaped the model. A worker that
-    resumes tells all earlier epochs again; the later account of an epoch stands, and one that says nothing new stays
-    with the driver.
+    were trained on, over all ranks; fewer than there are where a batch was skipped. `seconds` is the wall time of the
+    epoch; `wait_s` (for data), `eval_s` and `commit_s` are the parts of it that were not training steps: means over
+    ranks, but `commit_s` is the slowest rank's, for which the others wait. The commit that ends an epoch is booked on
+    the next one, and that of the last epoch on the last. `tally` sums `forebay.observe.METRICS` over ranks, the
+    held-out data's blocks included. After a resume in mid-epoch the account goes on from the commit, so it covers what
+    shaped the model. A worker that resumes tells all earlier epochs again; the later account of an epoch stands, and
+    one that says nothing new stays with the driver.
     """
 
     epoch: int
@@ -89,18 +94,69 @@ class Finished:
     stopped: str | None = None
 
 
-Event = Preparing | Started | Reported | EpochEnded | Failed | Finished
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resized:
+    """The world changed from `old` to `new` workers, as was asked for; `step` counts the commits before it.
+
+    The `Started` of the new world follows at once. A world that came back smaller or larger after a failure is told by
+    `Failed` and `Started` alone.
+    """
+
+    old: int
+    new: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    """`node` is about to be taken away, with `workers` of the run on it; they leave it before `deadline_s` Unix time.
+
+    `deadline_s` is None where nobody said when.
+    """
+
+    node: str
+    workers: int
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack:
+    """A monitor judged step `from_step` unfit to be kept: all went back to the commit of `to_step`.
+
+    `skipped_rows` are not trained on in this epoch; 0 where the same batches are trained again.
+    """
+
+    reason: str
+    from_step: int
+    to_step: int
+    skipped_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """A monitor found something at `step` that a person should look at; training goes on."""
+
+    reason: str
+    step: int
+
+
+Event = Preparing | Started | Reported | EpochEnded | Resized | Preempted | RolledBack | Warned | Failed | Finished
 
 
 class Reporter(Protocol):
-    """Where a worker sends its events; made by a driver.
+    """Where a worker sends its events, and hears what is asked of it; made by a driver, used on rank 0 only.
 
-    Laws: `report` never blocks a training step and may be called on rank 0 only; `stop_requested` answers from memory
-    and is asked on rank 0 once per saved commit.
+    Laws: `report` never blocks a training step; `orders` answers from memory, or within one quick round trip, and is
+    asked once per saved commit; `settled_orders` is asked at the end of an epoch, and takes as long as callbacks do.
     """
 
     def report(self, event: Event) -> None:
         """Take one event."""
 
-    def stop_requested(self) -> str | None:
-        """Return why the run should stop at this commit, or None."""
+    def orders(self) -> Orders:
+        """What is asked of the workers now."""
+        ...
+
+    def settled_orders(self) -> Orders:
+        """What is asked of them once every callback has heard all that was reported so far."""
+        ...

@@ -32,9 +32,7 @@ def fit(
     """
     model, opt = worker.setup(model, optimizer)
     for batch in worker.loader():
-        # Weighted by this rank's share of the rows, the mean over ranks is the mean over the global batch.
-        loss = criterion(model(batch), batch["label"]) * batch.weight
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = worker.backward(batch, lambda part: criterion(model(part), part["label"]))
         opt.step()
         opt.zero_grad()
         metrics = _evaluated(worker, model, evaluate) if evaluate is not None and batch.ends_epoch else {}

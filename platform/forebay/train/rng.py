@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,25 @@ def capture(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
+
+
+def light(state: Mapping[str, Any]) -> dict[str, Any]:
+    """`state` for the way to another process: arrays, which are pickled and unpickled ten times as fast as tensors."""
+    return {name: _each(value, torch.Tensor, torch.Tensor.numpy) for name, value in state.items()}
+
+
+def whole(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What `light` was given."""
+    return {name: _each(value, np.ndarray, torch.from_numpy) for name, value in state.items()}
+
+
+def _each(value: Any, kind: type, turn: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return turn(value)
+    # The other tuple is one of 625 numbers, and has nothing to turn.
+    if isinstance(value, tuple) and isinstance(value[1], kind):
+        return tuple(_each(part, kind, turn) for part in value)
+    return value
 
 
 def put_back(state: Mapping[str, Any], device: torch.device) -> None:

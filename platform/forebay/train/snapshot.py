@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forebay.plan.cursor import Cursor
 from forebay.train.account import Facts
 from forebay.train.commits import Commit
+from forebay.train.course import Span
 from forebay.train.events import EpochEnded
 from forebay.world import World
 
@@ -19,7 +20,8 @@ class Snapshot:
 
     `objects` holds the state of model, optimizer and whatever else is tracked; `rng` the random generators of every
     rank; `rows` the global rows trained since the run began; `facts` the account of the epoch that is under way;
-    `ended` every epoch that has ended, in order: whoever follows the run may have missed any of them.
+    `ended` every epoch that has ended, in order: whoever follows the run may have missed any of them. `monitors` and
+    `batching` are the states of what steers the run, `skipped` the rows that are passed over from here on.
     """
 
     step: int
@@ -29,6 +31,9 @@ class Snapshot:
     rows: int
     facts: Facts
     ended: Sequence[EpochEnded]
+    monitors: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    batching: Mapping[str, Any] = field(default_factory=dict)
+    skipped: tuple[Span, ...] = ()
 
     def to_commit(self, world: World) -> Commit:
         """As plain containers, which `torch.load(weights_only=True)` accepts."""
@@ -38,6 +43,9 @@ class Snapshot:
             "rows": self.rows,
             "facts": asdict(self.facts),
             "ended": [asdict(epoch) for epoch in self.ended],
+            "monitors": dict(self.monitors),
+            "batching": dict(self.batching),
+            "skipped": list(self.skipped),
         }
         return Commit(step=self.step, cursor=self.cursor, world=world, state=state)
 
@@ -53,4 +61,8 @@ class Snapshot:
             rows=state["rows"],
             facts=Facts(**state["facts"]),
             ended=tuple(EpochEnded(**epoch) for epoch in state["ended"]),
+            # Commits of a run that was begun without these hold none of them.
+            monitors=state.get("monitors", {}),
+            batching=state.get("batching", {}),
+            skipped=tuple(tuple(span) for span in state.get("skipped", ())),
         )

@@ -13,9 +13,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from forebay.train.adasum import register_adasum
+from forebay.train.assignment import Reduction
+from forebay.train.slices import TorchSlices
 from forebay.world import World
 
 T = TypeVar("T")
+
+TIMEOUT_WORDS = (
+    "timed out waiting",
+    "timeout caused pair closure",
+    "collective operation timeout",
+    "socket timeout",
+)
 
 
 class TorchCollective:
@@ -28,9 +38,17 @@ class TorchCollective:
         # NCCL moves only what lies on its GPU.
         self._transit = self.device if dist.get_backend() == "nccl" else torch.device("cpu")
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, reduction: Reduction = "mean") -> nn.Module:
         trains = any(parameter.requires_grad for parameter in model.parameters())
-        return FixedBuckets(model) if self.world.size > 1 and trains else model
+        if self.world.size == 1 or reduction == "exact" or not trains:
+            return model
+        wrapped = FixedBuckets(model)
+        if reduction == "adasum":
+            register_adasum(wrapped)
+        return wrapped
+
+    def slices(self) -> TorchSlices:
+        return TorchSlices()
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         total = torch.from_numpy(values.copy()).to(self._transit)
@@ -46,6 +64,15 @@ class TorchCollective:
         box = [value if self.world.is_first else None]
         dist.broadcast_object_list(box, src=0, device=self._transit)
         return box[0]  # type: ignore[return-value]
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether a collective ended because a peer that is still there did not take part in time.
+
+    torch gives these errors no class of their own (checked on 2.13: gloo's, NCCL's watchdog's, the store's).
+    """
+    text = str(error).lower()
+    return any(words in text for words in TIMEOUT_WORDS)
 
 
 class FixedBuckets(DistributedDataParallel):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,32 +16,27 @@ from forebay.cache.source import SourceProvider
 from forebay.errors import BadJob
 from forebay.loader.batch import Batch
 from forebay.loader.loader import Loader
-from forebay.observe import Tally
-from forebay.plan.cursor import Cursor
 from forebay.train import rng
-from forebay.train.account import Account, Facts, Metric, counted_together, over_ranks
+from forebay.train.account import Facts, Metric, counted_together
 from forebay.train.assignment import Assignment
-from forebay.train.checkpointed import Checkpointed, Stateful
+from forebay.train.checkpointed import Stateful
 from forebay.train.collective import Collective
-from forebay.train.commits import CommitDirectory
+from forebay.train.commits import Commits
+from forebay.train.course import Drawn
 from forebay.train.data import Data
-from forebay.train.events import EpochEnded, Reporter
+from forebay.train.events import Event, Reporter, RolledBack, Warned
+from forebay.train.exact import ExactReduction
 from forebay.train.feed import Feed
+from forebay.train.monitor import Action, Training, Verdict
+from forebay.train.orders import Orders
+from forebay.train.settling import settled_orders
 from forebay.train.snapshot import Snapshot
+from forebay.train.standing import Standing
 from forebay.train.step_reports import StepReports
+from forebay.train.word import Council, Word
 from forebay.world import World
 
 TrainFunction = Callable[["Worker"], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Drawn:
-    """Batches handed out since the last commit: the last one's place, the rows of all, and the cursor after them."""
-
-    epoch: int
-    position: int
-    rows: int
-    cursor: Cursor
 
 
 class Worker:
@@ -58,6 +52,8 @@ class Worker:
     ```
 
     Every method is called by all ranks alike. `stopped` says why the run ended before its last epoch, or is None.
+    `parting` is the world size with which the run goes on from the newest commit, without this worker or with it
+    started anew, or None.
     """
 
     def __init__(
@@ -65,23 +61,20 @@ class Worker:
         assignment: Assignment,
         collective: Collective,
         cache: DiskCache | SourceProvider | None,
-        commits: CommitDirectory,
+        commits: Commits,
         reporter: Reporter,
     ) -> None:
-        self._assignment, self._data = assignment, assignment.data
+        self._assignment = assignment
         self._collective, self._commits, self._reporter = collective, commits, reporter
-        self._data.check_world_size(collective.world.size)
+        assignment.data.check_world_size(collective.world.size)
         self._feed = Feed(collective.world, collective.device, cache)
         self._step_reports = StepReports(reporter)
-        self._checkpointed = Checkpointed()
-        self._step, self._rows, self._cursor = 0, 0, self._data.start
-        self._tally, self._held_out_tally = Tally(), Tally()
-        self._account = self._open_account(Facts())
-        self._drawn: _Drawn | None = None
-        self._restored: Snapshot | None = None
-        self._ended: tuple[EpochEnded, ...] = ()
+        self._standing = Standing(assignment)
+        self._course = self._standing.course
         self._out_of_place = True
+        self._exact: ExactReduction | None = None
         self.stopped: str | None = None
+        self.parting: int | None = None
 
     @property
     def world(self) -> World:
@@ -104,18 +97,30 @@ class Worker:
     @property
     def step(self) -> int:
         """Commits so far, over the whole run."""
-        return self._step
+        return self._standing.step
 
     @property
     def epoch(self) -> int:
         """The epoch of the next step, from 0; equal to `epochs` when all are done."""
-        return self._cursor.epoch
+        return self._course.cursor.epoch
+
+    @property
+    def global_batch(self) -> int:
+        """Rows of the next step, over all ranks (the last batches of an epoch may be smaller)."""
+        return self._standing.global_batch
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all epochs are trained, and nothing is left to do for any worker."""
+        return self.epoch >= self.epochs and self.stopped is None
 
     def run(self, train: TrainFunction) -> None:
         """Seed all generators, so that every rank builds the same model, call `train`, and close what it left open."""
         rng.seed_everything(self.seed)
         try:
             train(self)
+            if self.is_finished or self.stopped is not None:
+                self._flush()
         finally:
             self.close()
 
@@ -123,40 +128,54 @@ class Worker:
         """Make `model` ready to train on this rank's device, together with the other ranks.
 
         `optimizer` is called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`. The state of the newest commit
-        is put back into both. The model that is returned averages gradients over ranks.
+        is put back into both. The model that is returned reduces gradients over ranks.
         """
         model = model.to(self.device)
         built = optimizer(model.parameters())
-        self._checkpointed.add(model=model, optimizer=built)
+        self._standing.begin(Training(model=model, optimizer=built, device=self.device, world_size=self.world.size))
         self.restore()
-        return self._collective.wrap(model), built
+        self._standing.scale_rate()
+        if self._assignment.reduction == "exact":
+            self._exact = ExactReduction(
+                model, built, self._assignment.data.plan, self._collective.slices(), seed=self.seed
+            )
+        return self._collective.wrap(model, self._assignment.reduction), built
 
     def track(self, **others: Stateful) -> None:
         """Save and put back more than these two: schedulers, gradient scalers. Between `setup` and the loop."""
         if not self._out_of_place:
             raise BadJob("track() was called in the training loop. Call it between setup() and worker.loader().")
-        self._checkpointed.add(**others)
-        if self._restored is not None:
+        self._standing.checkpointed.add(**others)
+        if self._standing.restored is not None:
             # All of it once more: building a scheduler changes the learning rates of the optimizer.
-            self._put_back(self._restored)
+            self._put_back(self._standing.restored)
 
     def loader(self) -> Iterator[Batch]:
         """This rank's batches of all epochs that are left, on its device, from the last commit on.
 
-        Ends early after a commit at which the run was asked to stop. Raises `BadJob` if an epoch ends uncommitted.
+        Ends early after a commit at which the run was asked to stop, or to go on as a world of another size. Raises
+        `BadJob` if an epoch ends uncommitted.
         """
-        self._drawn = None
-        with self._feed.loader(self._data, self._tally, self.epochs) as loader:
-            loader.seek(self._cursor)
-            while self.epoch < self.epochs and self.stopped is None:
-                if self._out_of_place:
-                    self._take_place(loader)
-                for batch in loader:
-                    self._draw(batch, loader.cursor())
-                    yield self._feed.on_device(batch, self._tally)
-                    if self._out_of_place or self.stopped is not None:
-                        break
-                self._check_committed()
+        self._course.forget_drawn()
+        while self._goes_on:
+            data = self._course.data
+            with self._feed.loader(data, self._standing.tally, self.epochs) as loader:
+                loader.seek(self._course.cursor)
+                yield from self._batches(loader, data)
+
+    def backward(self, batch: Batch, loss_of: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
+        """Leave the gradient of the global batch's mean loss in `.grad`, and return the loss, for `commit(loss=...)`.
+
+        `loss_of` gives the mean loss over the rows of the batch it is called with: once, or with `reduction="exact"`,
+        which cannot do without this method, once for each lane of this rank. Elsewhere it is short for
+        `loss = loss_of(batch) * batch.weight; loss.backward()`.
+        """
+        if self._exact is not None:
+            return self._exact.backward(batch, loss_of)
+        # Weighted by this rank's share of the rows, the mean over ranks is the mean over the global batch.
+        loss = loss_of(batch) * batch.weight
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def held_out(self) -> Iterator[Batch] | None:
         """This rank's part of the held-out data, once through, on its device; None where the job has none.
@@ -170,30 +189,27 @@ class Worker:
         """Count one step; call it after every `optimizer.step()`.
 
         Every `commit_every` steps, and at the end of an epoch, all state is saved, so that the run can go on from here;
-        other steps wait for no device. `EpochEnded` tells a metric's mean over the epoch's commits and all ranks.
+        other steps wait for no device. `EpochEnded` tells a metric's mean over the epoch's commits and all ranks. Where
+        a monitor rejects the steps since the newest commit, all is put back to that one instead, as `restore` does.
 
         Raises:
             BadJob: No batch was drawn since the last commit.
             InvalidOption: A metric is not a single number.
+            Diverged: A monitor rejects what is trained from the newest commit, again and again.
         """
-        drawn, self._drawn = self._drawn, None
-        if drawn is None:
-            raise BadJob("commit() was called without a new batch. Call it once per step of `worker.loader()`.")
-        self._step, self._rows, self._cursor = self._step + 1, self._rows + drawn.rows, drawn.cursor
-        self._restored = None
-        self._account.train(drawn.rows)
-        self._account.give(metrics)
-        ends_epoch = self.epoch > drawn.epoch
-        self._report(drawn.epoch, drawn.position, metrics, due=ends_epoch)
-        if ends_epoch:
-            self._end_epoch(drawn.epoch)
-        elif self._step % self._assignment.commit_every == 0:
-            self._save()
+        drawn = self._standing.count(metrics)
+        if self.epoch > drawn.epoch:
+            self._end_epoch(drawn.epoch, drawn.position, metrics)
+        elif self.step % self._assignment.commit_every == 0:
+            self._save(drawn, metrics)
+        else:
+            self._report(drawn.epoch, drawn.position, metrics, due=False)
+        self._standing.scale_rate()
 
     def report(self, **metrics: Metric) -> None:
         """Tell metrics at once. Like those of `commit`, they count for the epoch whose last commit is yet to come."""
-        self._account.give(metrics)
-        self._report(self._cursor.epoch, self._cursor.position, metrics, due=True)
+        self._standing.account.give(metrics)
+        self._report(self._course.cursor.epoch, self._course.cursor.position, metrics, due=True)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Element-wise sum over ranks of an int64 or float64 array; every rank gets it."""
@@ -201,7 +217,7 @@ class Worker:
 
     def counted(self) -> dict[str, float]:
         """What this rank has counted since its process began (`forebay.observe.METRICS`), held-out blocks included."""
-        return counted_together(self._tally.as_dict(), self._held_out_tally.as_dict())
+        return counted_together(self._standing.tally.as_dict(), self._standing.held_out_tally.as_dict())
 
     def restore(self) -> bool:
         """Put everything back to the newest commit, the position in the data included. False where there is none.
@@ -212,7 +228,7 @@ class Worker:
         commit = self._collective.share(self._commits.newest() if self.world.is_first else None)
         if commit is None:
             return False
-        self._data.check_cursor(commit.cursor, step=commit.step)
+        self._assignment.data.check_cursor(commit.cursor, step=commit.step)
         snapshot = Snapshot.from_commit(commit)
         self._put_back(snapshot)
         if self.world.is_first:
@@ -225,85 +241,142 @@ class Worker:
         """End the threads of all loaders, also after an exception in the training loop."""
         self._feed.close()
 
-    def _put_back(self, snapshot: Snapshot) -> None:
-        self._checkpointed.put_back(snapshot.objects, step=snapshot.step)
-        self._step, self._rows, self._cursor = snapshot.step, snapshot.rows, snapshot.cursor
-        self._account = self._open_account(snapshot.facts.for_rank(self.world.rank))
-        self._drawn, self._restored, self._out_of_place = None, snapshot, True
-        self._ended = tuple(snapshot.ended)
+    @property
+    def _goes_on(self) -> bool:
+        return self.epoch < self.epochs and self.stopped is None and self.parting is None
+
+    def _batches(self, loader: Loader, data: Data) -> Iterator[Batch]:
+        """As long as they are those of `data`, which a commit may replace."""
+        while self._goes_on and self._course.data is data:
+            if self._out_of_place:
+                self._take_place(loader)
+            if (end := self._course.end_of_skipped_epoch()) is not None:
+                epoch = self._course.begin_next_epoch()
+                self._end_epoch(epoch, end, {})
+                loader.seek(self._course.cursor)
+                continue
+            for batch in self._course.batches(loader):
+                yield self._feed.on_device(batch, self._standing.tally)
+                if self._out_of_place or not self._goes_on or self._course.data is not data:
+                    break
+            self._course.check_committed()
 
     def _take_place(self, loader: Loader) -> None:
         """Stand where the next batch comes from, with the random numbers that an undisturbed run would draw there."""
-        loader.seek(self._cursor)
-        states = self._restored.rng if self._restored else ()
+        if self._standing.watching.is_on and self.step == 0 and self._standing.restored is None:
+            # A monitor that rejects the very first steps needs a commit to go back to.
+            self._write(Facts(), ())
+        loader.seek(self._course.cursor)
+        states = self._standing.restored.rng if self._standing.restored else ()
         if len(states) == self.world.size:
             rng.put_back(states[self.world.rank], self.device)
         else:
-            rng.seed_everything(self.seed, self._step, self.world.rank)
-        self._account.start_clock()
+            rng.seed_everything(self.seed, self.step, self.world.rank)
+        self._standing.account.start_clock()
         self._out_of_place = False
 
-    def _draw(self, batch: Batch, cursor: Cursor) -> None:
-        rows = batch.size + (self._drawn.rows if self._drawn else 0)
-        self._drawn = _Drawn(epoch=batch.epoch, position=batch.position + batch.size, rows=rows, cursor=cursor)
+    def _save(self, drawn: Drawn, metrics: Mapping[str, Metric]) -> None:
+        verdict, measured = self._standing.judge()
+        began = time.perf_counter()
+        council = self._confer(verdict, self._reporter.orders() if self.world.is_first else Orders())
+        if self._is_rejected(council.verdict):
+            return
+        self._obey(council, council.orders)
+        self._report(drawn.epoch, drawn.position, {**metrics, **measured}, due=not self._goes_on)
+        self._write(council.facts, council.rng)
+        self._standing.account.spend("commit_s", time.perf_counter() - began)
 
-    def _check_committed(self) -> None:
-        if self._drawn is not None:
-            raise BadJob(
-                f"epoch {self._drawn.epoch} ended without a commit. Call worker.commit() after every optimizer.step(): "
-                "it counts the steps and saves the run.",
-                epoch=self._drawn.epoch,
-            )
+    def _end_epoch(self, epoch: int, position: int, metrics: Mapping[str, Metric]) -> None:
+        """Saved like any other commit, but callbacks are heard before: what they ask for takes effect here."""
+        verdict, measured = self._standing.judge()
+        began = time.perf_counter()
+        council = self._confer(verdict, Orders())
+        if self._is_rejected(council.verdict):
+            return
+        self._report(epoch, position, {**metrics, **measured}, due=True)
+        self._standing.close_epoch(epoch, position, council.facts)
+        if not self._goes_on:
+            # A run that callbacks know to be over must be found complete.
+            self._write(Facts(), council.rng)
+            self._flush()
+        closed = time.perf_counter()
+        self._tell(self._standing.add_to_last_epoch(closed - began))
+        if self._goes_on:
+            self._obey(council, settled_orders(self._reporter, self._collective))
+            self._write(Facts(), council.rng)
+            self._standing.account.spend("commit_s", time.perf_counter() - closed)
+
+    def _confer(self, verdict: Verdict, orders: Orders) -> Council:
+        """The one exchange of a commit."""
+        word = Word(
+            facts=self._standing.account.facts(),
+            rng=rng.light(rng.capture(self.device)),
+            verdict=verdict,
+            measured=self._standing.batching.measured(),
+            orders=orders,
+        )
+        return Council.of(self._collective.gather(word))
+
+    def _obey(self, council: Council, orders: Orders) -> None:
+        self._standing.decide_batch(orders.global_batch, council.measured)
+        self.stopped = orders.stop
+        if orders.stop is None:
+            self.parting = orders.parting(self.world.size)
+
+    def _is_rejected(self, verdict: Verdict) -> bool:
+        """Whether the steps since the newest commit are given up, and this is no commit."""
+        match verdict.action:
+            case Action.GO_ON:
+                return False
+            case Action.WARN:
+                self._tell(Warned(reason=verdict.reason, step=verdict.step or self.step))
+                return False
+            case Action.STOP:
+                self.stopped = verdict.reason
+            case _:
+                self._roll_back(verdict)
+        return True
+
+    def _roll_back(self, verdict: Verdict) -> None:
+        from_step = verdict.step or self.step
+        skipped = self._course.skip(verdict.step) if verdict.action is Action.SKIP else 0
+        restored = self.restore()
+        assert restored, "the first commit is saved before the first step"
+        self._standing.watching.count_roll_back(verdict, to_step=self.step)
+        self._tell(RolledBack(reason=verdict.reason, from_step=from_step, to_step=self.step, skipped_rows=skipped))
+
+    def _write(self, facts: Facts, states: Sequence[Mapping[str, Any]]) -> None:
+        if self.world.is_first:
+            snapshot = self._standing.snapshot(facts, [rng.whole(state) for state in states])
+            self._commits.save(snapshot.to_commit(self.world))
+        self._course.saved()
+
+    def _flush(self) -> None:
+        if self.world.is_first:
+            self._commits.flush()
+
+    def _put_back(self, snapshot: Snapshot) -> None:
+        self._standing.put_back(snapshot, rank=self.world.rank)
+        self._out_of_place = True
+
+    def _tell(self, event: Event) -> None:
+        if self.world.is_first:
+            self._reporter.report(event)
 
     def _report(self, epoch: int, position: int, metrics: Mapping[str, Metric], *, due: bool) -> None:
         if self.world.is_first:
-            place = {"step": self._step, "epoch": epoch, "position": position, "rows": self._rows}
-            self._step_reports.tell(metrics, due=due, place=place | {"wait_s": self._tally["wait_s"]})
-
-    def _save(self) -> None:
-        began = time.perf_counter()
-        facts, states = self._exchange()
-        self._write(facts, states, ended=self._ended)
-        self._account.spend("commit_s", time.perf_counter() - began)
-
-    def _end_epoch(self, epoch: int) -> None:
-        began = time.perf_counter()
-        facts, states = self._exchange()
-        ended = facts.epoch_ended(epoch=epoch, step=self._step, dropped_rows=self._data.dropped_rows)
-        self._write(Facts(), states, ended=(*self._ended, ended))
-        took = time.perf_counter() - began
-        ended = replace(ended, seconds=ended.seconds + took, commit_s=ended.commit_s + took)
-        self._ended = (*self._ended, ended)
-        if self.world.is_first:
-            self._reporter.report(ended)
-        self._account = self._open_account(Facts())
-
-    def _exchange(self) -> tuple[Facts, list[dict[str, Any]]]:
-        """The one collective of a commit: every rank's account and generators, and whether rank 0 was asked to stop."""
-        stop = self._reporter.stop_requested() if self.world.is_first else None
-        ranks = self._collective.gather((self._account.facts(), rng.capture(self.device), stop))
-        self.stopped = ranks[0][2] if self.epoch < self.epochs else None
-        return over_ranks([facts for facts, _, _ in ranks]), [state for _, state, _ in ranks]
-
-    def _write(self, facts: Facts, states: list[dict[str, Any]], *, ended: tuple[EpochEnded, ...]) -> None:
-        if self.world.is_first:
-            snapshot = Snapshot(
-                step=self._step,
-                cursor=self._cursor,
-                objects=self._checkpointed.state(),
-                rng=states,
-                rows=self._rows,
-                facts=facts,
-                ended=ended,
-            )
-            self._commits.save(snapshot.to_commit(self.world))
+            place: dict[str, float] = {
+                "step": self.step,
+                "epoch": epoch,
+                "position": position,
+                "rows": self._standing.rows,
+            }
+            place |= {"global_batch": self.global_batch, "wait_s": self._standing.tally["wait_s"]}
+            self._step_reports.tell(metrics, due=due, place=place)
 
     def _evaluation(self, data: Data) -> Iterator[Batch]:
         began = time.perf_counter()
         try:
-            yield from self._feed.once(data, self._held_out_tally)
+            yield from self._feed.once(data, self._standing.held_out_tally)
         finally:
-            self._account.spend("eval_s", time.perf_counter() - began)
-
-    def _open_account(self, start: Facts) -> Account:
-        return Account(self._tally, self._held_out_tally, start)
+            self._standing.account.spend("eval_s", time.perf_counter() - began)

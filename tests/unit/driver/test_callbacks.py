@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from forebay.driver.callbacks import Control, notify, optional
+from forebay.driver.callbacks import notify, optional
+from forebay.driver.control import Control
 from forebay.errors import RunFailed
 from forebay.train.events import Event, Finished
 
@@ -15,14 +16,6 @@ EVENT = Finished(name="run", path="/runs/run")
 
 def raising(event: Event, control: Control) -> None:
     raise KeyError("no such metric")
-
-
-def test_first_reason_to_stop_is_kept() -> None:
-    control = Control()
-    assert control.stop_reason is None
-    control.stop("loss is low enough")
-    control.stop("later")
-    assert control.stop_reason == "loss is low enough"
 
 
 def test_raising_callback_is_named_after_the_others_were_told() -> None:

@@ -17,6 +17,7 @@ from forebay.driver.launch import Launch, device_of, pack, unpack
 from forebay.errors import BadJob, InvalidOption
 from forebay.job.job import Job, Resources
 from forebay.testing.driver_bench import DriverBench
+from forebay.train.safekeeping import Safekeeping
 
 MODULE = """
 RATE = 0.5
@@ -34,7 +35,7 @@ def launch_of(job: Job) -> Launch:
         assignment=job.assignment,
         resources=job.resources,
         cache=job.cache,
-        commits="/runs/a/commits",
+        safekeeping=Safekeeping(uri="/runs/a/commits"),
     )
 
 

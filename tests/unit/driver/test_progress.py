@@ -7,9 +7,20 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from forebay.driver.callbacks import Control
+from forebay.driver.control import Control
 from forebay.driver.progress import Progress
-from forebay.train.events import EpochEnded, Event, Failed, Finished, Reported, Started
+from forebay.train.events import (
+    EpochEnded,
+    Event,
+    Failed,
+    Finished,
+    Preempted,
+    Reported,
+    Resized,
+    RolledBack,
+    Started,
+    Warned,
+)
 
 STARTED = Started(name="ctr", world_size=2, epochs=3, num_batches=1000)
 
@@ -107,3 +118,32 @@ def test_job_without_a_loss_is_shown_too() -> None:
     show.now = 6.0
     lines = show.tell(Reported(step=2, epoch=0, position=0, metrics={}, rows=2))
     assert "loss" not in lines[-1] and "step 2/3000" in lines[-1]
+
+
+def test_what_steers_a_run_is_told() -> None:
+    show = Show(terminal=False)
+    lines = show.tell(
+        STARTED,
+        Resized(old=2, new=1, step=800),
+        Preempted(node="n3", workers=2),
+        RolledBack(reason="NanGuard: loss of step 7 not finite", from_step=7, to_step=4, skipped_rows=64),
+        RolledBack(reason="a spike", from_step=7, to_step=4),
+        Warned(reason="EmbeddingNorms: users grows", step=12),
+    )
+    assert lines[1:] == [
+        "after step 800 the run goes on with 1 worker instead of 2.",
+        "node n3 is being taken away, with 2 workers on it.",
+        "NanGuard: loss of step 7 not finite. Back from step 7 to step 4, without 64 rows.",
+        "a spike. Back from step 7 to step 4, once more.",
+        "EmbeddingNorms: users grows (step 12).",
+    ]
+
+
+def test_steps_left_follow_the_global_batch() -> None:
+    """Three epochs of 1000 steps of 10 rows; from the second epoch on they have 40."""
+    show = Show(terminal=False)
+    first = Reported(step=1, epoch=0, position=10, metrics={}, rows=10, global_batch=10)
+    show.tell(STARTED, first)
+    show.now = 6.0
+    lines = show.tell(replace(first, step=1010, epoch=1, position=400, rows=10_400, global_batch=40))
+    assert "step 1010/1500, " in lines[-1]

@@ -11,9 +11,14 @@ import pytest
 
 from forebay.cache.spec import CacheSpec
 from forebay.errors import BatchTooSmall, CacheUnusable, InvalidOption, MissingColumn, TooManyRanks, WrongType
+from forebay.job.elastic import Elastic
 from forebay.job.job import Job, Resources
 from forebay.train.assignment import Assignment
+from forebay.train.batch_schedule import BatchSchedule
 from forebay.train.data import Data
+from forebay.train.nan_guard import NanGuard
+from forebay.train.noise_scale import NoiseScale
+from forebay.train.rate import SqrtScaling
 from forebay.transform.features import Dense, Label
 from forebay.transform.transform import Transform
 
@@ -48,6 +53,13 @@ def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Dat
         ({"name": "a/b"}, r"name='a/b' .*letters"),
         ({"name": ".."}, r"name='\.\.'"),
         ({"train": "train"}, r"train='train' is no function"),
+        ({"workers": 2, "elastic": Elastic(min_workers=1, max_workers=2)}, r"workers=2 and Elastic\(.* both given"),
+        ({"reduction": "sum"}, r"reduction='sum' is unknown. Choose one of 'mean', 'adasum', 'exact'"),
+        ({"reduction": "adasum", "batch": NoiseScale(min_batch=8, max_batch=64)}, r"reduction=\"adasum\""),
+        ({"keep_last": 0}, r"keep_last=0 .* >= 1"),
+        ({"keep_every": 0}, r"keep_every=0 .* >= 1"),
+        ({"storage_every_s": -1}, r"storage_every_s=-1 .* 0 seconds or more"),
+        ({"hang_timeout_s": float("nan")}, r"hang_timeout_s=nan"),
     ],
 )
 def test_values_that_can_never_work(make_job: Callable[..., Job], options: dict[str, Any], message: str) -> None:
@@ -62,6 +74,30 @@ def test_more_workers_than_lanes(make_job: Callable[..., Job], data: Data) -> No
     few_lanes = replace(data, plan=type(data.plan)(data.plan.manifest, seed=0, lanes=2, window_rows=8, shuffle=False))
     with pytest.raises(TooManyRanks, match=r"3 ranks .* 2 lanes"):
         make_job(workers=3, held_out=few_lanes)
+
+
+def test_workers_of_an_elastic_job(make_job: Callable[..., Job]) -> None:
+    job = make_job(elastic=Elastic(min_workers=2, max_workers=4, start=3))
+    assert (job.start_workers, job.min_workers, job.max_workers) == (3, 2, 4)
+    fixed = make_job(workers=2)
+    assert (fixed.start_workers, fixed.min_workers, fixed.max_workers) == (2, 2, 2)
+    with pytest.raises(TooManyRanks, match=r"5 ranks .* 4 lanes"):
+        make_job(elastic=Elastic(min_workers=1, max_workers=5))
+
+
+@pytest.mark.parametrize(("least", "most", "start"), [(0, 1, None), (3, 2, None), (1, 2, 3), (2, 4, 1), (1, 2.5, None)])
+def test_bounds_that_no_world_fits(least: int, most: int, start: int | None) -> None:
+    with pytest.raises(InvalidOption):
+        Elastic(min_workers=least, max_workers=most, start=start)
+
+
+def test_what_steers_a_run_travels_to_its_workers(make_job: Callable[..., Job]) -> None:
+    options = {"batch": BatchSchedule({1: 16}), "rate": SqrtScaling(warmup_steps=3), "reduction": "adasum"}
+    job = make_job(monitors=[NanGuard()], **options)
+    assert job.monitors == (NanGuard(),)
+    travelled = cloudpickle.loads(cloudpickle.dumps(job.assignment))
+    assert (travelled.monitors, travelled.reduction) == ((NanGuard(),), "adasum")
+    assert (travelled.batch, travelled.rate) == (options["batch"], options["rate"])
 
 
 def test_data_that_can_never_work(data: Data) -> None:

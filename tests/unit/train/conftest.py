@@ -17,12 +17,13 @@ import pytest
 from forebay.manifest.scan import scan
 from forebay.plan.plan import build_plan
 from forebay.train.data import Data
-from forebay.train.events import Event
+from forebay.train.events import EpochEnded, Event
+from forebay.train.orders import Orders
 from forebay.transform.features import Dense, Label
 from forebay.transform.transform import Transform
 from forebay.world import World
 
-NUM_PROCESSES = 3
+NUM_PROCESSES = 4
 
 RANK_PROCESS = """
 import os, pickle, struct, sys, traceback
@@ -43,7 +44,7 @@ def serve(requests, answers):
         answers.write(struct.pack("<q", len(answer)) + answer)
 
 torch.set_num_threads(1)
-# Imported once, forked thrice: no thread has started yet.
+# Imported once, then forked: no thread has started yet.
 pairs = [tuple(map(int, pair.split(","))) for pair in sys.argv[1:]]
 for read_end, write_end in pairs:
     if os.fork() == 0:
@@ -107,18 +108,27 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 class Recorder:
-    """A `Reporter` that keeps what it is told, and asks to stop from the `stop_at`-th question on."""
+    """A `Reporter` that keeps what it is told.
 
-    def __init__(self, stop_at: int | None = None) -> None:
+    It asks to stop from the `stop_at`-th saved commit on, and for what `orders` says of a commit, counted from 1.
+    """
+
+    def __init__(self, stop_at: int | None = None, orders: Callable[[int], Orders] | None = None) -> None:
         self.events: list[Event] = []
-        self._questions, self._stop_at = 0, stop_at
+        self.questions, self._stop_at, self._orders = 0, stop_at, orders
 
     def report(self, event: Event) -> None:
         self.events.append(event)
 
-    def stop_requested(self) -> str | None:
-        self._questions += 1
-        return "enough" if self._stop_at is not None and self._questions >= self._stop_at else None
+    def orders(self) -> Orders:
+        self.questions += 1
+        if self._stop_at is not None and self.questions >= self._stop_at:
+            return Orders(stop="enough")
+        return Orders() if self._orders is None else self._orders(self.questions)
+
+    def settled_orders(self) -> Orders:
+        assert isinstance(self.events[-1], EpochEnded), "asked before the end of the epoch was told"
+        return self.orders()
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

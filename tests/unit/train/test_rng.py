@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import random
 
 import numpy as np
@@ -41,3 +42,15 @@ def test_neighbouring_keys_give_unrelated_streams() -> None:
         rng.seed_everything(*key)
         drawn.append(torch.randn(1).item())
     assert len(set(drawn)) == len(drawn)
+
+
+def test_state_is_whole_again_after_the_way_to_another_process() -> None:
+    rng.seed_everything(7)
+    np.random.standard_normal()
+    sent = pickle.dumps(rng.light(rng.capture(CPU)))
+    first = draw()
+    state = rng.whole(pickle.loads(sent))
+    assert isinstance(state["torch"], torch.Tensor)
+    assert isinstance(state["numpy"][1], torch.Tensor)
+    rng.put_back(state, CPU)
+    assert draw() == first

@@ -19,7 +19,7 @@ from forebay.train.commits import CommitDirectory
 from forebay.train.data import Data
 from forebay.train.events import EpochEnded
 from forebay.train.fit import fit
-from forebay.train.torch_collective import FixedBuckets
+from forebay.train.torch_collective import FixedBuckets, is_timeout
 from forebay.train.worker import Worker
 
 Ranks = Callable[..., list[Any]]
@@ -234,3 +234,10 @@ def test_fit_gives_one_auc_at_every_world_size(
         for found, expected in zip(events, alone, strict=True):
             assert found.metrics["auc"] == pytest.approx(expected.metrics["auc"], abs=1e-3)
             assert found.metrics["loss"] == pytest.approx(expected.metrics["loss"], abs=1e-5)
+
+
+def test_errors_of_a_collective_that_timed_out_are_known() -> None:
+    waited = RuntimeError("[unbound_buffer.cc:129] Timed out waiting 2000ms for send operation to complete")
+    assert is_timeout(waited)
+    assert is_timeout(RuntimeError("Application timeout caused pair closure"))
+    assert not is_timeout(RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4711"))

@@ -1,0 +1,70 @@
+"""Ranks wait for the callbacks together, for longer than a collective may take."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forebay.train import settling
+from forebay.train.collective import Alone, Collective
+from forebay.train.orders import Orders
+
+ORDERS = Orders(workers=3, global_batch=64)
+
+
+class Slow:
+    """A `Reporter` whose driver takes a few beats."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def report(self, event: object) -> None:
+        raise NotImplementedError
+
+    def orders(self) -> Orders:
+        raise NotImplementedError
+
+    def settled_orders(self) -> Orders:
+        threading.Event().wait(0.2)
+        if self.error is not None:
+            raise self.error
+        return ORDERS
+
+
+def settle(collective: Collective) -> tuple[Orders, int]:
+    shared: list[object] = []
+
+    class Counting:
+        world = collective.world
+
+        def share(self, value: Any) -> Any:
+            shared.append(value)
+            return collective.share(value)
+
+    settling.BEAT_S = 0.02
+    return settling.settled_orders(Slow(), Counting()), len(shared)  # type: ignore[arg-type]
+
+
+def test_all_ranks_hear_the_same_and_keep_in_touch_meanwhile(ranks: Callable[..., list[Any]]) -> None:
+    answers = ranks(2, settle)
+    assert [orders for orders, _ in answers] == [ORDERS, ORDERS]
+    assert answers[0][1] == answers[1][1] > 3, "a rank that hears nothing calls rank 0 hung"
+
+
+def test_alone_nobody_has_to_be_told() -> None:
+    assert settling.settled_orders(Slow(), Alone()) == ORDERS
+
+
+@pytest.mark.parametrize("error", [TimeoutError("the driver does not answer"), OSError("gone")])
+def test_what_rank_0_meets_is_raised_there(error: Exception) -> None:
+    class Pair:
+        world = Alone().world.__class__(rank=0, size=2)
+
+        def share(self, value: Any) -> Any:
+            return value
+
+    with pytest.raises(type(error), match=str(error)):
+        settling.settled_orders(Slow(error), Pair())  # type: ignore[arg-type]
