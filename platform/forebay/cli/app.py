@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forebay import __version__
-from forebay.cli import cache, plan, run, scan, warm
+from forebay.cli import cache, plan, run, scan, steering, warm
 from forebay.cli.output import print_error
 from forebay.errors import ForebayError
 
@@ -27,6 +27,9 @@ app.command(rich_help_panel="Data")(plan.plan)
 app.command(rich_help_panel="Cache")(warm.warm)
 app.add_typer(cache.app, name="cache", rich_help_panel="Cache")
 app.command(rich_help_panel="Training")(run.run)
+app.command(rich_help_panel="Training")(steering.ps)
+app.command(rich_help_panel="Training")(steering.scale)
+app.command(rich_help_panel="Training")(steering.stop)
 
 
 @app.callback(invoke_without_command=True)

@@ -12,7 +12,9 @@ from forebay.cli.options import AsJson, JobFile, Parameters
 def run(
     job: JobFile,
     parameters: Parameters = None,
-    driver: Annotated[str, typer.Option(help="ray (Ray Train) or local (no Ray).")] = "ray",
+    driver: Annotated[
+        str, typer.Option(help="ray (Ray Train), horovod (Elastic Horovod on Ray) or local (no Ray).")
+    ] = "ray",
     as_json: AsJson = False,
 ) -> None:
     """Train a job file with its parameters; ends with a table and two plots in the run's folder."""

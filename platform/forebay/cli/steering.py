@@ -1,0 +1,100 @@
+"""`forebay ps`, `forebay scale` and `forebay stop`: runs that are under way on a Ray cluster.
+
+The cluster is the one at `RAY_ADDRESS`, or the one that runs on this machine; a Ray that a run has started for itself
+is one, too. Ray is imported where it is used: the other commands do without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from forebay.cli.options import AsJson
+from forebay.cli.output import human_age, only_the_document, print_json, print_table
+from forebay.driver.status import RunStatus
+
+COLUMNS = ("run", "driver", "state", "workers", "epoch", "step", "rows/s", "last commit", "age")
+
+RunName = Annotated[str, typer.Argument(help="Its name, as `forebay ps` lists it.", metavar="RUN")]
+
+
+def ps(as_json: AsJson = False) -> None:
+    """List the runs of the cluster: state, workers, epoch, rows per second, last commit."""
+    from forebay.driver.remote_control import runs  # noqa: PLC0415
+
+    with _cluster(as_json):
+        found = runs()
+    if as_json:
+        print_json({"runs": [asdict(status) for status in found]})
+    elif found:
+        print_table(COLUMNS, [_cells(status) for status in found])
+    else:
+        typer.echo("No run is under way on this cluster.")
+
+
+def scale(
+    run: RunName,
+    workers: Annotated[int, typer.Argument(help="How many workers it shall train on.", metavar="N")],
+    as_json: AsJson = False,
+) -> None:
+    """Train a run on N workers from its next commit on; as many as there is room for, until there is more."""
+    from forebay.driver import remote_control  # noqa: PLC0415
+
+    with _cluster(as_json):
+        before = remote_control.scale(run, workers)
+    if as_json:
+        print_json({"run": run, "before": before.target, "target": workers, "world_size": before.world_size})
+    else:
+        typer.echo(f"{run}: {before.target} -> {workers} workers asked for; {before.world_size} train now.")
+
+
+def stop(
+    run: RunName,
+    reason: Annotated[str, typer.Option(help="Kept in the run's result.")] = "forebay stop",
+    as_json: AsJson = False,
+) -> None:
+    """Let a run commit, then end it. The same name run again goes on from there."""
+    from forebay.driver import remote_control  # noqa: PLC0415
+
+    with _cluster(as_json):
+        before = remote_control.stop(run, reason)
+    if as_json:
+        print_json({"run": run, "reason": reason, "step": before.step, "path": before.path})
+    else:
+        typer.echo(f"{run}: ends at its next saved commit, after step {before.step}. It stays in {before.path}.")
+
+
+@contextmanager
+def _cluster(as_json: bool) -> Iterator[None]:
+    """Connected for the length of the block; what Ray prints meanwhile is not for programs."""
+    from forebay.driver.remote_control import reach_cluster  # noqa: PLC0415
+
+    with only_the_document(as_json), reach_cluster():
+        yield
+
+
+def _cells(status: RunStatus) -> tuple[object, ...]:
+    workers = f"{status.world_size}"
+    if status.target != status.world_size:
+        workers += f" -> {status.target}"
+    if status.min_workers != status.max_workers:
+        workers += f" ({status.min_workers} to {status.max_workers})"
+    committed = "-"
+    if status.last_commit_step is not None and status.last_commit_age_s is not None:
+        committed = f"step {status.last_commit_step}, {human_age(status.last_commit_age_s)} ago"
+    return (
+        status.name,
+        status.driver,
+        status.state,
+        workers,
+        f"{min(status.epoch + 1, status.epochs)} of {status.epochs}",
+        status.step,
+        f"{status.rows_per_s:,.0f}",
+        committed,
+        human_age(max(0.0, time.time() - status.started_at)),
+    )

@@ -1,0 +1,136 @@
+"""Steering runs from outside: who is training on a cluster, with how many workers, and until when.
+
+The one private name of Ray that is needed (`ray._private.services.find_gcs_addresses`: the Rays of this machine, also
+those that a run has started for itself) was checked on Ray 2.60; tests/ray/driver/test_remote_control.py fails when it
+moves.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+from ray._private.services import find_gcs_addresses
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from forebay.driver.ray_address import ADDRESS, NAMESPACE, PREFIX, connect
+from forebay.driver.status import RunStatus
+from forebay.errors import InvalidOption
+
+ANSWER_S = 10.0
+WHO = "remote control"
+
+
+@contextmanager
+def reach_cluster() -> Iterator[None]:
+    """Be connected to Ray for the length of the block: to this process's own, at `RAY_ADDRESS`, or on this machine.
+
+    Raises `InvalidOption` where there is none, where it does not answer, or where this machine has several.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    connect(os.environ.get(ADDRESS) or _only_address_here())
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def runs() -> list[RunStatus]:
+    """The runs that are under way on the cluster this process is connected to, by name."""
+    answers = [handle.status.remote() for name in _names() if (handle := _find(name)) is not None]
+    ready, _ = ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S) if answers else ([], [])
+    found = [status for answer in ready if (status := _status_of(answer)) is not None]
+    return sorted(found, key=lambda status: status.name)
+
+
+def scale(name: str, workers: int) -> RunStatus:
+    """Ask the run `name` to train on `workers` workers; returns how it stood before.
+
+    Raises `InvalidOption` for a run that is not there, one that is not elastic, and a number beyond its bounds: then
+    nothing is changed.
+    """
+    coordinator = _coordinator(name)
+    status: RunStatus = ray.get(coordinator.status.remote(), timeout=ANSWER_S)
+    low, high = status.min_workers, status.max_workers
+    if low == high:
+        raise InvalidOption(
+            f"run {name!r} has a fixed number of workers, {low}: nothing was changed. To scale it, stop it and run it "
+            "again with elastic=Elastic(min_workers=..., max_workers=...) in its job; it goes on from its last commit.",
+            name=name,
+        )
+    if not low <= workers <= high:
+        raise InvalidOption(
+            f"{workers} workers are out of bounds for run {name!r}, whose job allows {low} to {high}: nothing was "
+            f"changed, it is to train on {status.target}. Give a number from {low} to {high}.",
+            name=name,
+            min_workers=low,
+            max_workers=high,
+        )
+    ray.get(coordinator.set_target.remote(workers, WHO), timeout=ANSWER_S)
+    return status
+
+
+def stop(name: str, reason: str) -> RunStatus:
+    """Ask the run `name` to commit and end; returns how it stood. Raises `InvalidOption` for one that is not there."""
+    coordinator = _coordinator(name)
+    status: RunStatus = ray.get(coordinator.status.remote(), timeout=ANSWER_S)
+    ray.get(coordinator.ask_stop.remote(reason, WHO), timeout=ANSWER_S)
+    return status
+
+
+def _only_address_here() -> str:
+    """Where the Ray of this machine is; of several, nobody can know which one is meant."""
+    addresses = sorted(find_gcs_addresses())
+    if not addresses:
+        raise InvalidOption(
+            f"there is no cluster to ask: {ADDRESS} is not set, and no Ray runs on this machine. Set {ADDRESS} to the "
+            "host:port of a cluster's head, or call this while a run is under way here. Runs with driver='local' are "
+            "not seen: they use no Ray."
+        )
+    if len(addresses) > 1:
+        raise InvalidOption(
+            f"{len(addresses)} Rays run on this machine: {', '.join(addresses)}. Set {ADDRESS} to the one you mean.",
+            addresses=addresses,
+        )
+    return str(addresses[0])
+
+
+def _names() -> list[str]:
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [
+        actor["name"].removeprefix(PREFIX)
+        for actor in actors
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(PREFIX)
+    ]
+
+
+def _find(name: str) -> ActorHandle | None:
+    try:
+        return ray.get_actor(f"{PREFIX}{name}", namespace=NAMESPACE)
+    except ValueError:  # it has ended since
+        return None
+
+
+def _status_of(answer: object) -> RunStatus | None:
+    try:
+        status: RunStatus = ray.get(answer)
+    except RayError:  # it has ended since
+        return None
+    return status
+
+
+def _coordinator(name: str) -> ActorHandle:
+    found = _find(name)
+    if found is not None:
+        return found
+    names = sorted(_names())
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    known = f"Under way: {', '.join(names)}." if names else "None is under way."
+    raise InvalidOption(f"no run named {name!r} is under way on this cluster.{hint} {known}", name=name, runs=names)

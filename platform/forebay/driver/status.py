@@ -1,0 +1,38 @@
+"""What a run says of itself to whoever asks from outside: the line of `forebay ps`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["starting", "training", "resizing", "stopping", "failed-over"]
+"""What the run is about: no worker has trained yet; steps are made; membership is about to change; it will end at the
+next saved commit; workers were lost and are being replaced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """A run under way, at one moment.
+
+    `world_size` is how many workers train now, `target` how many there should be, within `min_workers` and
+    `max_workers`. `epoch` counts from 0, `position` is rows into it. `last_commit_step` and `last_commit_age_s` are
+    those of the newest saved commit, None before the first. `started_at` is Unix seconds, `node` where its driver runs.
+    """
+
+    name: str
+    driver: str
+    state: State
+    world_size: int
+    target: int
+    min_workers: int
+    max_workers: int
+    epoch: int
+    epochs: int
+    step: int
+    position: int
+    rows_per_s: float
+    last_commit_step: int | None
+    last_commit_age_s: float | None
+    started_at: float
+    node: str
+    path: str
