@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench soak clean
+.PHONY: help demo test lint bench bench-elastic soak horovod clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +18,9 @@ help:
 	@echo "make demo    train the click model on a click log, with 2 workers under Ray; minutes, install included"
 	@echo "make test    every check and every test"
 	@echo "make lint    the checks without the tests"
+	@echo "make horovod build Horovod for the PyTorch in .venv, kept in ~/.cache/forebay/wheels for the next time, and install it"
 	@echo "make bench   the loader beside its peers, each in its own environment; BENCH_ARGS='--rows 100000 --repeats 2' for less"
+	@echo "make bench-elastic  what a change of workers costs, beside the stock executors; BENCH_ARGS='--repeats 1' for less"
 	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
 	@echo "make clean   remove .venv, caches and build folders; data/ and runs/ stay"
 
@@ -26,7 +28,10 @@ demo: $(INSTALLED)
 	@echo "== demo: forebay run jobs/train_ctr.py"
 	@$(BIN)/python -m forebay run jobs/train_ctr.py
 
+# Without a C++ compiler the tests that need Horovod skip, and say so; everywhere else they run.
 test: lint
+	@echo "== horovod"
+	@$(BIN)/python scripts/build_horovod.py --or-skip
 	@echo "== pytest"
 	@$(BIN)/python -m pytest
 
@@ -39,9 +44,17 @@ lint: $(INSTALLED_TEST)
 	@echo "== import-linter"
 	@$(BIN)/lint-imports
 
+horovod: $(INSTALLED)
+	@echo "== horovod: scripts/build_horovod.py"
+	@$(BIN)/python scripts/build_horovod.py
+
 bench: $(INSTALLED)
 	@echo "== bench: jobs/bench/loader.py $(BENCH_ARGS)"
 	@$(BIN)/python jobs/bench/loader.py $(BENCH_ARGS)
+
+bench-elastic: $(INSTALLED)
+	@echo "== bench: jobs/bench/elastic.py $(BENCH_ARGS)"
+	@$(BIN)/python jobs/bench/elastic.py $(BENCH_ARGS)
 
 # Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
 soak: $(INSTALLED_TEST)

@@ -2,165 +2,193 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from dataclasses import replace
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import ClassVar, Protocol
 
 import pytest
-import torch
 
-from forebay.driver.callbacks import Callback, Control
-from forebay.driver.driver import Driver
-from forebay.driver.result import Result, load_result
-from forebay.errors import RunFailed
-from forebay.testing.driver_bench import ROWS, STEPS_PER_EPOCH, DriverBench, weights
-from forebay.train.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Started
-from forebay.train.worker import Worker
+from forebay.driver.control import Control
+from forebay.driver.result import Result
+from forebay.errors import InvalidOption
+from forebay.job.elastic import Elastic
+from forebay.testing.counting_model import MOST_EPOCHS
+from forebay.testing.driver_bench import DriverBench
+from forebay.testing.driver_process import DriverProcess
+from forebay.testing.driver_script import OVER, Cue, Script, resize
+from forebay.testing.fixed_suite import WORKERS, FixedSuite
+from forebay.testing.fixed_suite import Heard as Heard
+from forebay.testing.fixed_suite import assert_same_model as assert_same_model
+from forebay.train.events import Failed, Preempted, Resized, Started
 
-PROMPT_S = 20.0
-GRACE_S = 10.0
-WORKERS = 2
-
-
-class Heard(list[Event]):
-    """A callback that keeps all events."""
-
-    def __call__(self, event: Event, _control: Control) -> None:
-        self.append(event)
+STEP_S = 0.05
+DRAIN_S = 20.0
+TAKE_OVER_S = 60.0
 
 
-class DriverSuite:
-    """Override `make_driver`, and `leftovers` to name what a run has left behind in processes and the like.
+class Nodes(Protocol):
+    """Machines of which some can be taken away while a run is on them; see `forebay.testing.driver_nodes`."""
+
+    @property
+    def others(self) -> list[str]:
+        """Ids, as `World.node` tells them, of the nodes that the driver is not on; one worker fits on each."""
+        ...
+
+    def add(self) -> str: ...
+
+    def kill(self, node_id: str) -> None: ...
+
+    def announce_drain(self, node_id: str, deadline_s: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class DriverSuite(FixedSuite):
+    """Laws of every driver, for workers that come and go, and in `FixedSuite` for those that stay.
+
+    Override `make_driver`; `leftovers`, to name what a run has left behind in processes and the like; `driver_path`,
+    and `environment` for what a driver in another process needs to reach the same cluster; `make_cluster` where nodes
+    can be lost. Every run here commits each step; after it the model tells which rows shaped it, and the bench's log
+    which steps were redone.
 
     ```python
     class TestLocal(DriverSuite):
+        driver_path = "forebay.driver.local:LocalDriver"
+
         def make_driver(self) -> Driver:
             return LocalDriver()
     ```
     """
 
-    def make_driver(self) -> Driver:
-        """A driver to test."""
-        raise NotImplementedError
+    driver_path: ClassVar[str] = ""
+    """`module:Class` of the driver, for a process of its own."""
 
-    def leftovers(self) -> list[str]:
-        """What runs have not cleaned up."""
-        return []
+    def environment(self) -> Mapping[str, str]:
+        """Variables for a driver in a process of its own."""
+        return {}
 
-    shared: ClassVar[dict[type[DriverSuite], DriverBench]] = {}
+    def make_cluster(self) -> Nodes | None:
+        """The driver's own node and two others, of one worker each; None where a driver knows no nodes."""
+        return None
 
-    @pytest.fixture
-    def bench(self, tmp_path_factory: pytest.TempPathFactory) -> DriverBench:
-        """Data, jobs and runs, shared by all tests of the class."""
-        if type(self) not in self.shared:
-            self.shared[type(self)] = DriverBench(tmp_path_factory.mktemp("driver"))
-        return self.shared[type(self)]
+    def follow(
+        self, bench: DriverBench, name: str, elastic: Elastic, cues: Sequence[Cue], **options: object
+    ) -> tuple[Result, Heard]:
+        """Run a job through `cues`; the checks that hold for all of them are made here."""
+        heard, script = Heard(), Script(cues)
+        defaults = {"workers": 1, "elastic": elastic, "epochs": MOST_EPOCHS, "commit_every": 1, "step_s": STEP_S}
+        result = self.run(bench, name, heard, script, **(defaults | options))
+        assert script.is_over, f"the run ended after {script.done} of {len(cues)} cues"
+        assert result.stopped == OVER
+        sizes = {event.world_size for event in heard if isinstance(event, Started)}
+        assert sizes <= set(range(elastic.min_workers, elastic.max_workers + 1))
+        assert {each.size for each in bench.attempts(name)} <= sizes, "a size that nobody was told of"
+        bench.assert_every_row_once(result)
+        bench.assert_like_undisturbed(result)
+        return result, heard
 
-    @pytest.fixture
-    def calm(self, bench: DriverBench) -> Result:
-        """An undisturbed run; trained once, looked up by name from then on."""
-        return self.run(bench, "calm")
+    def test_grows_and_shrinks_as_asked(self, bench: DriverBench) -> None:
+        cues = [
+            Cue(workers=1, act=resize(4)),
+            Cue(workers=4, act=resize(2)),
+            Cue(workers=2, act=resize(3)),
+            Cue(workers=3, act=no_act),
+        ]
+        elastic = Elastic(min_workers=1, max_workers=4, start=1)
+        result, heard = self.follow(bench, "resized", elastic, cues)
+        assert changes(heard) == [(1, 4), (4, 2), (2, 3)]
+        assert result.failures == 0
+        assert bench.steps_redone("resized") == 0
 
-    def run(self, bench: DriverBench, name: str, *callbacks: Callback, **options: object) -> Result:
-        """Train the bench's job `name` on two workers."""
-        return self.make_driver().run(bench.job(name, **({"workers": WORKERS} | options)), callbacks)  # type: ignore[arg-type]
+    def test_changes_of_mind_come_to_the_last_one(self, bench: DriverBench) -> None:
+        """Two changes within one second, changes while one is under way, and numbers that are out of bounds."""
+        cues = [
+            Cue(workers=1, act=resize(3, 2)),
+            Cue(workers=2, act=resize(3)),
+            Cue(when="at once", act=resize(1)),
+            Cue(workers=1, act=resize(16)),
+            Cue(when="changing", act=resize(2)),
+            Cue(workers=2, act=resize(0)),
+            Cue(workers=1, act=no_act),
+        ]
+        result, heard = self.follow(bench, "undecided", Elastic(min_workers=1, max_workers=3, start=1), cues)
+        assert changes(heard)[-1][1] == 1
+        assert result.failures == 0
+        assert bench.steps_redone("undecided") == 0
 
-    def assert_nothing_left(self) -> None:
-        """Processes take a moment to end; this gives them a few."""
-        deadline = time.monotonic() + GRACE_S
-        while (left := self.leftovers()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert left == []
+    def test_killed_workers_are_replaced_one_or_all(self, bench: DriverBench) -> None:
+        def kill(*ranks: int) -> Cue:
+            return Cue(workers=2, act=lambda _: kill_members(bench, "killed-often", ranks), loses_workers=True)
 
-    def test_every_row_once_per_epoch_and_all_of_it_told(self, bench: DriverBench) -> None:
-        heard = Heard()
-        result = self.run(bench, "calm", heard)
-        told = [event for event in heard if not isinstance(event, Preparing | Reported)]
-        assert told[0] == Started(name="calm", world_size=WORKERS, epochs=2, num_batches=STEPS_PER_EPOCH)
-        assert [event.epoch for event in told if isinstance(event, EpochEnded)] == [0, 1]
-        assert told[-1] == Finished(name="calm", path=result.path)
-        assert result.is_finished
-        assert result == load_result(result.path)
-        assert result.steps[-1].step == 2 * STEPS_PER_EPOCH
-        for epoch in (0, 1):
-            steps = range(epoch * STEPS_PER_EPOCH, (epoch + 1) * STEPS_PER_EPOCH)
-            parts = [bench.rows("calm")[f"{step:05}-{rank}"] for step in steps for rank in range(WORKERS)]
-            assert sorted(row for part in parts for row in part) == list(range(ROWS))
-
-    def test_killed_worker_is_replaced_and_changes_nothing(self, bench: DriverBench, calm: Result) -> None:
-        heard = Heard()
-        killed = self.run(bench, "killed", heard, at_step=10, event="kill")
+        elastic = Elastic(min_workers=1, max_workers=2)
+        cues = [kill(0), kill(1), kill(0, 1), Cue(workers=2, act=no_act)]
+        result, heard = self.follow(bench, "killed-often", elastic, cues, max_failures=6)
         failed = [event for event in heard if isinstance(event, Failed)]
-        assert [(event.failures, event.will_retry) for event in failed] == [(1, True)]
-        assert "worker 1" in failed[0].error
-        assert killed.failures == 1
-        assert bench.rows("killed") == bench.rows("calm")
-        assert_same_model(killed, calm)
+        assert all(event.will_retry for event in failed)
+        # Two workers that are killed at once may be noticed one after the other.
+        assert 3 <= result.failures == len(failed) <= 4
+        assert bench.steps_redone("killed-often") <= 3
 
-    def test_too_many_deaths_end_the_run_and_keep_its_commits(self, bench: DriverBench) -> None:
+    def test_killed_driver_is_taken_over_from_storage(self, bench: DriverBench) -> None:
+        """With the driver goes all that was held in memory."""
+        options = {"workers": WORKERS, "epochs": 8, "commit_every": 1, "step_s": STEP_S, "storage_every_s": 0.2}
+        DriverProcess(self.driver_path, bench, "orphaned", self.environment(), **options).kill_at(12)
+        deadline = time.monotonic() + TAKE_OVER_S
         heard = Heard()
-        with pytest.raises(RunFailed, match=r"lost workers 1 time, and max_failures=0 .*worker 1") as end:
-            self.run(bench, "dying", heard, at_step=4, event="kill always", max_failures=0)
-        assert isinstance(heard[-1], Failed)
-        assert not heard[-1].will_retry
-        assert len(heard[-1].error) < 60, "one line, for a callback"
-        assert "'dying' again" in str(end.value)
-        self.assert_nothing_left()
+        while True:
+            try:
+                result = self.run(bench, "orphaned", heard, **(options | {"step_s": 0.0}))
+                break
+            except InvalidOption as refusal:
+                if "under way" not in str(refusal) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)  # its workers take a moment to notice
+        assert result.is_finished
+        assert [epoch.epoch for epoch in result.epochs] == list(range(8))
+        bench.assert_every_row_once(result)
+        bench.assert_like_undisturbed(result)
+        assert len({each.pid for each in bench.attempts("orphaned")}) >= 2 * WORKERS, "nothing was taken over"
 
-    def test_exception_stops_at_once_with_its_traceback(self, bench: DriverBench) -> None:
-        heard = Heard()
-        with pytest.raises(RunFailed, match=r"ValueError: boom in the train function") as failure:
-            self.run(bench, "raising", heard, at_step=5, event="raise")
-        assert time.time() - bench.happened_at("raising") < PROMPT_S
-        assert 'raise ValueError("boom in the train function")' in str(failure.value)
-        assert "forebay/driver/" not in str(failure.value), "the traceback shows frames that the user did not write"
-        assert isinstance(failure.value.__cause__, ValueError)
-        assert len([event for event in heard if isinstance(event, Started)]) == 1
-        error = "ValueError: boom in the train function on rank 1"
-        assert heard[-1] == Failed(error=error, failures=1, will_retry=False)
-        self.assert_nothing_left()
+    def test_nodes_are_left_before_they_go_and_may_be_lost(self, bench: DriverBench) -> None:
+        """A drain notice, a node killed, a target that cannot be met, and room that comes back."""
+        nodes = self.make_cluster()
+        if nodes is None:
+            pytest.skip("this driver has no nodes to lose")
+        with closing(nodes):
+            draining, dying = nodes.others
+            deadline_s = time.time() + TAKE_OVER_S
 
-    def test_stopped_run_goes_on_under_its_name(self, bench: DriverBench, calm: Result) -> None:
-        def stop_soon(event: Event, control: Control) -> None:
-            if isinstance(event, Reported):
-                control.stop("enough for today")
+            def take_away(_control: Control) -> None:
+                nodes.kill(draining)
+                nodes.kill(dying)
 
-        first = self.run(bench, "stopped", stop_soon, epochs=40)
-        assert first.stopped == "enough for today"
-        assert not first.is_finished
-        steps = [step.step for step in first.steps]
-        second = self.run(bench, "stopped", epochs=max(2, steps[-1] // STEPS_PER_EPOCH + 1))
-        assert second.is_finished
-        assert second.stopped is None
-        assert {name: bench.rows("stopped")[name] for name in bench.rows("calm")} == bench.rows("calm")
-        assert [epoch.metrics for epoch in second.epochs[:2]] == [epoch.metrics for epoch in calm.epochs]
-
-    def test_finished_run_returns_its_result_without_training(self, bench: DriverBench, calm: Result) -> None:
-        def train(_worker: Worker) -> None:
-            raise AssertionError("trained again")
-
-        heard = Heard()
-        job = replace(bench.job("calm", workers=WORKERS), train=train)
-        assert self.make_driver().run(job, [heard]) == calm
-        assert heard == []
-
-    def test_interrupt_leaves_nothing(self, bench: DriverBench) -> None:
-        heard = Heard()
-
-        def interrupt(event: Event, _control: Control) -> None:
-            heard.append(event)
-            if isinstance(event, Started):
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            self.run(bench, "interrupted", interrupt)
-        assert heard[-1] == Failed(error="interrupted", failures=1, will_retry=False)
-        self.assert_nothing_left()
+            cues = [
+                Cue(workers=3, act=lambda _: nodes.announce_drain(draining, deadline_s)),
+                Cue(workers=2, act=take_away, loses_workers=True),
+                Cue(workers=1, act=lambda _: nodes.add()),
+                Cue(workers=2, act=no_act),
+            ]
+            result, heard = self.follow(bench, "moved", Elastic(min_workers=1, max_workers=3), cues)
+        told = [(event.node, event.workers) for event in heard if isinstance(event, Preempted)]
+        assert told == [(draining, 1)]
+        assert result.failures == 1, "a planned change counted as a failure, or a lost node did not"
+        assert bench.steps_redone("moved") <= 1
 
 
-def assert_same_model(left: Result, right: Result) -> None:
-    """The newest commits hold equal parameters, to the bit, and every epoch came to the same metrics."""
-    ours, theirs = weights(left), weights(right)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert [epoch.metrics for epoch in left.epochs] == [epoch.metrics for epoch in right.epochs]
+def no_act(_control: Control) -> None:
+    """The script's end: it is enough that the cue was reached."""
+
+
+def changes(heard: Heard) -> list[tuple[int, int]]:
+    """Old and new size of every planned change."""
+    return [(event.old, event.new) for event in heard if isinstance(event, Resized)]
+
+
+def kill_members(bench: DriverBench, name: str, ranks: Sequence[int]) -> None:
+    """SIGKILL workers of a run, whatever they are just doing."""
+    members = bench.members(name)
+    for rank in ranks:
+        os.kill(members[rank].pid, signal.SIGKILL)

@@ -1,0 +1,187 @@
+"""The elastic bench: what a change of membership costs, for Forebay's drivers and the stock executors, side by side.
+
+make bench-elastic
+make bench-elastic BENCH_ARGS="--repeats 1 --systems forebay"
+
+Each run is a process with a Ray of its own; systems take turns, so that what disturbs the machine disturbs all. Writes
+elastic.md, elastic.json and elastic.png to docs/benchmarks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elastic_log import Answer, Log, answers, commits
+from elastic_report import plot, report, table
+from elastic_setting import Setting
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CHILD = Path(__file__).with_name("elastic_child.py")
+PATIENCE_S = {"changes": 300.0, "node": 300.0, "commit": 240.0}
+WIDE = 10_000  # a layer of 400 MB
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One system: its name in the document, its file in `elastic_systems/`, and the scenarios it takes part in."""
+
+    name: str
+    system: str
+    variant: str = ""
+    scenarios: tuple[str, ...] = ("changes", "node", "commit")
+
+
+ENTRIES = (
+    Entry("Ray Train", "stock_ray"),
+    Entry("Ray Train, quick health checks", "stock_ray", "quick", ("node",)),
+    Entry("Elastic Horovod", "stock_horovod"),
+    Entry("Forebay, Ray Train", "forebay_driver", "ray"),
+    Entry("Forebay, Horovod", "forebay_driver", "horovod"),
+)
+
+
+@dataclass
+class Measured:
+    """What was measured of one system over all repeats: lists by `elastic_report.Row.measure`."""
+
+    measured: dict[str, list[float]] = field(default_factory=dict)
+    phases: dict[str, list[Any]] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+    def take(self, scenario: str, lines: list[dict[str, Any]]) -> None:
+        """Add the log of one run."""
+        if scenario == "commit":
+            self._add("commit 400 MB", commits(lines))
+            return
+        if scenario == "changes":
+            self._add("commit", commits(lines))
+        for answer in answers(lines):
+            self._take_answer(answer)
+
+    def _take_answer(self, answer: Answer) -> None:
+        first, *later = answer.changes
+        self._add(answer.what, [first.gap_s])
+        self._add(f"{answer.what}, back", [change.gap_s for change in later])
+        kind = "killed" if answer.what.startswith("kill") else "planned"
+        self._add(f"redone, {kind}", [answer.redone])
+        self.phases.setdefault(answer.what, []).append(answer.phases)
+
+    def _add(self, measure: str, values: Sequence[float]) -> None:
+        if values:
+            self.measured.setdefault(measure, []).extend(values)
+
+
+def main() -> None:
+    given = _options()
+    # So that the run in progress ends with us, as it does at an interrupt.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    started, machine = time.time(), _machine()
+    entries = [entry for entry in ENTRIES if not given.systems or given.systems in entry.system + entry.name.lower()]
+    found = {entry.name: Measured() for entry in entries}
+    turns = [
+        (entry, scenario)
+        for _ in range(given.repeats)
+        for scenario in given.scenarios
+        for entry in entries
+        if scenario in entry.scenarios
+    ]
+    for number, (entry, scenario) in enumerate(turns):
+        print(f"{number + 1}/{len(turns)} {entry.name}: {scenario}", flush=True)
+        _turn(entry, scenario, found[entry.name], given.step)
+    document = {
+        "machine": machine,
+        "options": {"repeats": given.repeats, "step_s": given.step},
+        "took_s": time.time() - started,
+        "systems": {name: asdict(measured) for name, measured in found.items()},
+    }
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "elastic.json").write_text(json.dumps(document, indent=1) + "\n")
+    (given.out / "elastic.md").write_text(report(document))
+    plot(document, given.out / "elastic.png")
+    print(table(document["systems"]))
+    print(f"{given.out}/elastic.md, .json, .png after {document['took_s'] / 60:.0f} minutes")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--systems", default="", help="only those with this in their name, lower case")
+    parser.add_argument("--scenarios", nargs="+", choices=[*PATIENCE_S], default=[*PATIENCE_S])
+    parser.add_argument("--step", type=float, default=0.1, help="seconds that a step sleeps")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "benchmarks")
+    return parser.parse_args()
+
+
+def _turn(entry: Entry, scenario: str, measured: Measured, step_s: float) -> None:
+    """One run, in a process of its own; its log counts however it ended."""
+    # A path of Ray's sockets may not be long.
+    with tempfile.TemporaryDirectory(prefix="fb-", ignore_cleanup_errors=True) as folder:
+        log = Log(f"{folder}/log")
+        width = WIDE if scenario == "commit" else Setting.width
+        setting = Setting(
+            scenario=scenario, log=log.path, folder=folder, variant=entry.variant, step_s=step_s, width=width
+        )
+        how = _start(entry.system, setting, Path(folder) / "output")
+        lines = log.read()
+        measured.take(scenario, lines)
+        failed = [line["error"] for line in lines if line["what"] == "failed"]
+        if how or failed:
+            measured.errors.append(f"{scenario}: {'; '.join(filter(None, [how, *failed]))}")
+            print(f"   {measured.errors[-1]}", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(system: str, setting: Setting, output: Path) -> str:
+    """Run to the end, or for so long; the answer says what went wrong, if something did."""
+    # What a Ray job or a notebook sets for its own process is not meant for another Ray.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    variables |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(CHILD), system, json.dumps(asdict(setting))]
+    with output.open("w") as stream:
+        child = subprocess.Popen(  # noqa: S603
+            command, stdout=stream, stderr=subprocess.STDOUT, env=variables, start_new_session=True
+        )
+        try:
+            code = child.wait(PATIENCE_S[setting.scenario])
+            how = "" if code == 0 else f"ended with code {code}"
+        except subprocess.TimeoutExpired:
+            how = f"did not end within {PATIENCE_S[setting.scenario]:.0f} s"
+        finally:
+            # Its own session, and so all that it left behind.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    words = output.read_text(errors="replace").strip().splitlines()
+    return f"{how}; last words: {words[-1][-300:] if words else 'none'}" if how else ""
+
+
+def _machine() -> dict[str, Any]:
+    models = [
+        line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return {
+        "cores": os.cpu_count(),
+        "cpu": models[0] if models else platform.processor(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+if __name__ == "__main__":
+    main()

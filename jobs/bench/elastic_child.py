@@ -1,0 +1,21 @@
+"""One run of one system of the elastic bench, in this process; started by `elastic.py`.
+
+python jobs/bench/elastic_child.py SYSTEM '{"scenario": "changes", "log": "...", "folder": "..."}'
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+from elastic_setting import Setting
+
+
+def main() -> None:
+    system, setting = sys.argv[1:]
+    importlib.import_module(f"elastic_systems.{system}").run(Setting(**json.loads(setting)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The log of one run: what every process of it wrote down when, and what that says about changes of membership.
+
+Lines are JSON. Rank 0 writes `step` after every optimizer step and `commit` with its seconds; every rank `born` (when
+its process began) and `ready` (state put back, about to train) and `parted`; the driver `event`; the director `asked`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Log:
+    """Many processes append to it; each line is one write."""
+
+    path: str
+
+    def note(self, what: str, **facts: Any) -> None:
+        """Write down that `what` happens now."""
+        line = json.dumps({"what": what, "time": time.time(), "pid": os.getpid(), **facts}) + "\n"
+        with Path(self.path).open("ab", buffering=0) as file:
+            file.write(line.encode())
+
+    def note_birth(self, rank: int, size: int) -> None:
+        """Say since when this process is there: one that was warm is older than the change."""
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        born = time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+        self.note("born", rank=rank, size=size, since=born)
+
+    def read(self) -> list[Line]:
+        """All lines so far, by time."""
+        path = Path(self.path)
+        lines = path.read_text().splitlines() if path.exists() else []
+        return sorted((json.loads(line) for line in lines), key=lambda line: line["time"])
+
+
+@dataclass(frozen=True)
+class Change:
+    """Training before and after: `gap_s` from rank 0's last step to its first, as members `old` -> `new` workers."""
+
+    gap_s: float
+    old: int
+    new: int
+    last_step_at: float
+    first_step_at: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What followed when `what` was asked of a run.
+
+    `changes` are those until the next thing was asked: a worker that is replaced may bring two, one at its end and one
+    at the other's start. `asked_s` is how long training went on before the first of them. `redone` counts rank 0's
+    steps that were made again. `phases`: what was written down between the request and the first step after, and how
+    many seconds after the last step before.
+    """
+
+    what: str
+    asked_s: float
+    changes: tuple[Change, ...]
+    redone: int
+    phases: tuple[tuple[float, str], ...]
+
+
+def steps(lines: Sequence[Line]) -> list[Line]:
+    """Those of rank 0."""
+    return [line for line in lines if line["what"] == "step" and line["rank"] == 0]
+
+
+def members(step: Line) -> tuple[int, int]:
+    """Tells one membership from the next: the size of the world, and who rank 0 is."""
+    return step["size"], step["pid"]
+
+
+def changes(lines: Sequence[Line]) -> list[Change]:
+    """Every change of membership between two steps of rank 0."""
+    return [
+        Change(after["time"] - before["time"], before["size"], after["size"], before["time"], after["time"])
+        for before, after in pairwise(steps(lines))
+        if members(before) != members(after)
+    ]
+
+
+def answers(lines: Sequence[Line]) -> list[Answer]:
+    """What came of each thing that was asked; one that brought no change is left out."""
+    asked = [line for line in lines if line["what"] == "asked"]
+    ends = [line["time"] for line in asked[1:]] + [float("inf")]
+    found = []
+    for line, end in zip(asked, ends, strict=True):
+        own = tuple(change for change in changes(lines) if line["time"] <= change.first_step_at < end)
+        if own:
+            redone = _redone(lines, line["time"], end)
+            waited_s = max(0.0, own[0].last_step_at - line["time"])
+            found.append(Answer(line["act"], waited_s, own, redone, _phases(lines, line["time"], own[0])))
+    return found
+
+
+def commits(lines: Sequence[Line]) -> list[float]:
+    """Seconds of rank 0's commits, but for the first three of each process, which warm up."""
+    by_process: dict[int, list[float]] = {}
+    for line in lines:
+        if line["what"] == "commit":
+            by_process.setdefault(line["pid"], []).append(line["seconds"])
+    return [seconds for process in by_process.values() for seconds in process[3:]]
+
+
+def _redone(lines: Sequence[Line], start: float, end: float) -> int:
+    before = {line["step"] for line in steps(lines) if line["time"] < start}
+    window = [line["step"] for line in steps(lines) if start <= line["time"] < end]
+    return len(window) - len(set(window) - before)
+
+
+def _phases(lines: Sequence[Line], asked_at: float, change: Change) -> tuple[tuple[float, str], ...]:
+    told = [line for line in lines if line["what"] not in ("step", "commit")]
+    told = [line for line in told if asked_at <= line["time"] <= change.first_step_at]
+    words = [(line["time"] - change.last_step_at, _words(line)) for line in told]
+    return (*words, (change.gap_s, "first step"))
+
+
+def _words(line: Line) -> str:
+    match line["what"]:
+        case "born":
+            return (
+                f"rank {line['rank']} of {line['size']} enters; its process is {line['time'] - line['since']:.1f} s old"
+            )
+        case "ready":
+            return f"rank {line['rank']} of {line['size']} has its state"
+        case "parted":
+            return f"rank {line['rank']} of {line['size']} has parted at its commit"
+        case "event":
+            return f"the driver says: {line['event']}"
+        case "asked":
+            return f"asked: {line['act']}"
+        case other:
+            return str(other)
