@@ -1,0 +1,138 @@
+"""Gradients averaged by Horovod within `backward()`: fixed buckets, so that equal inputs give equal sums to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from forebay.errors import BadJob
+
+BUCKET_BYTES = 25 << 20
+
+Reduce = Callable[[torch.Tensor, Sequence[int], str], Callable[[], torch.Tensor]]
+"""Given tensors laid end to end, their lengths, and a name that is the same on all ranks, begin to reduce them.
+
+The last of the tensors is to be summed over ranks, whatever becomes of the others. The answer waits for the result; all
+ranks ask for results in the same order.
+"""
+
+
+class ReducedGradients:
+    """Hooks on `parameters` that leave the same gradients on all ranks when `backward()` returns.
+
+    A bucket is on its way as soon as its last gradient is there, while `backward()` goes on. What belongs into which
+    bucket is settled here, in reverse order of the parameters, roughly that of arrival; Horovod's own tensor fusion
+    lays tensors together as they happen to come, and from three ranks on a ring's sum depends on the place in the
+    buffer. A parameter that no rank has used keeps the gradient it had; one that only some have used gets the mean.
+
+    `scale` is multiplied into every gradient before it is reduced.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], reduce: Reduce, *, scale: float, name: str) -> None:
+        self._buckets = [
+            _Bucket(members, reduce, scale=scale, name=f"{name}.{number}")
+            for number, members in enumerate(_partition(list(parameters)[::-1]))
+        ]
+        self._is_queued = False
+        for bucket in self._buckets:
+            for place, parameter in enumerate(bucket.parameters):
+                parameter.register_post_accumulate_grad_hook(self._hook(bucket, place))  # type: ignore[no-untyped-call]
+
+    def _hook(self, bucket: _Bucket, place: int) -> Callable[[torch.Tensor], None]:
+        def arrived(_parameter: torch.Tensor) -> None:
+            if not self._is_queued:
+                self._is_queued = True
+                # The engine calls it when this backward() has done everything else; DDP ends its own the same way.
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001
+            bucket.take(place)
+
+        return arrived
+
+    def _finish(self) -> None:
+        self._is_queued = False
+        for bucket in self._buckets:
+            bucket.send_rest()
+        for bucket in self._buckets:
+            bucket.hand_out()
+
+
+class _Bucket:
+    """Some parameters' gradients laid end to end, and behind them, for each, how many ranks have one."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], reduce: Reduce, *, scale: float, name: str) -> None:
+        self.parameters = parameters
+        self._reduce, self._scale, self._name = reduce, scale, name
+        self._lengths = [*(parameter.numel() for parameter in parameters), len(parameters)]
+        first = parameters[0]
+        self._flat = torch.zeros(sum(self._lengths), dtype=first.dtype, device=first.device)
+        *self._parts, self._used = torch.split(self._flat, self._lengths)
+        self._here = [False] * len(parameters)
+        self._result: Callable[[], torch.Tensor] | None = None
+
+    def take(self, place: int) -> None:
+        """The gradient of parameter number `place` is there."""
+        gradient = self.parameters[place].grad
+        assert gradient is not None, "the hook comes after the gradient"
+        if gradient.is_sparse:
+            raise BadJob(
+                "a gradient is sparse, which driver='horovod' does not average. Give the embedding sparse=False, or "
+                "use driver='ray'."
+            )
+        if self._here[place] or self._result is not None:
+            raise BadJob(
+                "a parameter got its gradient twice in one backward(), as reentrant checkpointing does. Use "
+                "torch.utils.checkpoint with use_reentrant=False."
+            )
+        self._here[place] = True
+        torch.mul(gradient.reshape(-1), self._scale, out=self._parts[place])
+        if all(self._here):
+            self._send()
+
+    def send_rest(self) -> None:
+        """Send what no gradient came for as zeros: another rank may have used it, and waits for this one."""
+        if self._result is None:
+            for place, is_here in enumerate(self._here):
+                if not is_here:
+                    self._parts[place].zero_()
+            self._send()
+
+    def hand_out(self) -> None:
+        """Wait for the other ranks, and put the reduced gradients in place."""
+        assert self._result is not None, "send_rest() comes first"
+        *parts, used = torch.split(self._result(), self._lengths)
+        for parameter, part, is_here in zip(self.parameters, parts, self._here, strict=True):
+            if is_here:
+                assert parameter.grad is not None, "it was sent"
+                parameter.grad.copy_(part.view_as(parameter.grad))
+        if not all(self._here):
+            self._hand_out_unused(parts, used.tolist())
+        self._here = [False] * len(self.parameters)
+        self._result = None
+
+    def _hand_out_unused(self, parts: Sequence[torch.Tensor], used: Sequence[float]) -> None:
+        for parameter, part, is_here, uses in zip(self.parameters, parts, self._here, used, strict=True):
+            if is_here or uses == 0:
+                continue
+            mean = part.view_as(parameter)
+            parameter.grad = mean.clone() if parameter.grad is None else parameter.grad.copy_(mean)
+
+    def _send(self) -> None:
+        self._used.copy_(torch.tensor(self._here, dtype=self._used.dtype))
+        self._result = self._reduce(self._flat, self._lengths, self._name)
+
+
+def _partition(parameters: Sequence[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
+    """Parameters of one type and device together, in their order, up to `BUCKET_BYTES`."""
+    open_buckets: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kind = (parameter.dtype, parameter.device)
+        bucket = open_buckets.setdefault(kind, [])
+        filled = sum(other.nbytes for other in bucket)
+        if bucket and filled + parameter.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket = open_buckets[kind] = []
+        bucket.append(parameter)
+    yield from open_buckets.values()

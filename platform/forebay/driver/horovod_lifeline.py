@@ -1,0 +1,134 @@
+"""A connection between each worker and the driver, whose end is the end of one of the two.
+
+The kernel closes it within milliseconds of a process's death, whatever else died with it; Ray takes seconds to notice
+that a node is gone. What stands on it: who the worker is, on which node, and which world it has entered.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+CONNECT_S = 30.0
+POLL_S = 0.1
+# A machine that loses its power closes nothing: it is asked for a sign of life, and given up after some 20 s.
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """The worker's process is there."""
+
+    name: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """The worker has met the others of world number `world`."""
+
+    name: str
+    world: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The worker's process has ended; `why`, where more is known."""
+
+    name: str
+    why: str = ""
+
+
+Sign = Placed | Entered | Lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineAddress:
+    """Where the driver listens, and the word by which it knows its workers."""
+
+    host: str
+    port: int
+    token: str
+
+
+class Lifelines:
+    """The driver's ends. `tell` is called, in threads, with every sign of a worker, the last one being `Lost`."""
+
+    def __init__(self, host: str, tell: Callable[[Sign], None]) -> None:
+        token = secrets.token_hex(16)
+
+        class Line(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                keep_alive(self.request)
+                _listen(self.rfile.readline, token, tell)
+
+        self._server = socketserver.ThreadingTCPServer((host, 0), Line)
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(POLL_S,), name="forebay-lines", daemon=True
+        )
+        self._thread.start()
+        self.address = LineAddress(host=host, port=self._server.server_address[1], token=token)
+
+    def close(self) -> None:
+        """Take no new lines; those there are end with this process, or with the worker's."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _listen(next_line: Callable[[], bytes], token: str, tell: Callable[[Sign], None]) -> None:
+    try:
+        hello = json.loads(next_line() or b"{}")
+        if not hmac.compare_digest(str(hello.get("token")), token):
+            return
+    except (OSError, ValueError):
+        return  # whoever it was, it was no worker
+    name = hello["name"]
+    tell(Placed(name=name, node=hello["node"]))
+    try:
+        while line := next_line():
+            tell(Entered(name=name, world=int(line)))
+    except OSError:
+        pass  # a connection that was reset is as good as closed
+    tell(Lost(name=name))
+
+
+class Lifeline:
+    """The worker's end. Ends this process when the driver is gone: nobody would read what an orphan does."""
+
+    def __init__(self, address: LineAddress, *, name: str, node: str) -> None:
+        self._socket = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
+        self._socket.settimeout(None)
+        keep_alive(self._socket)
+        hello = {"token": address.token, "name": name, "node": node}
+        self._socket.sendall(json.dumps(hello).encode() + b"\n")
+        threading.Thread(target=self._wait, name="forebay-lifeline", daemon=True).start()
+
+    def entered(self, world: int) -> None:
+        """Say that this worker has met the others of world number `world`."""
+        self._socket.sendall(b"%d\n" % world)
+
+    def _wait(self) -> None:
+        try:
+            while self._socket.recv(1):
+                pass
+        except OSError:
+            pass
+        os._exit(1)
+
+
+def keep_alive(line: socket.socket) -> None:
+    """Notice within half a minute that the other machine has gone without a word."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        if hasattr(socket, option):  # Linux; others have their own names
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

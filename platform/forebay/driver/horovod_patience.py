@@ -1,0 +1,47 @@
+"""How long a rank waits for the others in a collective: Horovod 0.28.1 itself, over gloo, would wait for ever.
+
+Its stall check looks for ranks that are missing among `global_ranks_`, a vector that `GlooController::DoInitialization`
+reserves and never resizes: over gloo it is empty, and nobody is ever missing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+CHECKS = 20
+"""How often within the time-out it is looked at."""
+
+
+class Patience:
+    """A context around whatever waits for other ranks; after `timeout_s` seconds in one, `give_up` is called once.
+
+    It is called in another thread, and must free the waiting one. Contexts are entered by one thread, not nested.
+    """
+
+    def __init__(self, timeout_s: float, give_up: Callable[[], object]) -> None:
+        self._timeout_s, self._give_up = timeout_s, give_up
+        self._since: float | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="forebay-patience", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, frames: TracebackType | None) -> None:
+        self._since = None
+
+    def close(self) -> None:
+        """Watch no more; `give_up` is not called after this, nor under way."""
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._timeout_s / CHECKS):
+            since = self._since
+            if since is not None and time.monotonic() - since > self._timeout_s:
+                self._give_up()
+                return

@@ -1,0 +1,223 @@
+"""Build Horovod's wheel for the PyTorch that is installed here, keep it for the next time, and install it.
+
+    python scripts/build_horovod.py [--wheel-only] [--or-skip]
+
+Needs pip, PyTorch, a C++ compiler and make; nothing of Forebay. The wheel lies in
+`${XDG_CACHE_HOME:-~/.cache}/forebay/wheels`, in a folder named after everything it depends on, so that another clone
+or virtual environment with the same Python and PyTorch takes it from there.
+
+Horovod 0.28.1 asks for C++14, the headers of PyTorch 2.13 need C++20: the compiler is called through a wrapper that
+swaps `-std`. Set `HOROVOD_GPU_OPERATIONS=NCCL` for GPUs, as Horovod's own installation guide says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import platform
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+HOROVOD = "0.28.1"
+PASSED_ON = ("HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE", "HOROVOD_GPU_BROADCAST", "HOROVOD_NCCL_HOME")
+LIBRARY = "horovod/torch/mpi_lib_v2"
+LINES_SHOWN = 40
+
+
+def main() -> int:
+    """Build, or find, the wheel; install it unless it is there."""
+    parser = argparse.ArgumentParser(description="Build, keep and install Horovod for the PyTorch installed here.")
+    parser.add_argument("--wheel-only", action="store_true", help="print the wheel's path, install nothing")
+    parser.add_argument("--or-skip", action="store_true", help="without a C++ compiler say so, and call it a success")
+    options = parser.parse_args()
+    if not options.wheel_only and installed() == local_version():
+        return 0
+    wheel = kept_wheel(cache_folder())
+    if wheel is None and (missing := what_is_missing()):
+        print(f"Horovod cannot be built: {missing}.")
+        return 0 if options.or_skip else 1
+    if wheel is None:
+        wheel = build()
+    if options.wheel_only:
+        print(wheel)
+    else:
+        print(f"   Installing {wheel}", flush=True)
+        pip("install", "--force-reinstall", "--no-deps", str(wheel))
+        # Its requirements are small and name no PyTorch; what is there stays as it is.
+        pip("install", str(wheel))
+    return 0
+
+
+def what_is_missing() -> str:
+    """What the build needs and this machine lacks; empty where nothing is missing."""
+    if compiler() is None:
+        return "there is no C++ compiler (g++, clang++ or $CXX). Install one, for example with apt-get install g++"
+    if shutil.which("make") is None:
+        return "there is no make"
+    return ""
+
+
+def compiler() -> str | None:
+    """The path of a C++ compiler."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def local_version() -> str:
+    """Horovod's version with that of PyTorch behind the `+`: no wheel of an index sorts above it."""
+    torch = "".join(sign if sign.isalnum() else "." for sign in version("torch"))
+    return f"{HOROVOD}+torch{torch}{_gpu_text()}"
+
+
+def _gpu_text() -> str:
+    return "".join(f".{os.environ[name].lower()}" for name in PASSED_ON[:3] if os.environ.get(name))
+
+
+def installed() -> str | None:
+    """The version of the Horovod that is installed here."""
+    try:
+        return version("horovod")
+    except PackageNotFoundError:
+        return None
+
+
+def cache_folder() -> Path:
+    """Where the wheel for this Python, PyTorch and platform lies, or will."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    libc = "-".join(platform.libc_ver()).strip("-") or "libc"
+    place = f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}-{libc}".replace(".", "_")
+    return Path(home) / "forebay" / "wheels" / f"horovod-{local_version()}-{place}".replace("+", "-")
+
+
+def kept_wheel(folder: Path) -> Path | None:
+    """The wheel in `folder`, if one is there."""
+    return next(iter(sorted(folder.glob("*.whl"))), None)
+
+
+def build() -> Path:
+    """The wheel, built unless another process has just done so. A build that is cut off leaves no wheel behind."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_one(folder / ".lock"):
+        wheel = kept_wheel(folder)
+        if wheel is not None:
+            return wheel
+        for left in folder.glob("building-*"):  # by a build that was cut off; its lock is ours now
+            shutil.rmtree(left)
+        # Horovod's CMake files take the folder they are in for a regular expression.
+        is_plain = re.fullmatch(r"[\w./-]*", str(folder)) is not None
+        with tempfile.TemporaryDirectory(prefix="building-", dir=folder if is_plain else None) as scratch:
+            made = _build_in(Path(scratch), folder / "build.log")
+            copied = Path(shutil.copy(made, folder / "wheel.part"))
+            # A rename within one folder: a wheel is there as a whole, or not at all.
+            return copied.rename(folder / made.name)
+
+
+@contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Hold the lock at `path`, which the kernel lets go of however this process ends."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("   Waiting for another build of the same wheel", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build_in(scratch: Path, log: Path) -> Path:
+    tools = scratch / "tools"
+    print(
+        f"   Building Horovod {HOROVOD} for PyTorch {version('torch')} (2-3 minutes on 2 cores; log: {log})", flush=True
+    )
+    # Beside the environment, not in it. CMake 4 refuses files as old as Horovod's.
+    wanted = ["setuptools>=77", "wheel", "packaging", *([] if shutil.which("cmake") else ["cmake>=3.18,<4"])]
+    pip("install", "--target", str(tools), *wanted)
+    # Without build isolation: an isolated build would not see the PyTorch it is made for, and fetch another.
+    alone = ["--no-deps", "--no-build-isolation", "--no-cache-dir"]
+    environment = _environment(scratch, tools)
+    source = scratch / "source"
+    fetched = ["--no-binary", "horovod", "--dest", str(source), f"horovod=={HOROVOD}"]
+    pip("download", *alone, *fetched, environment=environment)
+    with log.open("w") as lines:
+        done = subprocess.run(  # noqa: S603 - our own interpreter
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "wheel",
+                "-v",
+                *alone,
+                "--wheel-dir",
+                str(scratch),
+                *map(str, source.iterdir()),
+            ],
+            # Only now: pip refuses a source whose version is not the one it asked the index for.
+            env=environment | {"HOROVOD_LOCAL_VERSION": local_version().partition("+")[2]},
+            stdout=lines,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    wheel = kept_wheel(scratch)
+    if done.returncode != 0 or wheel is None or not has_library(wheel):
+        print("\n".join(log.read_text(errors="replace").splitlines()[-LINES_SHOWN:]))
+        raise SystemExit(f"Horovod was not built; the last lines of {log} are above.")
+    return wheel
+
+
+def has_library(wheel: Path) -> bool:
+    """Horovod's setup passes over a framework it could not build for; then there is no compiled library within."""
+    with zipfile.ZipFile(wheel) as parts:
+        return any(name.startswith(LIBRARY) and name.endswith(".so") for name in parts.namelist())
+
+
+def _environment(scratch: Path, tools: Path) -> dict[str, str]:
+    cores = len(os.sched_getaffinity(0))
+    return {
+        **os.environ,
+        "CXX": str(_wrapped_compiler(scratch)),
+        "PYTHONPATH": str(tools),
+        "PATH": os.pathsep.join([str(tools / "bin"), os.environ.get("PATH", os.defpath)]),
+        "TMPDIR": str(scratch),  # pip builds there: nothing is left in /tmp either
+        "MAKEFLAGS": f"-j{min(cores, 8)}",  # setup.py's own -j8 takes a gigabyte a job
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # where the system's CMake is 4 or newer
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+    }
+
+
+def _wrapped_compiler(scratch: Path) -> Path:
+    found = compiler()
+    assert found is not None, "what_is_missing() was asked first"
+    wrapper = scratch / "c++"
+    swap = (
+        'for flag; do shift; case "$flag" in -g) continue;; -std=*14) flag=-std=c++20;; esac; set -- "$@" "$flag"; done'
+    )
+    wrapper.write_text(f'#!/bin/sh\n{swap}\nexec {shlex.quote(found)} "$@"\n')
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    return wrapper
+
+
+def pip(*arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    """Run this interpreter's pip; raises what it fails with."""
+    command = [sys.executable, "-m", "pip", *arguments, "-qq", "--progress-bar", "off", "--disable-pip-version-check"]
+    subprocess.run(command, check=True, env=environment)  # noqa: S603 - our own interpreter
+
+
+if __name__ == "__main__":
+    sys.exit(main())

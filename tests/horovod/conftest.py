@@ -1,0 +1,71 @@
+"""Horovod's tests run wherever it can be built; a Ray like that of tests/ray, and processes that meet in Horovod."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import cloudpickle
+import pytest
+from scripts.build_horovod import what_is_missing
+from tests.ray.conftest import no_leaked_ray_state as no_leaked_ray_state
+from tests.ray.conftest import ray_ends_with_session as ray_ends_with_session
+from tests.ray.conftest import ray_off as ray_off
+from tests.ray.conftest import ray_session as ray_session
+
+from forebay.driver.horovod_rendezvous import Rendezvous
+from forebay.driver.horovod_world import Place
+from forebay.world import World
+
+HERE = "127.0.0.1"
+RANK_S = 120.0
+RANK = """
+import os, pickle, sys
+import torch
+torch.set_num_threads(1)
+from forebay.driver.horovod_world import horovod_world, use_interface_of
+use_interface_of("127.0.0.1")
+place, work, args = pickle.load(sys.stdin.buffer)
+answers, sys.stdout = sys.stdout.buffer, sys.stderr
+with horovod_world(place, torch.device("cpu"), 30.0) as collective:
+    answer = work(collective, *args)
+answers.write(pickle.dumps(answer))
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def horovod_is_there() -> None:
+    """Without Horovod, skip where it cannot be built, and fail where that was only forgotten."""
+    if find_spec("horovod") is None:
+        missing = what_is_missing()
+        if missing:
+            pytest.skip(f"Horovod cannot be built: {missing}")
+        pytest.fail("Horovod is not installed, though this machine can build it: run `make horovod`.", pytrace=False)
+
+
+def run_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """`work(collective, *args)` on `size` ranks, a process each; their answers by rank."""
+    cloudpickle.register_pickle_by_value(sys.modules[work.__module__])
+    hosts = [f"host-{rank}" for rank in range(size)]
+    meeting = Rendezvous(HERE, hosts)
+    processes = []
+    for rank, host in enumerate(hosts):
+        place = Place(number=1, world=World(rank=rank, size=size), host=host, rendezvous=meeting.place)
+        process = subprocess.Popen([sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process.stdin.write(cloudpickle.dumps((place, work, args)))
+        process.stdin.close()
+        process.stdin = None
+        processes.append(process)
+    try:
+        answers = [process.communicate(timeout=RANK_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        meeting.close()
+    assert [process.returncode for process in processes] == [0] * size
+    return [pickle.loads(answer) for answer in answers]
