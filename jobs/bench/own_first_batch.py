@@ -34,7 +34,10 @@ def warm(data: str, manifest: str, cache: str) -> int:
     with fb.Loader(fb.build_plan(found), _transform(found), disk, global_batch=GLOBAL_BATCH) as loader:
         for _, _ in zip(range(3), loader, strict=False):
             pass
-        time.sleep(1.0)  # what is asked for ahead of need arrives
+        stored = -1
+        while stored < len(disk.keys()):  # what is asked for ahead of need arrives
+            stored = len(disk.keys())
+            time.sleep(1.0)
     return len(found)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -62,3 +64,20 @@ def test_nothing_is_started_once_cancelled() -> None:
     with pytest.raises(Cancelled):
         call_with_deadline(lambda: called.append(1), 1.0, cancelled)
     assert not called
+
+
+@pytest.mark.parametrize(("takes_s", "said"), [(0.5, "returned"), (60, "")])
+def test_the_end_of_the_process_waits_for_what_is_about_to_return_but_not_for_long(takes_s: float, said: str) -> None:
+    script = f"""
+import threading, time
+from forebay.storage.deadline import call_with_deadline
+def read():
+    time.sleep({takes_s})
+    print("returned", end="")
+try:
+    call_with_deadline(read, 0.05)
+except TimeoutError:
+    pass
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=40, check=False)
+    assert (ended.returncode, ended.stdout) == (0, said), ended.stderr
