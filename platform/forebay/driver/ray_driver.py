@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 import ray
 from pyarrow.fs import FileType
@@ -14,26 +13,24 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.train import WorkerGroupError
 from ray.train.torch import TorchTrainer
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.driver.callbacks import Callback
-from forebay.driver.coordinator import Coordinator
 from forebay.driver.raised import Raised
+from forebay.driver.ray_commits import commit_stores
+from forebay.driver.ray_coordinator import coordinator_of
+from forebay.driver.ray_following import follow
+from forebay.driver.ray_seats import remove_places
 from forebay.driver.ray_session import ray_session, session_text, train_environment
-from forebay.driver.ray_train import RAY_FOLDER, lost_workers_text, torch_trainer
+from forebay.driver.ray_train import RAY_FOLDER, lost_workers_text, places_name, torch_trainer
 from forebay.driver.result import Result, below
 from forebay.driver.run import Run
-from forebay.errors import InvalidOption, RunFailed
+from forebay.errors import RunFailed
 from forebay.job.job import Job
 from forebay.storage.filesystem import resolve
-from forebay.train.events import Event, Failed, Preparing, Started
+from forebay.train.events import Preparing
 
 log = logging.getLogger(__name__)
 
-NAMESPACE = "forebay"
-POLL_S = 0.5
-FIRST_WAIT_S = 30.0
-NEXT_WAIT_S = 60.0
 END_S = 30.0
 
 
@@ -46,15 +43,20 @@ class RayTrainDriver:
             if run.is_finished:
                 return run.result
             run.tell(Preparing(what=session_text()))
-            with train_environment(), ray_session(job) as owns_ray, _coordinator(run) as coordinator:
-                return _fit(run, coordinator, owns_ray)
+            with (
+                train_environment(),
+                ray_session(job),
+                coordinator_of(run, "ray") as coordinator,
+                commit_stores(run.name),
+            ):
+                return _fit(run, coordinator)
 
 
-def _fit(run: Run, coordinator: ActorHandle, owns_ray: bool) -> Result:
-    run.tell(Preparing(what=f"starting {run.job.workers} workers, a process each"))
-    fit = _Fit(torch_trainer(run, coordinator, owns_ray))
+def _fit(run: Run, coordinator: ActorHandle) -> Result:
+    run.tell(Preparing(what=f"starting {run.job.start_workers} workers, a process each"))
+    fit = _Fit(torch_trainer(run, coordinator))
     try:
-        _follow(run, coordinator, fit)
+        follow(run, coordinator, lambda: fit.is_running)
     except RayError as error:
         raise RunFailed(
             f"run {run.name!r} lost its connection to Ray ({type(error).__name__}). What was committed is kept: run "
@@ -63,27 +65,12 @@ def _fit(run: Run, coordinator: ActorHandle, owns_ray: bool) -> Result:
         ) from error
     finally:
         fit.end(coordinator)
+        remove_places(places_name(run))
         _remove_ray_folder(run)
     if fit.error is not None:
         end = _end_of(run, coordinator, fit.error)
         raise end from end.__cause__ or fit.error
     return run.finish(ray.get(coordinator.stopped.remote()))
-
-
-def _follow(run: Run, coordinator: ActorHandle, fit: _Fit) -> None:
-    """Tell the run what its workers report, until Ray Train has returned."""
-    watch = _StartWatch(run)
-    asked = False
-    is_running = True
-    while is_running:
-        is_running = fit.is_running  # asked before the events are taken: the last ones came before the end
-        for event in ray.get(coordinator.take.remote(POLL_S if is_running else 0)):
-            watch.see(event)
-            run.tell(event)
-        if run.control.stop_reason is not None and not asked:
-            ray.get(coordinator.stop.remote(run.control.stop_reason))
-            asked = True
-        watch.tell_if_late()
 
 
 def _end_of(run: Run, coordinator: ActorHandle, error: BaseException) -> Exception:
@@ -134,50 +121,8 @@ class _Fit:
             self.error = error
 
 
-class _StartWatch:
-    """Says so when workers are long in coming: most often the cluster has no room for them."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._is_training = False
-        self._due = time.monotonic() + FIRST_WAIT_S
-
-    def see(self, event: Event) -> None:
-        if isinstance(event, Started | Failed):
-            self._is_training = isinstance(event, Started)
-            self._due = time.monotonic() + FIRST_WAIT_S
-
-    def tell_if_late(self) -> None:
-        if self._is_training or time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + NEXT_WAIT_S
-        job, free = self._run.job, ray.available_resources()
-        asked = f"{job.workers} workers of {job.resources.cpus:g} CPUs and {job.resources.gpus:g} GPUs"
-        left = f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free in the cluster"
-        self._run.tell(Preparing(what=f"still waiting for {asked}; {left}"))
-
-
 def _remove_ray_folder(run: Run) -> None:
     """Ray Train needs a folder for checkpoints, of which Forebay makes none there."""
     folder = resolve(below(run.path, RAY_FOLDER))
     if folder.fs.get_file_info(folder.path).type == FileType.Directory:
         folder.fs.delete_dir(folder.path)
-
-
-@contextmanager
-def _coordinator(run: Run) -> Iterator[ActorHandle]:
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    placed = ray.remote(Coordinator).options(
-        name=f"run-{run.name}", namespace=NAMESPACE, num_cpus=0, scheduling_strategy=here
-    )
-    try:
-        coordinator = placed.remote(run.job.workers)
-    except ValueError as error:
-        raise InvalidOption(
-            f"a run named {run.name!r} is under way on this cluster. Wait for its end, or give this one another name.",
-            name=run.name,
-        ) from error
-    try:
-        yield coordinator
-    finally:
-        ray.kill(coordinator)

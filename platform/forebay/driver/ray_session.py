@@ -5,17 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import ray
 
-from forebay.errors import InvalidOption
+from forebay.driver.ray_address import ADDRESS, connect
 from forebay.job.job import Job
-
-ADDRESS = "RAY_ADDRESS"
-ANSWER_S = 5.0
 
 # Defaults of Ray Train that a run would trip over (Ray 2.60); a variable that is set already is left alone.
 TRAIN_ENVIRONMENT: Mapping[str, str] = {
@@ -58,35 +54,11 @@ def ray_session(job: Job) -> Iterator[bool]:
         if not address:
             ray.init(address="local", **_resources(job), include_dashboard=False, logging_level=logging.ERROR)
         else:
-            _connect(address)
+            connect(address)
         try:
             yield not address
         finally:
             ray.shutdown()
-
-
-def _connect(address: str) -> None:
-    """`ray.init` with `RAY_ADDRESS`, but at once where it would try for minutes to reach what is not there."""
-    scheme, _, place = address.rpartition("://")
-    if scheme in ("http", "https"):
-        raise InvalidOption(
-            f"{ADDRESS}={address} is the address of Ray's dashboard, which takes submitted jobs only. A run connects "
-            "to host:port as `ray start --head` printed it (port 6379), to ray://host:10001, or to 'auto' on a node "
-            "of the cluster.",
-            address=address,
-        )
-    host, _, port = place.rpartition(":")
-    try:
-        if host and port.isdigit():
-            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
-        ray.init(logging_level=logging.ERROR)
-    except (OSError, OverflowError, ValueError, RuntimeError) as error:
-        ray.shutdown()
-        raise InvalidOption(
-            f"{ADDRESS}={address} does not answer ({error}). Give the address of a cluster that is running (host:port, "
-            f"ray://host:port, or 'auto' on one of its nodes), or unset {ADDRESS} to start Ray on this machine.",
-            address=address,
-        ) from error
 
 
 @contextmanager
@@ -103,7 +75,7 @@ def train_environment() -> Iterator[None]:
 
 def _resources(job: Job) -> dict[str, int]:
     """As many CPUs as there are, or as the workers ask for: too few would make the run wait for ever."""
-    wanted = math.ceil(job.workers * job.resources.cpus)
+    wanted = math.ceil(job.max_workers * job.resources.cpus)
     return {"num_cpus": max(os.cpu_count() or 1, wanted)}
 
 

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+import logging
+import time
+from contextlib import closing
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import ray
 import ray.train
+import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from forebay.cache.node import attach
 from forebay.cache.peer_line import NODE_DIGITS
 from forebay.cache.ray_metrics import exported
-from forebay.driver.launch import device_of, unpack, work
+from forebay.driver.coordinator_reporter import CoordinatorReporter
+from forebay.driver.launch import Outcome, device_of, unpack, work
 from forebay.driver.raised import Raised
+from forebay.driver.ray_attempt import attempt
+from forebay.driver.ray_commits import open_commits
+from forebay.errors import Hung
 from forebay.train.collective import Alone, Collective
-from forebay.train.events import Event
 from forebay.train.torch_collective import TorchCollective
 from forebay.world import World
 
-# A process that was killed is known within milliseconds. One that is silent for longer is most likely busy: a train
-# function that holds the interpreter's lock answers nobody.
+log = logging.getLogger(__name__)
+
 PEER_TIMEOUT_S = 5.0
+"""A process that was killed is known within milliseconds. One that is silent for longer is most likely busy: a train
+function that holds the interpreter's lock answers nobody."""
+NODE_TIMEOUT_S = 60.0
+"""A node that was lost is known as slowly as the cluster checks its health. Waited for only by a rank whose connection
+to another broke."""
+SAME_TIME_S = 0.1
+LAST_WORD_S = 5.0
 
 
 class RunEnding(Exception):
@@ -35,48 +48,51 @@ class PeerLost(Exception):
     """A collective failed because another worker's process had died; the train function is not to blame."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorReporter:
-    """A `Reporter` that sends events to the coordinator and waits for no answer. Ends this process when it is gone."""
+def warm_up(payload: bytes) -> None:
+    """Do what takes time before the first step, and needs no other worker: called while the others train."""
+    import_module("forebay.driver.ray_warm").make_a_step()
+    try:
+        launch = unpack(payload)  # imports what the job needs
+        if launch.cache is not None:
+            attach(launch.cache)
+    except Exception:  # whatever it is, the train loop meets it again, and tells it
+        log.warning("A worker could not be warmed up.", exc_info=True)
 
-    coordinator: ActorHandle
 
-    def report(self, event: Event) -> None:
-        self.coordinator.report.remote(event)
-
-    def stop_requested(self) -> str | None:
-        try:
-            reason: str | None = ray.get(self.coordinator.stop_reason.remote())
-        except RayActorError:
-            os._exit(1)  # gone with the driver: the run may go on elsewhere, and what this orphan saves would hurt it
-        return reason
+def leave() -> bool:
+    """End this process's part in a world that has ended; whether it can take part in another one."""
+    return attempt.leave()
 
 
 def train_loop(config: dict[str, Any]) -> None:
     """The train function given to Ray Train; `config` holds the coordinator and a reference to the packed `Launch`."""
+    attempt.begin()
     coordinator: ActorHandle = config["coordinator"]
     world = _world()
     if not ray.get(coordinator.join.remote(world.rank, ray.get_runtime_context().current_actor)):
         raise RunEnding
     try:
-        stopped = _train(ray.get(config["payload"]), world, CoordinatorReporter(coordinator))
+        outcome = _train(ray.get(config["payload"]), world, coordinator)
     except BaseException as error:  # whatever it is, SystemExit too, is the driver's to judge
-        if lost := _lost_peers(coordinator, world):
+        if lost := _lost_peers(coordinator, world, PEER_TIMEOUT_S if _is_its_own(error) else NODE_TIMEOUT_S):
             raise PeerLost(f"rank {world.rank} could not go on without rank {', '.join(map(str, lost))}") from error
-        ray.get(coordinator.raise_error.remote(Raised.of(error, world.rank)))
+        _tell(error, world, coordinator)
         raise
-    if world.is_first:
-        # Comes after all of rank 0's events: calls of one caller keep their order.
-        ray.get(coordinator.finished.remote(stopped))
+    if outcome.parting is not None:
+        ray.get(coordinator.park.remote(world.rank))
+        attempt.wait_for_end()
+    elif world.is_first:
+        ray.get(coordinator.finished.remote(outcome.stopped))
 
 
-def _train(payload: bytes, world: World, reporter: CoordinatorReporter) -> str | None:
+def _train(payload: bytes, world: World, coordinator: ActorHandle) -> Outcome:
     launch = unpack(payload)
     device = device_of(launch.resources, world.local_rank)
     collective: Collective = Alone(device) if world.size == 1 else TorchCollective(world, device)
     cache = None if launch.cache is None else attach(launch.cache)
     tags = {"role": "trainer", "run": launch.name, "node": world.node[:NODE_DIGITS]}
-    return work(launch, collective, cache, reporter, partial(exported, tags))
+    with closing(open_commits(launch.name, launch.safekeeping, coordinator)) as commits:
+        return work(launch, collective, cache, CoordinatorReporter(coordinator), commits, partial(exported, tags))
 
 
 def _world() -> World:
@@ -89,12 +105,39 @@ def _world() -> World:
     )
 
 
-def _lost_peers(coordinator: ActorHandle, world: World) -> list[int]:
+def _tell(error: BaseException, world: World, coordinator: ActorHandle) -> None:
+    """Note what was raised here; of an error that only followed from another rank's, after that rank's."""
+    if isinstance(error, Hung) or not _is_its_own(error):
+        missing = ray.get(coordinator.missing.remote(world.rank, LAST_WORD_S))
+        if isinstance(error, Hung) and missing:
+            error = _naming(error, missing)
+    ray.get(coordinator.raise_error.remote(Raised.of(error, world.rank)))
+
+
+def _naming(error: Hung, missing: list[int]) -> Hung:
+    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    named = Hung(f"{ranks} did not arrive. {error}", **error.facts, missing=missing)
+    return named.with_traceback(error.__traceback__)
+
+
+def _is_its_own(error: BaseException) -> bool:
+    """Whether `error` came up in this rank's own doing, and not because its connection to another one broke."""
+    text = str(error)
+    is_collective = isinstance(error, torch.distributed.DistError) or "gloo" in text or "NCCL" in text
+    return not (is_collective or isinstance(error, Hung))
+
+
+def _lost_peers(coordinator: ActorHandle, world: World, wait_s: float) -> list[int]:
     """Ranks of this attempt whose process is gone: then the error at hand only followed from that."""
     workers: dict[int, ActorHandle] = ray.get(coordinator.workers.remote())
     answers = {peer.__ray_ready__.remote(): rank for rank, peer in workers.items() if rank != world.rank}
-    answered, _ = ray.wait(list(answers), num_returns=len(answers), timeout=PEER_TIMEOUT_S) if answers else ([], [])
-    return sorted(answers[answer] for answer in answered if not _is_alive(answer))
+    give_up, lost = time.monotonic() + wait_s, list[int]()
+    while answers and not lost and (left_s := give_up - time.monotonic()) > 0:
+        ray.wait(list(answers), num_returns=1, timeout=left_s)
+        answered, _ = ray.wait(list(answers), num_returns=len(answers), timeout=SAME_TIME_S)
+        lost = sorted(answers[answer] for answer in answered if not _is_alive(answer))
+        answers = {answer: rank for answer, rank in answers.items() if answer not in answered}
+    return lost
 
 
 def _is_alive(answer: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -10,19 +11,24 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from forebay.driver import ray_driver
-from forebay.driver.coordinator import Coordinator
+from forebay.driver import ray_following
 from forebay.driver.driver import Driver, run
-from forebay.driver.ray_driver import NAMESPACE, RayTrainDriver
+from forebay.driver.ray_address import NAMESPACE
+from forebay.driver.ray_driver import RayTrainDriver
 from forebay.driver.ray_session import TRAIN_ENVIRONMENT, ray_session, session_text, train_environment
 from forebay.errors import InvalidOption, NullLabel
 from forebay.job.job import Resources
 from forebay.testing.driver_bench import DriverBench
-from forebay.testing.driver_suite import DriverSuite, Heard
+from forebay.testing.driver_nodes import SmallNodes
+from forebay.testing.driver_suite import DriverSuite, Heard, Nodes
 from forebay.train.events import Preparing
 from forebay.train.worker import Worker
 
 RAY_TRAIN = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
+
+
+class Other:
+    """Has a name."""
 
 
 def _title(process: psutil.Process) -> str:
@@ -39,12 +45,22 @@ def bench(tmp_path: Path) -> DriverBench:
 
 @pytest.mark.usefixtures("ray_session")
 class TestRayTrain(DriverSuite):
+    driver_path = "forebay.driver.ray_driver:RayTrainDriver"
+
     def make_driver(self) -> Driver:
         return RayTrainDriver()
 
+    def environment(self) -> Mapping[str, str]:
+        return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+
+    def make_cluster(self) -> Nodes | None:
+        ray.shutdown()
+        return SmallNodes(others=2, cpus=1, head_cpus=1)
+
     def leftovers(self) -> list[str]:
         # The guard of tests/ray/conftest.py looks at actors and placement groups; these are processes.
-        return [title for process in psutil.process_iter() if (title := _title(process)).startswith(RAY_TRAIN)]
+        ours = psutil.Process().children(recursive=True)
+        return [title for process in ours if (title := _title(process)).startswith(RAY_TRAIN)]
 
     def test_forebay_error_of_a_worker_arrives_as_itself(self, bench: DriverBench) -> None:
         def train(worker: Worker) -> None:
@@ -55,7 +71,7 @@ class TestRayTrain(DriverSuite):
         assert failure.value.column == "target"
 
     def test_two_runs_of_one_name_are_refused(self, bench: DriverBench) -> None:
-        other = ray.remote(Coordinator).options(name="run-mine", namespace=NAMESPACE, num_cpus=0).remote(1)
+        other = ray.remote(Other).options(name="run-mine", namespace=NAMESPACE, num_cpus=0).remote()
         try:
             with pytest.raises(InvalidOption, match="'mine' is under way"):
                 self.run(bench, "mine")
@@ -63,7 +79,7 @@ class TestRayTrain(DriverSuite):
             ray.kill(other)
 
     def test_says_so_when_there_is_no_room(self, bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ray_driver, "FIRST_WAIT_S", 1.0)
+        monkeypatch.setattr(ray_following, "FIRST_WAIT_S", 1.0)
         heard = Heard()
 
         def give_up(event: object, control: object) -> None:

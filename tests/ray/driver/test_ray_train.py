@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy
-from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, NoopDecision
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, ScalingPolicy
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
+from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
+from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.train.v2.api.exceptions import WorkerGroupError
 
-from forebay.driver.ray_train import CHECKED_VERSION, ForebayTrainer, UnreservedWorkers, lost_workers_text
+from forebay.driver.ray_train import CHECKED_VERSION, CoordinatedScaling, Crew, ForebayTrainer, lost_workers_text
 from forebay.driver.ray_worker import PeerLost
 from forebay.errors import RunFailed
+
+CREW = Crew(coordinator=None, payload=None, least=1, places="forebay-run-a")
+
+
+def parameters(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
 def test_version_is_the_one_that_was_checked() -> None:
@@ -30,14 +42,49 @@ def test_controller_is_built_from_named_parts() -> None:
     assert "self._create_default_callbacks()" in source
 
 
-def test_default_callbacks_hold_the_cleaner_that_is_left_out(tmp_path: object) -> None:
-    options = {"scaling_config": ScalingConfig(num_workers=1), "run_config": RunConfig(storage_path=str(tmp_path))}
-    for owns_ray, cleaners in ((True, 0), (False, 1)):
-        trainer = ForebayTrainer(coordinator=None, owns_ray=owns_ray, **options)
-        found = [
-            part for part in trainer._create_default_callbacks() if isinstance(part, PlacementGroupCleanerCallback)
-        ]
-        assert len(found) == cleaners
+def test_default_callbacks_hold_those_that_are_left_out(tmp_path: object) -> None:
+    trainer = ForebayTrainer(
+        crew=CREW, scaling_config=ScalingConfig(num_workers=1), run_config=RunConfig(storage_path=str(tmp_path))
+    )
+    for unwanted in (PlacementGroupCleanerCallback, AcceleratorSetupCallback):
+        assert any(isinstance(part, unwanted) for part in TorchTrainer._create_default_callbacks(trainer))
+        assert not any(isinstance(part, unwanted) for part in trainer._create_default_callbacks())
+
+
+def test_controller_asks_the_policy_by_keyword_and_makes_its_groups_by_class() -> None:
+    asked = parameters(ScalingPolicy.make_decision_for_running_worker_group)
+    assert asked == ["worker_group_state", "worker_group_status"]
+    assert asked == parameters(CoordinatedScaling.make_decision_for_running_worker_group)
+    assert parameters(ScalingPolicy.make_decision_for_non_running_worker_group) == []
+    assert ScalingPolicy.__abstractmethods__ <= set(dir(CoordinatedScaling))
+    source = inspect.getsource(TrainController._start_worker_group)
+    assert "self.worker_group_cls.create(" in source
+    for name in ("train_run_context=", "worker_group_context=", "callbacks="):
+        assert name in source
+    assert "before_controller_shutdown" in inspect.getsource(TrainController._shutdown)
+    decision = ResizeDecision(num_workers=2, resources_per_worker={"CPU": 1})
+    assert decision.num_workers == 2
+    NoopDecision()
+
+
+def test_group_starts_its_workers_and_lets_go_of_them_by_these_names() -> None:
+    start = inspect.getsource(WorkerGroup._start_impl)
+    assert "pg_handle = self._create_placement_group(" in start
+    assert "pg_handle.wait(" in start
+    assert "workers = self._create_workers(" in start
+    assert "with_sync_actor(sync_actor)" in start
+    assert parameters(WorkerGroup._create_workers)[:3] == ["num_workers", "placement_group", "resources_per_worker"]
+    assert "self._worker_group_state.shutdown()" in inspect.getsource(WorkerGroup.shutdown)
+    assert "self._clear_state()" in inspect.getsource(WorkerGroup.shutdown)
+    assert PlacementGroupHandle.__abstractmethods__ == {"placement_group", "ready", "wait", "shutdown"}
+    assert WorkerGroup._get_worker_runtime_env({}).keys() == {"env_vars"}
+
+
+def test_worker_actor_can_be_warmed_up_and_begin_anew() -> None:
+    assert parameters(RayTrainWorker.__init__) == []
+    assert {"execute", "get_metadata", "init_train_context", "run_train_fn"} <= set(dir(RayTrainWorker))
+    assert "training_thread_runner=ThreadRunner()" in inspect.getsource(RayTrainWorker.init_train_context)
+    assert parameters(Worker.__init__)[:3] == ["actor", "metadata", "resources"]
 
 
 def test_policy_is_asked_by_keyword() -> None:
@@ -46,20 +93,8 @@ def test_policy_is_asked_by_keyword() -> None:
     DefaultFailurePolicy(FailureConfig(max_failures=1))
 
 
-def test_nothing_is_reserved_beside_the_placement_group() -> None:
-    assert {"after_controller_start", "_maybe_send_resource_request", "_cancel_resource_request"} <= set(
-        dir(FixedScalingPolicy)
-    )
-    policy = UnreservedWorkers(ScalingConfig(num_workers=2))
-    policy.after_controller_start(None)
-    assert policy.make_decision_for_non_running_worker_group().num_workers == 2
-    assert isinstance(policy.make_decision_for_running_worker_group(None, None), NoopDecision)
-    policy.before_controller_abort()
-    assert policy._coordinator_client is None
-
-
 def test_another_ray_is_refused_with_the_remedy() -> None:
-    trainer = ForebayTrainer(coordinator=None, owns_ray=True, scaling_config=ScalingConfig(num_workers=1))
+    trainer = ForebayTrainer(crew=CREW, scaling_config=ScalingConfig(num_workers=1))
     with pytest.raises(RunFailed, match=r"Install ray==2\.60\.\*, or use driver='local'"):
         trainer._initialize_and_run_controller(policies={})
 

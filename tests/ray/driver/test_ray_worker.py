@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import ray
+import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from forebay.driver import ray_worker
 from forebay.driver.coordinator import Coordinator
-from forebay.driver.ray_worker import CoordinatorReporter
+from forebay.driver.coordinator_reporter import CoordinatorReporter
+from forebay.driver.ray_worker import _is_its_own, _lost_peers
+from forebay.driver.status import RunStatus
+from forebay.errors import Hung
+from forebay.train.events import Finished
+from forebay.train.orders import Orders
 from forebay.world import World
 
 
@@ -22,11 +27,39 @@ class Peer:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def ask(self, coordinator: ActorHandle) -> str | None:
-        return CoordinatorReporter(coordinator).stop_requested()
+    def ask(self, coordinator: ActorHandle) -> Orders:
+        return CoordinatorReporter(coordinator).orders()
+
+    def settle(self, coordinator: ActorHandle) -> Orders:
+        reporter = CoordinatorReporter(coordinator)
+        for name in "abc":
+            reporter.report(Finished(name=name, path="/runs"))
+        return reporter.settled_orders()
 
     def ping(self) -> str:
         return "here"
+
+
+def starting(workers: int) -> RunStatus:
+    return RunStatus(
+        name="a",
+        driver="ray",
+        state="starting",
+        world_size=0,
+        target=workers,
+        min_workers=1,
+        max_workers=8,
+        epoch=0,
+        epochs=1,
+        step=0,
+        position=0,
+        rows_per_s=0.0,
+        last_commit_step=None,
+        last_commit_age_s=None,
+        started_at=0.0,
+        node="n",
+        path="/runs/a",
+    )
 
 
 @pytest.fixture
@@ -35,7 +68,7 @@ def make_actors(ray_session: None) -> Iterator[Callable[[int], list[ActorHandle]
     made: list[ActorHandle] = []
 
     def make(peers: int) -> list[ActorHandle]:
-        made.append(ray.remote(Coordinator).options(num_cpus=0).remote(peers))
+        made.append(ray.remote(Coordinator).options(num_cpus=0).remote(starting(peers)))
         made.extend(ray.remote(Peer).options(num_cpus=0).remote() for _ in range(peers))
         ray.get([actor.__ray_ready__.remote() for actor in made])
         return made
@@ -45,21 +78,46 @@ def make_actors(ray_session: None) -> Iterator[Callable[[int], list[ActorHandle]
         ray.kill(actor)
 
 
-def test_busy_peer_is_not_lost_but_a_killed_one_is(
-    make_actors: Callable[[int], list[ActorHandle]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_worker, "PEER_TIMEOUT_S", 1.0)
+def test_busy_peer_is_not_lost_but_a_killed_one_is(make_actors: Callable[[int], list[ActorHandle]]) -> None:
     coordinator, *peers = make_actors(3)
     ray.get([coordinator.join.remote(rank, peer) for rank, peer in enumerate(peers)])
     peers[1].sleep.remote(60.0)
-    assert ray_worker._lost_peers(coordinator, World(rank=0, size=3)) == []
+    assert _lost_peers(coordinator, World(rank=0, size=3), 1.0) == []
     ray.kill(peers[2])
-    assert ray_worker._lost_peers(coordinator, World(rank=0, size=3)) == [2]
+    # Although the other one still owes its answer.
+    assert _lost_peers(coordinator, World(rank=0, size=3), 60.0) == [2]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_its_own"),
+    [
+        (ValueError("a column is missing"), True),
+        (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"), False),
+        (torch.distributed.DistNetworkError("failed to recv"), False),
+        (Hung("rank 0 waited 5 s"), False),
+    ],
+)
+def test_broken_connection_is_told_from_an_error_of_ones_own(error: Exception, is_its_own: bool) -> None:
+    assert _is_its_own(error) == is_its_own
+
+
+def test_orders_are_settled_when_all_reported_events_were_heard(
+    make_actors: Callable[[int], list[ActorHandle]],
+) -> None:
+    coordinator, peer = make_actors(1)
+    settling = peer.settle.remote(coordinator)
+    heard = 0
+    while heard < 3:
+        heard = ray.get(coordinator.take.remote(1.0)).count
+    assert not ray.wait([settling], timeout=0.2)[0]
+    ray.get(coordinator.ask_stop.remote("enough"))
+    ray.get(coordinator.noted.remote(heard))
+    assert ray.get(settling) == Orders(stop="enough")
 
 
 def test_worker_ends_when_the_coordinator_is_gone(make_actors: Callable[[int], list[ActorHandle]]) -> None:
     coordinator, peer = make_actors(1)
-    assert ray.get(peer.ask.remote(coordinator)) is None
+    assert ray.get(peer.ask.remote(coordinator)) == Orders()
     ray.kill(coordinator)
     with pytest.raises(RayActorError):
         ray.get(peer.ask.remote(coordinator))

@@ -1,48 +1,105 @@
-"""Word is passed on once and in order; an attempt begins when all of its workers are there."""
+"""Word is passed on once and in order; an attempt begins when all of its workers are there, and ends when all part."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any
 
-from forebay.driver.coordinator import Coordinator
+from forebay.driver.coordinator import Coordinator, News
 from forebay.driver.raised import Raised
-from forebay.train.events import Failed, Finished
+from forebay.driver.status import RunStatus
+from forebay.train.events import EpochEnded, Failed, Finished, Preempted, Reported, Started
+from forebay.train.orders import Orders
 
 EVENTS = [Finished(name=name, path="/runs") for name in "abc"]
 
 
+def coordinator_of(workers: int, least: int = 1, most: int = 8) -> Coordinator:
+    return Coordinator(
+        RunStatus(
+            name="a",
+            driver="ray",
+            state="starting",
+            world_size=0,
+            target=workers,
+            min_workers=least,
+            max_workers=most,
+            epoch=0,
+            epochs=4,
+            step=0,
+            position=0,
+            rows_per_s=0.0,
+            last_commit_step=None,
+            last_commit_age_s=None,
+            started_at=1.0,
+            node="n",
+            path="/runs/a",
+        )
+    )
+
+
+async def waits(doing: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """What is not done at once."""
+    task = asyncio.create_task(doing)
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    return task
+
+
+async def joined(workers: int) -> Coordinator:
+    coordinator = coordinator_of(workers)
+    await asyncio.gather(*(coordinator.join(rank, f"worker {rank}") for rank in range(workers)))
+    await coordinator.report(Started(name="a", world_size=workers, epochs=4, num_batches=8))
+    await coordinator.take(0)
+    return coordinator
+
+
 def test_events_are_taken_once_in_order() -> None:
     async def talk() -> None:
-        coordinator = Coordinator(1)
-        for event in EVENTS:
-            await coordinator.report(event)
-        assert list(await coordinator.take(0)) == EVENTS
-        assert list(await coordinator.take(0)) == []
+        coordinator = coordinator_of(1)
+        assert [await coordinator.report(event) for event in EVENTS] == [1, 2, 3]
+        assert await coordinator.take(0) == News(events=EVENTS, count=3, target=1, stop=None)
+        assert list((await coordinator.take(0)).events) == []
 
     asyncio.run(talk())
 
 
 def test_taking_waits_for_the_first_event_only() -> None:
     async def talk() -> float:
-        coordinator = Coordinator(1)
-        taking = asyncio.create_task(coordinator.take(5.0))
-        await asyncio.sleep(0.05)
+        coordinator = coordinator_of(1)
+        taking = await waits(coordinator.take(5.0))
         began = time.monotonic()
         await coordinator.report(EVENTS[0])
-        assert list(await taking) == EVENTS[:1]
-        assert list(await coordinator.take(0.05)) == []
+        assert list((await taking).events) == EVENTS[:1]
+        assert list((await coordinator.take(0.05)).events) == []
         return time.monotonic() - began
 
     assert asyncio.run(talk()) < 1.0
 
 
+def test_what_others_ask_is_news_to_the_driver_and_what_it_asked_itself_is_not() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(2)
+        assert await coordinator.set_target(3) == 3
+        taking = await waits(coordinator.take(5.0))
+        assert await coordinator.set_target(99, "cli") == 8, "beyond the bounds of the run"
+        assert (await taking).target == 8
+        taking = await waits(coordinator.take(5.0))
+        await coordinator.ask_stop("enough", "cli")
+        await coordinator.ask_stop("again", "cli")
+        assert (await taking).stop == "enough"
+        assert (await coordinator.status()).state == "stopping"
+        assert await coordinator.target() == 8
+
+    asyncio.run(talk())
+
+
 def test_attempt_begins_when_all_have_joined() -> None:
     async def talk() -> None:
-        coordinator = Coordinator(2)
-        first = asyncio.create_task(coordinator.join(0, "worker 0"))
-        await asyncio.sleep(0.01)
-        assert not first.done()
+        coordinator = coordinator_of(2)
+        first = await waits(coordinator.join(0, "worker 0"))
         assert await coordinator.join(1, "worker 1")
         assert await first
         assert await coordinator.workers() == {0: "worker 0", 1: "worker 1"}
@@ -50,30 +107,80 @@ def test_attempt_begins_when_all_have_joined() -> None:
     asyncio.run(talk())
 
 
-def test_next_attempt_has_other_workers() -> None:
+def test_next_attempt_has_other_workers_and_may_have_another_size() -> None:
     async def talk() -> None:
-        coordinator = Coordinator(2)
-        await asyncio.gather(coordinator.join(0, "old 0"), coordinator.join(1, "old 1"))
+        coordinator = await joined(2)
         await coordinator.lost_workers("lost worker 1")
-        waiting = asyncio.create_task(coordinator.join(1, "new 1"))
-        await asyncio.sleep(0.01)
-        assert not waiting.done(), "an old worker was counted"
-        assert await coordinator.join(0, "new 0")
+        waiting = await waits(coordinator.join(1, "new 1"))
+        assert await coordinator.join(0, "new 0"), "an old worker was counted"
         assert await waiting
-        assert list(await coordinator.take(0)) == [Failed(error="lost worker 1", failures=1, will_retry=True)]
+        assert list((await coordinator.take(0)).events) == [Failed(error="lost worker 1", failures=1, will_retry=True)]
+        await coordinator.begin(1)
+        assert await coordinator.join(0, "alone")
+
+    asyncio.run(talk())
+
+
+def test_growing_waits_for_the_next_workers_and_shrinking_for_nobody() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        await coordinator.set_target(3)
+        assert await coordinator.orders() == Orders(), "told to part before the next workers were ready"
+        await coordinator.part_for(3)
+        assert (await coordinator.orders()).parting(2) == 3
+        assert (await coordinator.status()).state == "resizing"
+        await coordinator.part_for(None)
+        assert (await coordinator.orders()).parting(2) is None
+        assert (await coordinator.status()).state == "training"
+        await coordinator.set_target(1)
+        assert (await coordinator.orders()).parting(2) == 1
+
+    asyncio.run(talk())
+
+
+def test_workers_may_part_for_a_world_of_the_same_size() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        await coordinator.part_for(2)
+        assert (await coordinator.orders()).parting(2) == 2
+        assert not await coordinator.all_parked(0)
+        await coordinator.park(1)
+        waiting = await waits(coordinator.all_parked(5.0))
+        await coordinator.park(0)
+        assert await waiting
+        view = await coordinator.view()
+        assert (view.parked, view.world_size, view.parting) == (2, 2, 2)
+        await coordinator.begin(2)
+        assert await coordinator.parked() == 0
+        assert (await coordinator.orders()).parting(2) is None
+
+    asyncio.run(talk())
+
+
+def test_settled_orders_wait_until_callbacks_have_heard_what_was_reported() -> None:
+    async def talk() -> None:
+        coordinator = await joined(1)
+        number = await coordinator.report(EVENTS[0])
+        settling = await waits(coordinator.settled_orders(number))
+        news = await coordinator.take(0)
+        await coordinator.set_batch(64)
+        await coordinator.noted(news.count)
+        assert await settling == Orders(global_batch=64)
 
     asyncio.run(talk())
 
 
 def test_ending_run_turns_workers_away_and_is_not_retried() -> None:
     async def talk() -> None:
-        coordinator = Coordinator(2)
-        waiting = asyncio.create_task(coordinator.join(0, "worker 0"))
-        await asyncio.sleep(0.01)
+        coordinator = coordinator_of(2)
+        waiting = await waits(coordinator.join(0, "worker 0"))
+        settling = await waits(coordinator.settled_orders(1))
         assert await coordinator.end() == {0: "worker 0"}
         assert not await waiting
+        await settling
         assert not await coordinator.join(1, "worker 1")
         assert not await coordinator.may_retry()
+        assert (await coordinator.view()).is_ending
         await coordinator.lost_workers("lost worker 0")
         assert not await coordinator.join(0, "worker 0")
 
@@ -82,12 +189,46 @@ def test_ending_run_turns_workers_away_and_is_not_retried() -> None:
 
 def test_first_exception_is_the_cause() -> None:
     async def talk() -> None:
-        coordinator = Coordinator(2)
+        coordinator = coordinator_of(2)
         assert await coordinator.may_retry()
         for rank in (1, 0):
             await coordinator.raise_error(Raised(rank=rank, summary="ValueError", traceback="", pickled=None))
         raised = await coordinator.raised()
         assert raised is not None and raised.rank == 1
         assert not await coordinator.may_retry()
+
+    asyncio.run(talk())
+
+
+def test_ranks_that_wait_in_vain_find_out_for_whom() -> None:
+    async def talk() -> None:
+        coordinator = await joined(3)
+        answers = await asyncio.gather(coordinator.missing(0, 0.1), coordinator.missing(2, 0.1))
+        assert answers == [[1], [1]]
+
+    asyncio.run(talk())
+
+
+def test_status_follows_the_events() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        status = await coordinator.status()
+        assert (status.state, status.world_size, status.last_commit_step) == ("training", 2, None)
+        for step, rows in ((1, 16), (2, 32)):
+            await coordinator.report(Reported(step=step, epoch=1, position=rows, metrics={}, rows=rows))
+            await asyncio.sleep(0.01)
+        await coordinator.orders()
+        status = await coordinator.status()
+        assert (status.epoch, status.step, status.position, status.last_commit_step) == (1, 2, 32, 2)
+        assert status.rows_per_s > 0
+        assert status.last_commit_age_s is not None and status.last_commit_age_s < 10
+        ended = EpochEnded(epoch=1, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0)
+        await coordinator.report(ended)
+        status = await coordinator.status()
+        assert (status.epoch, status.position, status.step) == (2, 0, 3)
+        await coordinator.lost_workers("lost worker 1")
+        assert (await coordinator.status()).state == "failed-over"
+        await coordinator.draining("node", 1, 5.0)
+        assert (await coordinator.take(0)).events[-1] == Preempted(node="node", workers=1, deadline_s=5.0)
 
     asyncio.run(talk())

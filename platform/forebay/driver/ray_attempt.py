@@ -1,0 +1,45 @@
+"""What a worker process keeps of the world it trains in, so that it can leave it and take part in the next."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+import torch.distributed as dist
+
+LEAVE_S = 4.0
+
+
+class Attempt:
+    """The one train function that runs in this process, in a thread of Ray Train's."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
+
+    def begin(self) -> None:
+        """Called by the thread that is to train."""
+        self._thread = threading.current_thread()
+        self._is_over = threading.Event()
+
+    def wait_for_end(self) -> None:
+        """Called by that thread when it has parted: Ray Train would take a return for the end of the run."""
+        self._is_over.wait()
+
+    def leave(self) -> bool:
+        """End the attempt, process group included. False if the train function does not let go within `LEAVE_S`."""
+        if self._thread is not None:
+            self._is_over.set()
+            self._thread.join(LEAVE_S)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+        return True
+
+
+attempt = Attempt()
+"""Of this process."""
