@@ -21,13 +21,13 @@ import ray
 import typer
 from elastic_cnn import job
 from elastic_report import write_report
-from forebay.driver.scaling_callbacks import DoubleEvery, RandomResize
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import forebay as fb
 from forebay.driver.callbacks import Callback, Control
 from forebay.driver.ray_session import train_environment
+from forebay.driver.scaling_callbacks import DoubleEvery, RandomResize
 from forebay.errors import ForebayError
 from forebay.train.events import EpochEnded, Event, Reported, Started
 
