@@ -32,7 +32,7 @@ def warm(data: str, manifest: str, cache: str) -> int:
     fb.save_manifest(found, manifest)
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
     with fb.Loader(fb.build_plan(found), _transform(found), disk, global_batch=GLOBAL_BATCH) as loader:
-        for _, _ in zip(range(3), loader, strict=False):
+        for _, _ in zip(range(40), loader, strict=False):  # further than a first batch looks ahead
             pass
         stored = -1
         while stored < len(disk.keys()):  # what is asked for ahead of need arrives
