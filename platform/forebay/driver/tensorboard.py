@@ -18,7 +18,7 @@ class TensorBoard:
 
     `folder` is where the event files go, local or whatever the writer understands; None stands for
     `tensorboard/<name of the run>` in the working directory. A run that goes on by name goes on in the same curves:
-    steps that it trains again replace those from before.
+    steps that it trains again replace those from before, also after a monitor sent it back or workers were lost.
 
     Needs `tensorboardX` or `tensorboard` (`pip install 'forebay[tensorboard]'`); raises `InvalidOption` without.
     """
@@ -43,8 +43,12 @@ class TensorBoard:
                 self._open(event.step).add_text("monitors", event.reason, event.step)
             case RolledBack():
                 text = f"{event.reason}; back to step {event.to_step}, {event.skipped_rows:,} rows skipped"
-                self._open(event.from_step).add_text("monitors", text, event.from_step)
-            case Finished() | Failed(will_retry=False):
+                # TensorBoard forgets what was given up only where a writer opens. Opened here, and not by the next step
+                # that is reported, which may be a later one, it forgets all of it, and keeps this text.
+                self._close()
+                self._open(event.to_step + 1).add_text("monitors", text, event.from_step)
+            case Finished() | Failed():
+                # Of a retry, too: the next step reported is one that is trained again, and opens a writer.
                 self._close()
 
     def _write_step(self, event: Reported, control: Control) -> None:

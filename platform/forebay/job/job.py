@@ -67,7 +67,8 @@ class Job:
         keep_every: Keep every commit whose step is a multiple, too.
         hang_timeout_s: How long workers wait for one of them before the run is given up as hung.
 
-    Raises `InvalidOption` or `TooManyRanks` for values that can never work; `check()` looks at the outside world.
+    Raises `InvalidOption`, `BatchTooSmall` or `TooManyRanks` for values that can never work; `check()` looks at the
+    outside world.
     """
 
     train: Callable[[Worker], None]
@@ -120,7 +121,7 @@ class Job:
             known = ", ".join(map(repr, get_args(Reduction)))
             raise InvalidOption(f"reduction={self.reduction!r} is unknown. Choose one of {known}.")
         if self.batch is not None:
-            self.batch.check(self.reduction)
+            self.batch.check(self.reduction, self.data)
         # A list would do as well, but a frozen job holds nothing that changes.
         object.__setattr__(self, "monitors", tuple(self.monitors))
         for option, least in (("storage_every_s", 0.0), ("hang_timeout_s", 0.1)):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from forebay.train.data import Data
 from forebay.train.monitor import Training
 
 
@@ -41,8 +42,11 @@ class LiveBatchPolicy(Protocol):
 class BatchPolicy(Protocol):
     """What a job holds: frozen, picklable."""
 
-    def check(self, reduction: str) -> None:
-        """Raises `InvalidOption` where it cannot work with gradients that are reduced in this way."""
+    def check(self, reduction: str, data: Data) -> None:
+        """Called by `Job`. Raises `InvalidOption` where it cannot work with gradients that are reduced in this way.
+
+        And what `data.check_batch` raises, for batches it may choose and `data` cannot be cut into.
+        """
 
     def begin(self, training: Training) -> LiveBatchPolicy:
         """Called by `Worker.setup`, on every rank, before the model is wrapped."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.train.batch_policy import Place
+from forebay.train.data import Data
 from forebay.train.monitor import Training
 
 
@@ -43,8 +44,10 @@ class BatchSchedule:
         due = [rows for start, rows in self.rows_from.items() if start <= epoch]
         return due[-1] if due else None
 
-    def check(self, reduction: str) -> None:
-        """It works with any."""
+    def check(self, reduction: str, data: Data) -> None:  # noqa: ARG002 - a `BatchPolicy`; it works with any reduction
+        """Raises `BatchTooSmall` or `InvalidOption` for rows that `data` cannot be cut into."""
+        for epoch, rows in self.rows_from.items():
+            data.check_batch(f"batch=BatchSchedule({{{epoch}: {rows}}})", rows)
 
     def begin(self, training: Training) -> BatchSchedule:  # noqa: ARG002 - a `BatchPolicy`; it is its own live part
         """A function of the place alone has nothing to look at."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.errors import CursorMismatch, InvalidOption
+from forebay.errors import BatchTooSmall, CursorMismatch, InvalidOption
 from forebay.plan.cursor import Cursor
 from forebay.plan.plan import Last, Plan
 from forebay.transform.transform import Transform
@@ -54,6 +54,24 @@ class Data:
     def check(self) -> None:
         """Compare what the transform needs with the manifest's schema. Raises `MissingColumn` or `WrongType`."""
         self.transform.check(self.plan.manifest)
+
+    def check_batch(self, option: str, rows: int) -> None:
+        """Raises `BatchTooSmall` or `InvalidOption` for `rows`, set by `option`, that no epoch can be cut into."""
+        lanes = self.plan.lanes
+        if rows < lanes:
+            raise BatchTooSmall(
+                f"{option} asks for batches of {rows} rows, less than the plan's {lanes} lanes. Use {lanes} or more, "
+                "or build the plan with fewer lanes (this changes the order).",
+                global_batch=rows,
+                lanes=lanes,
+            )
+        if self.plan.num_batches(rows, last=self.last) == 0:
+            raise InvalidOption(
+                f"{option} asks for batches of {rows} rows, which with last='drop' would drop all {self.plan.num_rows} "
+                f"rows of the plan. Use at most {self.plan.num_rows} (the plan has {lanes} lanes), or last='balance'.",
+                global_batch=rows,
+                rows=self.plan.num_rows,
+            )
 
     def check_cursor(self, cursor: Cursor, *, step: int) -> None:
         """Raises `CursorMismatch` where the commit of `step`, which left `cursor`, was made with another plan."""

@@ -68,15 +68,15 @@ class LiveEmbeddingNorms:
         self._turn = 0
         self._warned: dict[str, float] = {}
         self._measured: dict[str, float] = {}
-        self._call_next(0)
 
     def step(self, step: int, metrics: Mapping[str, Metric]) -> None:  # noqa: ARG002 - it watches tables alone
         if step % EVERY == 0:
-            table = self._tables[self._turn % len(self._tables)]
-            table.measure(self._limit)
+            table = self._next
+            table.measure(self._limit, turn=self._turn // len(self._tables))
             table.is_next = False
             self._turn += 1
-        self._call_next(step)
+        # The table that is measured after the next step keeps what that step looks up.
+        self._next.is_next = (step + 1) % EVERY == 0
 
     def verdict(self) -> Verdict:
         seen = [table for table in self._tables if table.is_measured]
@@ -96,17 +96,18 @@ class LiveEmbeddingNorms:
 
     def state_dict(self) -> dict[str, Any]:
         places = {table.name: table.row for table in self._tables}
-        return {"turn": self._turn, "rows": places, "warned": dict(self._warned)}
+        return {"turn": self._turn, "is_next": self._next.is_next, "rows": places, "warned": dict(self._warned)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._turn, self._warned, self._measured = state["turn"], dict(state["warned"]), {}
         for table in self._tables:
             table.start(state["rows"].get(table.name, 0))
+        self._next.is_next = state.get("is_next", False)
 
-    def _call_next(self, step: int) -> None:
-        """The table that is measured after the next step keeps what that step looks up."""
-        if (step + 1) % EVERY == 0:
-            self._tables[self._turn % len(self._tables)].is_next = True
+    @property
+    def _next(self) -> TableNorms:
+        """The table that is measured next."""
+        return self._tables[self._turn % len(self._tables)]
 
     def _reason(self, table: TableNorms) -> str | None:
         longest = self._measured[f"embedding_norms/{table.name}/max_norm"]

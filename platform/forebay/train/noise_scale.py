@@ -11,6 +11,7 @@ import numpy as np
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.train.batch_policy import Place
+from forebay.train.data import Data
 from forebay.train.monitor import Training
 from forebay.train.two_sizes import RankParts, Sampler, StepPairs, TwoSizes
 
@@ -47,13 +48,19 @@ class NoiseScale:
                 f"NoiseScale(min_batch={self.min_batch}, max_batch={self.max_batch}): give min_batch <= max_batch."
             )
 
-    def check(self, reduction: str) -> None:
-        """Raises `InvalidOption` where ranks do not average their gradients: nothing could be read from those."""
+    def check(self, reduction: str, data: Data) -> None:
+        """Raises `InvalidOption` where ranks do not average their gradients: nothing could be read from those.
+
+        And `BatchTooSmall` or `InvalidOption` for bounds that `data` cannot be cut into.
+        """
         if reduction != "mean":
             raise InvalidOption(
                 f'batch=NoiseScale(...) compares each rank\'s gradient with their mean, but reduction="{reduction}" '
                 'does not leave the mean of the ranks. Use reduction="mean", or batch=BatchSchedule(...).'
             )
+        for option in ("min_batch", "max_batch"):
+            rows = getattr(self, option)
+            data.check_batch(f"batch=NoiseScale({option}={rows})", rows)
 
     def begin(self, training: Training) -> LiveNoiseScale:
         """See `BatchPolicy`."""

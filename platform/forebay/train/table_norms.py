@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ SLICE_NUMBERS = 1 << 18
 """Numbers of a table that one measurement sweeps over: 1 MiB of float32. A table of 1,000,000 x 32 takes 123."""
 
 TOUCHED_ROWS = 512
-"""About as many of the rows that the last batch looked up are measured, too: rows that run away are looked up often."""
+"""At least as many of the rows the last batch looked up are measured, too: rows that run away are looked up often."""
 
 
 class TableNorms:
@@ -21,7 +22,6 @@ class TableNorms:
         self.name, self._weight = name, weight
         self.num_rows = weight.shape[0]
         self._slice = max(SLICE_NUMBERS // weight.shape[1], 1)
-        self.is_next = False
         self.start(0)
         if module is not None:
             module.register_forward_pre_hook(self._look, with_kwargs=True)
@@ -29,6 +29,7 @@ class TableNorms:
     def start(self, row: int) -> None:
         """Sweep on from `row`, and know nothing else."""
         self.row = row % self.num_rows
+        self.is_next = False
         self.is_measured = False
         self._looked_up: Tensor | None = None
         self._longest = torch.zeros((), device=self._weight.device)
@@ -36,8 +37,8 @@ class TableNorms:
         self._runaway_before: Tensor | None = None
 
     @torch.no_grad()
-    def measure(self, limit: float) -> None:
-        """One slice, and rows that were looked up; waits for no device."""
+    def measure(self, limit: float, turn: int) -> None:
+        """One slice, and rows that were looked up, other ones at every `turn`; waits for no device."""
         norms = _norms(self._weight[self.row : self.row + self._slice])
         self._longest = torch.maximum(self._longest, norms.max())
         self._runaway = self._runaway + (norms > limit).sum()
@@ -47,9 +48,7 @@ class TableNorms:
             self._runaway = torch.zeros_like(self._runaway)
         ids, self._looked_up = self._looked_up, None
         if ids is not None and ids.numel():
-            ids = ids.reshape(-1)
-            sample = ids[:: max(ids.numel() // TOUCHED_ROWS, 1)]
-            self._longest = torch.maximum(self._longest, _norms(self._weight[sample]).max())
+            self._longest = torch.maximum(self._longest, _norms(self._weight[_sample(ids, turn)]).max())
         self.is_measured = True
 
     def take(self) -> Tensor:
@@ -76,6 +75,16 @@ class TableNorms:
         # In a compiled model this flag would be part of what is compiled: there, the sweep has to do.
         if self.is_next and module.training and not torch.compiler.is_compiling():
             self._looked_up = (args[0] if args else kwargs["input"]).detach()
+
+
+def _sample(ids: Tensor, turn: int) -> Tensor:
+    """Ids of all columns, whatever the shape (rows, ...) of what was looked up."""
+    stride = max(ids.numel() // TOUCHED_ROWS, 1)
+    # A stride that shares a factor with the width would meet the same few columns in every row.
+    width = math.prod(ids.shape[1:])
+    while math.gcd(stride, width) > 1:
+        stride -= 1
+    return ids.reshape(-1)[turn % stride :: stride]
 
 
 def _norms(rows: Tensor) -> Tensor:

@@ -56,6 +56,7 @@ def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Dat
         ({"workers": 2, "elastic": Elastic(min_workers=1, max_workers=2)}, r"workers=2 and Elastic\(.* both given"),
         ({"reduction": "sum"}, r"reduction='sum' is unknown. Choose one of 'mean', 'adasum', 'exact'"),
         ({"reduction": "adasum", "batch": NoiseScale(min_batch=8, max_batch=64)}, r"reduction=\"adasum\""),
+        ({"reduction": "exact", "batch": NoiseScale(min_batch=8, max_batch=64)}, r"reduction=\"exact\""),
         ({"keep_last": 0}, r"keep_last=0 .* >= 1"),
         ({"keep_every": 0}, r"keep_every=0 .* >= 1"),
         ({"storage_every_s": -1}, r"storage_every_s=-1 .* 0 seconds or more"),
@@ -98,6 +99,29 @@ def test_what_steers_a_run_travels_to_its_workers(make_job: Callable[..., Job]) 
     travelled = cloudpickle.loads(cloudpickle.dumps(job.assignment))
     assert (travelled.monitors, travelled.reduction) == ((NanGuard(),), "adasum")
     assert (travelled.batch, travelled.rate) == (options["batch"], options["rate"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "message"),
+    [
+        (BatchSchedule({1: 8, 5: 3}), BatchTooSmall, r"batch=BatchSchedule\(\{5: 3\}\) .* 4 lanes\. Use 4 or more"),
+        (NoiseScale(min_batch=3, max_batch=8), BatchTooSmall, r"NoiseScale\(min_batch=3\) .* 4 lanes\. Use 4 or more"),
+        (BatchSchedule({1: 25}), InvalidOption, r"BatchSchedule\(\{1: 25\}\) .*drop all 24 rows.*at most 24"),
+        (NoiseScale(min_batch=4, max_batch=25), InvalidOption, r"NoiseScale\(max_batch=25\) .*drop all 24 rows"),
+    ],
+)
+def test_batches_that_a_policy_could_never_cut(
+    make_job: Callable[..., Job], data: Data, policy: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make_job(data=replace(data, last="drop"), batch=policy)
+    if error is InvalidOption:
+        assert make_job(batch=policy).batch == policy, "one batch of all rows, where they are balanced"
+
+
+def test_batches_at_the_bounds_of_the_plan(make_job: Callable[..., Job], data: Data) -> None:
+    for policy in (BatchSchedule({1: 4, 2: 24}), NoiseScale(min_batch=4, max_batch=24)):
+        assert make_job(data=replace(data, last="drop"), batch=policy).batch == policy
 
 
 def test_data_that_can_never_work(data: Data) -> None:

@@ -94,6 +94,42 @@ def test_rows_that_were_looked_up_are_measured_at_once(monkeypatch: pytest.Monke
     assert "1 of the 100,000 rows of '0.weight'" in live.verdict().reason
 
 
+@pytest.mark.parametrize("shape", [(1024, 4), (4096, 8), (512, 6, 2), (1500, 3)])
+@pytest.mark.parametrize("column", [0, -1])
+def test_rows_of_every_column_are_measured(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], column: int
+) -> None:
+    monkeypatch.setattr(table_norms, "SLICE_NUMBERS", 400)
+    model = nn.Sequential(nn.Embedding(100_000, 4))
+    live = begin(EmbeddingNorms(10), model)
+    with torch.no_grad():
+        model[0].weight[77_777] = 50.0
+    ids = torch.zeros(shape, dtype=torch.int64)
+    ids[..., column] = 77_777
+    for step in range(1, EVERY + 1):
+        model(ids)
+        live.step(step, {})
+    assert live.verdict().action is Action.WARN
+
+
+def test_other_rows_are_measured_at_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bags of one dimension, nothing tells the columns."""
+    monkeypatch.setattr(table_norms, "SLICE_NUMBERS", 4)
+    model = nn.Sequential(nn.Embedding(100_000, 4), nn.Embedding(9, 4))
+    live = begin(EmbeddingNorms(10), model)
+    with torch.no_grad():
+        model[0].weight[77_777] = 50.0
+    ids = torch.zeros(4096, dtype=torch.int64)
+    ids[5::8] = 77_777
+    found = []
+    for step in range(1, 16 * EVERY + 1):
+        model[0](ids)
+        live.step(step, {})
+        if step % EVERY == 0:
+            found.append(live.verdict().action is Action.WARN)
+    assert found.index(True) == 2 * 5, "the table's sixth turn"
+
+
 def test_no_verdict_without_a_measurement() -> None:
     live = begin(EmbeddingNorms(1e-9), nn.Sequential(nn.Embedding(5, 2)))
     pass_steps(live, EVERY - 1)
@@ -123,7 +159,7 @@ def test_state_goes_on_and_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     pass_steps(live, 3 * EVERY)
     assert live.verdict() == Verdict()
     state = copy.deepcopy(live.state_dict())
-    assert state == {"turn": 3, "rows": {"0.weight": 3}, "warned": {}}
+    assert state == {"turn": 3, "is_next": False, "rows": {"0.weight": 3}, "warned": {}}
     healthy = model[0].weight.detach().clone()
     with torch.no_grad():
         model[0].weight.fill_(9.0)
@@ -137,6 +173,25 @@ def test_state_goes_on_and_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = begin(EmbeddingNorms(1.0), model)
     fresh.load_state_dict(state)
     assert fresh.state_dict() == state
+
+
+def test_a_measurement_that_is_due_goes_back_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of a step is what an undisturbed run keeps, wherever the step before it was saved."""
+    monkeypatch.setattr(table_norms, "SLICE_NUMBERS", 4)
+    model = nn.Sequential(nn.Embedding(1000, 4), nn.Embedding(1000, 4))
+    with torch.no_grad():
+        model[0].weight[777] = 50.0
+    live = begin(EmbeddingNorms(10), model)
+    early = copy.deepcopy(live.state_dict())
+    pass_steps(live, EVERY - 1)
+    due = copy.deepcopy(live.state_dict())
+    fresh = begin(EmbeddingNorms(10), model)
+    for resumed, state, is_seen in ((live, early, False), (fresh, due, True)):
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        model[0](torch.tensor([777]))
+        resumed.step(EVERY, {})
+        assert (resumed.verdict().action is Action.WARN) is is_seen
 
 
 def test_tied_tables_count_once_and_models_without_any_are_refused() -> None:

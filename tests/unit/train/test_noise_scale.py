@@ -111,10 +111,6 @@ def test_decisions() -> None:
     assert [policy.next_batch(64, scale) for scale in (0, 32, 40, math.inf)] == [32, 32, 64, 100]
     assert (policy.next_batch(20, 1), policy.next_batch(16, 1), policy.next_batch(100, math.inf)) == (16, 16, 100)
     assert (policy.next_batch(400, math.inf), policy.next_batch(400, 10), policy.next_batch(8, 1)) == (400, 200, 8)
-    policy.check("mean")
-    for reduction in ("adasum", "exact"):
-        with pytest.raises(InvalidOption, match="mean of the ranks"):
-            policy.check(reduction)
 
 
 @pytest.mark.parametrize(
