@@ -32,6 +32,7 @@ from pathlib import Path
 
 HOROVOD = "0.28.1"
 PASSED_ON = ("HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE", "HOROVOD_GPU_BROADCAST", "HOROVOD_NCCL_HOME")
+GPU_OPERATIONS = ("nccl", "mpi", "ddl")
 LIBRARY = "horovod/torch/mpi_lib_v2"
 LINES_SHOWN = 40
 
@@ -40,24 +41,29 @@ def main() -> int:
     """Build, or find, the wheel; install it unless it is there."""
     parser = argparse.ArgumentParser(description="Build, keep and install Horovod for the PyTorch installed here.")
     parser.add_argument("--wheel-only", action="store_true", help="print the wheel's path, install nothing")
-    parser.add_argument("--or-skip", action="store_true", help="without a C++ compiler say so, and call it a success")
+    parser.add_argument("--or-skip", action="store_true", help="leave it without a compiler, or with a build for GPUs")
     options = parser.parse_args()
-    if not options.wheel_only and installed() == local_version():
+    if not options.wheel_only and is_served(installed(), any_gpu=options.or_skip):
         return 0
     wheel = kept_wheel(cache_folder())
     if wheel is None and (missing := what_is_missing()):
-        print(f"Horovod cannot be built: {missing}.")
+        say(f"Horovod cannot be built: {missing}.")
         return 0 if options.or_skip else 1
     if wheel is None:
         wheel = build()
     if options.wheel_only:
         print(wheel)
     else:
-        print(f"   Installing {wheel}", flush=True)
+        say(f"   Installing {wheel}")
         pip("install", "--force-reinstall", "--no-deps", str(wheel))
         # Its requirements are small and name no PyTorch; what is there stays as it is.
         pip("install", str(wheel))
     return 0
+
+
+def say(line: str) -> None:
+    """Tell a person; stdout has nothing but the wheel's path, for `$(...)`."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def what_is_missing() -> str:
@@ -79,6 +85,13 @@ def local_version() -> str:
     """Horovod's version with that of PyTorch behind the `+`: no wheel of an index sorts above it."""
     torch = "".join(sign if sign.isalnum() else "." for sign in version("torch"))
     return f"{HOROVOD}+torch{torch}{_gpu_text()}"
+
+
+def is_served(found: str | None, *, any_gpu: bool) -> bool:
+    """Whether the Horovod of version `found` will do; with `any_gpu` also one that was built for GPUs, unasked."""
+    if found is None or not any_gpu:
+        return found == local_version()
+    return re.fullmatch(rf"{re.escape(local_version())}(\.({'|'.join(GPU_OPERATIONS)}))*", found) is not None
 
 
 def _gpu_text() -> str:
@@ -132,16 +145,14 @@ def only_one(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("   Waiting for another build of the same wheel", flush=True)
+            say("   Waiting for another build of the same wheel")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _build_in(scratch: Path, log: Path) -> Path:
     tools = scratch / "tools"
-    print(
-        f"   Building Horovod {HOROVOD} for PyTorch {version('torch')} (2-3 minutes on 2 cores; log: {log})", flush=True
-    )
+    say(f"   Building Horovod {HOROVOD} for PyTorch {version('torch')} (2-3 minutes on 2 cores; log: {log})")
     # Beside the environment, not in it. CMake 4 refuses files as old as Horovod's.
     wanted = ["setuptools>=77", "wheel", "packaging", *([] if shutil.which("cmake") else ["cmake>=3.18,<4"])]
     pip("install", "--target", str(tools), *wanted)
@@ -172,7 +183,7 @@ def _build_in(scratch: Path, log: Path) -> Path:
         )
     wheel = kept_wheel(scratch)
     if done.returncode != 0 or wheel is None or not has_library(wheel):
-        print("\n".join(log.read_text(errors="replace").splitlines()[-LINES_SHOWN:]))
+        say("\n".join(log.read_text(errors="replace").splitlines()[-LINES_SHOWN:]))
         raise SystemExit(f"Horovod was not built; the last lines of {log} are above.")
     return wheel
 
@@ -216,7 +227,7 @@ def _wrapped_compiler(scratch: Path) -> Path:
 def pip(*arguments: str, environment: Mapping[str, str] | None = None) -> None:
     """Run this interpreter's pip; raises what it fails with."""
     command = [sys.executable, "-m", "pip", *arguments, "-qq", "--progress-bar", "off", "--disable-pip-version-check"]
-    subprocess.run(command, check=True, env=environment)  # noqa: S603 - our own interpreter
+    subprocess.run(command, check=True, env=environment, stdout=sys.stderr)  # noqa: S603 - our own interpreter
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 make bench-elastic
 make bench-elastic BENCH_ARGS="--repeats 1 --systems forebay"
 
-Each run is a process with a Ray of its own; systems take turns, so that what disturbs the machine disturbs all. Writes
-elastic.md, elastic.json and elastic.png to docs/benchmarks.
+Each run is a process with a Ray of its own; systems take turns, so that what disturbs the machine disturbs all. What is
+asked of a run and does not come within `elastic_director.LIMIT_S` is told as that, and what was to follow is skipped.
+Writes elastic.md, elastic.json and elastic.png to docs/benchmarks.
 """
 
 from __future__ import annotations
@@ -25,29 +26,34 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastic_log import Answer, Log, answers, commits
+from elastic_log import Answer, Log, answers, commits, steps, unanswered
 from elastic_report import plot, report, table
 from elastic_setting import Setting
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("elastic_child.py")
-PATIENCE_S = {"changes": 300.0, "node": 300.0, "commit": 240.0}
+PATIENCE_S = {"changes": 150.0, "node": 90.0, "commit": 75.0}
+END_S = 20.0  # what a run may take to end once nothing more is asked of it; one that stands still never does
+POLL_S = 0.25
+MEASURES = {
+    "changes": ("grow", "kill a worker", "shrink", "commit"),
+    "node": ("kill a node",),
+    "commit": ("commit 400 MB",),
+}
 WIDE = 10_000  # a layer of 400 MB
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One system: its name in the document, its file in `elastic_systems/`, and the scenarios it takes part in."""
+    """One system: its name in the document, its file in `elastic_systems/`, and which variant of that."""
 
     name: str
     system: str
     variant: str = ""
-    scenarios: tuple[str, ...] = ("changes", "node", "commit")
 
 
 ENTRIES = (
     Entry("Ray Train", "stock_ray"),
-    Entry("Ray Train, quick health checks", "stock_ray", "quick", ("node",)),
     Entry("Elastic Horovod", "stock_horovod"),
     Entry("Forebay, Ray Train", "forebay_driver", "ray"),
     Entry("Forebay, Horovod", "forebay_driver", "horovod"),
@@ -56,21 +62,29 @@ ENTRIES = (
 
 @dataclass
 class Measured:
-    """What was measured of one system over all repeats: lists by `elastic_report.Row.measure`."""
+    """What was measured of one system over all repeats: lists by `elastic_report.Row.measure`.
+
+    `missing`: why a repeat has no figure.
+    """
 
     measured: dict[str, list[float]] = field(default_factory=dict)
     phases: dict[str, list[Any]] = field(default_factory=dict)
+    missing: dict[str, list[str]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
 
     def take(self, scenario: str, lines: list[dict[str, Any]]) -> None:
         """Add the log of one run."""
-        if scenario == "commit":
-            self._add("commit 400 MB", commits(lines))
+        if not steps(lines):
+            for measure in MEASURES[scenario]:
+                self.missing.setdefault(measure, []).append("did not start, see below")
             return
-        if scenario == "changes":
-            self._add("commit", commits(lines))
+        if scenario != "node":
+            self._add("commit 400 MB" if scenario == "commit" else "commit", commits(lines))
         for answer in answers(lines):
             self._take_answer(answer)
+        for act, reason in unanswered(lines).items():
+            self.missing.setdefault(act, []).append(reason)
+            self.errors.append(f"{scenario}: {act}: {reason}")
 
     def _take_answer(self, answer: Answer) -> None:
         first, *later = answer.changes
@@ -92,13 +106,7 @@ def main() -> None:
     started, machine = time.time(), _machine()
     entries = [entry for entry in ENTRIES if not given.systems or given.systems in entry.system + entry.name.lower()]
     found = {entry.name: Measured() for entry in entries}
-    turns = [
-        (entry, scenario)
-        for _ in range(given.repeats)
-        for scenario in given.scenarios
-        for entry in entries
-        if scenario in entry.scenarios
-    ]
+    turns = [(entry, scenario) for _ in range(given.repeats) for scenario in given.scenarios for entry in entries]
     for number, (entry, scenario) in enumerate(turns):
         print(f"{number + 1}/{len(turns)} {entry.name}: {scenario}", flush=True)
         _turn(entry, scenario, found[entry.name], given.step)
@@ -112,7 +120,7 @@ def main() -> None:
     (given.out / "elastic.json").write_text(json.dumps(document, indent=1) + "\n")
     (given.out / "elastic.md").write_text(report(document))
     plot(document, given.out / "elastic.png")
-    print(table(document["systems"]))
+    print(table(document["systems"], given.repeats))
     print(f"{given.out}/elastic.md, .json, .png after {document['took_s'] / 60:.0f} minutes")
 
 
@@ -135,7 +143,7 @@ def _turn(entry: Entry, scenario: str, measured: Measured, step_s: float) -> Non
         setting = Setting(
             scenario=scenario, log=log.path, folder=folder, variant=entry.variant, step_s=step_s, width=width
         )
-        how = _start(entry.system, setting, Path(folder) / "output")
+        how = _start(entry.system, setting, log, Path(folder) / "output")
         lines = log.read()
         measured.take(scenario, lines)
         failed = [line["error"] for line in lines if line["what"] == "failed"]
@@ -145,7 +153,7 @@ def _turn(entry: Entry, scenario: str, measured: Measured, step_s: float) -> Non
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(system: str, setting: Setting, output: Path) -> str:
+def _start(system: str, setting: Setting, log: Log, output: Path) -> str:
     """Run to the end, or for so long; the answer says what went wrong, if something did."""
     # What a Ray job or a notebook sets for its own process is not meant for another Ray.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -156,10 +164,7 @@ def _start(system: str, setting: Setting, output: Path) -> str:
             command, stdout=stream, stderr=subprocess.STDOUT, env=variables, start_new_session=True
         )
         try:
-            code = child.wait(PATIENCE_S[setting.scenario])
-            how = "" if code == 0 else f"ended with code {code}"
-        except subprocess.TimeoutExpired:
-            how = f"did not end within {PATIENCE_S[setting.scenario]:.0f} s"
+            how = _wait(child, log, PATIENCE_S[setting.scenario])
         finally:
             # Its own session, and so all that it left behind.
             with suppress(ProcessLookupError):
@@ -167,6 +172,20 @@ def _start(system: str, setting: Setting, output: Path) -> str:
             child.wait()
     words = output.read_text(errors="replace").strip().splitlines()
     return f"{how}; last words: {words[-1][-300:] if words else 'none'}" if how else ""
+
+
+def _wait(child: subprocess.Popen[bytes], log: Log, patience_s: float) -> str:
+    """Until the process has ended, or is late: what was wrong with its end."""
+    late_at, words = time.monotonic() + patience_s, f"did not end within {patience_s:.0f} s"
+    is_over = False
+    while time.monotonic() < late_at:
+        with suppress(subprocess.TimeoutExpired):
+            code = child.wait(POLL_S)
+            return "" if code == 0 else f"ended with code {code}"
+        if not is_over and any(line["what"] == "over" for line in log.read()):
+            is_over, late_at = True, time.monotonic() + END_S
+            words = f"did not end within {END_S:.0f} s of the last act"
+    return words
 
 
 def _machine() -> dict[str, Any]:

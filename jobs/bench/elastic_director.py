@@ -13,6 +13,7 @@ from itertools import groupby
 from elastic_log import Log, changes, members, steps
 
 POLL_S = 0.05
+LIMIT_S = 60.0  # without a change of membership; the same for every system
 
 
 @dataclass(frozen=True)
@@ -26,35 +27,57 @@ class Act:
 
 
 class Director(threading.Thread):
-    """Follows a log; what an act raises is noted there, and ends the run."""
+    """Follows a log. An act that raises, or has no answer in `limit_s`, is noted there and ends the run."""
 
-    def __init__(self, log: Log, acts: Sequence[Act], end: Callable[[], object]) -> None:
+    def __init__(self, log: Log, acts: Sequence[Act], end: Callable[[], object], *, limit_s: float = LIMIT_S) -> None:
         super().__init__(name="director", daemon=True)
-        self._log, self._acts, self._end = log, acts, end
+        self._log, self._acts, self._end, self._limit_s = log, acts, end, limit_s
         self._acted_on = -1
 
     def run(self) -> None:
         try:
-            for act in self._acts:
-                self._await(act)
+            for number, act in enumerate(self._acts):
+                if not self._await(act):
+                    self._give_up(number)
+                    break
                 self._log.note("asked", act=act.what)
                 act.do()
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs into the log
             self._log.note("failed", error=f"{type(error).__name__}: {error}")
         finally:
+            self._log.note("over")
             self._end()
 
-    def _await(self, act: Act) -> None:
-        """Until a membership of `act.size`, later than the one that was acted on last, has made its steps."""
+    def _await(self, act: Act) -> bool:
+        """Until a membership of `act.size`, later than the one that was acted on last, has made its steps.
+
+        False once no change of membership has come for `limit_s`.
+        """
+        seen, late_at = -1, 0.0
         while True:
             lines = self._log.read()
             made, membership = steps(lines), len(changes(lines))
+            if membership != seen:
+                seen, late_at = membership, time.monotonic() + self._limit_s
             if made and membership > self._acted_on and made[-1]["size"] == act.size:
                 runs = [list(run) for _, run in groupby(made, key=members)]
                 if len(runs[-1]) >= act.after:
                     self._acted_on = membership
-                    return
+                    return True
+            if time.monotonic() > late_at:
+                return False
             time.sleep(POLL_S)
+
+    def _give_up(self, number: int) -> None:
+        """Note that act `number` cannot be made, because the one before it has no answer."""
+        made = steps(self._log.read())
+        still_s = time.time() - made[-1]["time"] if made else 0.0
+        # Training that goes on as it was is no gap: then all that is known is that nothing came of it.
+        reason = f"> {still_s:.0f} s" if still_s > self._limit_s / 2 else f"not within {self._limit_s:.0f} s"
+        before = self._acts[number - 1].what if number else "start"
+        self._log.note("late", act=before, reason=reason)
+        for act in self._acts[number:-1]:
+            self._log.note("skipped", act=act.what, reason=f"skipped: {before} {reason}")
 
 
 def kill_last_rank(log: Log) -> None:

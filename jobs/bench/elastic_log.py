@@ -1,7 +1,8 @@
 """The log of one run: what every process of it wrote down when, and what that says about changes of membership.
 
 Lines are JSON. Rank 0 writes `step` after every optimizer step and `commit` with its seconds; every rank `born` (when
-its process began) and `ready` (state put back, about to train) and `parted`; the driver `event`; the director `asked`.
+its process began) and `ready` (state put back, about to train) and `parted`; the driver `event`; the director `asked`,
+`late` (no answer came), `skipped` and `over`.
 """
 
 from __future__ import annotations
@@ -102,6 +103,24 @@ def answers(lines: Sequence[Line]) -> list[Answer]:
             redone = _redone(lines, line["time"], end)
             waited_s = max(0.0, own[0].last_step_at - line["time"])
             found.append(Answer(line["act"], waited_s, own, redone, _phases(lines, line["time"], own[0])))
+    return found
+
+
+def unanswered(lines: Sequence[Line]) -> dict[str, str]:
+    """What was asked in vain, or could not be asked for that reason, and why.
+
+    `WHAT, back` where training went on after `WHAT`, and only the replacement has not come.
+    """
+    answered, found = {answer.what for answer in answers(lines)}, dict[str, str]()
+    for line in lines:
+        if line["what"] == "late":
+            found[f"{line['act']}, back" if line["act"] in answered else line["act"]] = line["reason"]
+        elif line["what"] == "skipped":
+            found[line["act"]] = line["reason"]
+    asked = [line["act"] for line in lines if line["what"] == "asked"]
+    said = {line["what"] for line in lines}
+    if "failed" in said or "over" not in said:  # it ended, or was ended, before its last act
+        found |= {act: "the run failed" for act in asked if act not in answered | found.keys()}
     return found
 
 

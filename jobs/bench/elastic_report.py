@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastic_director import LIMIT_S
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 OURS = ("Forebay, Ray Train", "Forebay, Horovod")
 SHORTEST_S = 0.05
-STOCK = ("Ray Train", "Ray Train, quick health checks", "Elastic Horovod")
+STOCK = ("Ray Train", "Elastic Horovod")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Row:
 
 ROWS = (
     Row("grow 1 -> 2", "grow", "s", (2.5, 0.5)),
-    Row("shrink 2 -> 1", "shrink", "s", (1.5, 0.3)),
+    Row("shrink 2 -> 1 (Ray Train: a drained and removed node)", "shrink", "s", (1.5, 0.3)),
     Row("SIGKILL a worker", "kill a worker", "s", (5.0, 0.3)),
     Row("its replacement joins", "kill a worker, back", "s", (None, None)),
     Row("SIGKILL a node", "kill a node", "s", (8.0, 3.0)),
@@ -42,15 +43,16 @@ ROWS = (
 _INTRODUCTION = """# What a change of membership costs
 
 All figures below come from one run of `make bench-elastic`: every system in turn, in a process and a Ray of its own,
-{repeats} rounds; medians, and in brackets the range. A *gap* is the time from the last step before a change to the
-first step after it, as rank 0 sees it, the step itself ({step_s:g} s) included. Every system trains one linear layer of
-1000 x 1000 (4 MB) with SGD and commits at every step; gloo over loopback. "Ray Train" is `TorchTrainer` with
-`ScalingConfig(num_workers=(1, 2))` and `ray.train.report` with a checkpoint at every step, at its default settings;
-"Elastic Horovod" is `ElasticRayExecutor` with the shims that it needs on Ray 2.60. What each is asked, and how, is in
-`jobs/bench/elastic_systems/`. Forebay's drivers are asked with `forebay scale`; stock Ray Train has no such command: it
-is given a node to grow, and its node is drained (5 s notice) and taken away to shrink. Forebay loses its node on a Ray
-that checks health every 0.3 s and gives up after six times; the stock executors do so at Ray's defaults, and Ray Train
-on both.
+{repeats} rounds; medians, in brackets the range, and n where fewer than {repeats} were measured. A *gap* is the time
+from the last step before a change to the first step after it, as rank 0 sees it, the step itself ({step_s:g} s)
+included. Every system trains one linear layer of 1000 x 1000 (4 MB) with SGD and commits at every step; gloo over
+loopback. "Ray Train" is `TorchTrainer` with `ScalingConfig(num_workers=(1, 2))` and `ray.train.report` with a
+checkpoint at every step; "Elastic Horovod" is `ElasticRayExecutor` with the shims that it needs on Ray 2.60. Both are
+at their defaults, but for what is said in `jobs/bench/elastic_systems/`, as is what each is asked, and how. Forebay's
+drivers are asked with `forebay scale`; stock Ray Train has no such command: it is given a node to grow, and its node is
+drained (5 s notice) and taken away to shrink. Where nodes come and go, every system, stock or not, has a Ray that
+checks their health every 0.3 s and gives up after six times, in place of Ray's own 15 s.
+What was asked and brought no change within {limit_s:.0f} s is told as that, and what was to follow is skipped.
 
 Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before the run {load_before:.1f}. The run took
 {minutes:.0f} minutes.
@@ -63,18 +65,24 @@ def report(found: Mapping[str, Any]) -> str:
     """The whole of elastic.md from what is in elastic.json."""
     machine, options = found["machine"], found["options"]
     facts = machine | options | {"memory_gb": machine["memory_bytes"] / 2**30, "minutes": found["took_s"] / 60}
-    parts = [_INTRODUCTION.format(**facts), "## Figures", table(found["systems"]), *_timelines(found["systems"])]
+    facts["limit_s"] = LIMIT_S
+    parts = [
+        _INTRODUCTION.format(**facts),
+        "## Figures",
+        table(found["systems"], options["repeats"]),
+        *_timelines(found["systems"]),
+    ]
     failures = [f"- {name}, {run}" for name, answer in found["systems"].items() for run in answer["errors"]]
     if failures:
         parts += ["## What did not come to its end", "\n".join(failures)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def table(systems: Mapping[str, Mapping[str, Any]]) -> str:
-    """Events as rows, systems as columns; what misses its target is marked."""
+def table(systems: Mapping[str, Mapping[str, Any]], repeats: int) -> str:
+    """Events as rows, systems as columns; what misses its target is marked, and what has too few figures."""
     known = [name for name in (*STOCK, *OURS) if name in systems]
     head = ("event", *(f"{name} (target)" if name in OURS else name for name in known))
-    rows = [(f"{row.title}, {row.unit}", *(_cell(row, name, systems[name]) for name in known)) for row in ROWS]
+    rows = [(f"{row.title}, {row.unit}", *(_cell(row, name, systems[name], repeats) for name in known)) for row in ROWS]
     return _markdown([head, *rows])
 
 
@@ -89,9 +97,11 @@ def values_of(row: Row, answer: Mapping[str, Any]) -> list[float]:
 
 
 def is_missed(row: Row, name: str, answer: Mapping[str, Any]) -> bool:
-    """Whether the median is beyond its target."""
+    """Whether the median is beyond its target, or nothing came at all."""
     target, values = target_of(row, name), values_of(row, answer)
-    return target is not None and bool(values) and statistics.median(values) > target
+    if target is None:
+        return False
+    return statistics.median(values) > target if values else bool(answer["missing"].get(row.measure))
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
@@ -115,7 +125,7 @@ def plot(found: Mapping[str, Any], path: Path) -> None:
     panel.set_xscale("log")
     panel.set_xlim(left=SHORTEST_S)
     panel.xaxis.set_major_formatter("{x:g}")
-    panel.set_yticks(range(len(rows)), [row.title for row in rows])
+    panel.set_yticks(range(len(rows)), [row.title.replace(" (", "\n(") for row in rows])
     panel.invert_yaxis()
     panel.set_xlabel("seconds without a step, logarithmic; black: target")
     panel.spines[["top", "right"]].set_visible(False)
@@ -124,11 +134,13 @@ def plot(found: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _cell(row: Row, name: str, answer: Mapping[str, Any]) -> str:
+def _cell(row: Row, name: str, answer: Mapping[str, Any], repeats: int) -> str:
     values, target = values_of(row, answer), target_of(row, name)
-    if not values:
+    missing = ", ".join(dict.fromkeys(answer["missing"].get(row.measure, [])))
+    if not values and not missing:
         return "-"
-    text = _spread(values)
+    few = f"n={len(values)}" if 0 < len(values) < repeats else ""
+    text = ", ".join(filter(None, [_spread(values) if values else "", few, missing]))
     if target is None:
         return text
     return f"{text} (<= {target:g}{', **missed**' if is_missed(row, name, answer) else ''})"

@@ -19,4 +19,4 @@ class Setting:
     variant: str = ""
     step_s: float = 0.1
     width: int = 1000
-    commits: int = 15
+    commits: int = 8

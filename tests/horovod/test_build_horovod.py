@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 from scripts import build_horovod
-from scripts.build_horovod import build, cache_folder, has_library, installed, kept_wheel, local_version, only_one
+from scripts.build_horovod import (
+    build,
+    cache_folder,
+    has_library,
+    installed,
+    is_served,
+    kept_wheel,
+    local_version,
+    only_one,
+)
 
 SCRIPT = Path(build_horovod.__file__)
 
@@ -27,14 +36,41 @@ def _wheel(folder: Path, *parts: str) -> Path:
 def test_what_is_installed_was_built_for_this_pytorch() -> None:
     import horovod.torch as hvd
 
-    assert installed() == local_version()
+    assert is_served(installed(), any_gpu=True)
     assert hvd.gloo_built()
     assert not hvd.mpi_built()
 
 
 def test_second_time_builds_nothing() -> None:
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout == ""
+    command = [sys.executable, SCRIPT, "--or-skip"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_build_for_gpus_stays_unless_another_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in build_horovod.PASSED_ON:
+        monkeypatch.delenv(name, raising=False)
+    plain = local_version()
+    assert is_served(plain, any_gpu=False)
+    assert is_served(f"{plain}.nccl", any_gpu=True)
+    assert not is_served(f"{plain}.nccl", any_gpu=False)
+    for other in (None, "0.28.1", f"{plain}9", f"{plain}.cu130", f"{plain}.cu130.nccl"):
+        assert not is_served(other, any_gpu=True), "built for another PyTorch"
+
+
+def test_wheel_only_prints_one_line_of_stdout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["build_horovod.py", "--wheel-only"])
+    monkeypatch.setattr(build_horovod, "what_is_missing", str)
+    monkeypatch.setattr(
+        build_horovod, "_build_in", lambda scratch, _log: build_horovod.say("Building") or _wheel(scratch)
+    )
+    assert build_horovod.main() == 0
+    said = capfd.readouterr()
+    assert said.out == f"{kept_wheel(cache_folder())}\n"
+    assert said.err == "Building\n"
 
 
 def test_kept_wheel_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +91,9 @@ def test_wheel_without_the_library_is_no_wheel(tmp_path: Path) -> None:
 def test_build_that_is_cut_off_leaves_no_wheel(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, SCRIPT, "--wheel-only"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as build:
-        assert build.stdout is not None
-        assert b"Building Horovod" in build.stdout.readline()
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True) as build:
+        assert build.stderr is not None
+        assert b"Building Horovod" in build.stderr.readline()
         os.killpg(build.pid, signal.SIGKILL)
     assert list(tmp_path.rglob("building-*")), "it had begun"
     assert list(tmp_path.rglob("*.whl")) == []
@@ -71,10 +107,14 @@ def test_one_build_at_a_time(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with only_one(lock):
         other = subprocess.Popen(
-            [sys.executable, "-c", script, lock], stdout=subprocess.PIPE, text=True, cwd=SCRIPT.parents[1]
+            [sys.executable, "-c", script, lock],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=SCRIPT.parents[1],
         )
-        assert other.stdout is not None
-        assert "Waiting" in other.stdout.readline()
+        assert other.stderr is not None
+        assert "Waiting" in other.stderr.readline()
     assert other.communicate()[0] == "in\n"
 
 
@@ -92,6 +132,7 @@ def test_without_a_compiler_it_says_so(tmp_path: Path) -> None:
     command = [sys.executable, SCRIPT, "--wheel-only"]
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    assert "no C++ compiler" in refused.stdout
+    assert "no C++ compiler" in refused.stderr
+    assert refused.stdout == ""
     skipped = subprocess.run([*command, "--or-skip"], env=environment, capture_output=True, text=True, check=False)
     assert skipped.returncode == 0

@@ -64,12 +64,14 @@ def laws(collective: Collective) -> dict[str, Any]:
     backward(adaptive, 0, inputs=torch.ones(8, 40) + torch.arange(8.0)[:, None], uses_last=True)
     answer["adasum of equals"] = gradients(adaptive)
     if size > 1:
-        model["norm"].running_mean.fill_(rank)
-        model.register_forward_pre_hook(
-            lambda module, _: answer.setdefault("mean", float(module["norm"].running_mean[0]))
-        )
-        with torch.no_grad(), pytest.raises(NotImplementedError):
-            model(inputs)
+        means: list[float] = []
+        model.register_forward_pre_hook(lambda module, _: means.append(float(module["norm"].running_mean[0])))
+        for trains, counts_gradients in ((False, True), (True, False), (True, True)):
+            model["norm"].running_mean.fill_(rank)
+            model.train(trains)
+            with torch.set_grad_enabled(counts_gradients), pytest.raises(NotImplementedError):
+                model(inputs)
+        answer["means"] = means
     return answer
 
 
@@ -117,8 +119,12 @@ def test_adasum_of_equal_gradients_is_that_gradient(answers: list[dict[str, Any]
                 np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_statistics_are_rank_0s(answers: list[dict[str, Any]]) -> None:
-    assert all(answer["mean"] == 0.0 for answer in answers if "mean" in answer)
+def test_statistics_are_rank_0s_where_it_trains_and_each_ranks_own_where_it_evaluates(
+    answers: list[dict[str, Any]],
+) -> None:
+    assert [answer["means"] for answer in answers if "means" in answer] == [
+        [rank, rank, 0.0] for rank in range(len(answers)) if len(answers) > 1
+    ]
 
 
 def test_collective_checks_its_world() -> None:

@@ -14,7 +14,7 @@ from forebay.driver.driver import Driver, named_driver
 from forebay.driver.horovod_driver import HorovodDriver
 from forebay.errors import NullLabel
 from forebay.testing.driver_bench import DriverBench
-from forebay.testing.driver_nodes import SmallNodes
+from forebay.testing.driver_nodes import SmallNodes, kill_stores
 from forebay.testing.driver_suite import DriverSuite, Nodes
 from forebay.train.worker import Worker
 
@@ -46,6 +46,9 @@ class TestHorovod(DriverSuite):
     def make_cluster(self) -> Nodes:
         ray.shutdown()
         return SmallNodes(others=2)
+
+    def lose_memory(self, run: str) -> int:
+        return kill_stores(run)
 
     def leftovers(self) -> list[str]:
         # The guard of tests/ray/conftest.py looks at actors and placement groups; these are processes.

@@ -1,4 +1,7 @@
-"""Forebay's drivers: the job, the command and the cluster as a user has them; nothing is tuned for the bench."""
+"""Forebay's drivers: the job and the command as a user has them.
+
+The cluster that loses a node checks the health of its nodes as quickly as every system's does: see `SmallNodes`.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 https://horovod.readthedocs.io/en/stable/elastic_include.html. Shims without which Horovod 0.28.1 does not start on Ray
 2.60: the names `ray.state` and `current_node_id`. Hosts come from a list, since all nodes of one machine have one
 address; one slot each, since a failure takes the whole host off the list, and Horovod does not wait for it again.
+The cluster that loses a node checks the health of its nodes as quickly as every system's does: see `SmallNodes`.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _trainer(setting: Setting, enough: str) -> Any:
 
 def _acts(setting: Setting, log: Log, hosts: ListedHosts, stack: ExitStack) -> list[Act]:
     if setting.scenario == "node":
-        nodes = SmallNodes(others=1, cpus=1, head_cpus=1, quick=False)
+        nodes = SmallNodes(others=1, cpus=1, head_cpus=1)
         stack.callback(nodes.close)
         return [Act("kill a node", 2, lambda: nodes.kill(nodes.others[0])), Act("enough", 1, lambda: None)]
     ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)

@@ -2,8 +2,9 @@
 
 https://docs.ray.io/en/latest/train/user-guides/elastic-training.html. It has no command to resize: the number of
 workers follows the nodes. It grows when a node comes, and shrinks when one is announced to go (as a cloud does, five
-seconds ahead) and is gone. All is at its default, but that new nodes are looked for every second instead of every
-minute: training goes on meanwhile, so that changes no gap.
+seconds ahead) and is gone. All is at its default, but for two things: new nodes are looked for every second instead of
+every minute (training goes on meanwhile, so that changes no gap), and the cluster checks the health of its nodes as
+quickly as every system's that loses one: see `SmallNodes`.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from ray.train.torch import TorchTrainer, prepare_model
 from forebay.testing.driver_nodes import SmallNodes
 
 NOTICE_S = 5.0
+STEPS = 5  # its commits take two seconds each: fewer between two acts will do, but more than three, which warm up
 
 
 def run(setting: Setting) -> None:
     """One run through the acts of `setting`."""
     log, enough = Log(setting.log), Path(setting.folder) / "enough"
     start = 2 if setting.scenario == "node" else 1
-    with closing(SmallNodes(others=start - 1, cpus=1, head_cpus=1, quick=setting.variant == "quick")) as nodes:
+    with closing(SmallNodes(others=start - 1, cpus=1, head_cpus=1)) as nodes:
         trainer = TorchTrainer(
             train,
             train_loop_config={
@@ -108,7 +110,10 @@ def _acts(setting: Setting, log: Log, nodes: SmallNodes) -> list[Act]:
     if setting.scenario == "commit":
         return [Act("enough", 1, lambda: None, after=setting.commits)]
     if setting.scenario == "node":
-        return [Act("kill a node", 2, lambda: nodes.kill(nodes.others[0])), Act("enough", 1, lambda: None)]
+        return [
+            Act("kill a node", 2, lambda: nodes.kill(nodes.others[0]), after=STEPS),
+            Act("enough", 1, lambda: None, after=2),
+        ]
 
     def take_back() -> None:
         deadline = time.time() + NOTICE_S
@@ -116,10 +121,9 @@ def _acts(setting: Setting, log: Log, nodes: SmallNodes) -> list[Act]:
         time.sleep(max(0.0, deadline - time.time()))
         nodes.kill(nodes.others[0])
 
-    # Its commits take two seconds each: fewer steps will do.
     return [
-        Act("grow", 1, nodes.add, after=6),
-        Act("kill a worker", 2, lambda: kill_last_rank(log), after=6),
-        Act("shrink", 2, take_back, after=6),
-        Act("enough", 1, lambda: None, after=3),
+        Act("grow", 1, nodes.add, after=STEPS),
+        Act("kill a worker", 2, lambda: kill_last_rank(log), after=STEPS),
+        Act("shrink", 2, take_back, after=STEPS),
+        Act("enough", 1, lambda: None, after=2),
     ]

@@ -14,7 +14,8 @@ from forebay.train.orders import Orders
 class Control:
     """The requests a callback may make; its driver carries them out at the next saved commit.
 
-    What is asked on `EpochEnded` takes effect at exactly that commit, in every run alike. Any thread may read and ask.
+    A stop, a global batch and fewer workers that are asked for on `EpochEnded` take effect at exactly that commit, in
+    every run alike; more workers at the first commit after they are warm. Any thread may read and ask.
 
     >>> control = Control(elastic=Elastic(min_workers=1, max_workers=4))
     >>> control.resize(16)

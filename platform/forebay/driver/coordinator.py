@@ -53,8 +53,8 @@ class Coordinator:
     asked of the run, who belongs to the current attempt, who has parted, and how the run failed.
 
     A change of membership: somebody sets the target; whoever starts workers gets the next ones ready, and only then
-    calls `part_for`; from then on `orders` says so, and at the next saved commit every rank calls `park`; when all
-    have, `begin` opens the next attempt.
+    calls `part_for`; from then on `orders` says so, and all ranks part at the next saved commit (under Ray Train each
+    calls `park`); when all have, `begin` opens the next attempt. A world that trains and shall shrink is told at once.
     """
 
     def __init__(self, start: RunStatus) -> None:
@@ -64,7 +64,9 @@ class Coordinator:
         self._num_events, self._num_noted = 0, 0
         self._asked_by_others = False
         self._size = start.target
+        self._attempt = 1
         self._workers: dict[int, Any] = {}
+        self._trains = False
         self._parting: int | None = None
         self._parked: set[int] = set()
         self._waited: set[int] = set()
@@ -100,16 +102,17 @@ class Coordinator:
         await self._until(lambda: self._num_noted >= count or self._is_ending)
         return await self.orders()
 
-    async def join(self, rank: int, worker: Any) -> bool:
-        """Enter the current attempt; answers when all ranks have, with False if the run is ending instead."""
+    async def join(self, rank: int, worker: Any) -> int | None:
+        """Enter the current attempt; its number once all ranks have; None if it or the run ends before."""
         async with self._changed:
+            attempt = self._attempt
             self._workers[rank] = worker
             self._changed.notify_all()
-        await self._until(lambda: len(self._workers) >= self._size or self._is_ending)
-        return not self._is_ending
+        await self._until(lambda: len(self._workers) >= self._size or self._is_ending or self._attempt != attempt)
+        return None if self._is_ending or self._attempt != attempt else attempt
 
     async def workers(self) -> dict[int, Any]:
-        """The workers of the current attempt, by rank."""
+        """The workers of the current attempt, by rank; of one that failed, until the next begins."""
         return dict(self._workers)
 
     async def park(self, rank: int) -> None:
@@ -121,18 +124,24 @@ class Coordinator:
     async def missing(self, rank: int, wait_s: float) -> list[int]:
         """Whom `rank` has waited for in vain: the ranks that have not asked the same after `wait_s` seconds."""
         async with self._changed:
+            attempt = self._attempt
             self._waited.add(rank)
             self._changed.notify_all()
-        await self._until(lambda: len(self._waited) >= self._size or self._raised is not None, wait_s)
+        await self._until(
+            lambda: len(self._waited) >= self._size or self._raised is not None or self._attempt != attempt, wait_s
+        )
         return sorted(self._workers.keys() - self._waited)
 
     async def finished(self, stopped: str | None) -> None:
         """Rank 0's train function has returned; `stopped` says why early."""
         self._stopped = stopped
 
-    async def raise_error(self, raised: Raised) -> None:
-        """Note what a train function raised; the first one is the cause, whatever followed from it."""
-        if self._raised is None:
+    async def raise_error(self, raised: Raised, attempt: int) -> None:
+        """Note what a train function raised in `attempt`; the first one is the cause, whatever followed from it.
+
+        Of an attempt that is being replaced nothing is noted: most likely it followed from the loss.
+        """
+        if self._raised is None and attempt == self._attempt:
             self._raised = raised
 
     # What the driver calls.
@@ -169,14 +178,15 @@ class Coordinator:
     async def set_target(self, workers: int, who: str = DRIVER) -> int:
         """Ask for another world size; the answer is what was set, within the run's bounds.
 
-        A smaller world needs nobody who is not there yet: workers part for it at their next commit.
+        A smaller world needs nobody who is not there yet: workers part for it at their next commit, which is the very
+        one that ends an epoch if a callback asks for it there. A larger one waits for `part_for`.
         """
         async with self._changed:
             target = min(max(workers, self._status.min_workers), self._status.max_workers)
             self._asked_by_others |= who != DRIVER and target != self._status.target
             self._status = replace(self._status, target=target)
-            if target < self._size == len(self._workers):
-                self._parting = target
+            if self._trains and target < self._size:
+                self._order_parting(target)
             self._changed.notify_all()
         return target
 
@@ -220,11 +230,7 @@ class Coordinator:
         Whoever has been told already parts all the same.
         """
         async with self._changed:
-            self._parting = workers
-            if workers is not None and self._status.state == "training":
-                self._status = replace(self._status, state="resizing")
-            elif workers is None and self._status.state == "resizing":
-                self._status = replace(self._status, state="training")
+            self._order_parting(workers)
             self._changed.notify_all()
 
     async def all_parked(self, wait_s: float) -> bool:
@@ -238,9 +244,8 @@ class Coordinator:
     async def begin(self, workers: int) -> None:
         """Open the next attempt, of `workers`; nobody has joined it yet."""
         async with self._changed:
-            self._size, self._workers, self._parting = workers, {}, None
-            self._parked, self._waited = set(), set()
-            self._changed.notify_all()
+            self._size, self._workers = workers, {}
+            self._close_attempt()
 
     async def may_retry(self) -> bool:
         """Whether lost workers may be replaced: not after an exception of the train function, nor when ending."""
@@ -249,12 +254,27 @@ class Coordinator:
     async def lost_workers(self, error: str) -> None:
         """Tell of a failure that will be made good. `begin` opens the next attempt."""
         self._failures += 1
-        await self.begin(self._size)
+        async with self._changed:
+            # Its workers stay known: a survivor that notices late still has to find out whom it lost.
+            self._close_attempt()
+            self._status = replace(self._status, state="failed-over")
+        await self.report(Failed(error=error, failures=self._failures, will_retry=True))
+
+    async def lost_waiting(self, error: str) -> None:
+        """Tell of a lost worker that did not train yet: those who train go on, and part as they were told to."""
+        self._failures += 1
         await self.report(Failed(error=error, failures=self._failures, will_retry=True))
 
     async def draining(self, node: str, workers: int, deadline_s: float | None) -> None:
         """Tell that `node`, with `workers` of the run on it, is about to be taken away."""
         await self.report(Preempted(node=node, workers=workers, deadline_s=deadline_s))
+
+    def _close_attempt(self) -> None:
+        """Whatever its workers still say of it, or were to do, concerns nobody any more."""
+        self._attempt += 1
+        self._parting, self._trains = None, False
+        self._parked, self._waited = set(), set()
+        self._changed.notify_all()
 
     async def _until(self, is_so: Callable[[], bool], wait_s: float | None = None) -> bool:
         with suppress(TimeoutError):
@@ -262,20 +282,26 @@ class Coordinator:
                 await self._changed.wait_for(is_so)
         return is_so()
 
+    def _order_parting(self, workers: int | None) -> None:
+        self._parting = workers
+        if workers is not None and self._status.state == "training":
+            self._status = replace(self._status, state="resizing")
+        elif workers is None and self._status.state == "resizing":
+            self._status = replace(self._status, state="training")
+
     def _observe(self, event: Event) -> None:
         """Keep the status up to date."""
         match event:
             case Started():
                 state: State = "stopping" if self._stop else "training"
                 self._status = replace(self._status, world_size=event.world_size, epochs=event.epochs, state=state)
+                self._trains = True
                 self._pace.clear()
             case Reported():
                 self._status = replace(self._status, step=event.step, epoch=event.epoch, position=event.position)
                 self._pace.append((time.monotonic(), event.rows))
             case EpochEnded():
                 self._status = replace(self._status, epoch=event.epoch + 1, position=0, step=event.step)
-            case Failed(will_retry=True):
-                self._status = replace(self._status, state="failed-over")
 
     def _rows_per_s(self) -> float:
         since = time.monotonic() - RATE_OVER_S

@@ -52,8 +52,14 @@ class HorovodCollective:
         self._spread([*model.parameters(), *model.buffers()], f"{name}.state")
         ReducedGradients(trained, reduce, scale=scale, name=f"{name}.gradients")
         if any(True for _ in model.buffers()):
+
+            def spread_statistics(module: nn.Module, _inputs: Any) -> None:
+                # Only where all ranks compute alike: one may evaluate what, or as often as, no other does.
+                if module.training and torch.is_grad_enabled():
+                    self._spread(module.buffers(), f"{name}.buffers")
+
             # Statistics that a rank gathers, such as batch norm's, are rank 0's on all, as under DDP.
-            model.register_forward_pre_hook(lambda module, _: self._spread(module.buffers(), f"{name}.buffers"))
+            model.register_forward_pre_hook(spread_statistics)
         return model
 
     def slices(self) -> HorovodSlices:

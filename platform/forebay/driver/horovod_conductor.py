@@ -59,11 +59,11 @@ class Conductor:
     def __init__(self, terms: Terms, crew: Crew, coordinator: ActorHandle) -> None:
         self._terms, self._crew, self._coordinator = terms, crew, coordinator
         self._failures = 0
-        self._parting: int | None = None
         self._leaving: Mapping[str, float | None] = {}
         self._looked_at = -DRAINING_EVERY_S
         self._told: set[str] = set()
         self._broken_at: float | None = None
+        self._left_at: float | None = None
 
     def conduct(self) -> str | None:
         """Train to the end; the answer is why the run stopped early, if it did.
@@ -92,15 +92,17 @@ class Conductor:
                 raise RunRaised(raised)
             case Answered(answer=Broken()):
                 self._broken_at = self._broken_at or time.monotonic()
+            case Answered(answer=Outcome()):
+                self._left_at = self._left_at or time.monotonic()
             case Lost() if world is not None and message.name in world.lost:
                 self._broken_at = self._broken_at or time.monotonic()
             case Lost() if world is None or message.name not in world.names:
-                self._count_failure(f"lost a waiting worker{_first_line(message.why)}")
+                self._count_failure(f"lost a waiting worker{_first_line(message.why)}", goes_on=world is not None)
 
     def _end(self, world: HorovodWorld) -> Outcome | None:
         """Take the world apart; how the run ended, if it did: rank 0 has the last word, for it saves the commits."""
         self._crew.end_world()
-        self._parting, self._broken_at = None, None
+        self._broken_at, self._left_at = None, None
         first = world.answers.get(world.names[0])
         if isinstance(first, Outcome) and first.parting is None:
             return first
@@ -113,11 +115,12 @@ class Conductor:
                 self._count_failure(f"the workers lost touch{_first_line(broken[0].raised.summary)}")
         return None
 
-    def _count_failure(self, error: str) -> None:
+    def _count_failure(self, error: str, *, goes_on: bool = False) -> None:
         self._failures += 1
         if self._failures > self._terms.max_failures:
             raise TooManyLost(error)
-        ray.get(self._coordinator.lost_workers.remote(error))
+        tell = self._coordinator.lost_waiting if goes_on else self._coordinator.lost_workers
+        ray.get(tell.remote(error))
 
     def _act(self, wanted: Wanted) -> None:
         crew = self._crew
@@ -132,19 +135,15 @@ class Conductor:
         crew.dismiss(decision.dismiss)
         crew.ask_for(decision.ask_for)
         if crew.world is not None:
-            self._have_parted(crew.world, decision)
+            self._have_parted(decision, wanted)
         elif decision.next_world:
             ray.get(self._coordinator.begin.remote(len(decision.next_world)))
             crew.make_world(decision.next_world)
 
-    def _have_parted(self, world: HorovodWorld, decision: Decision) -> None:
+    def _have_parted(self, decision: Decision, wanted: Wanted) -> None:
         """Have the world end at its next commit if another one shall follow; or take that back."""
-        size, parting = len(world.names), len(decision.next_world) or None
-        if parting == size:
-            # The same number, of other workers: any other number makes them part.
-            parting = size - 1 or 2
-        if parting != self._parting:
-            self._parting = parting
+        parting = len(decision.next_world) or None
+        if parting != wanted.parting:
             ray.get(self._coordinator.part_for.remote(parting))
 
     def _look_for_draining(self) -> None:
@@ -159,8 +158,13 @@ class Conductor:
                 ray.get(self._coordinator.draining.remote(node, here, at_s))
 
     def _press(self, world: HorovodWorld) -> None:
-        """See to it that a world that came apart ends."""
-        if self._broken_at is None or not world.silent:
+        """See to it that a world ends which came apart, or which some have left."""
+        if not world.silent:
+            return
+        if self._broken_at is None:
+            # Who hangs outside of a collective keeps nobody waiting once the others are done, except the driver.
+            if self._left_at is not None and time.monotonic() - self._left_at > self._terms.hang_timeout_s:
+                raise self._hung([world.names.index(name) for name in world.silent])
             return
         silent_s = time.monotonic() - self._broken_at
         if world.lost and silent_s > MEET_S:

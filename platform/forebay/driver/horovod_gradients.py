@@ -92,11 +92,18 @@ class _Bucket:
             self._send()
 
     def send_rest(self) -> None:
-        """Send what no gradient came for as zeros: another rank may have used it, and waits for this one."""
+        """Send what no gradient came for, too: another rank may have used it, and waits for this one.
+
+        A gradient of an earlier `backward()` is in the sum that the other rank sends, so this one sends it as well.
+        """
         if self._result is None:
-            for place, is_here in enumerate(self._here):
-                if not is_here:
-                    self._parts[place].zero_()
+            for parameter, part, is_here in zip(self.parameters, self._parts, self._here, strict=True):
+                if is_here:
+                    continue
+                if parameter.grad is None:
+                    part.zero_()
+                else:
+                    torch.mul(parameter.grad.reshape(-1), self._scale, out=part)
             self._send()
 
     def hand_out(self) -> None:

@@ -65,8 +65,7 @@ def _fit(run: Run, coordinator: ActorHandle) -> Result:
         ) from error
     finally:
         fit.end(coordinator)
-        remove_places(places_name(run))
-        _remove_ray_folder(run)
+        _clear_away(run)
     if fit.error is not None:
         end = _end_of(run, coordinator, fit.error)
         raise end from end.__cause__ or fit.error
@@ -119,6 +118,18 @@ class _Fit:
             self._trainer.fit()
         except BaseException as error:  # noqa: BLE001 - it is the following thread's to judge
             self.error = error
+
+
+def _clear_away(run: Run) -> None:
+    """Remove what Ray Train leaves behind. How the run ended is more important than what cannot be removed."""
+    try:
+        remove_places(places_name(run))
+    except (RayError, OSError) as error:
+        log.warning("The places of the workers of run %r could not be removed from the cluster: %s", run.name, error)
+    try:
+        _remove_ray_folder(run)
+    except OSError as error:
+        log.warning("Ray Train's folder of run %r could not be removed: %s", run.name, error)
 
 
 def _remove_ray_folder(run: Run) -> None:

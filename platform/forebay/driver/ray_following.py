@@ -25,7 +25,9 @@ NEXT_WAIT_S = 60.0
 def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) -> None:
     """Tell the run what its workers report, and pass on what its callbacks ask, until all has been told."""
     watch = _StartWatch(run)
-    asked = run.control.orders
+    # Callbacks may have asked for something before there were workers, of which the coordinator knows nothing.
+    made_with = Orders(workers=run.job.start_workers if run.control.is_elastic else None)
+    asked = _pass_on(run.control.orders, made_with, coordinator)
     goes_on = True
     while goes_on:
         goes_on = is_training()  # asked before the events are taken: the last ones came before the end

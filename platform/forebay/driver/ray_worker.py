@@ -41,7 +41,7 @@ LAST_WORD_S = 5.0
 
 
 class RunEnding(Exception):
-    """The driver has given up on the run while this worker was starting."""
+    """The driver has given up on the run, or another worker was lost, while this worker was starting."""
 
 
 class PeerLost(Exception):
@@ -69,14 +69,15 @@ def train_loop(config: dict[str, Any]) -> None:
     attempt.begin()
     coordinator: ActorHandle = config["coordinator"]
     world = _world()
-    if not ray.get(coordinator.join.remote(world.rank, ray.get_runtime_context().current_actor)):
+    number: int | None = ray.get(coordinator.join.remote(world.rank, ray.get_runtime_context().current_actor))
+    if number is None:
         raise RunEnding
     try:
         outcome = _train(ray.get(config["payload"]), world, coordinator)
     except BaseException as error:  # whatever it is, SystemExit too, is the driver's to judge
         if lost := _lost_peers(coordinator, world, PEER_TIMEOUT_S if _is_its_own(error) else NODE_TIMEOUT_S):
             raise PeerLost(f"rank {world.rank} could not go on without rank {', '.join(map(str, lost))}") from error
-        _tell(error, world, coordinator)
+        ray.get(coordinator.raise_error.remote(_told(error, world, coordinator), number))
         raise
     if outcome.parting is not None:
         ray.get(coordinator.park.remote(world.rank))
@@ -105,13 +106,13 @@ def _world() -> World:
     )
 
 
-def _tell(error: BaseException, world: World, coordinator: ActorHandle) -> None:
-    """Note what was raised here; of an error that only followed from another rank's, after that rank's."""
+def _told(error: BaseException, world: World, coordinator: ActorHandle) -> Raised:
+    """What to tell of what was raised here; of an error that only followed from another rank's, after that rank's."""
     if isinstance(error, Hung) or not _is_its_own(error):
         missing = ray.get(coordinator.missing.remote(world.rank, LAST_WORD_S))
         if isinstance(error, Hung) and missing:
             error = _naming(error, missing)
-    ray.get(coordinator.raise_error.remote(Raised.of(error, world.rank)))
+    return Raised.of(error, world.rank)
 
 
 def _naming(error: Hung, missing: list[int]) -> Hung:

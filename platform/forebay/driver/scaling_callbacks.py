@@ -48,7 +48,8 @@ class _ByEpoch(ABC):
 class ScaleSchedule(_ByEpoch):
     """Train epoch 0, 1, ... with as many workers as `schedule` says, each number until the next one.
 
-    `ScaleSchedule({0: 2, 10: 4, 20: 8})` changes at the commit that ends epoch 9, and at the one that ends epoch 19.
+    `ScaleSchedule({0: 2, 10: 4, 20: 8})` asks at the commit that ends epoch 9, and at the one that ends epoch 19. Fewer
+    workers train from that commit on; more, under Ray and Horovod, from the first commit after they are warm.
     For the first number, give the job the same as `Elastic(start=...)`, and training begins with it.
     """
 
@@ -67,7 +68,8 @@ class ScaleSchedule(_ByEpoch):
 class DoubleEvery(_ByEpoch):
     """Double the workers every `epochs` epochs, from `first` (None: the job's `min_workers`) up to `max_workers`.
 
-    `DoubleEvery(30)` is the exponential schedule of "Elastic Deep Learning with Horovod on Ray" (Uber, 2021).
+    Under Ray and Horovod the new ones train from the first commit after they are warm. `DoubleEvery(30)` is the
+    exponential schedule of "Elastic Deep Learning with Horovod on Ray" (Uber, 2021).
     """
 
     def __init__(self, epochs: int, first: int | None = None) -> None:

@@ -16,7 +16,8 @@ class RunStatus:
 
     `world_size` is how many workers train now, `target` how many there should be, within `min_workers` and
     `max_workers`. `epoch` counts from 0, `position` is rows into it. `last_commit_step` and `last_commit_age_s` are
-    those of the newest saved commit, None before the first. `started_at` is Unix seconds, `node` where its driver runs.
+    those of the newest saved commit, None before the first; its step is the one reported last by then, and steps are
+    reported about ten times a second. `started_at` is Unix seconds, `node` where its driver runs.
     """
 
     name: str

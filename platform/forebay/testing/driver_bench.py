@@ -116,7 +116,9 @@ class DriverBench:
     def assert_like_undisturbed(self, result: Result) -> None:
         """The newest commit's model is the one of a run that nobody disturbed, but for the order of sums."""
         commit, ours = newest_commit(result), weights(result)
-        for name, wanted in self._undisturbed(commit.step).items():
+        undisturbed = self._undisturbed(commit.step)
+        assert undisturbed, f"{result.name}: a run that nobody disturbed never came to step {commit.step}"
+        for name, wanted in undisturbed.items():
             torch.testing.assert_close(ours[name], wanted, rtol=1e-3, atol=1e-4)
 
     def _undisturbed(self, step: int) -> Mapping[str, torch.Tensor]:

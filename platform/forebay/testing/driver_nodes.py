@@ -15,6 +15,8 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
+from forebay.driver.store_actors import stores_of
+
 STORE_BYTES = 80 << 20  # of each node's object store; Ray takes no less than 75 MiB
 QUICK_TO_NOTICE = {
     "health_check_initial_delay_ms": 0,
@@ -27,21 +29,20 @@ ALIVE_S = 60.0
 class SmallNodes:
     """A head, where this process is a driver, and other nodes; `close` ends them all.
 
-    With `quick`, a node that was killed is known to be dead after two seconds; by default Ray takes fifteen.
+    A node that was killed is known to be dead after two seconds; by default Ray takes fifteen.
 
     The private names `ray._raylet.GcsClient`, `ray.core.generated.autoscaler_pb2` (to announce that a node will be
     drained, as a cloud does) and `ray.cluster_utils` were checked on Ray 2.60.
     """
 
-    def __init__(self, *, others: int, cpus: int = 1, head_cpus: int = 1, quick: bool = True) -> None:
+    def __init__(self, *, others: int, cpus: int = 1, head_cpus: int = 1) -> None:
         options: dict[str, Any] = {
             "num_cpus": head_cpus,
             "include_dashboard": False,
             "object_store_memory": STORE_BYTES,
+            "_system_config": QUICK_TO_NOTICE,
         }
         self._cpus = cpus
-        if quick:
-            options["_system_config"] = QUICK_TO_NOTICE
         self._cluster = Cluster(initialize_head=True, head_node_args=options)
         self._others: list[Any] = []
         try:
@@ -94,6 +95,15 @@ class SmallNodes:
         node = next(node for node in self._others if node.node_id == node_id)
         self._others.remove(node)
         return node
+
+
+def kill_stores(run: str) -> int:
+    """End the stores of a run's commits, with all they hold and nothing brought to storage; how many there were."""
+    stores = stores_of(run)
+    assert stores, f"run {run!r} holds no commit in memory"
+    for store in stores.values():
+        ray.kill(store)
+    return len(stores)
 
 
 def _children(pid: int) -> list[int]:

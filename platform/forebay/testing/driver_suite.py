@@ -49,10 +49,10 @@ class Nodes(Protocol):
 class DriverSuite(FixedSuite):
     """Laws of every driver, for workers that come and go, and in `FixedSuite` for those that stay.
 
-    Override `make_driver`; `leftovers`, to name what a run has left behind in processes and the like; `driver_path`,
-    and `environment` for what a driver in another process needs to reach the same cluster; `make_cluster` where nodes
-    can be lost. Every run here commits each step; after it the model tells which rows shaped it, and the bench's log
-    which steps were redone.
+    Override `make_driver`; `leftovers`, to name what a run has left behind in processes and the like; `lose_memory`;
+    `driver_path`, and `environment` for what a driver in another process needs to reach the same cluster;
+    `make_cluster` where nodes can be lost. Every run here commits each step; after it the model tells which rows shaped
+    it, and the bench's log which steps were redone.
 
     ```python
     class TestLocal(DriverSuite):
@@ -60,6 +60,12 @@ class DriverSuite(FixedSuite):
 
         def make_driver(self) -> Driver:
             return LocalDriver()
+
+        def leftovers(self) -> list[str]:
+            return [each for each in processes() if "forebay.driver.child" in each]
+
+        def lose_memory(self, run: str) -> int:
+            return 0  # it keeps commits on disk
     ```
     """
 
@@ -69,6 +75,10 @@ class DriverSuite(FixedSuite):
     def environment(self) -> Mapping[str, str]:
         """Variables for a driver in a process of its own."""
         return {}
+
+    def lose_memory(self, run: str) -> int:
+        """End all that holds commits of a run in memory; how many there were, 0 where a driver has no such thing."""
+        raise NotImplementedError
 
     def make_cluster(self) -> Nodes | None:
         """The driver's own node and two others, of one worker each; None where a driver knows no nodes."""
@@ -131,6 +141,25 @@ class DriverSuite(FixedSuite):
         # Two workers that are killed at once may be noticed one after the other.
         assert 3 <= result.failures == len(failed) <= 4
         assert bench.steps_redone("killed-often") <= 3
+
+    def test_all_that_holds_memory_is_killed_and_storage_is_what_remains(self, bench: DriverBench) -> None:
+        """The first commit is in storage at once, and the next one not before the run has ended."""
+        made, lost = list[int](), list[int]()
+
+        def kill_all(_control: Control) -> None:
+            kill_members(bench, "emptied", range(WORKERS))
+            made.append(len(bench.attempts("emptied")))
+            # After the workers: they would make a store anew.
+            lost.append(self.lose_memory("emptied"))
+
+        wait = Cue(workers=WORKERS, act=no_act)
+        cues = [wait, wait, wait, Cue(workers=WORKERS, act=kill_all, loses_workers=True), wait]
+        options = {"storage_every_s": 3600.0, "max_failures": 3}
+        result, _ = self.follow(bench, "emptied", Elastic(min_workers=1, max_workers=WORKERS), cues, **options)
+        assert 1 <= result.failures <= WORKERS, "workers killed at once may be noticed one after the other"
+        assert bench.attempts("emptied")[made[0]].step >= 1, "the commit in storage was not found"
+        if lost[0]:
+            assert bench.steps_redone("emptied") >= 2, "a commit in memory outlived it"
 
     def test_killed_driver_is_taken_over_from_storage(self, bench: DriverBench) -> None:
         """With the driver goes all that was held in memory."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
 
@@ -22,6 +25,7 @@ PROMPT_S = 20.0
 GRACE_S = 10.0
 WORKERS = 2
 HANG_S = 5.0
+HANG_GRACE_S = 120.0  # with the start of the workers, which takes most of a minute where others use the machine
 
 
 class Heard(list[Event]):
@@ -42,8 +46,8 @@ class FixedSuite:
         raise NotImplementedError
 
     def leftovers(self) -> list[str]:
-        """What runs have not cleaned up."""
-        return []
+        """What runs have not cleaned up: processes and the like."""
+        raise NotImplementedError
 
     @pytest.fixture(autouse=True)
     def nothing_left(self) -> Iterator[None]:
@@ -123,7 +127,7 @@ class FixedSuite:
 
     def test_hang_ends_the_run_and_is_named(self, bench: DriverBench) -> None:
         heard = Heard()
-        with pytest.raises(Hung, match=r"hang_timeout_s=5"):
+        with ends_within(HANG_S + HANG_GRACE_S), pytest.raises(Hung, match=r"hang_timeout_s=5"):
             self.run(bench, "hanging", heard, at_step=5, event="hang", hang_timeout_s=HANG_S)
         assert len([event for event in heard if isinstance(event, Started)]) == 1, "what hangs was tried again"
         assert isinstance(heard[-1], Failed)
@@ -176,6 +180,29 @@ class FixedSuite:
         with pytest.raises(KeyboardInterrupt):
             self.run(bench, "interrupted", interrupt)
         assert heard[-1] == Failed(error="interrupted", failures=1, will_retry=False)
+
+
+@contextmanager
+def ends_within(limit_s: float) -> Iterator[None]:
+    """Interrupt the main thread after `limit_s`: a driver that waits for ever fails one test, and not the session."""
+    late = threading.Event()
+
+    def interrupt() -> None:
+        late.set()
+        # To that thread, since only a signal of its own ends a wait in C.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    watch = threading.Timer(limit_s, interrupt)
+    watch.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not late.is_set():
+            raise
+    finally:
+        watch.cancel()
+        watch.join()
+    assert not late.is_set(), f"it did not end within {limit_s:g} s"
 
 
 def assert_same_model(left: Result, right: Result) -> None:

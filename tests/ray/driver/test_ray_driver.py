@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,16 +13,18 @@ import ray
 from ray.cluster_utils import Cluster
 
 from forebay.driver import ray_following
+from forebay.driver.control import Control
 from forebay.driver.driver import Driver, run
 from forebay.driver.ray_address import NAMESPACE
 from forebay.driver.ray_driver import RayTrainDriver
 from forebay.driver.ray_session import TRAIN_ENVIRONMENT, ray_session, session_text, train_environment
 from forebay.errors import InvalidOption, NullLabel
+from forebay.job.elastic import Elastic
 from forebay.job.job import Resources
 from forebay.testing.driver_bench import DriverBench
-from forebay.testing.driver_nodes import SmallNodes
+from forebay.testing.driver_nodes import SmallNodes, kill_stores
 from forebay.testing.driver_suite import DriverSuite, Heard, Nodes
-from forebay.train.events import Preparing
+from forebay.train.events import Event, Failed, Preparing, Reported
 from forebay.train.worker import Worker
 
 RAY_TRAIN = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
@@ -57,6 +60,9 @@ class TestRayTrain(DriverSuite):
         ray.shutdown()
         return SmallNodes(others=2, cpus=1, head_cpus=1)
 
+    def lose_memory(self, run: str) -> int:
+        return kill_stores(run)
+
     def leftovers(self) -> list[str]:
         # The guard of tests/ray/conftest.py looks at actors and placement groups; these are processes.
         ours = psutil.Process().children(recursive=True)
@@ -90,6 +96,28 @@ class TestRayTrain(DriverSuite):
             self.run(bench, "crowded", heard, give_up, workers=4, resources=Resources(cpus=3))
         said = [event.what for event in heard if isinstance(event, Preparing)]
         assert said[-1] == "still waiting for 4 workers of 3 CPUs and 0 GPUs; 8 CPUs and 0 GPUs are free in the cluster"
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_survivor_that_notices_a_loss_late_goes_on_in_its_process(bench: DriverBench) -> None:
+    """It is in its step, away from all collectives, when the others know and it is told to leave."""
+    heard, pids = Heard(), list[int]()
+
+    def kill_one(event: Event, control: Control) -> None:
+        if not isinstance(event, Reported):
+            return
+        if pids and control.world_size == 1:
+            control.stop("enough")
+        elif not pids and event.step == 2:
+            members = bench.members("late")
+            pids.append(members[0].pid)
+            os.kill(members[1].pid, signal.SIGKILL)
+
+    elastic = Elastic(min_workers=1, max_workers=2)
+    result = RayTrainDriver().run(bench.job("late", elastic=elastic, commit_every=1, step_s=3.0), [heard, kill_one])
+    assert result.stopped == "enough" and result.failures == 1
+    assert [event.error for event in heard if isinstance(event, Failed)] == ["lost worker 1"]
+    assert bench.attempts("late")[-1].pid == pids[0], "the survivor was replaced, too"
 
 
 def test_starts_a_ray_of_its_own_and_ends_it(ray_off: None, bench: DriverBench) -> None:

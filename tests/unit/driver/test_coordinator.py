@@ -111,12 +111,48 @@ def test_next_attempt_has_other_workers_and_may_have_another_size() -> None:
     async def talk() -> None:
         coordinator = await joined(2)
         await coordinator.lost_workers("lost worker 1")
+        await coordinator.begin(2)
         waiting = await waits(coordinator.join(1, "new 1"))
         assert await coordinator.join(0, "new 0"), "an old worker was counted"
         assert await waiting
         assert list((await coordinator.take(0)).events) == [Failed(error="lost worker 1", failures=1, will_retry=True)]
         await coordinator.begin(1)
         assert await coordinator.join(0, "alone")
+
+    asyncio.run(talk())
+
+
+def test_survivor_that_notices_late_still_finds_its_peers_and_its_error_does_not_end_the_run() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(2)
+        number, _ = await asyncio.gather(coordinator.join(0, "worker 0"), coordinator.join(1, "worker 1"))
+        assert number is not None
+        asking = await waits(coordinator.missing(0, 5.0))
+        await coordinator.lost_workers("lost worker 1")
+        await asyncio.wait_for(asking, 1.0)
+        assert await coordinator.workers() == {0: "worker 0", 1: "worker 1"}
+        late = Raised(rank=0, summary="RuntimeError: gloo", traceback="", pickled=None)
+        await coordinator.raise_error(late, number)
+        assert await coordinator.may_retry()
+        await coordinator.begin(1)
+        assert await coordinator.workers() == {}
+        await coordinator.raise_error(late, number)
+        assert await coordinator.may_retry()
+        following = await coordinator.join(0, "worker 0")
+        assert following is not None
+        await coordinator.raise_error(late, following)
+        assert not await coordinator.may_retry()
+
+    asyncio.run(talk())
+
+
+def test_worker_does_not_wait_for_one_that_was_lost_before_it_joined() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(2)
+        waiting = await waits(coordinator.join(0, "worker 0"))
+        await coordinator.lost_workers("lost worker 1")
+        assert await asyncio.wait_for(waiting, 1.0) is None
+        assert await coordinator.end() == {0: "worker 0"}, "not ended with the run"
 
     asyncio.run(talk())
 
@@ -134,6 +170,40 @@ def test_growing_waits_for_the_next_workers_and_shrinking_for_nobody() -> None:
         assert (await coordinator.status()).state == "training"
         await coordinator.set_target(1)
         assert (await coordinator.orders()).parting(2) == 1
+        assert (await coordinator.status()).state == "resizing"
+
+    asyncio.run(talk())
+
+
+def test_shrink_asked_at_the_end_of_an_epoch_is_obeyed_there_by_workers_that_never_join() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(4)
+        await coordinator.begin(3)
+        await coordinator.set_target(2)
+        assert await coordinator.orders() == Orders(), "told to part before it trained"
+        await coordinator.report(Started(name="a", world_size=3, epochs=4, num_batches=8))
+        ended = EpochEnded(epoch=0, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0)
+        number = await coordinator.report(ended)
+        settling = await waits(coordinator.settled_orders(number))
+        await coordinator.set_target(1)
+        await coordinator.noted(number)
+        assert (await settling).parting(3) == 1
+        await coordinator.begin(1)
+        assert await coordinator.orders() == Orders()
+
+    asyncio.run(talk())
+
+
+def test_loss_of_a_waiting_worker_leaves_those_alone_who_train() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        await coordinator.part_for(3)
+        await coordinator.lost_waiting("lost a waiting worker")
+        lost = Failed(error="lost a waiting worker", failures=1, will_retry=True)
+        assert list((await coordinator.take(0)).events) == [lost]
+        assert (await coordinator.orders()).parting(2) == 3
+        assert (await coordinator.status()).state == "resizing"
+        assert await coordinator.workers() == {0: "worker 0", 1: "worker 1"}
 
     asyncio.run(talk())
 
@@ -189,10 +259,12 @@ def test_ending_run_turns_workers_away_and_is_not_retried() -> None:
 
 def test_first_exception_is_the_cause() -> None:
     async def talk() -> None:
-        coordinator = coordinator_of(2)
+        coordinator = coordinator_of(1)
+        number = await coordinator.join(0, "worker 0")
+        assert number is not None
         assert await coordinator.may_retry()
         for rank in (1, 0):
-            await coordinator.raise_error(Raised(rank=rank, summary="ValueError", traceback="", pickled=None))
+            await coordinator.raise_error(Raised(rank=rank, summary="ValueError", traceback="", pickled=None), number)
         raised = await coordinator.raised()
         assert raised is not None and raised.rank == 1
         assert not await coordinator.may_retry()

@@ -69,6 +69,14 @@ def test_what_only_another_rank_uses_gets_the_mean() -> None:
     assert torch.equal(model["idle"].weight.grad, torch.ones(2, 3))
 
 
+def test_what_this_rank_used_in_an_earlier_pass_counts_when_only_another_uses_it_again() -> None:
+    model = _two_layers()
+    _reduce(model, Twin(torch.ones_like))
+    model["idle"].weight.grad = torch.full((2, 3), 7.0)
+    model["used"](torch.ones(1, 3)).sum().backward()
+    assert torch.equal(model["idle"].weight.grad, torch.full((2, 3), 7.0 / 2 + 1))
+
+
 def test_all_is_sent_in_the_same_buckets_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horovod_gradients, "BUCKET_BYTES", 32)
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))

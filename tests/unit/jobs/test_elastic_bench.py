@@ -21,6 +21,10 @@ def asked(time: float, act: str) -> dict[str, Any]:
     return {"what": "asked", "time": time, "act": act, "pid": 9}
 
 
+def note(time: float, what: str, act: str, reason: str = "> 60 s") -> dict[str, Any]:
+    return {"what": what, "time": time, "act": act, "reason": reason, "pid": 9}
+
+
 LINES = [
     step(1.0, 1, 1),
     step(1.1, 2, 1),
@@ -58,19 +62,48 @@ def test_log_is_shared_and_in_order_of_time(bench: Bench, tmp_path: Path) -> Non
     assert 0 < second["time"] - second["since"] < 36_000
 
 
+def test_what_was_asked_in_vain_has_its_reason(bench: Bench) -> None:
+    unanswered = bench("elastic_log").unanswered
+    over = {"what": "over", "time": 99.0, "pid": 9}
+    assert unanswered([*LINES, over]) == {}
+    lines = [*LINES[:-1], note(70.0, "late", "kill a worker"), note(70.1, "skipped", "shrink", "skipped: ..."), over]
+    assert unanswered(lines) == {"kill a worker, back": "> 60 s", "shrink": "skipped: ..."}
+    assert unanswered([asked(1.0, "grow")]) == {"grow": "the run failed"}
+
+
+def test_director_gives_up_what_does_not_come_and_skips_the_rest(bench: Bench, tmp_path: Path) -> None:
+    director = bench("elastic_director")
+    log = bench("elastic_log").Log(str(tmp_path / "log"))
+    log.note("step", step=1, rank=0, size=1)
+    acts = [director.Act(what, size, lambda: None, after=1) for what, size in (("grow", 1), ("kill", 2), ("enough", 2))]
+    ended: list[bool] = []
+    director.Director(log, acts, end=lambda: ended.append(True), limit_s=0.2).run()
+    told = [(line["what"], line.get("act")) for line in log.read()]
+    assert told == [("step", None), ("asked", "grow"), ("late", "grow"), ("skipped", "kill"), ("over", None)]
+    assert bench("elastic_log").unanswered(log.read()) == {"grow": "> 0 s", "kill": "skipped: grow > 0 s"}
+    assert ended == [True]
+
+
 def test_report_marks_what_misses_and_shows_where_time_goes(bench: Bench, tmp_path: Path) -> None:
     elastic, report = bench("elastic"), bench("elastic_report")
     measured = {name: elastic.Measured() for name in ("Ray Train", "Forebay, Horovod")}
     for each in measured.values():
         each.take("changes", LINES)
     measured["Ray Train"].errors.append("node: did not end within 300 s")
+    measured["Ray Train"].take("node", [step(1.0, 1, 2), asked(1.05, "kill a node"), note(62.0, "late", "kill a node")])
+    measured["Forebay, Horovod"].missing["kill a node"] = ["not within 60 s"]
     machine = {"cpu": "c", "cores": 2, "memory_bytes": 1 << 30, "system": "s", "load_before": 0.5}
     systems = {name: vars(each) for name, each in measured.items()}
-    found = {"machine": machine, "options": {"repeats": 1, "step_s": 0.1}, "took_s": 60, "systems": systems}
+    elastic.Measured(missing=systems["Ray Train"]["missing"]).take("commit", [])
+    found = {"machine": machine, "options": {"repeats": 2, "step_s": 0.1}, "took_s": 60, "systems": systems}
     text = report.report(json.loads(json.dumps(found)))
-    assert "| grow 1 -> 2, s | 1.5 | 1.5 (<= 0.5, **missed**) |" in text
-    assert "| its replacement joins, s | 0.5 | 0.5 |" in text
-    assert "| steps redone, SIGKILL, steps | 1 | 1 (<= 1) |" in text
+    assert "| grow 1 -> 2, s | 1.5, n=1 | 1.5, n=1 (<= 0.5, **missed**) |" in text
+    assert "| its replacement joins, s | 0.5, n=1 | 0.5, n=1 |" in text
+    assert "| steps redone, SIGKILL, steps | 1, n=1 | 1, n=1 (<= 1) |" in text
+    assert "| SIGKILL a node, s | > 60 s | not within 60 s (<= 3, **missed**) |" in text
+    assert "| shrink 2 -> 1 (Ray Train: a drained and removed node), s | - | - |" in text
+    assert "| commit, 400 MB, ms | did not start, see below | - |" in text
+    assert "- Ray Train, node: kill a node: > 60 s" in text
     assert "### Forebay, Horovod, grow 1 -> 2: where the time goes" in text
     assert "| +0.80 | rank 0 of 2 enters; its process is 1.5 s old |" in text
     assert "- Ray Train, node: did not end within 300 s" in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from forebay.testing.counting_model import CountingModel, build_optimizer, train
 from forebay.testing.driver_bench import ROWS, DriverBench
 from forebay.testing.driver_events import Attempt
 from forebay.testing.driver_script import OVER, Cue, Script, resize
+from forebay.testing.driver_suite import DriverSuite
+from forebay.testing.fixed_suite import ends_within
 from forebay.train.events import Reported, Resized, Started
 from forebay.train.worker import Worker
 
@@ -60,6 +64,29 @@ def test_model_that_is_elsewhere_is_found_out(bench: DriverBench) -> None:
     bench.assert_every_row_once(result)
     with pytest.raises(AssertionError, match="not close"):
         bench.assert_like_undisturbed(result)
+
+
+def test_comparing_with_nothing_is_no_comparison(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(bench.job("alone", epochs=1), "local")
+    monkeypatch.setattr(DriverBench, "_undisturbed", lambda *_: {})
+    with pytest.raises(AssertionError, match="never came to step 8"):
+        bench.assert_like_undisturbed(result)
+
+
+def test_suite_passes_no_driver_that_says_nothing_of_itself() -> None:
+    suite = DriverSuite()
+    for ask in (suite.make_driver, suite.leftovers, partial(suite.lose_memory, "run")):
+        with pytest.raises(NotImplementedError):
+            ask()
+
+
+def test_what_waits_for_ever_fails_by_assertion() -> None:
+    with pytest.raises(AssertionError, match=r"did not end within 0\.2 s"), ends_within(0.2):
+        time.sleep(20)
+    with ends_within(20):
+        pass
+    with pytest.raises(KeyboardInterrupt), ends_within(20):
+        raise KeyboardInterrupt  # the user's own
 
 
 def test_loss_that_is_no_number_is_found_out(bench: DriverBench) -> None:
