@@ -43,6 +43,8 @@ class CommitStore:
         self._slots: list[Slot] = []
         self._content: dict[int, Sealed] = {}
         self._leased: int | None = None
+        self._filling: set[int] = set()
+        self._begun = self._kept = 0
         self._newest: Sealed | None = None
         self._is_origin = False
         self._replicating: tuple[Sealed, asyncio.Task[None]] | None = None
@@ -61,7 +63,7 @@ class CommitStore:
         along at most.
         """
         sealed = Sealed(facts=facts, state=self._slots[number].view(facts["state_bytes"]))
-        self._keep(sealed, number, is_origin=True)
+        self._keep(sealed, number, self._ticket(), is_origin=True)
         if self._replicating is not None:
             await self._replicating[1]
         # In a thread: it waits where storage is slower than the commits that are to stay for ever.
@@ -70,11 +72,18 @@ class CommitStore:
         return await self.lease()
 
     async def hold(self, facts: Facts, state: Array) -> None:
-        """Keep a copy of the newest commit, whose origin is on another node; `state` as uint8."""
-        slot = self._free_slot()
-        view = await asyncio.to_thread(slot.fill, state.data)
+        """Keep a copy of the newest commit, whose origin is on another node; `state` as uint8.
+
+        It is dropped if another commit came while it was being copied: that one is newer, and may be this node's own.
+        """
+        ticket, slot = self._ticket(), self._free_slot()
+        self._filling.add(slot.number)
+        self._content.pop(slot.number, None)
+        view = await asyncio.to_thread(self._fill, slot, state)
+        if ticket < self._kept:
+            return
         self._uploads.forget()
-        self._keep(Sealed(facts=facts, state=view), slot.number, is_origin=False)
+        self._keep(Sealed(facts=facts, state=view), slot.number, ticket, is_origin=False)
 
     async def holding(self) -> Holding | None:
         """Which commit it has."""
@@ -103,9 +112,21 @@ class CommitStore:
             return error
         return None
 
-    def _keep(self, sealed: Sealed, number: int, *, is_origin: bool) -> None:
+    def _ticket(self) -> int:
+        """The order in which commits and copies come; copies are not finished in it."""
+        self._begun += 1
+        return self._begun
+
+    def _keep(self, sealed: Sealed, number: int, ticket: int, *, is_origin: bool) -> None:
         self._content[number] = sealed
-        self._newest, self._is_origin = sealed, is_origin
+        self._newest, self._is_origin, self._kept = sealed, is_origin, ticket
+
+    def _fill(self, slot: Slot, state: Array) -> memoryview:
+        try:
+            return slot.fill(state.data)
+        finally:
+            # Here, not where it is waited for: a call that is cancelled leaves this thread writing.
+            self._filling.discard(slot.number)
 
     def _free_slot(self) -> Slot:
         read = [*self._uploads.holds(), self._newest]
@@ -113,7 +134,8 @@ class CommitStore:
             read.append(self._replicating[0])
         for slot in self._slots:
             content = self._content.get(slot.number)
-            if slot.number != self._leased and (content is None or content not in read):
+            is_written = slot.number == self._leased or slot.number in self._filling
+            if not is_written and (content is None or content not in read):
                 return slot
         self._slots.append(Slot(len(self._slots)))
         return self._slots[-1]

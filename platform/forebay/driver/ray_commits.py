@@ -15,6 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from forebay.driver.slots import Lease, SlotPad, read_slot
 from forebay.driver.store_actors import (
+    REPLICATE_BYTES_PER_S,
     Owner,
     Stores,
     end_stores,
@@ -32,7 +33,9 @@ from forebay.train.safekeeping import Safekeeping
 from forebay.train.sealed import Sealed, TornError
 
 START_S = 15.0
-COMMIT_S = 120.0
+COMMIT_S = 30.0
+MOST_COMMIT_S = 60.0
+"""Half of the default `hang_timeout_s`: the other ranks wait for rank 0 meanwhile."""
 FLUSH_S = 900.0
 
 log = logging.getLogger(__name__)
@@ -153,8 +156,10 @@ class StoredCommits:
     def _commit(self, lease: Lease, sealed: Sealed) -> bool:
         assert self._store is not None
         self._lease = None
+        # The one before it may still be on its way to the neighbour, which is given so long.
+        within_s = min(COMMIT_S + sealed.num_bytes / REPLICATE_BYTES_PER_S, MOST_COMMIT_S)
         try:
-            self._lease = ray.get(self._store.commit.remote(lease.number, dict(sealed.facts)), timeout=COMMIT_S)
+            self._lease = ray.get(self._store.commit.remote(lease.number, dict(sealed.facts)), timeout=within_s)
         except (RayActorError, GetTimeoutError) as error:
             self._lose_store(error)
             return False

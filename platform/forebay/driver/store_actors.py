@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.driver.commit_store import CommitStore, Holding
@@ -29,7 +29,9 @@ from forebay.train.sealed import Sealed
 from forebay.train.uploads import Uploads
 
 ANSWER_S = 2.0
-"""A store answers at once. One that does not is on a node that has just been lost."""
+"""A store answers at once. One that does not is on a node that has just been lost, or has too much to do."""
+SILENT_S = 30.0
+"""How long one whose node is alive is waited for: it may have the newest commit."""
 START_S = 15.0
 REPLICATE_S = 2.0
 REPLICATE_BYTES_PER_S = 50e6
@@ -163,14 +165,33 @@ def stores_of(run: str) -> Stores:
 
 
 def holdings(stores: Stores) -> dict[str, Holding]:
-    """What those that answer have, by node."""
+    """What they have, by node. Waits for those that are silent while their nodes are alive, for `SILENT_S`."""
+    found, silent = _ask(stores)
+    deadline = time.monotonic() + SILENT_S
+    if silent:
+        log.warning("The memory of node %s does not answer.", _named(silent))
+    while (silent := {node: silent[node] for node in silent.keys() & _alive_nodes()}) and time.monotonic() < deadline:
+        time.sleep(WATCH_S)
+        more, silent = _ask(silent)
+        found |= more
+    if silent:
+        log.warning("The memory of node %s is given up, and what was saved there with it.", _named(silent))
+    return found
+
+
+def _ask(stores: Stores) -> tuple[dict[str, Holding], Stores]:
+    """What those that answer have, and those that do not."""
     # Futures throughout: a store asks as well, and Ray warns of anything else in an actor with an event loop.
     asked = {store.holding.remote().future(): node for node, store in stores.items()}
     answered, silent = wait(asked, timeout=ANSWER_S)
-    if silent:
-        log.warning("The memory of node %s does not answer.", ", ".join(asked[answer][:8] for answer in silent))
+    unreached = {answer for answer in answered if isinstance(answer.exception(), ActorUnavailableError)}
     found = {asked[answer]: answer.result() for answer in answered if answer.exception() is None}
-    return {node: holding for node, holding in found.items() if holding is not None}
+    held = {node: holding for node, holding in found.items() if holding is not None}
+    return held, {asked[answer]: stores[asked[answer]] for answer in silent | unreached}
+
+
+def _named(stores: Stores) -> str:
+    return ", ".join(sorted(node[:8] for node in stores))
 
 
 def flush_newest(run: str) -> WriteFailed | None:
@@ -188,7 +209,10 @@ def flush_newest(run: str) -> WriteFailed | None:
 
 
 def end_stores(run: str) -> None:
-    """Bring the newest commit of a run to storage, and end all its stores. What cannot get there is logged."""
+    """Bring the newest commit of a run to storage, and end all its stores. What cannot get there is logged.
+
+    One that stays silent is ended, too: if it came to itself later, it would write over what the next run saves.
+    """
     if error := flush_newest(run):
         log.error("%s", error)
     for store in stores_of(run).values():
@@ -197,10 +221,13 @@ def end_stores(run: str) -> None:
 
 def steady_nodes() -> set[str]:
     """The ids of all nodes that are there to stay."""
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     # The one place that tells of drain notices without a dashboard; in 2.60 a dict of node id (hex) to deadline.
     draining = ray._private.worker.global_worker.gcs_client.get_draining_nodes()  # noqa: SLF001
-    return alive - set(draining)
+    return _alive_nodes() - set(draining)
+
+
+def _alive_nodes() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
 def is_alive(actor: ActorHandle) -> bool:

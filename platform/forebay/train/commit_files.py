@@ -23,8 +23,9 @@ READ_POLICY = ReadPolicy(deadline_s=900.0)
 class CommitFiles:
     """`state.pt` and then its seal `commit.json` in a folder per step: what has no seal was never finished.
 
-    One process writes at a time. There is no fsync: what a crash of the machine tears, the checksum finds, and the
-    commit before it is still there.
+    One process writes at a time, but for a store that is about to be succeeded and the one that succeeds it: a write
+    deletes no later step that came while it was under way. There is no fsync: what a crash of the machine tears, the
+    checksum finds, and the commit before it is still there.
     """
 
     def __init__(self, safekeeping: Safekeeping) -> None:
@@ -44,13 +45,14 @@ class CommitFiles:
 
     def write(self, sealed: Sealed) -> None:
         """Write a commit, seal it, then delete what it supersedes, later steps among it. Raises `OSError`."""
+        there_before = set(self.steps())
         folder = self._folder(sealed.step)
         if self._fs.get_file_info(folder).type != FileType.NotFound:
             self._delete(sealed.step)
         self._fs.create_dir(folder, recursive=True)
         self._write(f"{folder}/{STATE}", sealed.state)
         self._write(f"{folder}/{SEAL}", sealed.seal)
-        self._retain(sealed.step)
+        self._retain(sealed.step, there_before)
 
     def read(self, step: int) -> Sealed:
         """A commit as it was written, its checksum not looked at.
@@ -69,7 +71,10 @@ class CommitFiles:
 
     def steps(self) -> list[int]:
         """Steps that have a folder, newest first."""
-        found = children(self._fs, self._place.path)
+        try:
+            found = children(self._fs, self._place.path)
+        except FileNotFoundError:  # pyarrow looks twice: it was made in between, and is as good as empty
+            return []
         names = [STEP_FORM.fullmatch(info.base_name) for info in found if info.type == FileType.Directory]
         return sorted((int(name[1]) for name in names if name), reverse=True)
 
@@ -77,11 +82,12 @@ class CommitFiles:
         """The URI of a commit, for messages."""
         return f"{self.uri}/{_name(step)}"
 
-    def _retain(self, newest: int) -> None:
+    def _retain(self, newest: int, there_before: set[int]) -> None:
         # Later ones first: while they are there, they would be taken for the newest.
         steps = self.steps()
         sealed = [step for step in steps if step <= newest and self._exists(f"{self._folder(step)}/{SEAL}")]
-        superseded = self._safekeeping.superseded(sealed, newest) | (set(steps) - set(sealed))
+        later_or_torn = (set(steps) - set(sealed)) & there_before
+        superseded = self._safekeeping.superseded(sealed, newest) | later_or_torn
         for step in sorted(superseded, reverse=True):
             self._delete(step)
 

@@ -42,7 +42,7 @@ class Commits(Protocol):
     Laws: what `save` has returned for is found by `newest` in any later process of the run, whatever becomes of this
     one; a commit that is saved replaces those of later steps, which are left from a future that was given up; `newest`
     never gives a torn commit; a saved state may be changed as soon as `save` has returned. All methods are called on
-    one thread of rank 0; making one costs the other ranks nothing.
+    rank 0, one at a time, though on threads of their own; making one costs the other ranks nothing.
     """
 
     def save(self, commit: Commit) -> None:

@@ -52,13 +52,12 @@ class Uploads:
     def is_done(self) -> bool:
         """Whether all that was offered and has to be in storage is there."""
         with self._changed:
-            return self._newest is self._stored and not self._waiting
+            return self._is_settled
 
     def holds(self) -> list[Sealed]:
         """What has been offered and may still be read from."""
         with self._changed:
-            newest = [] if self._newest is None or self._newest is self._stored else [self._newest]
-            return [*self._waiting, *self._at_work, *newest]
+            return [*self._waiting, *self._at_work, *self._unstored]
 
     def offer(self, sealed: Sealed) -> None:
         """Take a commit, the newest of the run by now."""
@@ -104,6 +103,15 @@ class Uploads:
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
+    @property
+    def _unstored(self) -> list[Sealed]:
+        """The newest, if there is one that storage has not got: after `forget`, none is left to be written."""
+        return [] if self._newest is None or self._newest is self._stored else [self._newest]
+
+    @property
+    def _is_settled(self) -> bool:
+        return not self._unstored and not self._waiting
+
     def _make_room(self) -> None:
         self._changed.wait_for(lambda: len(self._waiting) < MOST_WAITING or self._is_failing or self._is_closing)
         while len(self._waiting) >= MOST_WAITING:
@@ -127,7 +135,7 @@ class Uploads:
         return False
 
     def _due_in_s(self) -> float | None:
-        if self._newest is self._stored and not self._waiting:
+        if self._is_settled:
             return None
         return 0.0 if self._waiting and not self._is_failing else self._due_at - time.monotonic()
 
@@ -146,8 +154,8 @@ class Uploads:
         with self._changed:
             taken = list(self._waiting)
             is_due = everything or self._due_at <= time.monotonic()
-            if is_due and self._newest is not None and self._newest is not self._stored and self._newest not in taken:
-                taken.append(self._newest)
+            if is_due:
+                taken += [newest for newest in self._unstored if newest not in taken]
             self._at_work = taken
             return list(taken)
 

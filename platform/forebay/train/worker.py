@@ -29,7 +29,7 @@ from forebay.train.exact import ExactReduction
 from forebay.train.feed import Feed
 from forebay.train.monitor import Action, Training, Verdict
 from forebay.train.orders import Orders
-from forebay.train.settling import settled_orders
+from forebay.train.settling import awaited, settled_orders
 from forebay.train.snapshot import Snapshot
 from forebay.train.standing import Standing
 from forebay.train.step_reports import StepReports
@@ -225,7 +225,8 @@ class Worker:
         `setup` does this. Within the training loop it goes back: the next batch is the first one after that commit.
         Raises `CursorMismatch` for a commit of another plan, `BadJob` for one that does not fit the model.
         """
-        commit = self._collective.share(self._commits.newest() if self.world.is_first else None)
+        # Awaited: storage may take longer than a collective may.
+        commit = awaited(self._commits.newest, self._collective)
         if commit is None:
             return False
         self._assignment.data.check_cursor(commit.cursor, step=commit.step)
@@ -352,8 +353,7 @@ class Worker:
         self._course.saved()
 
     def _flush(self) -> None:
-        if self.world.is_first:
-            self._commits.flush()
+        awaited(self._commits.flush, self._collective)
 
     def _put_back(self, snapshot: Snapshot) -> None:
         self._standing.put_back(snapshot, rank=self.world.rank)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tests.storage.conftest import free_port, s3_store, serving
 from tests.unit.train.commits_laws import CommitsLaws
 
-from forebay.driver import store_actors
+from forebay.driver import ray_commits, store_actors
 from forebay.driver.commit_store import Holding
 from forebay.driver.ray_commits import StoredCommits, commit_stores, flush_stores, open_commits
 from forebay.driver.store_actors import end_stores, holdings, stores_of
 from forebay.errors import WriteFailed
+from forebay.job.job import Job
 from forebay.plan.cursor import Cursor
 from forebay.storage.credentials import Access, without_credentials
 from forebay.storage.filesystem import resolve
@@ -266,6 +269,54 @@ def test_a_torn_upload_is_not_restored_nor_a_torn_memory(cluster: Nodes, make_ru
             memory.seek(1000)
             memory.write(b"flipped")
         assert newest_step(commits) == 1
+
+
+@contextmanager
+def silent_for(seconds: float, run: Place, node: str) -> Iterator[None]:
+    """The store of a node does nothing, though its process and its node live."""
+    path = ray.get(stores_of(run.name)[node].shown.remote())[1]
+    pid = int(path.split("/")[2])
+
+    def wake() -> None:
+        with suppress(ProcessLookupError):  # it was given up
+            os.kill(pid, signal.SIGCONT)
+
+    os.kill(pid, signal.SIGSTOP)
+    waking = threading.Timer(seconds, wake)
+    waking.start()
+    yield
+    waking.join()
+
+
+def test_a_store_that_is_silent_for_a_while_is_waited_for(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        commits.save(commit_at(1))
+        commits.flush()
+        commits.save(commit_at(2))
+        with silent_for(2 * store_actors.ANSWER_S, run, cluster.head):
+            assert newest_step(commits) == 2
+        assert run.files.steps() == [1]
+        with silent_for(2 * store_actors.ANSWER_S, run, cluster.head):
+            end_stores(run.name)
+        assert run.files.steps()[0] == 2
+
+
+def test_a_store_that_is_stuck_does_not_hold_its_worker_for_long(
+    cluster: Nodes, make_run: Callable[..., Place], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    most_s: float = Job.__dataclass_fields__["hang_timeout_s"].default
+    assert most_s >= 2 * ray_commits.MOST_COMMIT_S
+    monkeypatch.setattr(ray_commits, "MOST_COMMIT_S", 1.0)
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        commits.save(commit_at(1))
+        with silent_for(8.0, run, cluster.head):
+            commits.save(commit_at(2))
+            assert run.files.steps()[0] == 2
+    assert "commits is lost (GetTimeoutError)" in caplog.text
 
 
 def test_a_node_that_comes_later_has_the_copy(cluster: Nodes, make_run: Callable[..., Place]) -> None:

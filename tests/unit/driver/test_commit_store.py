@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.unit.train.commits_laws import commit_at
 
 from forebay.driver.commit_store import CommitStore, Holding
-from forebay.driver.slots import Lease, SlotPad, read_slot
+from forebay.driver.slots import Lease, Slot, SlotPad, read_slot
 from forebay.errors import WriteFailed
 from forebay.train.commit_files import CommitFiles
 from forebay.train.commits import Sealer, opened
+from forebay.train.pad import Pad
 from forebay.train.safekeeping import Safekeeping
-from forebay.train.sealed import Sealed
+from forebay.train.sealed import Bytes, Sealed
 from forebay.train.uploads import Uploads
 
 
@@ -188,6 +191,71 @@ def test_one_that_was_origin_and_becomes_a_copy_uploads_no_more(make_node: Calla
         assert await old.newest() == 2
         assert await new.store.flush() is None
         assert old.uploads.is_done and new.uploads.files.steps() == [2, 1]
+
+    asyncio.run(scene())
+
+
+class Hurdle:
+    """Holds up the copies that are being written into a store, each until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waiting: list[threading.Event] = []
+        self._begun = threading.Semaphore(0)
+        original = Slot.fill
+
+        def fill(slot: Slot, content: Bytes) -> memoryview:
+            mine = threading.Event()
+            self.waiting.append(mine)
+            self._begun.release()
+            assert mine.wait(20.0)
+            return original(slot, content)
+
+        monkeypatch.setattr(Slot, "fill", fill)
+
+    async def begun(self) -> None:
+        assert await asyncio.to_thread(self._begun.acquire, timeout=20.0)
+
+
+def copy_of(step: int) -> tuple[dict[str, Any], Any]:
+    sealed = Sealer().seal(commit_at(step), Pad())
+    return dict(sealed.facts), np.frombuffer(bytes(sealed.state), np.uint8)
+
+
+def test_a_late_copy_spoils_nothing_of_a_new_origin(
+    make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        hurdle, node = Hurdle(monkeypatch), make_node()
+        late = asyncio.ensure_future(node.store.hold(*copy_of(100)))
+        await hurdle.begun()
+        lease = await node.store.lease()
+        sealed = Sealer().seal(commit_at(101), SlotPad(lease.path))
+        await node.store.commit(lease.number, dict(sealed.facts))
+        hurdle.waiting[0].set()
+        await late
+        assert await node.store.holding() == Holding(101, is_origin=True)
+        assert await node.newest() == 101
+        assert await node.store.flush() is None
+        assert node.uploads.files.steps() == [101], "its upload is not forgotten"
+
+    asyncio.run(scene())
+
+
+def test_of_two_copies_at_once_the_later_one_stays(
+    make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        hurdle, node = Hurdle(monkeypatch), make_node()
+        first = asyncio.ensure_future(node.store.hold(*copy_of(100)))
+        await hurdle.begun()
+        second = asyncio.ensure_future(node.store.hold(*copy_of(101)))
+        await hurdle.begun()
+        hurdle.waiting[1].set()
+        await second
+        hurdle.waiting[0].set()
+        await first
+        assert await node.newest() == 101
+        assert len(node.store._slots) == 2
 
     asyncio.run(scene())
 

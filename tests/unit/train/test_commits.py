@@ -14,6 +14,7 @@ from forebay.plan.cursor import Cursor
 from forebay.train.commit_files import CommitFiles
 from forebay.train.commits import Commit, CommitDirectory
 from forebay.train.safekeeping import Safekeeping
+from forebay.train.sealed import Bytes
 from forebay.world import World
 
 
@@ -66,6 +67,27 @@ def test_multiples_are_kept_for_ever(folder: Path) -> None:
     assert steps_in(folder) == [5, 10, 12, 13]
     directory.save(commit_at(8))
     assert steps_in(folder) == [5, 8], "what was given up by going back stays under no rule"
+
+
+def test_a_write_deletes_no_later_step_that_came_while_it_was_under_way(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, successor = CommitDirectory(folder), CommitDirectory(folder)
+    directory.save(commit_at(99))
+    directory.save(commit_at(120))
+    write = CommitFiles._write
+
+    def slow(files: CommitFiles, path: str, contents: Bytes) -> None:
+        write(files, path, contents)
+        if path.endswith("100/commit.json"):
+            successor.save(commit_at(105))
+            (folder / "step-000000106").mkdir()
+
+    monkeypatch.setattr(CommitFiles, "_write", slow)
+    directory.save(commit_at(100))
+    assert steps_in(folder)[-2:] == [105, 106] and 120 not in steps_in(folder)
+    newest = directory.newest()
+    assert newest is not None and newest.step == 105
 
 
 def truncate_state(step: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -52,6 +53,26 @@ def test_all_ranks_hear_the_same_and_keep_in_touch_meanwhile(ranks: Callable[...
     answers = ranks(2, settle)
     assert [orders for orders, _ in answers] == [ORDERS, ORDERS]
     assert answers[0][1] == answers[1][1] > 3, "a rank that hears nothing calls rank 0 hung"
+
+
+def test_an_answer_that_comes_when_the_beat_is_over_is_taken() -> None:
+    class LastMoment(Future[str]):
+        def result(self, timeout: float | None = None) -> str:
+            if timeout is not None:
+                self.set_result("done")
+                raise TimeoutError
+            return super().result()
+
+    assert settling._answer(LastMoment()) == ("done",)
+
+
+def wait_for_nothing(collective: Collective) -> object:
+    settling.BEAT_S = 0.02
+    return settling.awaited(lambda: threading.Event().wait(0.1) or None, collective)
+
+
+def test_none_is_an_answer(ranks: Callable[..., list[Any]]) -> None:
+    assert ranks(2, wait_for_nothing) == [None, None]
 
 
 def test_alone_nobody_has_to_be_told() -> None:

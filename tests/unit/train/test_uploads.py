@@ -169,6 +169,20 @@ def test_what_is_forgotten_is_not_written(make_uploads: Callable[..., Uploads], 
     assert uploads.is_done and uploads.files.steps() == [1]
 
 
+def test_nothing_is_left_to_do_after_one_was_forgotten_in_mid_upload(
+    make_uploads: Callable[..., Uploads], storage: Storage
+) -> None:
+    uploads = make_uploads(storage_every_s=0.0)
+    storage.is_open.clear()
+    uploads.offer(sealed_at(1))
+    until(lambda: storage.begun == [1])
+    uploads.forget()
+    storage.is_open.set()
+    until(lambda: uploads.holds() == [])
+    assert uploads._due_in_s() is None, "its thread would spin"
+    assert uploads.is_done
+
+
 @pytest.mark.parametrize("options", [{"keep_last": 0}, {"keep_every": 0}, {"storage_every_s": -1.0}])
 def test_bounds_that_cannot_work(options: dict[str, float]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
