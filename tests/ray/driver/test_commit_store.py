@@ -237,7 +237,7 @@ def test_a_killed_node_takes_one_commit_along_at_most(cluster: Nodes, make_run: 
     with closing(run.open()) as commits:
         found = newest_step(commits)
         assert found in (8, 9)
-        assert run.files.steps() == [1], "it came from memory"
+        assert {1} <= set(run.files.steps()) <= {1, found}, "from memory, or brought to storage from there"
         commits.save(commit_at(found + 1))
         assert newest_step(commits) == found + 1
 
