@@ -81,7 +81,8 @@ def test_group_starts_its_workers_and_lets_go_of_them_by_these_names() -> None:
 
 
 def test_worker_actor_can_be_warmed_up_and_begin_anew() -> None:
-    assert parameters(RayTrainWorker.__init__) == []
+    # Ray adds a parameter of its own to a class that was made an actor in this process.
+    assert set(parameters(RayTrainWorker.__init__)) <= {"_ray_trace_ctx"}
     assert {"execute", "get_metadata", "init_train_context", "run_train_fn"} <= set(dir(RayTrainWorker))
     assert "training_thread_runner=ThreadRunner()" in inspect.getsource(RayTrainWorker.init_train_context)
     assert parameters(Worker.__init__)[:3] == ["actor", "metadata", "resources"]
