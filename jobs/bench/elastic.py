@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -29,6 +28,7 @@ from typing import Any
 from elastic_log import Answer, Log, answers, commits, steps, unanswered
 from elastic_report import plot, report, table
 from elastic_setting import Setting
+from machine import machine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("elastic_child.py")
@@ -103,7 +103,7 @@ def main() -> None:
     given = _options()
     # So that the run in progress ends with us, as it does at an interrupt.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    started, machine = time.time(), _machine()
+    started, ran_on = time.time(), machine()
     entries = [entry for entry in ENTRIES if not given.systems or given.systems in entry.system + entry.name.lower()]
     found = {entry.name: Measured() for entry in entries}
     turns = [(entry, scenario) for _ in range(given.repeats) for scenario in given.scenarios for entry in entries]
@@ -111,7 +111,7 @@ def main() -> None:
         print(f"{number + 1}/{len(turns)} {entry.name}: {scenario}", flush=True)
         _turn(entry, scenario, found[entry.name], given.step)
     document = {
-        "machine": machine,
+        "machine": ran_on,
         "options": {"repeats": given.repeats, "step_s": given.step},
         "took_s": time.time() - started,
         "systems": {name: asdict(measured) for name, measured in found.items()},
@@ -186,20 +186,6 @@ def _wait(child: subprocess.Popen[bytes], log: Log, patience_s: float) -> str:
             is_over, late_at = True, time.monotonic() + END_S
             words = f"did not end within {END_S:.0f} s of the last act"
     return words
-
-
-def _machine() -> dict[str, Any]:
-    models = [
-        line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return {
-        "cores": os.cpu_count(),
-        "cpu": models[0] if models else platform.processor(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
-    }
 
 
 if __name__ == "__main__":

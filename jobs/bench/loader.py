@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import signal
 import subprocess
 import sys
@@ -24,6 +22,7 @@ from typing import Any
 import data
 from features import KINDS
 from figures import FOREBAY, figures
+from machine import machine
 from measuring import Bench, measure
 from peers import ENTRIES, Entry
 from plot import plot
@@ -69,7 +68,7 @@ def main() -> None:
             progress.advance(task)
     warm = _warm_start(bench, given, [entry for entry in entries if entry.name == FOREBAY])
     found = {
-        "machine": _machine(),
+        "machine": machine(),
         "options": {"rows": given.rows, "repeats": given.repeats, "threads": given.threads, "limit_s": given.limit},
         "took_s": time.time() - started,
         "results": results,
@@ -151,20 +150,6 @@ def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
-
-
-def _machine() -> dict[str, Any]:
-    models = [
-        line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return {
-        "cores": os.cpu_count(),
-        "cpu": models[0] if models else platform.processor(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
-    }
 
 
 if __name__ == "__main__":

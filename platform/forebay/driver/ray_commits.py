@@ -34,8 +34,6 @@ from forebay.train.sealed import Sealed, TornError
 
 START_S = 15.0
 COMMIT_S = 30.0
-MOST_COMMIT_S = 60.0
-"""Half of the default `hang_timeout_s`: the other ranks wait for rank 0 meanwhile."""
 FLUSH_S = 900.0
 
 log = logging.getLogger(__name__)
@@ -157,7 +155,7 @@ class StoredCommits:
         assert self._store is not None
         self._lease = None
         # The one before it may still be on its way to the neighbour, which is given so long.
-        within_s = min(COMMIT_S + sealed.num_bytes / REPLICATE_BYTES_PER_S, MOST_COMMIT_S)
+        within_s = min(COMMIT_S + sealed.num_bytes / REPLICATE_BYTES_PER_S, self._owner.safekeeping.patience_s)
         try:
             self._lease = ray.get(self._store.commit.remote(lease.number, dict(sealed.facts)), timeout=within_s)
         except (RayActorError, GetTimeoutError) as error:

@@ -77,6 +77,7 @@ class Run:
                 keep_last=self.job.keep_last,
                 keep_every=self.job.keep_every,
                 storage_every_s=self.job.storage_every_s,
+                patience_s=self.job.hang_timeout_s / 2,
                 access=Access([self.path]),
             ),
             hang_timeout_s=self.job.hang_timeout_s,

@@ -12,7 +12,7 @@ next saved commit; workers were lost and are being replaced."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """A run under way, at one moment.
+    """A run under way, at one moment; what has a default is that of a run without a step.
 
     `world_size` is how many workers train now, `target` how many there should be, within `min_workers` and
     `max_workers`. `epoch` counts from 0, `position` is rows into it. `last_commit_step` and `last_commit_age_s` are
@@ -22,18 +22,18 @@ class RunStatus:
 
     name: str
     driver: str
-    state: State
-    world_size: int
+    state: State = "starting"
+    world_size: int = 0
     target: int
     min_workers: int
     max_workers: int
-    epoch: int
+    epoch: int = 0
     epochs: int
-    step: int
-    position: int
-    rows_per_s: float
-    last_commit_step: int | None
-    last_commit_age_s: float | None
+    step: int = 0
+    position: int = 0
+    rows_per_s: float = 0.0
+    last_commit_step: int | None = None
+    last_commit_age_s: float | None = None
     started_at: float
     node: str
     path: str

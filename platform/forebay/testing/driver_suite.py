@@ -25,7 +25,6 @@ from forebay.testing.fixed_suite import assert_same_model as assert_same_model
 from forebay.train.events import Failed, Preempted, Resized, Started
 
 STEP_S = 0.05
-DRAIN_S = 20.0
 TAKE_OVER_S = 60.0
 
 

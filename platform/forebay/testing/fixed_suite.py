@@ -16,7 +16,7 @@ import torch
 from forebay.driver.callbacks import Callback, Control
 from forebay.driver.driver import Driver
 from forebay.driver.result import Result, load_result
-from forebay.errors import Hung, RunFailed
+from forebay.errors import Hung, NullLabel, RunFailed
 from forebay.testing.driver_bench import ROWS, STEPS_PER_EPOCH, DriverBench, weights
 from forebay.train.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Started
 from forebay.train.worker import Worker
@@ -124,6 +124,14 @@ class FixedSuite:
         assert len([event for event in heard if isinstance(event, Started)]) == 1
         error = "ValueError: boom in the train function on rank 1"
         assert heard[-1] == Failed(error=error, failures=1, will_retry=False)
+
+    def test_forebay_error_of_a_train_function_arrives_as_itself(self, bench: DriverBench) -> None:
+        def train(_worker: Worker) -> None:
+            raise NullLabel("column 'target' has nulls", column="target")
+
+        with pytest.raises(NullLabel) as failure:
+            self.run(bench, "null", train=train, workers=1)
+        assert failure.value.facts["column"] == "target"
 
     def test_hang_ends_the_run_and_is_named(self, bench: DriverBench) -> None:
         heard = Heard()

@@ -72,7 +72,7 @@ class ScaledRate:
                 f"rate={rate} scales learning rates, but {type(optimizer).__name__} has a parameter group without one. "
                 "Leave `rate` out of the job."
             )
-        self._optimizer, self._rate, self._base_batch = optimizer, rate, base_batch
+        self._rate, self._base_batch = rate, base_batch
         self.factor = 1.0
         self._unscaled: list[tuple[dict[str, Any], Any]] = []
         optimizer.register_step_pre_hook(self._scale)

@@ -17,6 +17,9 @@ class Safekeeping:
     stay in this process; unpickling `access` grants them elsewhere. Raises `InvalidOption` for bounds that would keep
     nothing.
 
+    `patience_s` is how long a worker waits at most for its node's memory to take a commit, which then goes straight to
+    storage: the other ranks wait meanwhile, and must not take that for a hang.
+
     >>> Safekeeping(uri="runs/ctr/commits", keep_every=1000).is_kept(3000)
     True
     """
@@ -25,6 +28,7 @@ class Safekeeping:
     keep_last: int = 2
     keep_every: int | None = None
     storage_every_s: float = 60.0
+    patience_s: float = 60.0
     access: Access | None = None
 
     def __post_init__(self) -> None:

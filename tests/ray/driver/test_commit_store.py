@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tests.storage.conftest import free_port, s3_store, serving
 from tests.unit.train.commits_laws import CommitsLaws
 
-from forebay.driver import ray_commits, store_actors
+from forebay.driver import store_actors
 from forebay.driver.commit_store import Holding
 from forebay.driver.ray_commits import StoredCommits, commit_stores, flush_stores, open_commits
 from forebay.driver.store_actors import end_stores, holdings, stores_of
 from forebay.errors import WriteFailed
-from forebay.job.job import Job
 from forebay.plan.cursor import Cursor
 from forebay.storage.credentials import Access, without_credentials
 from forebay.storage.filesystem import resolve
@@ -304,13 +304,11 @@ def test_a_store_that_is_silent_for_a_while_is_waited_for(cluster: Nodes, make_r
 
 
 def test_a_store_that_is_stuck_does_not_hold_its_worker_for_long(
-    cluster: Nodes, make_run: Callable[..., Place], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cluster: Nodes, make_run: Callable[..., Place], caplog: pytest.LogCaptureFixture
 ) -> None:
-    most_s: float = Job.__dataclass_fields__["hang_timeout_s"].default
-    assert most_s >= 2 * ray_commits.MOST_COMMIT_S
-    monkeypatch.setattr(ray_commits, "MOST_COMMIT_S", 1.0)
     cluster.only(0)
     run = make_run()
+    run.safekeeping = replace(run.safekeeping, patience_s=1.0)
     with closing(run.open()) as commits:
         commits.save(commit_at(1))
         with silent_for(8.0, run, cluster.head):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from tests.ray.driver.under_ray import UnderRay
 
 from forebay.driver import ray_following
 from forebay.driver.control import Control
@@ -18,27 +17,17 @@ from forebay.driver.driver import Driver, run
 from forebay.driver.ray_address import NAMESPACE
 from forebay.driver.ray_driver import RayTrainDriver
 from forebay.driver.ray_session import TRAIN_ENVIRONMENT, ray_session, session_text, train_environment
-from forebay.errors import InvalidOption, NullLabel
+from forebay.errors import InvalidOption
 from forebay.job.elastic import Elastic
 from forebay.job.job import Resources
 from forebay.testing.driver_bench import DriverBench
-from forebay.testing.driver_nodes import SmallNodes, kill_stores
-from forebay.testing.driver_suite import DriverSuite, Heard, Nodes
+from forebay.testing.driver_nodes import SmallNodes
+from forebay.testing.driver_suite import Heard, Nodes
 from forebay.train.events import Event, Failed, Preparing, Reported
-from forebay.train.worker import Worker
-
-RAY_TRAIN = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
 
 
 class Other:
     """Has a name."""
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 @pytest.fixture
@@ -47,34 +36,16 @@ def bench(tmp_path: Path) -> DriverBench:
 
 
 @pytest.mark.usefixtures("ray_session")
-class TestRayTrain(DriverSuite):
+class TestRayTrain(UnderRay):
     driver_path = "forebay.driver.ray_driver:RayTrainDriver"
+    titles = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
 
     def make_driver(self) -> Driver:
         return RayTrainDriver()
 
-    def environment(self) -> Mapping[str, str]:
-        return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-
     def make_cluster(self) -> Nodes | None:
         ray.shutdown()
         return SmallNodes(others=2, cpus=1, head_cpus=1)
-
-    def lose_memory(self, run: str) -> int:
-        return kill_stores(run)
-
-    def leftovers(self) -> list[str]:
-        # The guard of tests/ray/conftest.py looks at actors and placement groups; these are processes.
-        ours = psutil.Process().children(recursive=True)
-        return [title for process in ours if (title := _title(process)).startswith(RAY_TRAIN)]
-
-    def test_forebay_error_of_a_worker_arrives_as_itself(self, bench: DriverBench) -> None:
-        def train(worker: Worker) -> None:
-            raise NullLabel("column 'target' has nulls", column="target")
-
-        with pytest.raises(NullLabel) as failure:
-            self.run(bench, "null", train=train, workers=1)
-        assert failure.value.column == "target"
 
     def test_two_runs_of_one_name_are_refused(self, bench: DriverBench) -> None:
         other = ray.remote(Other).options(name="run-mine", namespace=NAMESPACE, num_cpus=0).remote()

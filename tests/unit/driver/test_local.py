@@ -18,7 +18,7 @@ from forebay.driver.callbacks import Control
 from forebay.driver.driver import Driver, run
 from forebay.driver.local import LocalDriver
 from forebay.driver.result import Result, load_result, save_result
-from forebay.errors import BadJob, CursorMismatch, InvalidOption, NullLabel, RunFailed
+from forebay.errors import BadJob, CursorMismatch, InvalidOption, RunFailed
 from forebay.job.job import Job, Resources
 from forebay.plan.plan import build_plan
 from forebay.testing.driver_bench import DriverBench
@@ -108,15 +108,6 @@ def test_exception_is_told_and_keeps_its_frames(bench: DriverBench) -> None:
     assert isinstance(cause, ValueError)
     assert cause.__traceback__ is not None, "a debugger could not go to the train function"
     assert isinstance(heard[-1], Failed)
-
-
-def test_forebay_error_of_a_train_function_is_raised_as_itself(bench: DriverBench) -> None:
-    def train(worker: Worker) -> None:
-        raise NullLabel("column 'target' has nulls", column="target")
-
-    with pytest.raises(NullLabel) as failure:
-        run(replace(bench.job("one"), train=train), "local")
-    assert failure.value.column == "target"
 
 
 def test_stop_and_go_on_in_this_process(bench: DriverBench) -> None:
