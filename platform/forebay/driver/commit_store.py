@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from forebay.driver.slots import Lease, Slot
 from forebay.errors import WriteFailed
 from forebay.train.sealed import Sealed, TornError
 from forebay.train.uploads import Uploads
+
+log = logging.getLogger(__name__)
 
 Facts = Mapping[str, Any]
 Array = npt.NDArray[np.uint8]
@@ -30,10 +33,11 @@ class Holding:
 
 
 class CommitStore:
-    """Runs as an actor without CPUs; knows nothing of Ray. All methods but `flush` and `commit` answer at once.
+    """Runs as an actor without CPUs; knows nothing of Ray. Those who ask what it has are answered at once.
 
-    A worker writes its state into the slot that it has leased, and then says `commit`. A slot is leased anew once
-    nobody reads from it: not the neighbour, not an upload, and it is not the newest commit. So a worker that dies
+    A worker writes its state and then the seal into the slot that it has leased, and says `commit`. From the seal on
+    the commit is here: of a worker that dies before it could say so, it is found in the slot. A slot is leased anew
+    once nobody reads from it: not the neighbour, not an upload, and it is not the newest commit. So a worker that dies
     while it writes spoils nothing.
     """
 
@@ -47,29 +51,36 @@ class CommitStore:
         self._begun = self._kept = 0
         self._newest: Sealed | None = None
         self._is_origin = False
-        self._replicating: tuple[Sealed, asyncio.Task[None]] | None = None
+        self._replicated: Sealed | None = None
+        self._replicating: Sealed | None = None
+        self._turn = asyncio.Lock()
 
     async def lease(self) -> Lease:
-        """A slot to write the next state into; the one that was leased before is free again."""
-        self._leased = None
-        slot = self._free_slot()
-        self._leased = slot.number
-        return slot.lease
+        """A slot for a new worker; that of the worker before it, which is gone, is free again.
 
-    async def commit(self, number: int, facts: Facts) -> Lease:
+        Answers when the commit that was left there has its copy on another node, as `commit` would have.
+        """
+        self._look_in()
+        await self._have_copied()
+        self._look_in()  # nobody should have written meanwhile; what is there is not to be lost
+        self._leased = None
+        return self._next_lease()
+
+    async def commit(self, number: int) -> Lease:
         """Keep what was written into slot `number`; the slot for the next one.
 
-        Answers when the commit before this one has its copy on another node: a node that is lost then takes one commit
-        along at most.
+        Answers when it has its copy on another node. A worker writes no other before: so a node that is lost takes one
+        commit along at most.
         """
-        sealed = Sealed(facts=facts, state=self._slots[number].view(facts["state_bytes"]))
-        self._keep(sealed, number, self._ticket(), is_origin=True)
-        if self._replicating is not None:
-            await self._replicating[1]
+        sealed = self._slots[number].sealed()
+        assert sealed is not None, "sealed by the worker that says so"
+        if not self._has(sealed, number):
+            self._keep(sealed, number, self._ticket(), is_origin=True)
+        if self._leased == number:
+            self._leased = None
         # In a thread: it waits where storage is slower than the commits that are to stay for ever.
-        await asyncio.to_thread(self._uploads.offer, sealed)
-        self._replicating = (sealed, asyncio.ensure_future(self._replicate(sealed)))
-        return await self.lease()
+        await asyncio.gather(asyncio.to_thread(self._uploads.offer, self._content[number]), self._have_copied())
+        return self._next_lease()
 
     async def hold(self, facts: Facts, state: Array) -> None:
         """Keep a copy of the newest commit, whose origin is on another node; `state` as uint8.
@@ -87,10 +98,12 @@ class CommitStore:
 
     async def holding(self) -> Holding | None:
         """Which commit it has."""
+        self._look_in()
         return None if self._newest is None else Holding(self._newest.step, self._is_origin)
 
     async def shown(self) -> tuple[Facts, str] | None:
-        """Its commit for a process of this node: the facts, and the file that is the state."""
+        """Its commit for a process of this node: the facts, and the slot's file."""
+        self._look_in()
         if self._newest is None:
             return None
         number = next(number for number, sealed in self._content.items() if sealed is self._newest)
@@ -98,10 +111,12 @@ class CommitStore:
 
     async def given(self) -> tuple[Facts, Array] | None:
         """Its commit, the state as uint8."""
+        self._look_in()
         return None if self._newest is None else (self._newest.facts, np.frombuffer(self._newest.state, np.uint8))
 
     async def flush(self) -> WriteFailed | None:
         """Have its commit in storage; the error if it cannot get there."""
+        self._look_in()
         newest = self._newest
         if newest is None or (not self._is_origin and await asyncio.to_thread(self._is_in_storage, newest.step)):
             return None
@@ -111,6 +126,44 @@ class CommitStore:
         except WriteFailed as error:
             return error
         return None
+
+    def _look_in(self) -> None:
+        """Keep the commit in the leased slot, of which the worker has not said yet that it is there, or never will."""
+        if self._leased is None:
+            return
+        number = self._leased
+        try:
+            sealed = self._slots[number].sealed()
+            if sealed is None or self._has(sealed, number):
+                return
+            sealed.check()
+        except TornError as torn:
+            log.warning("What a worker has left in memory is no commit (%s).", torn)
+            return
+        self._keep(sealed, number, self._ticket(), is_origin=True)
+
+    def _has(self, sealed: Sealed, number: int) -> bool:
+        """Whether `sealed` was kept already since the slot was leased."""
+        return number in self._content and self._content[number].facts == sealed.facts
+
+    async def _have_copied(self) -> None:
+        """Return once the newest commit has its copy on another node, where there is one."""
+        async with self._turn:
+            newest = self._newest
+            if newest is None or newest is self._replicated or not self._is_origin:
+                return
+            self._replicating = newest
+            await self._replicate(newest)
+            self._replicated, self._replicating = newest, None
+
+    def _next_lease(self) -> Lease:
+        # There is one if a new worker has come meanwhile, and this answer is for one that has gone.
+        if self._leased is None:
+            slot = self._free_slot()
+            self._content.pop(slot.number, None)
+            slot.clear()
+            self._leased = slot.number
+        return self._slots[self._leased].lease
 
     def _ticket(self) -> int:
         """The order in which commits and copies come; copies are not finished in it."""
@@ -129,9 +182,7 @@ class CommitStore:
             self._filling.discard(slot.number)
 
     def _free_slot(self) -> Slot:
-        read = [*self._uploads.holds(), self._newest]
-        if self._replicating is not None and not self._replicating[1].done():
-            read.append(self._replicating[0])
+        read = [*self._uploads.holds(), self._newest, self._replicating]
         for slot in self._slots:
             content = self._content.get(slot.number)
             is_written = slot.number == self._leased or slot.number in self._filling

@@ -92,10 +92,18 @@ class Coordinator:
 
     async def orders(self) -> Orders:
         """What is asked of the workers now; rank 0 asks when it saves a commit."""
+        await self.committed()
+        return self._orders
+
+    async def committed(self) -> None:
+        """Rank 0 saves a commit, and knows what is asked."""
         self._committed_at = time.monotonic()
         self._status = replace(self._status, last_commit_step=self._status.step or None)
-        moves = self._parting is not None
-        return Orders(stop=self._stop, workers=self._parting, global_batch=self._global_batch, moves=moves)
+
+    async def changed(self, known: Orders) -> None:
+        """Return once something else is asked than `known`, or the attempt is over."""
+        attempt = self._attempt
+        await self._until(lambda: self._orders != known or self._attempt != attempt or self._is_ending)
 
     async def settled_orders(self, count: int) -> Orders:
         """As `orders`, once the driver's callbacks have heard event number `count`, and all before it."""
@@ -205,7 +213,9 @@ class Coordinator:
 
     async def set_batch(self, rows: int) -> None:
         """Ask for another global batch from the next saved commit on."""
-        self._global_batch = rows
+        async with self._changed:
+            self._global_batch = rows
+            self._changed.notify_all()
 
     async def status(self) -> RunStatus:
         """How the run stands."""
@@ -275,6 +285,11 @@ class Coordinator:
         self._parting, self._trains = None, False
         self._parked, self._waited = set(), set()
         self._changed.notify_all()
+
+    @property
+    def _orders(self) -> Orders:
+        moves = self._parting is not None
+        return Orders(stop=self._stop, workers=self._parting, global_batch=self._global_batch, moves=moves)
 
     async def _until(self, is_so: Callable[[], bool], wait_s: float | None = None) -> bool:
         with suppress(TimeoutError):

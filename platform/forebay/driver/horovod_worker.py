@@ -65,7 +65,6 @@ class HorovodWorker:
         self._launch = unpack(ray.get(self._hiring.payload[0]))
         self._device = device_of(self._launch.resources, local_rank=0)
         self._cache = None if self._launch.cache is None else attach(self._launch.cache)
-        self._reporter = CoordinatorReporter(self._hiring.coordinator)
         assert not horovod.torch.is_initialized()
         _make_a_step()
 
@@ -78,7 +77,8 @@ class HorovodWorker:
             with horovod_world(place, self._device, launch.hang_timeout_s) as collective:
                 self._line.entered(place.number)
                 with closing(open_commits(launch.name, launch.safekeeping, coordinator)) as commits:
-                    return work(launch, collective, self._cache, self._reporter, commits, partial(exported, tags))
+                    reporter = CoordinatorReporter(coordinator)
+                    return work(launch, collective, self._cache, reporter, commits, partial(exported, tags))
         except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
             raised = Raised.of(error, place.world.rank)
             return Broken(raised=raised) if is_broken(error) else raised

@@ -13,7 +13,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from forebay.driver.slots import Lease, SlotPad, read_slot
+from forebay.driver.slots import Desk, Lease, read_slot
 from forebay.driver.store_actors import (
     REPLICATE_BYTES_PER_S,
     Owner,
@@ -81,17 +81,23 @@ class StoredCommits:
         self._store: ActorHandle | None = None
         self._leasing: Any = None
         self._lease: Lease | None = None
-        self._pads: dict[str, SlotPad] = {}
+        self._desk: Desk | None = None
         self._spare = Pad()
         self._patience_s = START_S
+        self._is_starting = True
         self._saved: Sealed | None = None
+        self._latest: int | None = None
 
     def save(self, commit: Commit) -> None:
-        """Return once `commit` is in the memory of this node, and the one before it on another node too."""
+        """Return once `commit` is in the memory of this node, and the one before it on another node too.
+
+        The store need not have noticed it yet: it looks for it as soon as somebody asks.
+        """
+        goes_on = self._latest is not None and commit.step > self._latest
         lease, pad = self._place()
         sealed = self._sealer.seal(commit, pad)
-        self._saved = sealed
-        if lease is None or not self._commit(lease, sealed):
+        self._saved, self._latest = sealed, commit.step
+        if lease is None or not self._commit(lease, sealed, goes_on=goes_on):
             self._save_to_storage(sealed)
 
     def newest(self) -> Commit | None:
@@ -99,7 +105,11 @@ class StoredCommits:
         stores = stores_of(self._owner.run)
         if self._store is None:
             self._ask_for_store()
-        return newest_of([*self._in_memory(stores), *self._in_storage(bool(stores))])
+        stored = self._in_storage(bool(stores))
+        newest = newest_of([*self._in_memory(stores), *(stored or ())])
+        if stored is not None:  # otherwise it may hold a later one
+            self._latest = -1 if newest is None else newest.step
+        return newest
 
     def flush(self) -> None:
         """Return once the newest commit is in storage. Raises `WriteFailed`."""
@@ -117,8 +127,7 @@ class StoredCommits:
 
     def close(self) -> None:
         """Let go of the store, which stays."""
-        self._store = self._leasing = self._lease = self._saved = None
-        self._pads.clear()
+        self._store = self._leasing = self._lease = self._desk = self._saved = None
 
     def _leased(self) -> Lease | None:
         """The slot to write into; None while there is no store."""
@@ -127,16 +136,14 @@ class StoredCommits:
         if self._leasing is None:
             self._ask_for_store()
         try:
-            lease: Lease = ray.get(self._leasing, timeout=self._patience_s)
-        except GetTimeoutError:
-            self._patience_s = 0.0  # the next commits ask again, and do not wait
-            log.warning("The memory of this node for commits is not ready: this one goes straight to storage.")
-            return None
-        except RayActorError as error:
-            self._lose_store(error)
-            return None
-        self._lease = lease
-        return lease
+            self._lease = ray.get(self._leasing, timeout=self._patience_s)
+        except (RayActorError, GetTimeoutError) as error:
+            if self._is_starting and isinstance(error, GetTimeoutError):
+                self._patience_s = 0.0  # the next commits ask again, and do not wait
+                log.warning("The memory of this node for commits is not ready: this one goes straight to storage.")
+            else:
+                self._lose_store(error)
+        return self._lease
 
     def _place(self) -> tuple[Lease | None, Pad]:
         """Where to write the next state: a slot of the store, or memory of this process while there is no store."""
@@ -144,27 +151,29 @@ class StoredCommits:
         if lease is None:
             return None, self._spare
         try:
-            if lease.path not in self._pads:
-                self._pads[lease.path] = SlotPad(lease.path)
+            self._desk = self._desk or Desk(lease.pid)
+            return lease, self._desk.pad(lease)
         except OSError as error:  # the store has ended since
             self._lose_store(error)
             return None, self._spare
-        return lease, self._pads[lease.path]
 
-    def _commit(self, lease: Lease, sealed: Sealed) -> bool:
+    def _commit(self, lease: Lease, sealed: Sealed, *, goes_on: bool) -> bool:
+        """Whether the store has it. Its answer is awaited by the next one, unless there may be later ones to give up.
+
+        The answer comes with the copy on another node.
+        """
         assert self._store is not None
-        self._lease = None
-        # The one before it may still be on its way to the neighbour, which is given so long.
-        within_s = min(COMMIT_S + sealed.num_bytes / REPLICATE_BYTES_PER_S, self._owner.safekeeping.patience_s)
-        try:
-            self._lease = ray.get(self._store.commit.remote(lease.number, dict(sealed.facts)), timeout=within_s)
-        except (RayActorError, GetTimeoutError) as error:
-            self._lose_store(error)
-            return False
-        return True
+        assert self._desk is not None
+        self._desk.pad(lease).seal(sealed)
+        self._leasing, self._lease = self._store.commit.remote(lease.number), None
+        self._is_starting = False
+        # So long the neighbour is given.
+        within_s = COMMIT_S + sealed.num_bytes / REPLICATE_BYTES_PER_S
+        self._patience_s = min(within_s, self._owner.safekeeping.patience_s)
+        return (goes_on and self._desk.is_alive) or self._leased() is not None
 
     def _ask_for_store(self) -> None:
-        self._store = make_store(self._owner, self._node)
+        self._store, self._is_starting = make_store(self._owner, self._node), True
         self._leasing = self._store.lease.remote()
 
     def _lose_store(self, error: Exception) -> None:
@@ -178,8 +187,7 @@ class StoredCommits:
         )
         if self._store is not None:
             ray.kill(self._store)
-        self._lease, self._patience_s = None, 0.0
-        self._pads.clear()
+        self._lease, self._desk, self._patience_s = None, None, 0.0
         self._ask_for_store()
 
     def _save_to_storage(self, sealed: Sealed) -> None:
@@ -199,14 +207,15 @@ class StoredCommits:
             read = partial(_read, stores[node], is_here=is_here)
             yield Found(holding.step, 2 if is_here else 1, f"the memory of node {node[:8]}", read)
 
-    def _in_storage(self, has_memory: bool) -> list[Found]:
+    def _in_storage(self, has_memory: bool) -> list[Found] | None:
+        """What is in storage; None if that does not answer, which matters less where there is memory."""
         try:
             return found_in(self._files)
         except (OSError, ReadFailed) as error:
             if not has_memory:
                 raise
             log.warning("%s does not answer (%s); looking in memory only.", self._files.uri, error)
-            return []
+            return None
 
 
 def _read(store: ActorHandle, *, is_here: bool) -> Sealed:

@@ -14,7 +14,7 @@ from forebay.driver.coordinator import Coordinator
 from forebay.driver.ray_address import NAMESPACE, PREFIX
 from forebay.driver.run import Run
 from forebay.driver.status import RunStatus
-from forebay.errors import InvalidOption
+from forebay.errors import UnderWay
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
     try:
         coordinator = placed.remote(_status(run, driver, node))
     except ValueError as error:
-        raise InvalidOption(
+        raise UnderWay(
             f"a run named {run.name!r} is under way on this cluster. Wait for its end, or give this one another name.",
             name=run.name,
         ) from error

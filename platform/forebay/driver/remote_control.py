@@ -41,10 +41,23 @@ def reach_cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def runs() -> list[RunStatus]:
-    """The runs that are under way on the cluster this process is connected to, by name."""
-    answers = [handle.status.remote() for name in _names() if (handle := _find(name)) is not None]
-    ready, _ = ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S) if answers else ([], [])
+def names(prefix: str = "") -> list[str]:
+    """What the runs under way are called whose names begin with `prefix`, without asking them."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [
+        actor["name"].removeprefix(PREFIX)
+        for actor in actors
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(f"{PREFIX}{prefix}")
+    ]
+
+
+def runs(prefix: str = "", wait_s: float = ANSWER_S) -> list[RunStatus]:
+    """The runs under way on the cluster this process is connected to, by name; those whose names begin with `prefix`.
+
+    A run that does not answer within `wait_s` is left out.
+    """
+    answers = [handle.status.remote() for name in names(prefix) if (handle := _find(name)) is not None]
+    ready, _ = ray.wait(answers, num_returns=len(answers), timeout=wait_s) if answers else ([], [])
     found = [status for answer in ready if (status := _status_of(answer)) is not None]
     return sorted(found, key=lambda status: status.name)
 
@@ -84,6 +97,18 @@ def stop(name: str, reason: str) -> RunStatus:
     return status
 
 
+def steer(name: str, workers: int) -> None:
+    """Ask the run `name` for `workers` workers, within its bounds, without waiting; one that has ended is no error."""
+    if (coordinator := _find(name)) is not None:
+        coordinator.set_target.remote(workers, WHO)
+
+
+def part(name: str, reason: str) -> None:
+    """Ask the run `name` to commit and end, without waiting; one that has ended is no error."""
+    if (coordinator := _find(name)) is not None:
+        coordinator.ask_stop.remote(reason, WHO)
+
+
 def _only_address_here() -> str:
     """Where the Ray of this machine is; of several, nobody can know which one is meant."""
     addresses = sorted(find_gcs_addresses())
@@ -99,15 +124,6 @@ def _only_address_here() -> str:
             addresses=addresses,
         )
     return str(addresses[0])
-
-
-def _names() -> list[str]:
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    return [
-        actor["name"].removeprefix(PREFIX)
-        for actor in actors
-        if actor["namespace"] == NAMESPACE and actor["name"].startswith(PREFIX)
-    ]
 
 
 def _find(name: str) -> ActorHandle | None:
@@ -129,8 +145,8 @@ def _coordinator(name: str) -> ActorHandle:
     found = _find(name)
     if found is not None:
         return found
-    names = sorted(_names())
-    near = difflib.get_close_matches(name, names, n=1)
+    there = sorted(names())
+    near = difflib.get_close_matches(name, there, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    known = f"Under way: {', '.join(names)}." if names else "None is under way."
-    raise InvalidOption(f"no run named {name!r} is under way on this cluster.{hint} {known}", name=name, runs=names)
+    known = f"Under way: {', '.join(there)}." if there else "None is under way."
+    raise InvalidOption(f"no run named {name!r} is under way on this cluster.{hint} {known}", name=name, runs=there)

@@ -38,6 +38,7 @@ REPLICATE_BYTES_PER_S = 50e6
 LOOK_S = 2.0
 WATCH_S = 1.0
 FLUSH_S = 900.0
+END_S = 30.0
 
 Stores: TypeAlias = dict[str, ActorHandle]
 
@@ -64,6 +65,10 @@ class StoreActor(CommitStore):
         self._me = ray.get_runtime_context().current_actor
         threading.Thread(target=self._watch, name="forebay-watch", daemon=True).start()
 
+    async def retire(self) -> None:
+        """Make no other store any more; one that is being made is there when this answers."""
+        await asyncio.to_thread(self._neighbour.retire)
+
     def _watch(self) -> None:
         while is_alive(self._owner.coordinator):
             time.sleep(WATCH_S)
@@ -75,6 +80,7 @@ class StoreActor(CommitStore):
         ray.kill(self._me)
 
     def _held(self) -> tuple[Holding, str] | None:
+        self._look_in()
         return None if self._newest is None else (Holding(self._newest.step, self._is_origin), self._node)
 
     def _held_elsewhere(self) -> tuple[Holding, str]:
@@ -90,8 +96,14 @@ class _Neighbour:
         self._owner, self._node = owner, node
         self._store: ActorHandle | None = None
         self._store_node = ""
-        self._is_settled = False
+        self._is_settled = self._is_retired = False
         self._look_at = 0.0
+        self._looking = threading.Lock()
+
+    def retire(self) -> None:
+        """Choose none any more."""
+        with self._looking:
+            self._is_retired = True
 
     async def hold(self, sealed: Sealed) -> None:
         """Have `sealed` copied there, if there is another node. Afterwards no third store has any commit."""
@@ -117,8 +129,11 @@ class _Neighbour:
 
     def _look(self) -> None:
         """Choose a node now and then: others come, and the one at hand may be about to leave."""
-        if time.monotonic() < self._look_at:
-            return
+        with self._looking:
+            if time.monotonic() >= self._look_at and not self._is_retired:
+                self._choose()
+
+    def _choose(self) -> None:
         self._look_at = time.monotonic() + LOOK_S
         nodes = steady_nodes() - {self._node}
         if self._store is not None and self._store_node in nodes:
@@ -215,8 +230,14 @@ def end_stores(run: str) -> None:
     """
     if error := flush_newest(run):
         log.error("%s", error)
-    for store in stores_of(run).values():
-        ray.kill(store)
+    deadline = time.monotonic() + END_S
+    # More than once: one that has just had a commit may be making another, which is listed when it has retired.
+    while (stores := stores_of(run)) and time.monotonic() < deadline:
+        wait([store.retire.remote().future() for store in stores.values()], timeout=ANSWER_S)
+        for store in stores_of(run).values():
+            ray.kill(store)
+    if stores:
+        log.warning("The memory of node %s does not end.", _named(stores))
 
 
 def steady_nodes() -> set[str]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
+import cloudpickle
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -19,6 +20,10 @@ from forebay.train.slices import TorchSlices
 from forebay.world import World
 
 T = TypeVar("T")
+
+BOX_BYTES = 1 << 15
+"""What fits into the one exchange of a gather: the word of a rank at a commit does."""
+_SIZE_BYTES = 8
 
 TIMEOUT_WORDS = (
     "timed out waiting",
@@ -56,9 +61,21 @@ class TorchCollective:
         return total.cpu().numpy()
 
     def gather(self, value: T) -> list[T]:
-        values: list[T | None] = [None] * self.world.size
-        dist.all_gather_object(values, value)
-        return values  # type: ignore[return-value]
+        # One exchange where all values are small; `all_gather_object` has one more, for the sizes.
+        packed = cloudpickle.dumps(value)
+        boxes = self._boxes(packed, BOX_BYTES)
+        sizes = [int.from_bytes(box[:_SIZE_BYTES], "little") for box in boxes]
+        if max(sizes) > BOX_BYTES:
+            boxes = self._boxes(packed, max(sizes))
+        return [cloudpickle.loads(box[_SIZE_BYTES:]) for box in boxes]
+
+    def _boxes(self, packed: bytes, room: int) -> list[bytes]:
+        """What every rank has packed, each in front of it its size: as much as there is room for."""
+        box = (len(packed).to_bytes(_SIZE_BYTES, "little") + packed[:room]).ljust(_SIZE_BYTES + room, b"\0")
+        sent = torch.frombuffer(bytearray(box), dtype=torch.uint8).to(self._transit)
+        boxes = torch.empty(self.world.size * len(box), dtype=torch.uint8, device=self._transit)
+        dist.all_gather_into_tensor(boxes, sent)
+        return [part.tobytes() for part in boxes.cpu().numpy().reshape(self.world.size, -1)]
 
     def share(self, value: T) -> T:
         box = [value if self.world.is_first else None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -12,7 +13,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +30,7 @@ from tests.unit.train.commits_laws import CommitsLaws
 from forebay.driver import store_actors
 from forebay.driver.commit_store import Holding
 from forebay.driver.ray_commits import StoredCommits, commit_stores, flush_stores, open_commits
+from forebay.driver.slots import SEAL_BYTES
 from forebay.driver.store_actors import end_stores, holdings, stores_of
 from forebay.errors import WriteFailed
 from forebay.plan.cursor import Cursor
@@ -89,6 +93,12 @@ class Rank0:
     def flush(self) -> None:
         self._commits.flush()
 
+    def save_and_die(self, step: int) -> None:
+        """As one that is killed before its word of the commit leaves the process."""
+        self._commits._store = SimpleNamespace(commit=SimpleNamespace(remote=lambda _number: None))  # type: ignore[assignment]
+        self._commits.save(commit_at(step))
+        os.kill(os.getpid(), signal.SIGKILL)
+
 
 class Place:
     """One run: its name, its storage and its coordinator."""
@@ -97,7 +107,8 @@ class Place:
         self.name = f"run-{uuid.uuid4().hex[:8]}"
         access = Access([without_credentials(uri)])
         self.safekeeping = Safekeeping(uri=uri, storage_every_s=1e6, keep_every=5, access=access)
-        self.coordinator = Something.remote()
+        head = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self.coordinator = Something.options(scheduling_strategy=head).remote()
         self._workers: list[ActorHandle] = []
 
     @property
@@ -116,6 +127,15 @@ class Place:
         worker = Rank0.options(scheduling_strategy=pinned).remote(self.name, self.safekeeping, self.coordinator)
         self._workers.append(worker)
         return worker
+
+    def store_pid(self, node: str) -> int:
+        return int(ray.get(stores_of(self.name)[node].shown.remote())[1].split("/")[2])
+
+    def kill_store(self, node: str) -> None:
+        process = os.pidfd_open(self.store_pid(node))
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        assert select.select([process], [], [], PATIENCE_S)[0]
+        os.close(process)
 
     def end(self) -> None:
         for actor in (*self._workers, self.coordinator):
@@ -203,6 +223,43 @@ def test_a_killed_worker_leaves_its_commits(cluster: Nodes, make_run: Callable[.
     assert run.files.steps()[0] == 3
 
 
+def test_a_worker_that_is_killed_before_it_told_of_its_commit_leaves_it(
+    cluster: Nodes, make_run: Callable[..., Place]
+) -> None:
+    (other,) = cluster.only(1)
+    run = make_run()
+    worker = run.rank0_on(cluster.head)
+    ray.get(worker.save.remote(1, 2))
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(worker.save_and_die.remote(3))
+    with closing(run.open()) as commits:
+        assert newest_step(commits) == 3
+        commits.save(commit_at(4))
+        until(lambda: run.held.get(other) == Holding(4, is_origin=False))
+    worker = run.rank0_on(cluster.head)
+    assert ray.get(worker.newest.remote()) == 4
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(worker.save_and_die.remote(5))
+    flush_stores(run.name)
+    assert run.files.steps()[0] == 5
+
+
+def test_a_store_that_is_killed_is_noticed_by_the_very_next_commit(
+    cluster: Nodes, make_run: Callable[..., Place], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        assert commits.newest() is None
+        commits.save(commit_at(1))
+        commits.save(commit_at(2))
+        assert commits._leased() is not None, "as it will have been answered when the next step is over"
+        run.kill_store(cluster.head)
+        commits.save(commit_at(3))
+        assert run.files.steps()[0] == 3
+        assert "commits is lost (Actor" in caplog.text
+
+
 def test_a_killed_store_is_made_again_and_commits_go_to_storage_meanwhile(
     cluster: Nodes, make_run: Callable[..., Place], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,9 +268,9 @@ def test_a_killed_store_is_made_again_and_commits_go_to_storage_meanwhile(
     with closing(run.open()) as commits:
         commits.save(commit_at(1))
         commits.save(commit_at(2))
-        ray.kill(stores_of(run.name)[cluster.head])
+        run.kill_store(cluster.head)
         commits.save(commit_at(3))
-        assert "The memory of this node for commits is lost (ActorDiedError)" in caplog.text
+        assert "The memory of this node for commits is lost (Actor" in caplog.text
         assert run.files.steps()[0] == 3, "straight to storage"
         assert newest_step(commits) == 3
         steps = iter(range(4, 1000))
@@ -221,7 +278,7 @@ def test_a_killed_store_is_made_again_and_commits_go_to_storage_meanwhile(
         last = next(steps) - 1
         assert run.held == {cluster.head: Holding(last, is_origin=True)}
         assert newest_step(commits) == last
-        ray.kill(stores_of(run.name)[cluster.head])
+        run.kill_store(cluster.head)
         commits.flush()
         assert run.files.steps()[0] == last, "a flush needs no store either"
 
@@ -266,7 +323,7 @@ def test_a_torn_upload_is_not_restored_nor_a_torn_memory(cluster: Nodes, make_ru
         commits.save(commit_at(2))
         shown = ray.get(stores_of(run.name)[cluster.head].shown.remote())
         with Path(shown[1]).open("r+b") as memory:
-            memory.seek(1000)
+            memory.seek(SEAL_BYTES + 1000)
             memory.write(b"flipped")
         assert newest_step(commits) == 1
 
@@ -274,8 +331,7 @@ def test_a_torn_upload_is_not_restored_nor_a_torn_memory(cluster: Nodes, make_ru
 @contextmanager
 def silent_for(seconds: float, run: Place, node: str) -> Iterator[None]:
     """The store of a node does nothing, though its process and its node live."""
-    path = ray.get(stores_of(run.name)[node].shown.remote())[1]
-    pid = int(path.split("/")[2])
+    pid = run.store_pid(node)
 
     def wake() -> None:
         with suppress(ProcessLookupError):  # it was given up
@@ -313,7 +369,8 @@ def test_a_store_that_is_stuck_does_not_hold_its_worker_for_long(
         commits.save(commit_at(1))
         with silent_for(8.0, run, cluster.head):
             commits.save(commit_at(2))
-            assert run.files.steps()[0] == 2
+            commits.save(commit_at(3))
+            assert run.files.steps()[0] == 3
     assert "commits is lost (GetTimeoutError)" in caplog.text
 
 
@@ -382,7 +439,7 @@ def test_an_orphan_ends_itself(cluster: Nodes, make_run: Callable[..., Place]) -
     ray.kill(run.coordinator)
     end_stores(run.name)  # as the next driver of this name does
     with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(worker.save.remote(2))
+        ray.get(worker.save.remote(2, 3))
     assert run.files.steps() == [1]
     assert not stores_of(run.name)
 
@@ -401,6 +458,39 @@ def test_a_driver_ends_all_stores_before_and_after(cluster: Nodes, make_run: Cal
             commits.save(commit_at(3))
     until(lambda: not stores_of(run.name))
     assert run.files.steps()[0] == 3
+
+
+class SlowToTravel(Safekeeping):
+    """Whoever makes a store takes its time."""
+
+    def __reduce__(self) -> Any:
+        time.sleep(1.0)
+        return partial(SlowToTravel, uri=self.uri, storage_every_s=self.storage_every_s, access=self.access), ()
+
+
+def test_no_store_is_left_that_another_was_just_making(
+    cluster: Nodes, make_run: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.only(1)
+    run = make_run()
+    kept = run.safekeeping
+    run.safekeeping = SlowToTravel(uri=kept.uri, storage_every_s=kept.storage_every_s, access=kept.access)
+    kill, most = ray.kill, [1]
+
+    def kill_late(store: ActorHandle) -> None:
+        # An end comes when it comes: the other store, once begun, may be there before.
+        until(lambda: most.append(len(stores_of(run.name))) or max(most) == 2)
+        kill(store)
+
+    with closing(run.open()) as commits:
+        commits.newest()
+        until(lambda: commits._leased() is not None)
+        commits.save(commit_at(1))  # whose copy needs a store on the other node
+    monkeypatch.setattr(ray, "kill", kill_late)
+    end_stores(run.name)
+    monkeypatch.undo()
+    time.sleep(1.0)
+    assert not stores_of(run.name)
 
 
 def test_storage_that_refuses_is_named_at_a_flush(

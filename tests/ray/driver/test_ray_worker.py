@@ -30,6 +30,10 @@ class Peer:
     def ask(self, coordinator: ActorHandle) -> Orders:
         return CoordinatorReporter(coordinator).orders()
 
+    def ask_again(self, coordinator: ActorHandle) -> Orders:
+        self.reporter = getattr(self, "reporter", None) or CoordinatorReporter(coordinator)
+        return self.reporter.orders()
+
     def settle(self, coordinator: ActorHandle) -> Orders:
         reporter = CoordinatorReporter(coordinator)
         for name in "abc":
@@ -105,6 +109,34 @@ def test_orders_are_settled_when_all_reported_events_were_heard(
     ray.get(coordinator.ask_stop.remote("enough"))
     ray.get(coordinator.noted.remote(heard))
     assert ray.get(settling) == Orders(stop="enough")
+
+
+def test_orders_are_heard_when_they_change(make_actors: Callable[[int], list[ActorHandle]]) -> None:
+    coordinator, peer = make_actors(1)
+
+    def heard() -> Orders:
+        return ray.get(peer.ask_again.remote(coordinator))
+
+    assert heard() == heard() == Orders()
+    age_s = ray.get(coordinator.status.remote()).last_commit_age_s
+    time.sleep(age_s + 0.1)
+    assert heard() == Orders()
+    until(lambda: ray.get(coordinator.status.remote()).last_commit_age_s < 0.1)
+    ray.get(coordinator.set_batch.remote(64))
+    until(lambda: heard() == Orders(global_batch=64))
+    ray.get(coordinator.part_for.remote(3))
+    until(lambda: heard() == Orders(global_batch=64, workers=3, moves=True))
+    ray.get(coordinator.part_for.remote(None))
+    until(lambda: heard() == Orders(global_batch=64))
+    ray.kill(coordinator)
+    with pytest.raises(RayActorError):
+        until(lambda: heard().stop)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline
 
 
 def test_worker_ends_when_the_coordinator_is_gone(make_actors: Callable[[int], list[ActorHandle]]) -> None:

@@ -41,9 +41,18 @@ class Node:
         self.copies.append(sealed.step)
 
     async def save(self, step: int, **state: Any) -> None:
-        lease = self._lease or await self.store.lease()
-        sealed = Sealer().seal(commit_at(step, **state), SlotPad(lease.path))
-        self._lease = await self.store.commit(lease.number, dict(sealed.facts))
+        number = await self.write(step, **state)
+        self._lease = await self.store.commit(number)
+
+    async def write(self, step: int, **state: Any) -> int:
+        """What a worker does before it says so."""
+        self._lease = self._lease or await self.store.lease()
+        write(self._lease, step, **state)
+        return self._lease.number
+
+    def another_worker(self) -> None:
+        """In the place of the one before, which is gone."""
+        self._lease = None
 
     async def newest(self) -> int:
         shown = await self.store.shown()
@@ -52,6 +61,11 @@ class Node:
         commit = opened(Sealed(facts=facts, state=read_slot(path, facts["state_bytes"])), path)
         assert commit.state["weight"][0] == commit.step
         return commit.step
+
+
+def write(lease: Lease, step: int, **state: Any) -> None:
+    pad = SlotPad(lease.path)
+    pad.seal(Sealer().seal(commit_at(step, **state), pad))
 
 
 @pytest.fixture
@@ -75,25 +89,103 @@ def test_the_newest_is_kept_and_copied(make_node: Callable[[], Node]) -> None:
             await node.save(step)
             assert await node.newest() == step
             assert await node.store.holding() == Holding(step, is_origin=True)
-        await asyncio.sleep(0)
         assert node.copies == list(range(1, 8))
         assert len(node.store._slots) <= 3
 
     asyncio.run(scene())
 
 
-def test_a_commit_is_not_acknowledged_before_the_one_before_it_has_its_copy(make_node: Callable[[], Node]) -> None:
+def test_a_commit_is_not_acknowledged_before_it_has_its_copy(make_node: Callable[[], Node]) -> None:
     async def scene() -> None:
         node = make_node()
         node.way.clear()
-        await node.save(1)
-        second = asyncio.ensure_future(node.save(2))
-        done, _ = await asyncio.wait([second], timeout=0.1)
+        saving = asyncio.ensure_future(node.save(1))
+        done, _ = await asyncio.wait([saving], timeout=0.1)
         assert not done and node.copies == []
-        assert await node.newest() == 2, "it is there all the same, if the worker dies now"
+        assert await node.newest() == 1, "it is there all the same, if the worker dies now"
         node.way.set()
-        await second
-        assert node.copies[0] == 1
+        await saving
+        assert node.copies == [1]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("ask", ["holding", "shown", "given", "flush", "lease"])
+def test_a_commit_is_there_before_its_worker_has_said_so(make_node: Callable[[], Node], ask: str) -> None:
+    async def scene() -> None:
+        node = make_node()
+        await node.save(1)
+        number = await node.write(2)
+        await getattr(node.store, ask)()
+        assert node.store._newest is not None and node.store._newest.step == 2
+        if ask == "flush":
+            assert node.uploads.files.steps()[0] == 2
+        node._lease = await node.store.commit(number)
+        await node.save(3)
+        assert await node.newest() == 3
+        assert node.copies == [1, 2, 3]
+        assert len(node.store._slots) <= 3
+
+    asyncio.run(scene())
+
+
+def test_what_a_worker_left_is_copied_before_the_next_one_goes_on(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        await node.save(1)
+        await node.write(2)
+        assert await node.store.holding() == Holding(2, is_origin=True)
+        node.way.clear()
+        node.another_worker()
+        saving = asyncio.ensure_future(node.save(3))
+        done, _ = await asyncio.wait([saving], timeout=0.1)
+        assert not done and await node.newest() == 2
+        node.way.set()
+        await saving
+        assert node.copies == [1, 2, 3]
+
+    asyncio.run(scene())
+
+
+def test_the_same_commit_again_is_the_newest_again(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        for step in (7, 8, 7, 8, 7):
+            await node.save(step)
+            assert await node.newest() == step
+        await node.write(8)
+        assert await node.newest() == 8
+
+    asyncio.run(scene())
+
+
+def test_late_word_of_a_worker_that_is_gone_takes_nothing_from_the_next(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        await node.save(1)
+        late = await node.write(2)
+        node.another_worker()
+        number = await node.write(3)
+        await node.store.commit(late)
+        assert await node.newest() == 3, "found in the slot of the worker that is there"
+        node._lease = await node.store.commit(number)
+        await node.save(4)
+        assert await node.newest() == 4
+
+    asyncio.run(scene())
+
+
+def test_a_seal_without_its_state_is_no_commit(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        await node.save(1)
+        await node.write(2)
+        assert node._lease is not None
+        SlotPad(node._lease.path).write(os.urandom(500))
+        assert await node.newest() == 1
+        node.another_worker()
+        await node.save(3)
+        assert await node.newest() == 3
 
     asyncio.run(scene())
 
@@ -106,7 +198,7 @@ def test_a_worker_that_dies_while_it_writes_spoils_nothing(make_node: Callable[[
         assert node._lease is not None
         SlotPad(node._lease.path).write(os.urandom(5000))
         assert await node.newest() == 2
-        node._lease = None  # the next worker asks for its own
+        node.another_worker()
         await node.save(3)
         assert await node.newest() == 3
 
@@ -229,8 +321,8 @@ def test_a_late_copy_spoils_nothing_of_a_new_origin(
         late = asyncio.ensure_future(node.store.hold(*copy_of(100)))
         await hurdle.begun()
         lease = await node.store.lease()
-        sealed = Sealer().seal(commit_at(101), SlotPad(lease.path))
-        await node.store.commit(lease.number, dict(sealed.facts))
+        write(lease, 101)
+        await node.store.commit(lease.number)
         hurdle.waiting[0].set()
         await late
         assert await node.store.holding() == Holding(101, is_origin=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from forebay.driver.coordinator import Coordinator, News
@@ -228,6 +228,28 @@ def test_settled_orders_wait_until_callbacks_have_heard_what_was_reported() -> N
         await coordinator.set_batch(64)
         await coordinator.noted(news.count)
         assert await settling == Orders(global_batch=64)
+
+    asyncio.run(talk())
+
+
+def test_a_bell_rings_when_something_else_is_asked_or_the_attempt_is_over() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        asks: list[tuple[Callable[[], Awaitable[None]], Orders]] = [
+            (lambda: coordinator.set_batch(64), Orders()),
+            (lambda: coordinator.part_for(3), Orders(global_batch=64)),
+            (lambda: coordinator.part_for(None), Orders(global_batch=64, workers=3, moves=True)),
+            (lambda: coordinator.ask_stop("enough"), Orders(global_batch=64)),
+            (lambda: coordinator.begin(2), Orders(global_batch=64, stop="enough")),
+        ]
+        for ask, known in asks:
+            assert await coordinator.orders() == known
+            bell = await waits(coordinator.changed(known))
+            await coordinator.report(EVENTS[0])
+            assert not bell.done()
+            await ask()
+            await asyncio.wait_for(bell, 5.0)
+        await asyncio.wait_for(coordinator.changed(Orders()), 5.0)
 
     asyncio.run(talk())
 

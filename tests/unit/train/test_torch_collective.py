@@ -19,7 +19,7 @@ from forebay.train.commits import CommitDirectory
 from forebay.train.data import Data
 from forebay.train.events import EpochEnded
 from forebay.train.fit import fit
-from forebay.train.torch_collective import FixedBuckets, is_timeout
+from forebay.train.torch_collective import BOX_BYTES, FixedBuckets, is_timeout
 from forebay.train.worker import Worker
 
 Ranks = Callable[..., list[Any]]
@@ -55,6 +55,7 @@ def collectives(collective: Collective) -> dict[str, Any]:
         "sum": collective.sum(counts),
         "float": collective.sum(np.array([0.1 * rank])),
         "gather": collective.gather({"rank": rank, "blob": "x" * 1000 * rank}),
+        "large": collective.gather("x" * BOX_BYTES * rank),
         "share": collective.share(("from", rank) if rank == 0 else None),
         "nothing": collective.share(None),
         "unchanged": counts[0].tolist() == [rank, 1],
@@ -72,6 +73,7 @@ def test_laws_of_a_collective(ranks: Ranks, size: int) -> None:
         assert answer["sum"].tolist() == [[total, size], [size * 2**60, total]]
         assert answer["float"][0] == pytest.approx(0.1 * total)
         assert [len(each["blob"]) for each in answer["gather"]] == [1000 * rank for rank in range(size)]
+        assert [len(each) for each in answer["large"]] == [BOX_BYTES * rank for rank in range(size)]
         assert (answer["share"], answer["nothing"], answer["unchanged"]) == (("from", 0), None, True)
 
 
