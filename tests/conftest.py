@@ -21,9 +21,13 @@ SETTLE_S = 0.02
 PROCESS_WIDE_THREADS = ("fsspecIO",)
 # Background threads of a live Ray session; they belong to the session, not to the test.
 RAY_LIBRARIES = frozenset({"ray", "torch", "pyarrow", "grpc", "opencensus", "opentelemetry", "prometheus_client"})
-# Written by pytest itself, by `ray.init` and by the first step of an optimizer, which no test controls.
+# Written by pytest itself, by `ray.init` and the first import of Ray, and by the first step of an optimizer, which no
+# test controls.
 FOREIGN_VARIABLES = frozenset(
-    {"PYTEST_CURRENT_TEST", "PYTHONBREAKPOINT", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED", "TORCHINDUCTOR_CACHE_DIR"}
+    {
+        *("PYTEST_CURRENT_TEST", "PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR"),
+        *("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED"),
+    }
 )
 SCHEMA = pa.schema(
     [

@@ -16,6 +16,12 @@ VENVS: dict[str, list[list[str]]] = {
         # torch asks for a newer setuptools than petastorm runs with, and uses it for compiling alone.
         ["--no-deps", TORCH],
     ],
+    # For the sweep bench, which reads from S3.
+    "petastorm-s3": [
+        ["petastorm==0.13.1", "pyarrow==14.0.2", "numpy<2", "pandas<2.2", "setuptools<70", "s3fs"],
+        ["sympy", "networkx", "jinja2", "fsspec", "filelock", "typing-extensions"],
+        ["--no-deps", TORCH],
+    ],
     "ray": [["ray[data,train]==2.60.0", TORCH, "pyarrow>=20", "aiohttp"]],
     "torch": [["numpy>=2", "pyarrow>=20", TORCH]],
     "streaming": [

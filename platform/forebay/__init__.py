@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from forebay.plan.cursor import Cursor as Cursor
     from forebay.plan.plan import Plan as Plan
     from forebay.plan.plan import build_plan as build_plan
+    from forebay.sweep.result import SweepResult as SweepResult
+    from forebay.sweep.scheduler import DeadlineScheduler as DeadlineScheduler
+    from forebay.sweep.sweep import Sweep as Sweep
     from forebay.train.batch_schedule import BatchSchedule as BatchSchedule
     from forebay.train.data import Data as Data
     from forebay.train.embedding_norms import EmbeddingNorms as EmbeddingNorms
@@ -60,6 +63,7 @@ _HOMES = {
     "Cursor": "plan.cursor",
     "Data": "train.data",
     "Dense": "transform.features",
+    "DeadlineScheduler": "sweep.scheduler",
     "DiskCache": "cache.disk",
     "DoubleEvery": "driver.scaling_callbacks",
     "Elastic": "job.elastic",
@@ -81,6 +85,8 @@ _HOMES = {
     "RowGroup": "manifest.manifest",
     "ScaleSchedule": "driver.scaling_callbacks",
     "SqrtScaling": "train.rate",
+    "Sweep": "sweep.sweep",
+    "SweepResult": "sweep.result",
     "Tally": "observe",
     "Transform": "transform.transform",
     "Worker": "train.worker",

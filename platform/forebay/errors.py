@@ -35,6 +35,10 @@ class InvalidOption(ForebayError, ValueError):
     """An argument that can never work, whatever the data: a negative batch, an unknown policy name."""
 
 
+class UnderWay(InvalidOption):
+    """A run or a sweep of this name trains just now."""
+
+
 class NoFiles(ForebayError):
     """The URI names no Parquet file with rows."""
 
@@ -109,6 +113,10 @@ class BadJob(ForebayError):
 
 class RunFailed(ForebayError):
     """A run that ended without finishing, after its allowed failures."""
+
+
+class SweepFailed(ForebayError):
+    """A sweep of which every trial failed."""
 
 
 class Diverged(ForebayError):

@@ -8,7 +8,14 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 # What carries user functions to a process that was just started, or values between the ranks of a run; never to a disk.
-MAY_CLOUDPICKLE = {"driver/horovod_collective.py", "driver/launch.py", "driver/raised.py", "cache/payload.py"}
+MAY_CLOUDPICKLE = {
+    "driver/horovod_collective.py",
+    "driver/launch.py",
+    "driver/raised.py",
+    "cache/payload.py",
+    "sweep/task.py",
+    "train/torch_collective.py",
+}
 # Its own classes unpickle what they find; this file has one that does not.
 MAY_DISKCACHE = {"cache/index.py"}
 UNSAFE_MODULES = {

@@ -7,8 +7,13 @@ from typing import Annotated
 import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
-JobFile = Annotated[str, typer.Argument(help="A Python file with a function `job(...) -> Job`.", metavar="JOB")]
+JobFile = Annotated[
+    str,
+    typer.Argument(
+        help="A Python file with a function `job(...) -> Job`, or for `run` `sweep(...) -> Sweep`.", metavar="JOB"
+    ),
+]
 Parameters = Annotated[
     list[str] | None,
-    typer.Argument(help="Parameters of the job function, as name=value.", metavar="[NAME=VALUE]..."),
+    typer.Argument(help="Parameters of that function, as name=value.", metavar="[NAME=VALUE]..."),
 ]

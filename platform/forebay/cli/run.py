@@ -1,4 +1,4 @@
-"""`forebay run`: train a job."""
+"""`forebay run`: train a job, or a sweep of jobs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ def run(
     job: JobFile,
     parameters: Parameters = None,
     driver: Annotated[
-        str, typer.Option(help="ray (Ray Train), horovod (Elastic Horovod on Ray) or local (no Ray).")
-    ] = "ray",
+        str | None,
+        typer.Option(
+            help="ray (Ray Train), horovod (Elastic Horovod on Ray) or local (no Ray).",
+            show_default="ray, or what the sweep says",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a job file with its parameters; ends with a table and two plots in the run's folder."""
-    # Here, because importing torch takes seconds and the other commands do without it.
-    from forebay.cli.training import train_job  # noqa: PLC0415
+    """Train a job file with its parameters; ends with a table and two plots in the run's folder.
 
-    train_job(job, parameters or (), driver=driver, as_json=as_json)
+    A job file with a function `sweep(...) -> Sweep` trains many trials; ends with the best one and a page of all.
+    """
+    # Here, because importing torch takes seconds and the other commands do without it.
+    from forebay.cli.training import train  # noqa: PLC0415
+
+    train(job, parameters or (), driver=driver, as_json=as_json)

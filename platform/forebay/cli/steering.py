@@ -1,4 +1,4 @@
-"""`forebay ps`, `forebay scale` and `forebay stop`: runs that are under way on a Ray cluster.
+"""`forebay ps`, `forebay scale` and `forebay stop`: runs and sweeps that are under way on a Ray cluster.
 
 The cluster is the one at `RAY_ADDRESS`, or the one that runs on this machine; a Ray that a run has started for itself
 is one, too. Ray is imported where it is used: the other commands do without it.
@@ -16,7 +16,9 @@ import typer
 
 from forebay.cli.options import AsJson
 from forebay.cli.output import human_age, only_the_document, print_json, print_table
+from forebay.cli.standing import TRIAL_COLUMNS, headline, trial_cells
 from forebay.driver.status import RunStatus
+from forebay.sweep.standing import SweepStanding
 
 COLUMNS = ("run", "driver", "state", "workers", "epoch", "step", "rows/s", "last commit", "age")
 
@@ -24,16 +26,23 @@ RunName = Annotated[str, typer.Argument(help="Its name, as `forebay ps` lists it
 
 
 def ps(as_json: AsJson = False) -> None:
-    """List the runs of the cluster: state, workers, epoch, rows per second, last commit."""
+    """List the runs of the cluster, and its sweeps with their trials: state, workers, epoch, rows per second."""
     from forebay.driver.remote_control import runs  # noqa: PLC0415
+    from forebay.sweep.board import sweeps  # noqa: PLC0415
 
     with _cluster(as_json):
-        found = runs()
+        found, swept = runs(), sweeps()
     if as_json:
-        print_json({"runs": [asdict(status) for status in found]})
-    elif found:
-        print_table(COLUMNS, [_cells(status) for status in found])
-    else:
+        print_json({"runs": [asdict(status) for status in found], "sweeps": [asdict(sweep) for sweep in swept]})
+        return
+    by_name = {status.name: status for status in found}
+    for sweep in swept:
+        print_table(
+            TRIAL_COLUMNS, [trial_cells(trial, by_name.pop(trial.run, None)) for trial in sweep.trials], headline(sweep)
+        )
+    if by_name:
+        print_table(COLUMNS, [_cells(status) for status in by_name.values()])
+    elif not swept:
         typer.echo("No run is under way on this cluster.")
 
 
@@ -58,15 +67,27 @@ def stop(
     reason: Annotated[str, typer.Option(help="Kept in the run's result.")] = "forebay stop",
     as_json: AsJson = False,
 ) -> None:
-    """Let a run commit, then end it. The same name run again goes on from there."""
+    """Let a run, or all trials of a sweep, commit, then end it. A run of the same name goes on from there."""
     from forebay.driver import remote_control  # noqa: PLC0415
+    from forebay.sweep.board import is_sweep, stop_sweep  # noqa: PLC0415
 
     with _cluster(as_json):
-        before = remote_control.stop(run, reason)
+        asked = stop_sweep(run, reason) if is_sweep(run) else remote_control.stop(run, reason)
+    if isinstance(asked, SweepStanding):
+        _say_stopped(asked, reason, as_json)
+        return
+    before = asked
     if as_json:
         print_json({"run": run, "reason": reason, "step": before.step, "path": before.path})
     else:
         typer.echo(f"{run}: ends at its next saved commit, after step {before.step}. It stays in {before.path}.")
+
+
+def _say_stopped(sweep: SweepStanding, reason: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"sweep": sweep.name, "reason": reason, "path": sweep.path})
+    else:
+        typer.echo(f"{sweep.name}: its trials end at their next saved commits. It stays in {sweep.path}.")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pyarrow.fs import FileType
 
 from forebay.cache.filelock import FileLock, wait_lock
 from forebay.driver.result import below
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, UnderWay
 from forebay.storage.filesystem import Location, resolve
 
 LOCK_NAME = ".running"
@@ -96,7 +96,7 @@ def _is_new(storage: Location, name: str) -> bool:
 def _lock(place: Location, name: str) -> FileLock:
     lock = wait_lock(Path(place.path) / LOCK_NAME, WAIT_S)
     if lock is None:
-        raise InvalidOption(
+        raise UnderWay(
             f"a run named {name!r} is under way in {place.uri}. Wait for its end, or give this one another name.",
             name=name,
         )

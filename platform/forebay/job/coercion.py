@@ -10,7 +10,9 @@ from typing import Any
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
 from forebay.errors import BadJob
+from forebay.job.duration import Seconds
 
+UNIONS = (typing.Union, types.UnionType)
 SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence)
 
 
@@ -42,6 +44,12 @@ def coerce(name: str, value: object, annotation: Any) -> Any:
 
 def name_of_type(annotation: Any) -> str:
     """As it is written in source: `int`, `str | None`, `tuple[int, ...]`."""
+    if annotation == Seconds:
+        return "Seconds"
+    if typing.get_origin(annotation) in UNIONS:
+        return " | ".join(name_of_type(part) for part in typing.get_args(annotation))
+    if annotation is types.NoneType:
+        return "None"
     return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)
 
 
@@ -61,7 +69,7 @@ def _validated(adapter: TypeAdapter[Any], value: object, annotation: Any) -> Any
 def _kinds(annotation: Any) -> set[Any]:
     """The plain types an annotation stands for: of `list[int] | None`, list and NoneType."""
     origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType):
+    if origin in UNIONS:
         return {kind for part in typing.get_args(annotation) for kind in _kinds(part)}
     if origin is typing.Annotated:
         return _kinds(typing.get_args(annotation)[0])

@@ -1,4 +1,4 @@
-"""A job file is a recipe: its function `job(...) -> Job` is loaded by path and called with words."""
+"""A job file is a recipe: its function `job(...) -> Job`, or another one, is loaded by path and called with words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -19,7 +19,7 @@ from forebay.errors import BadJob, ForebayError
 from forebay.job.coercion import coerce, name_of_type
 from forebay.job.job import Job
 
-Recipe = Callable[..., Job]
+Recipe = Callable[..., Any]
 
 FUNCTION = "job"
 
@@ -38,8 +38,8 @@ class Parameter:
         return f"{known} (required)" if self.required else f"{known} = {self.default!r}"
 
 
-def load_recipe(path: str) -> Recipe:
-    """The function `job` of the Python file at `path`.
+def load_recipe(path: str, functions: Sequence[str] = (FUNCTION,)) -> Recipe:
+    """The function `job` of the Python file at `path`, or the first of `functions` that is there.
 
     The module is named after the file and its whole path, so that it never hides an installed one, and stays in
     `sys.modules`. Raises `BadJob` for a file that is missing, raises when it is run, or defines no such function.
@@ -47,14 +47,15 @@ def load_recipe(path: str) -> Recipe:
     file = Path(path).expanduser().absolute()
     if not file.is_file():
         raise BadJob(f"there is no job file {path!r}. Give the path of a Python file with a function job(...) -> Job.")
-    recipe = getattr(_run_file(file), FUNCTION, None)
-    if not inspect.isfunction(recipe):
+    module = _run_file(file)
+    found = [recipe for name in functions if inspect.isfunction(recipe := getattr(module, name, None))]
+    if not found:
         raise BadJob(
-            f"{path} defines no function {FUNCTION!r}. Add `def job(...) -> Job:` to it; its parameters are what the "
-            "command line takes.",
+            f"{path} defines no function {' or '.join(map(repr, functions))}. Add `def job(...) -> Job:` to it; its "
+            "parameters are what the command line takes.",
             path=str(file),
         )
-    return recipe
+    return found[0]
 
 
 def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
@@ -70,11 +71,17 @@ def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
 
 
 def call_recipe(recipe: Recipe, values: Mapping[str, object]) -> Job:
-    """Call `recipe` with `values`; those that are words are turned into what the annotations say.
+    """The job that `recipe` makes of `values`; those that are words are turned into what the annotations say.
 
     Raises `BadJob` for an unknown or missing parameter, a value of the wrong type, or an answer that is no `Job`. What
     the recipe itself raises goes through.
     """
+    made: Job = call_for((Job,), recipe, values)
+    return made
+
+
+def call_for(kinds: tuple[type, ...], recipe: Recipe, values: Mapping[str, object]) -> Any:
+    """As `call_recipe`, for a recipe that makes one of `kinds`."""
     known = {parameter.name: parameter for parameter in parameters(recipe)}
     for name in values:
         if name not in known:
@@ -89,10 +96,12 @@ def call_recipe(recipe: Recipe, values: Mapping[str, object]) -> Job:
             f"this job needs {', '.join(f'{name}=...' for name in missing)}. It takes:{_listing(known.values())}",
             parameter=missing[0],
         )
-    job = recipe(**{name: coerce(name, value, known[name].annotation) for name, value in values.items()})
-    if not isinstance(job, Job):
-        raise BadJob(f"{recipe.__name__}() returned {type(job).__name__}, not a Job. End it with `return Job(...)`.")
-    return job
+    made = recipe(**{name: coerce(name, value, known[name].annotation) for name, value in values.items()})
+    if not isinstance(made, kinds):
+        wanted = " or a ".join(kind.__name__ for kind in kinds)
+        ending = " or ".join(f"`return {kind.__name__}(...)`" for kind in kinds)
+        raise BadJob(f"{recipe.__name__}() returned {type(made).__name__}, not a {wanted}. End it with {ending}.")
+    return made
 
 
 class FreshSource(importlib.machinery.SourceFileLoader):

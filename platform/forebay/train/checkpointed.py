@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from forebay.errors import BadJob
+from forebay.train.hyperparameters import filled_in
 
 
 class Stateful(Protocol):
@@ -32,7 +33,8 @@ class Checkpointed:
     def put_back(self, state: Mapping[str, Any], *, step: int) -> None:
         """Load what `state` holds into the objects that are here; the rest of `state` waits for a later call.
 
-        Raises `BadJob` where an object's state is missing or does not fit it.
+        What it is silent about of an optimizer's parameter groups stays as it was built: a run that branched off
+        another trains with its own rates. Raises `BadJob` where an object's state is missing or does not fit it.
         """
         for name, obj in self._objects.items():
             if name not in state:
@@ -42,7 +44,7 @@ class Checkpointed:
                     step=step,
                 )
             try:
-                obj.load_state_dict(state[name])
+                obj.load_state_dict(filled_in(state[name], obj.state_dict))
             except (RuntimeError, ValueError, KeyError) as error:
                 raise BadJob(
                     f"the commit of step {step} does not fit the {name} of this train function ({error}). Build it as "

@@ -78,6 +78,10 @@ class CommitFiles:
         names = [STEP_FORM.fullmatch(info.base_name) for info in found if info.type == FileType.Directory]
         return sorted((int(name[1]) for name in names if name), reverse=True)
 
+    def sealed_steps(self) -> list[int]:
+        """Steps that were written to the end, newest first; one that a crash tore since may be among them."""
+        return [step for step in self.steps() if self._exists(f"{self._folder(step)}/{SEAL}")]
+
     def title(self, step: int) -> str:
         """The URI of a commit, for messages."""
         return f"{self.uri}/{_name(step)}"

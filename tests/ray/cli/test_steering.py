@@ -67,7 +67,7 @@ def under_way(ray_session: None) -> Iterator[Make]:
 
 def test_ps_says_how_runs_stand(forebay: Call, under_way: Make) -> None:
     assert forebay("ps") == (0, "No run is under way on this cluster.\n", "")
-    assert json.loads(forebay("ps", "--json")[1]) == {"runs": []}
+    assert json.loads(forebay("ps", "--json")[1]) == {"runs": [], "sweeps": []}
     ctr, _ = under_way("ctr"), under_way("llm")
     ray.get(ctr.report.remote(Started(name="ctr", world_size=1, epochs=40, num_batches=8)))
     ray.get(ctr.report.remote(Reported(step=12, epoch=1, position=64, metrics={}, rows=184)))

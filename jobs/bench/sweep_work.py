@@ -1,0 +1,118 @@
+"""The work that is the same for every system of the sweep bench: transform, model, one step; and what each trial got.
+
+Needs NumPy and torch alone, of any version that a system brings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+NUM_COLUMNS = 100
+COLUMNS = [f"x{place:03d}" for place in range(NUM_COLUMNS)]
+NUM_FEATURES = NUM_COLUMNS - 1
+LEARNING_RATES = (1e-4, 1e-2)
+NUM_QUANTILES = 1000
+_EDGE = 1e-7
+
+
+def arrays(rows: np.ndarray, label: np.ndarray, log: str, num_quantiles: int = NUM_QUANTILES) -> dict[str, np.ndarray]:
+    """The arrays of a batch, from its columns float32 [rows, 100] and labels float32 [rows].
+
+    `x` float32 [rows, 99]: each column by its quantiles to a normal variable; `number` float32 [rows]: the row's own
+    number, which the data hold in their first column; `label` float32 [rows].
+    The arithmetic is that of scikit-learn's `QuantileTransformer(output_distribution="normal")`: two interpolations,
+    from either side, and one back.
+    """
+    _note(log, {"spans": spans(rows[:, 0].astype(np.int64))})
+    ranks = np.linspace(0.0, 1.0, num_quantiles)
+    normal = NormalDist()
+    bounds = np.array([normal.inv_cdf(rank) for rank in ranks.clip(_EDGE, 1.0 - _EDGE)])
+    x = np.empty((len(rows), NUM_FEATURES), dtype=np.float32)
+    for place in range(NUM_FEATURES):
+        column = rows[:, place + 1].astype(np.float64)
+        rank = 0.5 * (np.interp(column, bounds, ranks) - np.interp(-column, -bounds[::-1], -ranks[::-1]))
+        x[:, place] = np.interp(rank, ranks, bounds)
+    return {"number": np.ascontiguousarray(rows[:, 0]), "x": x, "label": np.array(label, dtype=np.float32)}
+
+
+def spans(numbers: np.ndarray) -> list[tuple[int, int]]:
+    """Rows that follow each other, as (first, one after the last)."""
+    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
+    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(numbers, cuts) if len(part)]
+
+
+def model() -> nn.Module:
+    """99 features through two small layers: a model that waits for its data."""
+    return nn.Sequential(nn.Linear(NUM_FEATURES, 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0))
+
+
+@dataclass
+class Account:
+    """What one trial got. Rows are checked by their own numbers, never by a loader's count."""
+
+    trial: str
+    rows: int = 0
+    lost: int = 0
+    repeated: int = 0
+    loss: float = 0.0
+    epochs: int = 0
+    neighbours: float = 0.0
+    began: float = field(default_factory=time.time)
+    ended: float = 0.0
+
+    def take(self, numbers: list[np.ndarray], num_rows: int) -> None:
+        """One epoch: the numbers of its rows in the order they came."""
+        came = np.concatenate(numbers).astype(np.int64) if numbers else np.zeros(0, np.int64)
+        counts = np.bincount(came, minlength=num_rows)
+        self.epochs += 1
+        self.rows += len(came)
+        self.lost += int((counts == 0).sum())
+        self.repeated += int((counts - 1).clip(min=0).sum())
+        self.neighbours = float((np.abs(np.diff(came)) == 1).mean()) if len(came) > 1 else 0.0
+
+    def write(self, log: str, loss: float) -> None:
+        """The last word of a trial."""
+        self.loss, self.ended = loss, time.time()
+        _note(log, asdict(self))
+
+
+class Trainer:
+    """The model of one trial, trained by whoever has batches: name -> tensor."""
+
+    def __init__(self, lr: float, seed: int) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        self._model = model()
+        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=lr)
+        self._criterion = nn.BCEWithLogitsLoss()
+
+    def step(self, batch: Mapping[str, Any]) -> float:
+        loss = self._criterion(self._model(batch["x"]), batch["label"])
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return float(loss.detach())
+
+
+def read_log(path: str) -> list[dict[str, Any]]:
+    """All lines; none where nobody wrote."""
+    log = Path(path)
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def _note(path: str, facts: Mapping[str, Any]) -> None:
+    # One write of a short line to a file opened for appending: processes do not mix theirs.
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, (json.dumps(facts) + "\n").encode())
+    os.close(file)

@@ -1,0 +1,82 @@
+"""Sweep the click model of train_ctr.py: its learning rate, its embeddings and its batch.
+
+forebay run jobs/sweep_ctr.py trials=8 deadline=10m
+forebay run jobs/sweep_ctr.py trials=16 deadline=1h30m data=s3://lake/clicks label=clicked workers=8
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import wraps
+from typing import Literal
+
+from ray import tune
+from train_ctr import job as train_ctr
+
+import forebay as fb
+from forebay.job.duration import Seconds
+from forebay.sweep.scheduler import DeadlineScheduler
+from forebay.sweep.sweep import Sweep
+
+
+@wraps(train_ctr)
+def elastic_ctr(**parameters: object) -> fb.Job:
+    """The same job with 1 to `workers` workers: as many as the sweep gives to the trial."""
+    job = train_ctr(**parameters)
+    return replace(job, workers=1, elastic=fb.Elastic(min_workers=1, max_workers=job.workers))
+
+
+def sweep(
+    trials: int = 8,
+    deadline: Seconds | None = None,
+    policy: Literal["top", "uniform", "softmax"] = "top",
+    workers: int = 2,
+    at_once: int | None = None,
+    driver: str = "ray",
+    epochs: int = 6,
+    data: str | None = None,
+    label: str = "clicked",
+    rows: int = 100_000,
+    cache: str = "~/.cache/forebay",
+    storage: str = "runs",
+    name: str | None = None,
+    seed: int = 0,
+) -> Sweep:
+    """Find out how to train the click model for the best AUC.
+
+    Args:
+        deadline: When all trials end: 90s, 10m, 1h30m. Until then workers move to the best ones; without a deadline
+            every trial trains all its epochs.
+        policy: Who gets the workers that are to be had: the best trial, all alike, or each by how good it is.
+        workers: How many a trial may have at most.
+        at_once: How many trials may train at a time; default: as many as the cluster has room for.
+        data: Parquet folder, file or glob. Without it a click log of `rows` rows is written to data/ once.
+    """
+    return Sweep(
+        elastic_ctr,
+        {
+            "lr": tune.loguniform(3e-4, 3e-2),
+            "dim": [4, 8, 16, 32],
+            "global_batch": [512, 1024, 2048],
+        },
+        metric="auc",
+        mode="max",
+        num_trials=trials,
+        fixed={
+            "workers": workers,
+            "epochs": epochs,
+            "data": data,
+            "label": label,
+            "rows": rows,
+            "cache": cache,
+            "buckets": 1 << 14,
+            "commit_every": 20,
+        },
+        driver=driver,
+        scheduler=None if deadline is None else DeadlineScheduler(deadline, policy=policy),
+        deadline_s=deadline,
+        max_concurrent=at_once,
+        name=name,
+        storage=storage,
+        seed=seed,
+    )

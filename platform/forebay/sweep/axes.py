@@ -1,0 +1,88 @@
+"""One axis of the parallel coordinates: where each value stands, and which values are written beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.ticker import MaxNLocator
+
+from forebay.sweep.wording import word
+
+LOG_FROM = 100.0
+"""Positive values that span as much are shown on a logarithmic axis, whatever they were drawn from."""
+NUM_TICKS = 5
+NUM_CHOICES = 6
+MAX_LABEL = 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """`places` are heights from 0 to 1, None for a missing value; `ticks` heights with their texts."""
+
+    name: str
+    places: tuple[float | None, ...]
+    ticks: tuple[tuple[float, str], ...]
+
+
+def axis_of(name: str, values: Sequence[Any], is_log: bool) -> Axis:
+    """The axis for `values`: of numbers, linear or logarithmic, if all are numbers; otherwise a place per value."""
+    found = [value for value in values if value is not None]
+    if found and all(_is_number(value) for value in found):
+        return _of_numbers(name, [None if value is None else float(value) for value in values], is_log)
+    return _of_words(name, values)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _of_numbers(name: str, values: Sequence[float | None], is_log: bool) -> Axis:
+    found = [value for value in values if value is not None]
+    low, high = min(found), max(found)
+    if low == high:
+        places = tuple(None if value is None else 0.5 for value in values)
+        return Axis(name=name, places=places, ticks=((0.5, f"{low:.4g}"),))
+    is_log = low > 0 and (is_log or high / low >= LOG_FROM)
+    scale: Callable[[float], float] = math.log10 if is_log else float
+    bottom, top = scale(low), scale(high)
+
+    def place(value: float) -> float:
+        return (scale(value) - bottom) / (top - bottom)
+
+    kinds = sorted(set(found))
+    if len(kinds) <= NUM_CHOICES and len(kinds) < len(found):  # drawn from a few choices, most likely
+        marks = kinds
+    else:
+        marks = (
+            _decades(low, high)
+            if is_log
+            else list(MaxNLocator(nbins=NUM_TICKS, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
+        )
+    ticks = [(place(mark), f"{mark:.4g}") for mark in marks if low <= mark <= high]
+    return Axis(
+        name=name, places=tuple(None if value is None else place(value) for value in values), ticks=tuple(ticks)
+    )
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Powers of ten from `low` to `high`, or 1, 2 and 5 of each where there are few of them."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 3), (1, 2, 5)):
+        marks = [digit * 10.0**power for power in powers for digit in digits]
+        inside = [mark for mark in marks if low <= mark <= high]
+        if len(inside) >= 3:
+            return inside
+    return [low, *inside, high] if len(inside) < 2 else inside
+
+
+def _of_words(name: str, values: Sequence[Any]) -> Axis:
+    texts = [None if value is None else word(value) for value in values]
+    kinds = sorted({text for text in texts if text is not None})
+    places = {text: (at + 0.5) / len(kinds) for at, text in enumerate(kinds)}
+    ticks = tuple(
+        (place, text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…") for text, place in places.items()
+    )
+    return Axis(name=name, places=tuple(None if text is None else places[text] for text in texts), ticks=ticks)

@@ -1,0 +1,102 @@
+"""What came out of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from forebay.driver.result import below
+from forebay.sweep import plots
+from forebay.sweep.page import FILE_NAME, body
+from forebay.sweep.record import Mode, Record
+from forebay.sweep.record_file import load_record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """A sweep so far. `path` is its folder, `html` the page in it; `stopped` says why it ended early.
+
+    The best trial is the one with the best value of `metric` at the end of any of its epochs; `best_config` is empty
+    and the others are None where no trial got that far. `best_run` is the folder of its run.
+    """
+
+    name: str
+    path: str
+    metric: str
+    mode: Mode
+    best_config: Mapping[str, Any]
+    best_value: float | None
+    best_trial: str | None
+    best_run: str | None
+    html: str
+    stopped: str | None
+    record: Record = field(repr=False)
+
+    @classmethod
+    def of(cls, record: Record, path: str) -> SweepResult:
+        """What the record of the sweep in the folder `path` comes to."""
+        best = record.best
+        return cls(
+            name=record.name,
+            path=path,
+            metric=record.metric,
+            mode=record.mode,
+            best_config=dict(best.config) if best else {},
+            best_value=record.best_value,
+            best_trial=best.id if best else None,
+            best_run=_run_path(path, best.run) if best else None,
+            html=below(path, FILE_NAME),
+            stopped=record.stopped,
+            record=record,
+        )
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per trial, the best first; what was swept is in the columns `config/...`."""
+        rows = []
+        for trial in self.record.ranked:
+            best, last = trial.best(self.mode), trial.last
+            rows.append(
+                {
+                    "trial": trial.id,
+                    "state": trial.state,
+                    "epochs": trial.epochs,
+                    f"best_{self.metric}": best.value if best else None,
+                    "best_epoch": best.epoch if best else None,
+                    f"last_{self.metric}": last.value if last else None,
+                    "seconds": trial.seconds(self.record.elapsed_s),
+                    **{f"config/{name}": trial.config.get(name) for name in self.record.parameters},
+                    "error": trial.error,
+                    "run": _run_path(self.path, trial.run),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def plot_metric(self) -> Figure:
+        """The metric over time, a line per trial."""
+        return plots.metric_figure(self.record)
+
+    def plot_workers(self) -> Figure:
+        """Workers over time, stacked by trial."""
+        return plots.workers_figure(self.record)
+
+    def plot_configs(self) -> Figure:
+        """All configs as parallel coordinates, coloured by the metric."""
+        return plots.configs_figure(self.record)
+
+    def _repr_html_(self) -> str:
+        return body(self.record)
+
+
+def load_sweep(path: str) -> SweepResult | None:
+    """The result of the sweep in the folder `path`, finished or not; None where no sweep has been."""
+    record = load_record(path)
+    return None if record is None else SweepResult.of(record, path)
+
+
+def _run_path(path: str, run: str) -> str:
+    return below(below(path, "runs"), run)

@@ -1,0 +1,215 @@
+"""What a sweep draws its trials' parameters from: plain ranges and lists, or domains of Ray Tune as they are."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from forebay.errors import BadJob, InvalidOption
+from forebay.job.coercion import coerce, name_of_type
+from forebay.job.recipe import Parameter, Recipe, parameters
+
+GRID = "grid_search"
+# Named by the sweep, for every trial anew.
+RESERVED = ("name", "storage")
+# A part of a range that whole numbers and round fractions miss.
+ODD_PART = 0.381966
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uniform:
+    """Any number from `low` to `high`."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeNumbers:
+    """Any whole number from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One of `values`."""
+
+    values: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Each of `values`, in turn."""
+
+    values: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """A domain of Ray Tune, which draws from it itself."""
+
+    domain: Any
+
+
+Domain = Uniform | WholeNumbers | Choice | Grid | Foreign
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takes:
+    """What may be swept or fixed: the parameters of the job function, and of the one that makes a trial's callbacks."""
+
+    job: Mapping[str, Parameter]
+    callbacks: Mapping[str, Parameter]
+
+    @classmethod
+    def of(cls, job: Recipe, callbacks: Any | None) -> Takes:
+        """Raises `BadJob` for a signature that cannot be read."""
+        made = parameters(callbacks) if callbacks is not None else ()
+        return cls(job={each.name: each for each in parameters(job)}, callbacks={each.name: each for each in made})
+
+    def annotations(self, name: str) -> list[Any]:
+        """What a value of this name has to fit: one annotation, or two where both functions take it."""
+        return [known[name].annotation for known in (self.job, self.callbacks) if name in known]
+
+    def check_name(self, name: str, where: str) -> None:
+        """Raises `BadJob` for a parameter that nobody takes."""
+        known = {**self.job, **self.callbacks}
+        if name in known:
+            return
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise BadJob(f"{where} names {name!r}, which is no parameter.{hint}{self.listing}", parameter=name)
+
+    @property
+    def listing(self) -> str:
+        """All parameters, for messages."""
+        parts = {"The job takes": self.job, "The callbacks take": self.callbacks}
+        return "".join(f" {title}:{_lines(known.values())}" for title, known in parts.items() if known)
+
+
+def domain_of(name: str, given: Any) -> Domain:
+    """What `given` stands for in `space[name]`. Raises `InvalidOption` for an impossible range, and for one value.
+
+    >>> domain_of("lr", (0.001, 0.1))
+    Uniform(low=0.001, high=0.1)
+    >>> domain_of("depth", (1, 4)), domain_of("depth", range(1, 5))
+    (WholeNumbers(low=1, high=4), WholeNumbers(low=1, high=4))
+    >>> domain_of("optimizer", ["adam", "sgd"])
+    Choice(values=('adam', 'sgd'))
+    """
+    if isinstance(given, Mapping) and list(given) == [GRID]:
+        return Grid(values=_values(name, given[GRID]))
+    if isinstance(given, list):
+        return Choice(values=_values(name, given))
+    if isinstance(given, range):
+        if given.step == 1 and len(given) > 1:
+            return WholeNumbers(low=given.start, high=given.stop - 1)
+        return Choice(values=_values(name, list(given)))
+    if isinstance(given, tuple):
+        return _range(name, given)
+    if is_tune_domain(given):
+        _check_tune_domain(name, given)
+        return Foreign(domain=given)
+    raise InvalidOption(
+        f"space[{name!r}]={given!r} is nothing to choose from. Give a list of values, a pair (low, high), a range, or "
+        "a domain of ray.tune (tune.loguniform(1e-4, 1e-1), ...); one value for all trials belongs into fixed.",
+        parameter=name,
+    )
+
+
+def check_fits(name: str, domain: Domain, annotation: Any) -> None:
+    """Raises `BadJob` where a value of `domain` is none that a parameter of this annotation takes."""
+    for value in _examples(domain):
+        try:
+            coerce(name, value, annotation)
+        except BadJob as error:
+            raise BadJob(
+                f"space[{name!r}] holds {value!r}, but {name} is a {name_of_type(annotation)}. {_advice(domain)}",
+                parameter=name,
+            ) from error
+
+
+def example_of(domain: Domain) -> Any:
+    """One value of `domain`, the same every time."""
+    return next(iter(_examples(domain)), None)
+
+
+def is_tune_domain(given: Any) -> bool:
+    """Whether this is a domain of Ray Tune, which need not be installed to know."""
+    return any((kind.__module__, kind.__name__) == ("ray.tune.search.sample", "Domain") for kind in type(given).__mro__)
+
+
+def depends_on_others(domain: Domain) -> bool:
+    """Whether values of it are only known with those of other parameters (`tune.sample_from`)."""
+    return isinstance(domain, Foreign) and type(domain.domain).__name__ == "Function"
+
+
+def _range(name: str, given: tuple[Any, ...]) -> Domain:
+    if len(given) != 2 or not all(isinstance(end, int | float) and not isinstance(end, bool) for end in given):
+        raise InvalidOption(
+            f"space[{name!r}]={given!r} is no range. Give two numbers, (low, high), or a list to choose from.",
+            parameter=name,
+        )
+    low, high = cast(tuple[float, float], given)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise InvalidOption(
+            f"space[{name!r}]={given!r} holds nothing: low has to be less than high, and both finite.", parameter=name
+        )
+    if isinstance(low, int) and isinstance(high, int):
+        return WholeNumbers(low=low, high=high)
+    return Uniform(low=float(low), high=float(high))
+
+
+def _values(name: str, given: Any) -> tuple[Any, ...]:
+    values = tuple(given) if isinstance(given, list | tuple | range) else ()
+    if not values:
+        raise InvalidOption(
+            f"space[{name!r}]={given!r} holds nothing to choose from. Give 1 value or more.", parameter=name
+        )
+    return values
+
+
+def _check_tune_domain(name: str, domain: Any) -> None:
+    """Ray Tune finds some of these only when it draws, in the middle of a sweep."""
+    categories = getattr(domain, "categories", None)
+    if categories is not None:
+        _values(name, list(categories))
+    low, high = getattr(domain, "lower", None), getattr(domain, "upper", None)
+    if low is None or high is None:
+        return
+    if not low < high:
+        raise InvalidOption(f"space[{name!r}] goes from {low} to {high}, which holds nothing.", parameter=name)
+    if "Log" in type(getattr(domain, "sampler", None)).__name__ and low <= 0:
+        raise InvalidOption(
+            f"space[{name!r}] is logarithmic from {low}: it has to begin above 0. Give a small positive number.",
+            parameter=name,
+        )
+
+
+def _examples(domain: Domain) -> list[Any]:
+    match domain:
+        case Uniform():
+            return [domain.low + (domain.high - domain.low) * ODD_PART]
+        case WholeNumbers():
+            return [domain.low, domain.high]
+        case Choice() | Grid():
+            return list(domain.values)
+    categories = getattr(domain.domain, "categories", None)
+    if categories is not None:
+        return list(categories)
+    return [] if depends_on_others(domain) else [domain.domain.sample(random_state=0)]
+
+
+def _advice(domain: Domain) -> str:
+    if isinstance(domain, Uniform):
+        return "For whole numbers give both ends as such: (1, 8)."
+    return "Give values of that type."
+
+
+def _lines(known: Iterable[Parameter]) -> str:
+    return "".join(f"\n  {parameter}" for parameter in known)

@@ -1,0 +1,96 @@
+"""The workers of a sweep's trials: how many there are and shall be, and the one place where that is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import ray
+
+from forebay.driver.remote_control import names, part, runs, steer
+from forebay.driver.status import RunStatus
+from forebay.job.job import Job
+from forebay.sweep.run_names import generation_of, trial_of
+
+ANSWER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The run of a trial: how many workers it is to have, and has; `epochs` is how many it is for."""
+
+    target: int
+    world_size: int
+    min_workers: int
+    max_workers: int
+    epochs: int | None = None
+
+    @property
+    def occupied(self) -> int:
+        """Workers that nobody else can have: those it is to get, and those it has not let go of yet."""
+        return max(self.target, self.world_size)
+
+
+class TrialWorkers(Protocol):
+    """What an allotment needs of the trials' runs. No call blocks for long; a trial that has ended is no error."""
+
+    def held(self) -> Mapping[str, Held]:
+        """The runs that are under way, by trial."""
+        ...
+
+    def ask(self, trial_id: str, workers: int) -> None:
+        """Have a trial train on `workers` workers."""
+        ...
+
+    def end(self, trial_id: str, reason: str) -> None:
+        """Have a trial commit and end in the middle of an epoch."""
+        ...
+
+
+class RayTrialWorkers:
+    """Through the coordinators of the runs of the sweep `sweep`."""
+
+    def __init__(self, sweep: str) -> None:
+        self._sweep = sweep
+        self._known: dict[str, RunStatus] = {}
+
+    def held(self) -> Mapping[str, Held]:
+        there = set(names(f"{self._sweep}."))
+        answers = {status.name: status for status in runs(f"{self._sweep}.", ANSWER_S)}
+        # A coordinator that is too busy to answer still has its workers.
+        silent = {status.name: status for status in self._known.values() if status.name in there - answers.keys()}
+        self._known = {}
+        for status in (*silent.values(), *answers.values()):
+            trial_id = trial_of(status.name, self._sweep)
+            if trial_id is not None and self._is_newer(status, self._known.get(trial_id)):
+                self._known[trial_id] = status
+        return {trial_id: _held(status) for trial_id, status in self._known.items()}
+
+    def ask(self, trial_id: str, workers: int) -> None:
+        if trial_id in self._known:
+            steer(self._known[trial_id].name, workers)
+
+    def end(self, trial_id: str, reason: str) -> None:
+        if trial_id in self._known:
+            part(self._known[trial_id].name, reason)
+
+    def _is_newer(self, status: RunStatus, known: RunStatus | None) -> bool:
+        return known is None or generation_of(status.name, self._sweep) > generation_of(known.name, self._sweep)
+
+
+def cluster_atoms(job: Job) -> int:
+    """How many workers of `job` the cluster takes, node by node: a worker cannot be split over two."""
+    need = {"CPU": job.resources.cpus, "GPU": job.resources.gpus}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(min(int(node.get(kind, 0.0) / each + 1e-9) for kind, each in need.items() if each) for node in nodes)
+
+
+def _held(status: RunStatus) -> Held:
+    return Held(
+        target=status.target,
+        world_size=status.world_size,
+        min_workers=status.min_workers,
+        max_workers=status.max_workers,
+        epochs=status.epochs,
+    )

@@ -1,0 +1,95 @@
+"""Sweeps over a job that trains in a second, whose trials may meet something on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from forebay.job.elastic import Elastic
+from forebay.job.job import Job, Resources
+from forebay.sweep.sweep import Sweep
+from forebay.testing.driver_bench import STEPS_PER_EPOCH, DriverBench
+from forebay.train.worker import Worker
+
+__all__ = ["STEPS_PER_EPOCH", "SmallSweeps"]
+
+
+class SmallSweeps:
+    """`sweep(space, ...)` below `folder`; `steps(key)` are those that trials with this `key` have made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def sweep(self, space: dict[str, Any], **options: Any) -> Sweep:
+        defaults = {"name": "tiny", "storage": str(self.folder / "sweeps"), "driver": "local"}
+        return Sweep(make_job(self.folder), space, "loss", "min", **(defaults | options))
+
+    def steps(self, key: str) -> list[int]:
+        """As rank 0 has made them, in order."""
+        path = self.folder / f"steps-{key}"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def steps_redone(self, key: str) -> int:
+        """How many were made again."""
+        return sum(Counter(self.steps(key)).values()) - len(set(self.steps(key)))
+
+
+def make_job(folder: Path) -> Callable[..., Job]:
+    """A job function. `meets` is what happens in its second epoch: `raise`, `nan`, `hang` or `kill`, once."""
+
+    def job(
+        key: str = "a",
+        lr: float = 0.01,
+        meets: str = "",
+        step_s: float = 0.0,
+        epochs: int = 2,
+        commit_every: int = 2,
+        max_workers: int = 1,
+        cpus: float = 1.0,
+    ) -> Job:
+        bench = DriverBench(folder / "bench")
+        elastic = Elastic(min_workers=1, max_workers=max_workers) if max_workers > 1 else None
+        resources = Resources(cpus=cpus)
+        made = bench.job("data", epochs=epochs, commit_every=commit_every, elastic=elastic, resources=resources)
+        log = str(folder / f"steps-{meets or key}")
+        return replace(made, storage_every_s=0.0, train=partial(train, lr=lr, meets=meets, step_s=step_s, log=log))
+
+    return job
+
+
+def train(worker: Worker, *, lr: float, meets: str, step_s: float, log: str) -> None:
+    """Least squares; rank 0 writes down its steps."""
+    model, optimizer = worker.setup(nn.Linear(3, 1), partial(torch.optim.SGD, lr=lr))
+    for batch in worker.loader():
+        loss = ((model(batch["inputs"])[:, 0] - batch["label"]) ** 2).mean() * batch.weight
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(step_s)
+        if worker.world.rank == 0:
+            with Path(log).open("a") as steps:
+                steps.write(f"{worker.step}\n")
+        if meets and worker.step == STEPS_PER_EPOCH + 3:
+            meet(meets, Path(f"{log}.met"))
+        worker.commit(loss=loss * float("nan") if meets == "nan" and worker.epoch else loss)
+
+
+def meet(what: str, mark: Path) -> None:
+    """Have it happen; a process is killed once."""
+    if what == "raise":
+        raise ValueError("boom in the train function")
+    if what == "hang":
+        time.sleep(1000)
+    if what == "kill" and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)

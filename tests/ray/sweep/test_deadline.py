@@ -1,0 +1,113 @@
+"""`DeadlineScheduler` under the real Tune: trials that are held back, paused and ended, and runs whose workers move."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+from ray.tune.experiment import Trial
+from tests.ray.sweep.small_sweeps import SmallSweeps
+
+from forebay.driver.result import load_result
+from forebay.sweep.scheduler import DeadlineScheduler
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+ATOMS, TRIALS, EPOCH_S = 2, 5, 0.5
+
+
+class Counting(DeadlineScheduler):
+    """Its time is made of results of trials with so many workers: however slow the machine is, it ends as early."""
+
+    def __init__(self, deadline_s: float, atoms: int | None = None, least_workers: int = 0) -> None:
+        super().__init__(deadline_s, atoms)
+        self._least_workers, self._results = least_workers, 0
+        self.clock = lambda: self._results * EPOCH_S
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
+        self._results += result.get("workers", 0) >= self._least_workers
+        return super().on_trial_result(tune_controller, trial, {**result, "epoch_s": EPOCH_S})
+
+
+class Tiny(tune.Trainable):
+    """Scores its own quality, times the steps it has made; remembers them over a pause."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.steps = 0
+
+    def step(self) -> dict[str, Any]:
+        time.sleep(0.05)
+        self.steps += 1
+        score = self.config["quality"] * (1 - 0.5**self.steps)
+        return {"score": score, "steps": self.steps, "epoch_s": EPOCH_S}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        Path(checkpoint_dir, "steps").write_text(str(self.steps))
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        self.steps = int(Path(checkpoint_dir, "steps").read_text())
+
+
+class Watching(tune.Callback):
+    def __init__(self) -> None:
+        self.at_work: list[int] = []
+        self.seen: set[tuple[str, str]] = set()
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        self.at_work.append(sum(trial.status in (Trial.PENDING, Trial.RUNNING) for trial in trials))
+        self.seen |= {(trial.trial_id, trial.status) for trial in trials}
+
+
+def test_tune_starts_no_more_trials_than_there_are_workers(tmp_path: Path) -> None:
+    scheduler = Counting(40.0, ATOMS)
+    scheduler.prepare(ATOMS, (1, ATOMS), epochs=1000)
+    watching = Watching()
+    found = tune.run(
+        tune.with_resources(Tiny, {"CPU": 0, "memory": 1 << 20}),
+        name="tiny",
+        config={"quality": tune.grid_search([0.1 * number for number in range(1, TRIALS + 1)])},
+        metric="score",
+        mode="max",
+        scheduler=scheduler,
+        storage_path=str(tmp_path),
+        callbacks=[watching],
+        verbose=0,
+    )
+    assert max(watching.at_work) <= ATOMS
+    assert [trial.status for trial in found.trials] == [Trial.TERMINATED] * TRIALS
+    begun = {trial.trial_id for trial in found.trials if trial.last_result.get("steps")}
+    assert len(begun) >= ATOMS
+    # At the end the best of those that began was alone: it made the most steps.
+    steps = {trial.config["quality"]: trial.last_result.get("steps", 0) for trial in found.trials}
+    assert max(steps, key=steps.__getitem__) == max(quality for quality, made in steps.items() if made)
+
+
+def test_workers_move_between_runs_and_never_exceed_the_cluster(tmp_path: Path) -> None:
+    # No time passes until workers have come to a trial.
+    scheduler = Counting(20.0, least_workers=2)
+    sweep = SmallSweeps(tmp_path).sweep(
+        {"lr": [0.05, 1e-4]},
+        driver="ray",
+        num_trials=2,
+        scheduler=scheduler,
+        deadline_s=250.0,
+        fixed={"cpus": "2", "max_workers": "4", "epochs": "1000", "step_s": "0.05"},
+    )
+    result = sweep.run(show=False)
+    record = result.record
+    assert record.slots == 4
+    moments = sorted({crew.at_s for trial in record.trials.values() for crew in trial.crews})
+    there = [sum(_workers_at(trial.crews, at_s) for trial in record.trials.values()) for at_s in moments]
+    assert 2 < max(there) <= 4
+    assert set(result.table["state"]) == {"stopped"}
+    assert result.best_run is not None
+    best = load_result(result.best_run)
+    assert best is not None and best.epochs
+
+
+def _workers_at(crews: Any, at_s: float) -> int:
+    return next((crew.workers for crew in reversed(crews) if crew.at_s <= at_s), 0)

@@ -1,0 +1,120 @@
+"""Population based training by Ray Tune: a trial goes on from another's commit, under a configuration of its own."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ray import tune
+from ray.tune.schedulers import PopulationBasedTraining
+from torch import nn
+
+from forebay.driver.result import load_result
+from forebay.job.job import Job
+from forebay.manifest.scan import scan
+from forebay.plan.plan import build_plan
+from forebay.sweep.branching import Origin, origin_of
+from forebay.sweep.sweep import Sweep
+from forebay.train.commits import CommitDirectory
+from forebay.train.data import Data
+from forebay.train.worker import Worker
+from forebay.transform.features import Dense, Label
+from forebay.transform.transform import Transform
+
+STEPS = 4
+"""Per epoch of 32 rows."""
+
+
+def train(worker: Worker, lr: float, starts: str) -> None:
+    model, optimizer = worker.setup(nn.Linear(3, 1), partial(torch.optim.Adam, lr=lr))
+    (group,) = optimizer.param_groups
+    state = {"model": model.state_dict(), "lr": group["lr"], "step": worker.step}
+    torch.save(state, Path(starts) / f"{uuid.uuid4().hex}.pt")
+    for batch in worker.loader():
+        loss = (model(batch["x"])[:, 0] - batch["label"]).square().mean() * batch.weight
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        worker.commit(loss=loss, score=lr)
+
+
+def job(lr: float, data: str, starts: str) -> Job:
+    transform = Transform(x=Dense(["x1", "x2", "x3"]), label=Label("clicked", dtype="float32"))
+    plan = build_plan(scan(data), seed=3, lanes=4)
+    return Job(
+        train=partial(train, lr=lr, starts=starts),
+        data=Data(plan=plan, transform=transform, global_batch=8),
+        epochs=4,
+        commit_every=3,
+        keep_last=1,
+        cache=None,
+    )
+
+
+@pytest.fixture
+def starts(tmp_path: Path) -> Path:
+    folder = tmp_path / "starts"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_the_worse_trial_goes_on_from_the_better_one(
+    parquet_folder: Callable[..., Path], starts: Path, tmp_path: Path
+) -> None:
+    random.seed(0)
+    # All stand after two epochs; then the worse half takes over the better one's model, and half its rate.
+    scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=2,
+        hyperparam_mutations={"lr": tune.uniform(0.001, 1.0)},
+        quantile_fraction=0.5,
+        resample_probability=0.0,
+        perturbation_factors=(0.5, 0.5),
+        synch=True,
+        log_config=False,
+    )
+    sweep = Sweep(
+        job,
+        {"lr": {"grid_search": [0.01, 0.1]}},
+        "score",
+        "max",
+        num_trials=2,
+        fixed={"data": str(parquet_folder({"a.parquet": [20], "b.parquet": [12]})), "starts": str(starts)},
+        driver="local",
+        scheduler=scheduler,
+        name="pbt",
+        storage=str(tmp_path / "runs"),
+    )
+    result = sweep.run(show=False)
+
+    table = result.table.set_index("config/lr")
+    assert sorted(table.index) == [pytest.approx(0.05), pytest.approx(0.1)]
+    assert list(table["state"]) == ["finished", "finished"] and list(table["epochs"]) == [4, 4]
+    assert_branched(table["run"].iloc[1], table["run"].iloc[0], starts)
+
+
+def assert_branched(target: str, donor: str, starts: Path) -> None:
+    step = 2 * STEPS
+    assert origin_of(target) == Origin(run=donor, step=step)
+    held: Any = CommitDirectory(Path(donor) / "held").newest()
+    begun = [torch.load(path) for path in starts.iterdir()]
+    (branch,) = [each for each in begun if each["lr"] == 0.05]
+    assert branch["step"] == held.step == step
+    for name, value in held.state["objects"]["model"].items():
+        assert torch.equal(branch["model"][name], value)
+    assert {each["lr"] for each in begun if each["step"] == 0} == {0.01, 0.1}
+    trained: Any = CommitDirectory(Path(target) / "commits").newest()
+    assert trained.step == 4 * STEPS
+    assert trained.state["objects"]["optimizer"]["param_groups"][0]["lr"] == 0.05
+    assert trained.state["objects"]["optimizer"]["state"][0]["step"] == 4 * STEPS, "the donor's moments went on"
+    ours, theirs = load_result(target), load_result(donor)
+    assert ours is not None and theirs is not None
+    scores = [[epoch.metrics["score"] for epoch in each.epochs] for each in (ours, theirs)]
+    assert scores == [pytest.approx([0.1, 0.1, 0.05, 0.05]), pytest.approx([0.1] * 4)]

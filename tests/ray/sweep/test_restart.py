@@ -1,0 +1,94 @@
+"""A sweep that was cut off goes on by its name: what is finished is kept, what is not goes on from its own commit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+from ray._private import state as ray_state
+from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
+
+from forebay.driver.remote_control import names
+from forebay.sweep.record_file import load_record
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+STEPS = 2 * STEPS_PER_EPOCH
+WAIT_S = 120.0
+OURS = ("ResourceTrainable", "RayTrainWorker", "TrainController", "Bell", "Noticeboard", "Coordinator")
+KILLED = """
+import sys
+from pathlib import Path
+from tests.ray.sweep.small_sweeps import SmallSweeps
+SmallSweeps(Path(sys.argv[1])).sweep({"key": ["x"]}, num_trials=1, driver="ray", fixed={"step_s": 0.15}).run(show=False)
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> SmallSweeps:
+    return SmallSweeps(tmp_path)
+
+
+def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> None:
+    sweep = small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, max_concurrent=1, fixed={"step_s": 0.1})
+    handler = signal.getsignal(signal.SIGINT)
+    at_b = threading.Thread(target=lambda: until(lambda: len(small.steps("b")) >= 3, then=signal.SIGINT))
+    at_b.start()
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(show=False)
+    at_b.join()
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert small.steps("a") == list(range(STEPS)), "the first trial was to be finished by then"
+    assert 3 <= len(small.steps("b")) < STEPS
+    record = load_record(str(small.folder / "sweeps" / "tiny"))
+    assert record is not None and record.stopped == "interrupted"
+    assert sorted(trial.state for trial in record.trials.values()) == ["finished", "pending"]
+
+    result = sweep.run(show=False)
+    assert list(result.table["state"]) == ["finished"] * 2
+    assert small.steps("a") == list(range(STEPS)), "a finished trial was trained again"
+    assert small.steps("b") == list(range(STEPS)), "an unfinished trial did not go on from its last step"
+    assert set(result.table["epochs"]) == {2}
+    again = sweep.run(show=False)
+    assert again.best_value == result.best_value and small.steps("b") == list(range(STEPS))
+
+
+def test_killed_driver_leaves_nothing_and_its_sweep_goes_on(small: SmallSweeps, request: pytest.FixtureRequest) -> None:
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    script = [sys.executable, "-c", KILLED, str(small.folder)]
+    driver = subprocess.Popen(script, env=environment, cwd=request.config.rootpath, stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: len(small.steps("x")) >= 5 or driver.poll() is not None)
+    finally:
+        driver.kill()
+        driver.wait()
+    assert 5 <= len(small.steps("x")) < STEPS
+    until(lambda: not names("tiny.") and not trial_actors())
+
+    result = small.sweep({"key": ["x"]}, num_trials=1, driver="ray").run(show=False)
+    assert list(result.table["state"]) == ["finished"]
+    assert small.steps("x")[-1] == STEPS - 1 and small.steps_redone("x") <= 4
+
+
+def trial_actors() -> list[str]:
+    return [
+        actor["ActorClassName"]
+        for actor in ray_state.actors().values()
+        if actor["State"] != "DEAD" and actor["ActorClassName"].startswith(OURS)
+    ]
+
+
+def until(is_so: Callable[[], object], *, then: signal.Signals | None = None) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if then is not None:
+        os.kill(os.getpid(), then)

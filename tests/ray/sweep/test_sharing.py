@@ -1,0 +1,120 @@
+"""Trials of one node share its blocks: however many they are, each row group leaves its source and is transformed once.
+
+The source is the counting S3 server of the sweep bench, so what was read is known from the side that sent it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+import forebay as fb
+
+BENCH = Path(__file__).parents[3] / "jobs" / "bench"
+NUM_TRIALS, NUM_EPOCHS = 4, 2
+ROW_GROUPS = [300, 200, 100]
+
+
+def job(source: str, cache: str, log: str, lr: float = 0.1, scale: float = 1.0) -> fb.Job:
+    """`lr` is the model's alone, `scale` is part of the transform."""
+    return fb.Job(
+        train=partial(train, lr=lr),
+        data=fb.Data(
+            plan=fb.build_plan(fb.scan(source, columns=["id", "x1", "clicked"]), lanes=4),
+            transform=fb.Transform(fn=partial(arrays, log=log, scale=scale), version="1"),
+            global_batch=64,
+        ),
+        epochs=NUM_EPOCHS,
+        cache=fb.CacheSpec(path=cache, quota_bytes=64 << 20, min_free_bytes=0),
+    )
+
+
+def arrays(batch: pa.RecordBatch, log: str, scale: float) -> dict[str, np.ndarray]:
+    """Write down which rows came."""
+    numbers = batch["id"].to_numpy()
+    line = json.dumps({"spans": [[int(numbers[0]), int(numbers[-1]) + 1]]})
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, f"{line}\n".encode())
+    os.close(file)
+    x = batch["x1"].to_numpy(zero_copy_only=False).astype(np.float32)
+    label = batch["clicked"].to_numpy(zero_copy_only=False).astype(np.float32)
+    return {"x": scale * np.nan_to_num(x)[:, None], "label": label}
+
+
+def train(worker: fb.Worker, lr: float) -> None:
+    fb.fit(worker, Line(), partial(torch.optim.SGD, lr=lr), nn.BCEWithLogitsLoss())
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, batch: fb.Batch) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(batch["x"]).flatten()
+        return logits
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """`bench("data")` is the module `jobs/bench/data.py`, known by its plain name for this test alone."""
+    monkeypatch.syspath_prepend(BENCH)
+    yield importlib.import_module
+    for name in [each for each, module in sys.modules.items() if str(BENCH) in (getattr(module, "__file__", "") or "")]:
+        sys.modules.pop(name)
+
+
+@pytest.fixture
+def sweep(
+    bench: Callable[[str], ModuleType], parquet_folder: Callable[..., Path], tmp_path: Path
+) -> Callable[..., tuple[Any, set[str]]]:
+    """Run a sweep over a space: what was sent and transformed (a `sweep_counts.Tally`), and the cache's data sets."""
+    source_of, counts_of, work_of = bench("sweep_source"), bench("sweep_counts"), bench("sweep_work")
+    folder = parquet_folder({"a.parquet": ROW_GROUPS, "b.parquet": ROW_GROUPS[::-1]}, folder="clicks")
+    cache, log = tmp_path / "cache", tmp_path / "transforms.jsonl"
+
+    def run(space: dict[str, Any], driver: str) -> tuple[Any, set[str]]:
+        with source_of.serving(folder.parent) as source:
+            options = f"endpoint_override={source.endpoint}&scheme=http&region=us-east-1&anonymous=true"
+            found = fb.Sweep(
+                job,
+                space,
+                "loss",
+                "min",
+                num_trials=NUM_TRIALS,
+                fixed={"source": f"s3://bucket/clicks?{options}", "cache": str(cache), "log": str(log)},
+                driver=driver,
+                name="sharing",
+                storage=str(tmp_path / "runs"),
+            ).run(show=False)
+            assert len(found.table) == NUM_TRIALS
+            counts = source.counts()
+        tally = counts_of.tally(counts_of.row_groups(folder), counts, work_of.read_log(str(log)))
+        return tally, {use.dataset for use in fb.DiskCache(cache, quota_bytes=64 << 20).datasets()}
+
+    return run
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_trials_of_one_transform_read_once_and_others_share_nothing_with_them(
+    sweep: Callable[..., tuple[Any, set[str]]],
+) -> None:
+    counted, datasets = sweep({"scale": {"grid_search": [1.0, 1.0, 1.0, 2.0]}}, "local")
+    # Three trials have one transform, the fourth has its own: twice, and not four times.
+    assert counted.read == (2, 2)
+    assert counted.transformed == (2.0, 2.0)
+    assert {name.partition("-")[0] for name in datasets} == {"clicks"}
+    assert len(datasets) == 2

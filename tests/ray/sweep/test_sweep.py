@@ -1,0 +1,88 @@
+"""Sweeps on Ray: more trials than slots, elastic ones, searchers and schedulers of Ray Tune, and the sweep's end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ray import tune
+from ray.tune.schedulers import HyperBandScheduler
+from tests.ray.sweep.small_sweeps import SmallSweeps
+
+from forebay.driver.callbacks import Callback
+from forebay.driver.control import Control
+from forebay.driver.result import load_result
+from forebay.errors import InvalidOption
+from forebay.train.events import EpochEnded, Event
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+@dataclass(frozen=True)
+class Growing:
+    """Asks for all workers after epoch `after`."""
+
+    after: int
+
+    def __call__(self, event: Event, control: Control) -> None:
+        if isinstance(event, EpochEnded) and event.epoch + 1 == self.after:
+            control.resize(control.max_workers)
+
+
+def growing(after: int) -> Sequence[Callback]:
+    return [Growing(after)]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> SmallSweeps:
+    return SmallSweeps(tmp_path)
+
+
+def test_more_trials_than_slots_and_each_elastic(small: SmallSweeps) -> None:
+    """Two workers of four CPUs fit: one trial has one, or both of them."""
+    space = {"lr": tune.loguniform(1e-3, 1e-1), "commit_every": [1, 4], "max_workers": [2], "after": (1, 2)}
+    fixed = {"cpus": "4", "epochs": "3"}
+    sweep = small.sweep(space, driver="ray", num_trials=3, fixed=fixed, callbacks=growing)
+    result = sweep.run(show=False)
+    assert list(result.table["state"]) == ["finished"] * 3
+    assert list(result.table["epochs"]) == [3] * 3
+    assert result.record.slots == 2
+    assert Path(result.html).exists() and result.best_run is not None
+    best = load_result(result.best_run)
+    assert best is not None and min(epoch.metrics["loss"] for epoch in best.epochs) == result.best_value
+    assert max(point.workers for trial in result.record.trials.values() for point in trial.points) == 2
+
+
+def test_deadline_ends_trials_in_the_middle_of_an_epoch(small: SmallSweeps) -> None:
+    scheduler = HyperBandScheduler(time_attr="training_iteration", max_t=9)
+    sweep = small.sweep(
+        {"key": ["slow"]}, num_trials=1, scheduler=scheduler, deadline_s=20.0, fixed={"step_s": 1.0, "epochs": 50}
+    )
+    result = sweep.run(show=False)
+    assert result.stopped == "the deadline of 0:20 was reached"
+    assert list(result.table["state"]) == ["stopped"]
+    assert len(small.steps("slow")) < 30
+
+
+def test_searcher_of_ray_tune_is_told_every_result(small: SmallSweeps) -> None:
+    pytest.importorskip("optuna")
+    result = small.sweep({"lr": tune.loguniform(1e-3, 1e-1)}, num_trials=2, searcher="optuna").run(show=False)
+    assert list(result.table["state"]) == ["finished"] * 2
+    assert len(set(result.table["config/lr"])) == 2
+
+
+def test_searcher_without_its_package_is_refused(small: SmallSweeps) -> None:
+    with pytest.raises(InvalidOption, match="searcher='zoopt' needs packages"):
+        small.sweep({"lr": (0.1, 0.2)}, searcher="zoopt").run(show=False)
+    with pytest.raises(InvalidOption, match="searcher='optunna' is unknown"):
+        small.sweep({"lr": (0.1, 0.2)}, searcher="optunna").run(show=False)
+
+
+def test_sweep_for_another_metric_needs_another_name(small: SmallSweeps) -> None:
+    small.sweep({"lr": [0.1]}, num_trials=1, fixed={"epochs": 1}).run(show=False)
+    other = small.sweep({"lr": [0.1]}, num_trials=1)
+    object.__setattr__(other, "mode", "max")
+    with pytest.raises(InvalidOption, match="was for the min of 'loss'"):
+        other.run(show=False)

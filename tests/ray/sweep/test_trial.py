@@ -1,0 +1,54 @@
+"""A trial that a scheduler of Ray Tune puts aside or ends stands at the end of its epoch, and loses nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
+
+from forebay.driver.result import load_result
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> SmallSweeps:
+    return SmallSweeps(tmp_path)
+
+
+class PauseOnce(FIFOScheduler):
+    """Every trial makes room once, after its first epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused: list[str] = []
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        if trial.trial_id in self.paused:
+            return str(TrialScheduler.CONTINUE)
+        self.paused.append(trial.trial_id)
+        return str(TrialScheduler.PAUSE)
+
+
+def test_paused_trials_go_on_from_the_end_of_their_epoch(small: SmallSweeps) -> None:
+    scheduler = PauseOnce()
+    result = small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, scheduler=scheduler).run(show=False)
+    assert len(scheduler.paused) == 2
+    assert list(result.table["state"]) == ["finished"] * 2
+    assert small.steps("a") == small.steps("b") == list(range(2 * STEPS_PER_EPOCH))
+
+
+def test_stopped_trial_stands_at_the_end_of_its_epoch(small: SmallSweeps) -> None:
+    scheduler = ASHAScheduler(max_t=9, grace_period=1, reduction_factor=2)
+    space = {"lr": {"grid_search": [0.05, 1e-6]}}
+    result = small.sweep(space, num_trials=2, max_concurrent=1, scheduler=scheduler, fixed={"epochs": 3}).run(
+        show=False
+    )
+    good, bad = result.table.to_dict("records")
+    assert (good["state"], good["epochs"]) == ("finished", 3)
+    assert (bad["state"], bad["epochs"]) == ("stopped", 1)
+    stopped = load_result(bad["run"])
+    assert stopped is not None and stopped.epochs_done == 1 and stopped.stopped is not None

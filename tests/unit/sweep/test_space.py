@@ -1,0 +1,115 @@
+"""What may be swept: plain ranges and lists, Tune's domains, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ray import tune
+
+from forebay.errors import BadJob, InvalidOption
+from forebay.sweep.space import (
+    Choice,
+    Foreign,
+    Grid,
+    Uniform,
+    WholeNumbers,
+    check_fits,
+    depends_on_others,
+    domain_of,
+    example_of,
+    is_tune_domain,
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "domain"),
+    [
+        ((0.1, 2), Uniform(low=0.1, high=2.0)),
+        ((1, 3), WholeNumbers(low=1, high=3)),
+        (range(3, 6), WholeNumbers(low=3, high=5)),
+        (range(0, 9, 4), Choice(values=(0, 4, 8))),
+        (range(3, 4), Choice(values=(3,))),
+        ([(1, 2), None], Choice(values=((1, 2), None))),
+        ({"grid_search": [1, 2]}, Grid(values=(1, 2))),
+    ],
+)
+def test_plain_values_say_what_to_draw_from(given: Any, domain: Any) -> None:
+    assert domain_of("x", given) == domain
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((2, 1), "low has to be less than high"),
+        ((1.0, 1.0), "low has to be less than high"),
+        ((0.1, float("inf")), "both finite"),
+        ((1, 2, 3), "no range"),
+        ((True, 3), "no range"),
+        (("a", "b"), "no range"),
+        ([], "nothing to choose from"),
+        (range(0), "nothing to choose from"),
+        ({"grid_search": []}, "nothing to choose from"),
+        ({"grid_search": 3}, "nothing to choose from"),
+        ({"a": 1}, "belongs into fixed"),
+        (0.1, "belongs into fixed"),
+        ("adam", "belongs into fixed"),
+        (tune.uniform(2, 1), "holds nothing"),
+        (tune.randint(3, 3), "holds nothing"),
+        (tune.choice([]), "nothing to choose from"),
+    ],
+)
+def test_what_holds_nothing_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        domain_of("x", given)
+
+
+def test_logarithm_of_zero_is_refused() -> None:
+    domain = tune.loguniform(1e-3, 1.0)
+    domain.lower = 0.0
+    with pytest.raises(InvalidOption, match="above 0"):
+        domain_of("x", domain)
+
+
+def test_domains_of_tune_pass_through() -> None:
+    given = tune.loguniform(1e-4, 1e-1)
+    assert is_tune_domain(given)
+    assert domain_of("lr", given) == Foreign(domain=given)
+    assert 1e-4 <= example_of(Foreign(domain=given)) <= 1e-1
+    assert not is_tune_domain(0.1)
+
+
+def test_value_that_depends_on_others_is_known() -> None:
+    assert depends_on_others(domain_of("x", tune.sample_from(lambda spec: spec.config.y)))
+    assert not depends_on_others(domain_of("x", tune.uniform(0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("given", "annotation"),
+    [
+        ((0.5, 2.5), int),
+        (tune.uniform(1, 4), int),
+        (["adam", 3], int),
+        ([1, "x"], float),
+        (tune.choice(["a", "b"]), int),
+        (tune.qloguniform(0.1, 0.4, 0.05), bool),
+    ],
+)
+def test_values_of_another_type_are_found(given: Any, annotation: Any) -> None:
+    with pytest.raises(BadJob, match=r"space\['x'\] holds .*, but x is a"):
+        check_fits("x", domain_of("x", given), annotation)
+
+
+@pytest.mark.parametrize(
+    ("given", "annotation"),
+    [
+        ((1, 4), int),
+        ((1, 4), float),
+        ((0.5, 2.5), float | None),
+        (["64,32", (8,)], tuple[int, ...]),
+        (tune.randint(1, 9), int),
+        (tune.choice([True, False]), bool),
+    ],
+)
+def test_values_that_fit_pass(given: Any, annotation: Any) -> None:
+    check_fits("x", domain_of("x", given), annotation)

@@ -1,0 +1,158 @@
+"""A sweep is refused before any trial starts, and what a trial's job is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.driver.callbacks import Callback
+from forebay.driver.control import Control
+from forebay.errors import BadJob, InvalidOption, MissingColumn
+from forebay.job.elastic import Elastic
+from forebay.job.job import Job
+from forebay.sweep.sweep import Sweep
+from forebay.sweep.task import pack, unpack
+from forebay.testing.driver_bench import DriverBench
+from forebay.train.events import Event
+
+JobFunction = Callable[..., Job]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobFunction:
+    bench = DriverBench(tmp_path)
+
+    def make(commit_every: int = 3, seed: int = 0, most: int = 2, storage: str = "runs") -> Job:
+        elastic = Elastic(min_workers=1, max_workers=most)
+        return bench.job("x", commit_every=commit_every, seed=seed, elastic=elastic, storage=storage)
+
+    return make
+
+
+@dataclass(frozen=True)
+class Doubling:
+    every: int
+
+    def __call__(self, event: Event, control: Control) -> None:
+        """Nothing."""
+
+
+def doubling(every: int = 30) -> Sequence[Callback]:
+    return [Doubling(every)]
+
+
+def sweep(job: JobFunction, space: dict[str, Any], tmp_path: Path, **options: Any) -> Sweep:
+    return Sweep(job, space, "loss", "min", **{"storage": str(tmp_path / "sweeps"), "driver": "local", **options})
+
+
+def test_a_sweep_that_can_work_is_checked_without_a_trace(job: JobFunction, tmp_path: Path) -> None:
+    checked = sweep(job, {"commit_every": [2, 4], "every": (1, 8)}, tmp_path, callbacks=doubling, fixed={"seed": "3"})
+    assert checked.check().seed == 3
+    assert list((tmp_path / "sweeps").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "error", "message"),
+    [
+        ({"comit_every": [1]}, {}, BadJob, "Did you mean 'commit_every'.*The job takes:\n  commit_every: int = 3"),
+        ({"every": (1, 3)}, {}, BadJob, "no parameter"),
+        ({"commit_every": (3, 1)}, {}, InvalidOption, "less than high"),
+        ({"commit_every": (0.5, 2.5)}, {}, BadJob, "but commit_every is a int"),
+        ({"commit_every": [2, 0]}, {"fixed": {"sed": 1}}, BadJob, "fixed names 'sed'.*Did you mean 'seed'"),
+        ({"commit_every": [1]}, {"fixed": {"seed": "x"}}, BadJob, "seed=x is no int"),
+        ({"seed": [1]}, {"fixed": {"seed": 2}}, InvalidOption, "in space and in fixed"),
+        ({"storage": ["a", "b"]}, {}, InvalidOption, "the sweep gives to its trials itself"),
+        ({"commit_every": [0]}, {}, InvalidOption, "commit_every=0 cannot work"),
+        ({"seed": [1]}, {"driver": "rai"}, InvalidOption, "driver='rai' is unknown"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    job: JobFunction, tmp_path: Path, space: dict[str, Any], options: dict[str, Any], error: type, message: str
+) -> None:
+    with pytest.raises(error, match=f"(?s){message}"):
+        sweep(job, space, tmp_path, **options).run()
+    assert not (tmp_path / "sweeps").exists() or list((tmp_path / "sweeps").iterdir()) == []
+
+
+def test_missing_parameter_is_named(tmp_path: Path) -> None:
+    def needy(lr: float, depth: int) -> Job:
+        raise NotImplementedError
+
+    with pytest.raises(BadJob, match=r"(?s)needs depth.*depth: int \(required\)"):
+        sweep(needy, {"lr": (0.1, 0.2)}, tmp_path).check()
+
+
+def test_what_is_wrong_with_the_job_is_found_before_a_trial(tmp_path: Path) -> None:
+    def bad(lr: float = 0.1) -> Job:
+        raise MissingColumn("the files have no column 'z'")
+
+    with pytest.raises(MissingColumn, match="no column 'z'"):
+        sweep(bad, {"lr": (0.1, 0.2)}, tmp_path).run()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_trials": 0}, "num_trials"),
+        ({"max_concurrent": 0}, "max_concurrent"),
+        ({"deadline_s": 0}, "deadline_s"),
+        ({"hang_timeout_s": float("nan")}, "hang_timeout_s"),
+        ({"name": "../x"}, "cannot name a folder"),
+    ],
+)
+def test_options_that_can_never_work_are_refused(job: JobFunction, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        Sweep(job, {"seed": [1]}, "loss", "min", **options)
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "space"), [("", "min", {"a": [1]}), ("x", "best", {"a": [1]}), ("x", "min", {})]
+)
+def test_metric_mode_and_space_are_needed(job: JobFunction, metric: str, mode: Any, space: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption):
+        Sweep(job, space, metric, mode)
+
+
+class TestTask:
+    def test_trial_has_its_own_name_and_its_least_workers(self, job: JobFunction, tmp_path: Path) -> None:
+        task = sweep(job, {"most": (2, 4)}, tmp_path, hang_timeout_s=9.0).task("ctr")
+        made = task.trial_job({"most": 4}, "ab_1", generation=2)
+        assert made.name == "ctr.ab_1.2"
+        assert made.storage == str(tmp_path / "sweeps" / "ctr" / "runs")
+        assert made.elastic == Elastic(min_workers=1, max_workers=4, start=1)
+        assert made.hang_timeout_s == 9.0
+
+    def test_parameters_of_callbacks_are_swept_beside_those_of_the_job(self, job: JobFunction, tmp_path: Path) -> None:
+        task = sweep(job, {"every": [2, 5], "commit_every": [1]}, tmp_path, callbacks=doubling).task("ctr")
+        config = {"every": 5, "commit_every": 7}
+        assert task.job(config).commit_every == 7
+        (made,) = task.make_callbacks(config)
+        assert made == Doubling(5)
+
+    def test_commits_for_others_go_to_storage_at_once(self, job: JobFunction, tmp_path: Path) -> None:
+        task = sweep(job, {"seed": [1]}, tmp_path).task("ctr", exchanges=True)
+        made = task.trial_job({"seed": 1}, "ab_1")
+        assert made.storage_every_s == 0.0 and made.keep_last >= 3
+
+    def test_numbers_of_numpy_are_numbers(self, job: JobFunction, tmp_path: Path) -> None:
+        task = sweep(job, {"seed": (1, 9)}, tmp_path).task("ctr")
+        assert task.job({"seed": np.int64(4)}).seed == 4
+
+    def test_travels_with_the_users_own_code(self, job: JobFunction, tmp_path: Path) -> None:
+        task = unpack(pack(sweep(job, {"seed": [1]}, tmp_path, callbacks=doubling).task("ctr")))
+        assert task.trial_job({"seed": 5}, "ab_1").seed == 5
+
+    def test_what_cannot_travel_is_said(self, job: JobFunction, tmp_path: Path) -> None:
+        with (tmp_path / "open").open("w") as file:
+
+            def make(seed: int = 0) -> Job:
+                file.write("x")
+                return job(seed=seed)
+
+            with pytest.raises(BadJob, match="cannot be sent"):
+                pack(sweep(make, {"seed": [1]}, tmp_path).task("ctr"))
