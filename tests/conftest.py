@@ -29,6 +29,8 @@ FOREIGN_VARIABLES = frozenset(
         *("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED"),
     }
 )
+RAY_WITH_THE_REST = ("tests/ray/sweep/", "tests/ray/notebooks/", "tests/ray/jobs/")
+"""So that both processes of `make test` have as much to do."""
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),
@@ -54,16 +56,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """`make test` runs all that starts Ray in one process, beside another one for the rest.
-
-    In one, because some of it looks for the only Ray of this machine.
-    """
+    """`make test` runs most of what starts Ray in one process, beside another one for all the rest."""
     return _RayBesideTheRest(config, log)
 
 
 class _RayBesideTheRest(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        return "ray" if _starts_ray(nodeid) else "rest"
+        return "ray" if _starts_ray(nodeid) and not nodeid.startswith(RAY_WITH_THE_REST) else "rest"
 
 
 def _starts_ray(nodeid: str) -> bool:

@@ -67,7 +67,10 @@ def stop(
     reason: Annotated[str, typer.Option(help="Kept in the run's result.")] = "forebay stop",
     as_json: AsJson = False,
 ) -> None:
-    """Let a run, or all trials of a sweep, commit, then end it. A run of the same name goes on from there."""
+    """Let a run, or all trials of a sweep, commit, then end it. Run again by the same name, it goes on from there.
+
+    A trial that is stopped by the name of its run has ended for good: its sweep goes on without it.
+    """
     from forebay.driver import remote_control  # noqa: PLC0415
     from forebay.sweep.board import is_sweep, stop_sweep  # noqa: PLC0415
 

@@ -14,7 +14,7 @@ from forebay.driver.report import show_report
 from forebay.driver.wording import metric_text
 from forebay.job.job import Job
 from forebay.sweep.sweep import Sweep
-from forebay.sweep.wording import config_text, states_text
+from forebay.sweep.wording import blocks_text, config_text, states_text
 
 DRIVER = "ray"
 
@@ -69,6 +69,7 @@ def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:
             f"best {result.metric}": "-" if result.best_value is None else metric_text(result.best_value),
             "best config": config_text(result.best_config),
             "best run": result.best_run or "-",
+            **({"cache": blocks} if (blocks := blocks_text(result.record)) else {}),
             "page": result.html,
         }
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ class Holding:
 
     step: int
     is_origin: bool
+    num_bytes: int = field(default=0, compare=False)
 
 
 class CommitStore:
@@ -37,16 +40,19 @@ class CommitStore:
 
     A worker writes its state and then the seal into the slot that it has leased, and says `commit`. From the seal on
     the commit is here: of a worker that dies before it could say so, it is found in the slot. A slot is leased anew
-    once nobody reads from it: not the neighbour, not an upload, and it is not the newest commit. So a worker that dies
-    while it writes spoils nothing.
+    once nobody reads from it: not the neighbour, not an upload, and it is not the newest commit. One whose worker is
+    gone without a seal is not leased any more. So a worker that dies while it writes spoils nothing, though it be slow
+    to die.
     """
 
     def __init__(self, uploads: Uploads, replicate: Replicate) -> None:
         self._uploads = uploads
         self._replicate = replicate
-        self._slots: list[Slot] = []
+        self._slots: dict[int, Slot] = {}
+        self._numbers = count()
         self._content: dict[int, Sealed] = {}
         self._leased: int | None = None
+        self._left: int | None = None
         self._filling: set[int] = set()
         self._begun = self._kept = 0
         self._newest: Sealed | None = None
@@ -54,15 +60,17 @@ class CommitStore:
         self._replicated: Sealed | None = None
         self._replicating: Sealed | None = None
         self._turn = asyncio.Lock()
+        self._looking = threading.Lock()
 
     async def lease(self) -> Lease:
-        """A slot for a new worker; that of the worker before it, which is gone, is free again.
+        """A slot for a new worker, in the place of the one before it, which is gone.
 
-        Answers when the commit that was left there has its copy on another node, as `commit` would have.
+        Answers when the commit that was left there is cared for as `commit` would have.
         """
         self._look_in()
-        await self._have_copied()
+        await self._settle()
         self._look_in()  # nobody should have written meanwhile; what is there is not to be lost
+        self._leave(None if self._leased in self._content else self._leased)
         self._leased = None
         return self._next_lease()
 
@@ -72,14 +80,17 @@ class CommitStore:
         Answers when it has its copy on another node. A worker writes no other before: so a node that is lost takes one
         commit along at most.
         """
-        sealed = self._slots[number].sealed()
-        assert sealed is not None, "sealed by the worker that says so"
-        if not self._has(sealed, number):
-            self._keep(sealed, number, self._ticket(), is_origin=True)
-        if self._leased == number:
-            self._leased = None
-        # In a thread: it waits where storage is slower than the commits that are to stay for ever.
-        await asyncio.gather(asyncio.to_thread(self._uploads.offer, self._content[number]), self._have_copied())
+        sealed = self._said(number)
+        # None: its worker is gone, and the next one has found what there was.
+        if sealed is not None:
+            if sealed is not self._newest:
+                self._keep(sealed, number, self._ticket(), is_origin=True)
+            if number == self._left:
+                self._left = None
+            else:
+                self._leave(None)
+                self._leased = None
+        await self._settle()
         return self._next_lease()
 
     async def hold(self, facts: Facts, state: Array) -> None:
@@ -87,9 +98,11 @@ class CommitStore:
 
         It is dropped if another commit came while it was being copied: that one is newer, and may be this node's own.
         """
+        self._look_in()  # what a worker has left here came before
         ticket, slot = self._ticket(), self._free_slot()
         self._filling.add(slot.number)
         self._content.pop(slot.number, None)
+        slot.clear()
         view = await asyncio.to_thread(self._fill, slot, state)
         if ticket < self._kept:
             return
@@ -98,8 +111,7 @@ class CommitStore:
 
     async def holding(self) -> Holding | None:
         """Which commit it has."""
-        self._look_in()
-        return None if self._newest is None else Holding(self._newest.step, self._is_origin)
+        return self._held()
 
     async def shown(self) -> tuple[Facts, str] | None:
         """Its commit for a process of this node: the facts, and the slot's file."""
@@ -127,24 +139,58 @@ class CommitStore:
             return error
         return None
 
+    async def give_up(self, step: int) -> None:
+        """Leave storage to a worker that writes the commit of `step` there itself: it would be deleted as a later one.
+
+        What is here stays, as a copy would, in case the worker does not live to see the end of that.
+        """
+        self._look_in()
+        self._uploads.forget()
+        self._is_origin = False
+        if self._newest is not None and self._newest.step > step:
+            self._newest = None
+
+    def _held(self) -> Holding | None:
+        self._look_in()
+        newest = self._newest
+        return None if newest is None else Holding(newest.step, self._is_origin, newest.num_bytes)
+
     def _look_in(self) -> None:
         """Keep the commit in the leased slot, of which the worker has not said yet that it is there, or never will."""
-        if self._leased is None:
-            return
-        number = self._leased
-        try:
-            sealed = self._slots[number].sealed()
-            if sealed is None or self._has(sealed, number):
+        with self._looking:
+            number = self._leased
+            if number is None or number in self._content:
                 return
-            sealed.check()
-        except TornError as torn:
-            log.warning("What a worker has left in memory is no commit (%s).", torn)
-            return
-        self._keep(sealed, number, self._ticket(), is_origin=True)
+            try:
+                sealed = self._slots[number].sealed()
+                if sealed is None:
+                    return
+                sealed.check()
+            except TornError as torn:
+                log.warning("What a worker has left in memory is no commit (%s).", torn)
+                return
+            self._keep(sealed, number, self._ticket(), is_origin=True)
 
-    def _has(self, sealed: Sealed, number: int) -> bool:
-        """Whether `sealed` was kept already since the slot was leased."""
-        return number in self._content and self._content[number].facts == sealed.facts
+    def _said(self, number: int) -> Sealed | None:
+        """What was written into slot `number`, if it is still that of the worker who says so."""
+        if number not in (self._leased, self._left):
+            return None
+        return self._content.get(number) or self._slots[number].sealed()
+
+    def _leave(self, number: int | None) -> None:
+        """Lease slot `number` no more: a worker that should be gone may write there.
+
+        It is given up when the worker in its place has a commit; until then that one may be gone sooner.
+        """
+        if self._left is not None:
+            del self._slots[self._left]
+        self._left = number
+
+    async def _settle(self) -> None:
+        """Return once the newest commit is on its way to storage, and has its copy on another node."""
+        if self._newest is not None and self._is_origin:
+            # In a thread: it waits where storage is slower than the commits that are to stay for ever.
+            await asyncio.gather(asyncio.to_thread(self._uploads.offer, self._newest), self._have_copied())
 
     async def _have_copied(self) -> None:
         """Return once the newest commit has its copy on another node, where there is one."""
@@ -183,13 +229,14 @@ class CommitStore:
 
     def _free_slot(self) -> Slot:
         read = [*self._uploads.holds(), self._newest, self._replicating]
-        for slot in self._slots:
+        for slot in self._slots.values():
             content = self._content.get(slot.number)
-            is_written = slot.number == self._leased or slot.number in self._filling
+            is_written = slot.number in (self._leased, self._left) or slot.number in self._filling
             if not is_written and (content is None or content not in read):
                 return slot
-        self._slots.append(Slot(len(self._slots)))
-        return self._slots[-1]
+        slot = Slot(next(self._numbers))
+        self._slots[slot.number] = slot
+        return slot
 
     def _is_in_storage(self, step: int) -> bool:
         """Whether a whole commit of `step` or later is there: a copy must not take the place of what followed it."""

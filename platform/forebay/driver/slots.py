@@ -62,7 +62,7 @@ class Slot:
         return self._mapped[:num_bytes]
 
     def clear(self) -> None:
-        """Begin a lease: what is there is of an earlier one."""
+        """Begin a lease, or a copy: the seal that is there is of an earlier one."""
         os.pwrite(self._file, bytes(_LENGTH_BYTES), 0)
 
     def sealed(self) -> Sealed | None:
@@ -109,7 +109,7 @@ class Desk:
     """Where a worker writes: the slots of one store, which is process `pid`. Raises `OSError` when that has ended."""
 
     def __init__(self, pid: int) -> None:
-        self._pads: dict[str, SlotPad] = {}
+        self._pads: dict[int, SlotPad] = {}
         self._life: select.poll | None = None
         if (process := _opened(pid)) is not None:
             weakref.finalize(self, os.close, process)
@@ -123,14 +123,14 @@ class Desk:
 
     def pad(self, lease: Lease) -> SlotPad:
         """The slot, to write into. Raises `OSError` when the store has ended."""
-        if lease.path not in self._pads:
-            self._pads[lease.path] = SlotPad(lease.path)
-        return self._pads[lease.path]
+        if lease.number not in self._pads:
+            self._pads[lease.number] = SlotPad(lease.path)
+        return self._pads[lease.number]
 
 
 def _opened(pid: int) -> int | None:
     """Readable once the process has ended; None where the system has no such thing, or forbids it."""
-    if sys.platform != "linux":
+    if not hasattr(os, "pidfd_open"):  # some builds of Python for Linux lack it, too
         return None
     try:
         return os.pidfd_open(pid)

@@ -10,10 +10,11 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import ray
@@ -73,15 +74,11 @@ class StoreActor(CommitStore):
         while is_alive(self._owner.coordinator):
             time.sleep(WATCH_S)
         # One that knows more goes first: two at once would tear each other's commit.
-        while (mine := self._held()) is not None and self._held_elsewhere() > mine:
+        while (mine := self._held()) is not None and self._held_elsewhere() > (mine, self._node):
             time.sleep(WATCH_S)
         if error := asyncio.run(self.flush()):
             log.error("%s", error)
         ray.kill(self._me)
-
-    def _held(self) -> tuple[Holding, str] | None:
-        self._look_in()
-        return None if self._newest is None else (Holding(self._newest.step, self._is_origin), self._node)
 
     def _held_elsewhere(self) -> tuple[Holding, str]:
         others = {node: store for node, store in stores_of(self._owner.run).items() if node != self._node}
@@ -181,28 +178,36 @@ def stores_of(run: str) -> Stores:
 
 def holdings(stores: Stores) -> dict[str, Holding]:
     """What they have, by node. Waits for those that are silent while their nodes are alive, for `SILENT_S`."""
-    found, silent = _ask(stores)
+    held, silent = _ask(stores, _holding)
     deadline = time.monotonic() + SILENT_S
     if silent:
         log.warning("The memory of node %s does not answer.", _named(silent))
     while (silent := {node: silent[node] for node in silent.keys() & _alive_nodes()}) and time.monotonic() < deadline:
         time.sleep(WATCH_S)
-        more, silent = _ask(silent)
-        found |= more
+        more, silent = _ask(silent, _holding)
+        held |= more
     if silent:
         log.warning("The memory of node %s is given up, and what was saved there with it.", _named(silent))
-    return found
+    return {node: holding for node, holding in held.items() if holding is not None}
 
 
-def _ask(stores: Stores) -> tuple[dict[str, Holding], Stores]:
-    """What those that answer have, and those that do not."""
+def give_up(stores: Stores, step: int) -> Stores:
+    """Have stores leave storage to somebody who writes the commit of `step` there himself; those that are silent."""
+    return _ask(stores, lambda store: store.give_up.remote(step))[1]
+
+
+def _holding(store: ActorHandle) -> Any:
+    return store.holding.remote()
+
+
+def _ask(stores: Stores, question: Callable[[ActorHandle], Any]) -> tuple[dict[str, Any], Stores]:
+    """The answers by node, and the stores that give none."""
     # Futures throughout: a store asks as well, and Ray warns of anything else in an actor with an event loop.
-    asked = {store.holding.remote().future(): node for node, store in stores.items()}
+    asked = {question(store).future(): node for node, store in stores.items()}
     answered, silent = wait(asked, timeout=ANSWER_S)
     unreached = {answer for answer in answered if isinstance(answer.exception(), ActorUnavailableError)}
     found = {asked[answer]: answer.result() for answer in answered if answer.exception() is None}
-    held = {node: holding for node, holding in found.items() if holding is not None}
-    return held, {asked[answer]: stores[asked[answer]] for answer in silent | unreached}
+    return found, {asked[answer]: stores[asked[answer]] for answer in silent | unreached}
 
 
 def _named(stores: Stores) -> str:

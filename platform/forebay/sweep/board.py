@@ -109,7 +109,7 @@ def is_sweep(name: str) -> bool:
 def stop_sweep(name: str, reason: str) -> SweepStanding:
     """Ask a sweep to end, its trials after a commit; returns how it stood.
 
-    Raises `InvalidOption` for one that is not there.
+    Raises `InvalidOption` for one that is not there, or ends at this moment.
     """
     actor = _find(name)
     if actor is None:
@@ -118,8 +118,15 @@ def stop_sweep(name: str, reason: str) -> SweepStanding:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         known = f"Under way: {', '.join(names)}." if names else "None is under way."
         raise InvalidOption(f"no sweep named {name!r} is under way on this cluster.{hint} {known}", name=name)
-    standing: SweepStanding = ray.get(actor.read.remote(), timeout=ANSWER_S)
-    ray.get(actor.ask_stop.remote(reason), timeout=ANSWER_S)
+    try:
+        standing: SweepStanding = ray.get(actor.read.remote(), timeout=ANSWER_S)
+        ray.get(actor.ask_stop.remote(reason), timeout=ANSWER_S)
+    except RayError as error:
+        raise InvalidOption(
+            f"sweep {name!r} has ended meanwhile, or its driver does not answer; nothing was asked of it. `forebay ps` "
+            "lists what is under way.",
+            name=name,
+        ) from error
     return standing
 
 

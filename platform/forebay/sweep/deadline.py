@@ -55,7 +55,11 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A sweep at one moment. `rungs` are the scores of all trials that came so far, ever, by number of epochs."""
+    """A sweep at one moment. `rungs` are the scores of all trials that came so far, ever, by number of epochs.
+
+    `max_live` is how many trials may train at once, where fewer than have a place. `is_guess`: no epoch has ended yet,
+    and what things take is a guess.
+    """
 
     now_s: float
     deadline_s: float
@@ -65,6 +69,8 @@ class View:
     costs: Costs
     gains: Gains
     scaling: Scaling
+    max_live: int | None = None
+    is_guess: bool = False
 
     @property
     def left_s(self) -> float:
@@ -101,9 +107,13 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """What is to be done with whom, and how many workers each trial is to have that goes on or starts."""
+    """What is to be done with whom, and how many workers each trial is to have that goes on or starts.
+
+    `late` are those of `stop` that would train on, if there were time.
+    """
 
     stop: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
     pause: frozenset[str] = frozenset()
     start: tuple[str, ...] = ()
     workers: Mapping[str, int] = field(default_factory=dict)
@@ -115,8 +125,10 @@ def decide(view: View, rules: Rules) -> Decisions:
     First trials take turns on as few workers as they can train with: whoever is not good enough at its last rung ends,
     as soon as another one waits. Then no more begin, and ever fewer go on, the most promising ones, at last one.
     """
-    useful = [trial for trial in view.trials if can_end_epoch(trial, view)]
+    undone = [trial for trial in view.trials if not _is_done(trial)]
+    useful = [trial for trial in undone if can_end_epoch(trial, view)]
     stop = {trial.trial_id for trial in view.trials} - {trial.trial_id for trial in useful}
+    late = {trial.trial_id for trial in undone} & stop
     promises = {trial.trial_id: promise(trial, view) for trial in useful}
     ranked = sorted(useful, key=lambda trial: -promises[trial.trial_id])
     explore_s = explore_until_s(view, rules)
@@ -128,7 +140,7 @@ def decide(view: View, rules: Rules) -> Decisions:
     waiting = [trial for trial in useful if trial.state == "waiting"]
     is_exploring = view.now_s < explore_s
     if is_exploring and waiting:
-        start, beaten = _take_turns(waiting, live, view, rules)
+        start, beaten = _take_turns(waiting, live, limit, view, rules)
         live = [trial for trial in live if trial not in beaten]
         stop |= {trial.trial_id for trial in beaten}
     else:
@@ -137,6 +149,7 @@ def decide(view: View, rules: Rules) -> Decisions:
         start = _fill(paused if is_exploring else better, live, limit, view)
     return Decisions(
         stop=frozenset(stop),
+        late=frozenset(late),
         pause=frozenset(trial.trial_id for trial in pause),
         start=tuple(trial.trial_id for trial in start),
         workers=_workers([*live, *start], promises, view, replace(rules, policy="uniform") if is_exploring else rules),
@@ -145,8 +158,10 @@ def decide(view: View, rules: Rules) -> Decisions:
 
 def can_end_epoch(trial: Standing, view: View) -> bool:
     """Whether a trial has another epoch, and with all workers ends it in time: what it does beyond that is lost."""
-    if trial.epochs is not None and trial.age >= trial.epochs:
+    if _is_done(trial):
         return False
+    if view.is_guess:  # nobody is given up by a guess
+        return view.left_s > 0
     speedup = view.speedup(trial)
     if trial.state != "running":
         return view.costs.startup_s + trial.epoch_s / speedup <= view.left_s
@@ -177,6 +192,7 @@ def num_live(view: View, rules: Rules, explore_s: float) -> int:
     same time, at last one.
     """
     most = max(view.atoms // min((trial.min_workers for trial in view.trials), default=1), 1)
+    most = min(most, view.max_live or most)
     ends_s = view.deadline_s - rules.alone * (view.deadline_s - explore_s)
     left = min(max((ends_s - view.now_s) / (ends_s - explore_s), 0.0), 1.0)
     return max(math.ceil(math.pow(most, left) - 1e-9), 1)
@@ -200,22 +216,26 @@ def is_worth(trial: Standing, workers: int, view: View, rules: Rules) -> bool:
     return then * (view.left_s - view.costs.resize_s) > rules.worth * now * view.left_s
 
 
+def _is_done(trial: Standing) -> bool:
+    return trial.epochs is not None and trial.age >= trial.epochs
+
+
 def _take_turns(
-    waiting: Sequence[Standing], live: Sequence[Standing], view: View, rules: Rules
+    waiting: Sequence[Standing], live: Sequence[Standing], limit: int, view: View, rules: Rules
 ) -> tuple[list[Standing], list[Standing]]:
     """Who begins, in the order they came, and who ends for them, the least promising first."""
-    room = view.atoms - sum(trial.min_workers for trial in live)
+    room, places = view.atoms - sum(trial.min_workers for trial in live), limit - len(live)
     losers = [trial for trial in reversed(live) if fails_rung(trial, view.rungs, rules.reduction)]
     start: list[Standing] = []
     beaten: list[Standing] = []
     for trial in waiting:
-        while room < trial.min_workers and losers:
+        while (room < trial.min_workers or places < 1) and losers:
             beaten.append(losers.pop(0))
-            room += beaten[-1].min_workers
-        if room < trial.min_workers:
+            room, places = room + beaten[-1].min_workers, places + 1
+        if room < trial.min_workers or places < 1:
             break
         start.append(trial)
-        room -= trial.min_workers
+        room, places = room - trial.min_workers, places - 1
     return start, beaten
 
 

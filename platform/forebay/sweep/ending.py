@@ -17,36 +17,22 @@ PARTING_S = 600.0
 """How long trials may take to commit and end, until Tune ends them."""
 
 
-class Interrupted(Exception):
-    """Ctrl-C: the trials have committed and ended, and none of them is done."""
-
-
-class Over(tune.Stopper):  # type: ignore[misc]
-    """Tells Tune that the sweep has ended."""
-
-    def __init__(self) -> None:
-        self.is_over = False
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002 - Tune's signature
-        return False
-
-    def stop_all(self) -> bool:
-        return self.is_over
+class Parted(Exception):
+    """The trials have committed and ended, and to Tune none of them is done: all can go on when the sweep does."""
 
 
 class Ending(tune.Callback):  # type: ignore[misc]
-    """Looks several times a second whether the sweep is to end, and if so has its trials part.
+    """Looks several times a second whether the sweep is to end, and if so has its trials part and raises `Parted`.
 
-    `reason` says why it has, and `unfinished` names the trials that were not over then.
+    `deadline_s` counts from `began`, which is monotonic seconds. `reason` says why the sweep has ended, and
+    `unfinished` names the trials that were not over then.
     """
 
-    def __init__(self, deadline_s: float | None) -> None:
-        self.stopper = Over()
+    def __init__(self, deadline_s: float | None, began: float) -> None:
         self.reason: str | None = None
         self.unfinished: list[str] = []
-        self._deadline_s = deadline_s
-        self._ends_at: float | None = None
-        self._is_interrupted = False
+        self.is_interrupted = False
+        self._deadline_s, self._began = deadline_s, began
         self._bell: ActorHandle | None = None
         self._asked: Callable[[], str | None] = lambda: None
 
@@ -56,27 +42,20 @@ class Ending(tune.Callback):  # type: ignore[misc]
 
     def interrupt(self) -> None:
         """End the sweep for now."""
-        self._is_interrupted = True
-
-    def setup(self, **info: Any) -> None:  # noqa: ARG002 - Tune's signature
-        if self._deadline_s is not None:
-            self._ends_at = time.monotonic() + self._deadline_s
+        self.is_interrupted = True
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002 - Tune's signature
-        if self.reason is not None or (reason := self._reason()) is None:
+        self.reason = self._reason()
+        if self.reason is None:
             return
-        self.reason = reason
         self.unfinished = [trial.trial_id for trial in trials if not trial.is_finished()]
-        self._part(trials, reason)
-        if self._is_interrupted:
-            raise Interrupted
-        self.stopper.is_over = True
+        self._part(trials, self.reason)
+        raise Parted
 
     def _reason(self) -> str | None:
-        if self._is_interrupted:
+        if self.is_interrupted:
             return "interrupted"
-        if self._ends_at is not None and time.monotonic() >= self._ends_at:
-            assert self._deadline_s is not None
+        if self._deadline_s is not None and time.monotonic() - self._began >= self._deadline_s:
             return f"the deadline of {time_text(self._deadline_s)} was reached"
         return self._asked()
 

@@ -49,6 +49,8 @@ class Experience:
         self.gains = Gains()
         self.scaling = Scaling()
         self._costs: dict[str, list[float]] = {"startup_s": [], "resize_s": [], "stop_s": []}
+        self.has_seen_epoch = False
+        """Whether what an epoch takes was measured, and is no guess any more."""
 
     def course(self, trial_id: str) -> Course:
         """The course of a trial, begun if need be."""
@@ -73,6 +75,7 @@ class Experience:
         epoch_s = result.get("epoch_s") or result.get("time_this_iter_s")
         if epoch_s:
             course.epoch_s = float(epoch_s) * self.scaling.speedup(max(workers, 1))
+            self.has_seen_epoch = True
         for name in ("startup_s", "resize_s"):
             self._note_change(course, name, result.get(name))
 

@@ -164,7 +164,7 @@ class Lines:
         if record.best_value != self._best:
             self._best = record.best_value
             best = record.best
-            self._say(record, f"{best_text(record)}: {config_text(best.config) if best else '-'}")
+            self._say(record, f"{best_text(record)}: {config_text(best.config_at_best) if best else '-'}")
             self._put_off(now)
         elif now >= self._due:
             self._say(record, footing(record))

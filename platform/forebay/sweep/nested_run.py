@@ -12,7 +12,7 @@ from forebay.driver.control import Control
 from forebay.driver.driver import run
 from forebay.driver.result import Result
 from forebay.job.job import Job
-from forebay.train.events import EpochEnded, Event, Reported, Resized, Started
+from forebay.train.events import EpochEnded, Event, Failed, Reported, Resized, Started
 
 FIRST_STEP_S = 60.0
 
@@ -50,6 +50,9 @@ class Clock:
         match event:
             case Started():
                 self.workers, self.is_training, self.has_stepped = event.world_size, True, False
+            case Failed():
+                # Until its workers are replaced there is nobody to hear of.
+                self.is_training = False
             case Resized():
                 self._stood_since = self._step_at
             case Reported():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from html import escape
+
+from matplotlib.figure import Figure
 
 from forebay.driver.result import below
 from forebay.driver.wording import time_text
@@ -13,9 +16,11 @@ from forebay.storage.atomic import write_atomically
 from forebay.storage.credentials import redact, redacted
 from forebay.sweep.plots import as_png, configs_figure, metric_figure, workers_figure
 from forebay.sweep.record import Record, TrialRecord
-from forebay.sweep.wording import config_text, states_text, value_text, word
+from forebay.sweep.wording import blocks_text, config_text, states_text, value_text, word
 
 FILE_NAME = "sweep.html"
+
+log = logging.getLogger(__name__)
 
 STYLE = """
 .forebay-sweep { font: 14px/1.45 system-ui, sans-serif; color: #22313f; max-width: 1150px; margin: 0 auto; }
@@ -75,19 +80,24 @@ def page(record: Record) -> str:
 def body(record: Record) -> str:
     """What stands in the document, and in the output of a notebook's cell."""
     pictures = (
-        (f"{record.metric} over time", metric_figure(record)),
-        ("Workers over time", workers_figure(record)),
-        ("Configs", configs_figure(record)),
+        (f"{record.metric} over time", metric_figure),
+        ("Workers over time", workers_figure),
+        ("Configs", configs_figure),
     )
-    shown = "".join(
-        f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,'
-        f'{base64.b64encode(as_png(figure)).decode()}">'
-        for title, figure in pictures
-    )
+    shown = "".join(f"<h2>{escape(title)}</h2>{_picture(title, draw, record)}" for title, draw in pictures)
     return (
         f'<style>{STYLE}</style><div class="forebay-sweep"><h1>{escape(record.name)}</h1>{_header(record)}{shown}'
         f'<h2>Trials</h2><div class="wide">{_table(record)}</div></div>'
     )
+
+
+def _picture(title: str, draw: Callable[[Record], Figure], record: Record) -> str:
+    try:
+        drawn = base64.b64encode(as_png(draw(record))).decode()
+    except Exception as error:  # noqa: BLE001 - of whatever values there are; a sweep is not lost for a picture
+        log.warning("The picture %r of sweep %r cannot be drawn: %s", title, record.name, error)
+        return f"<p>This picture cannot be drawn: {escape(str(error))}</p>"
+    return f'<img alt="{escape(title)}" src="data:image/png;base64,{drawn}">'
 
 
 def _header(record: Record) -> str:
@@ -97,12 +107,14 @@ def _header(record: Record) -> str:
     if best is not None:
         point = best.best(record.mode)
         facts["best value"] = f"{value_text(record.best_value)}, trial {best.id}, epoch {point.epoch if point else '-'}"
-        facts["best config"] = config_text(best.config)
+        facts["best config"] = config_text(best.config_at_best)
     else:
         facts["best value"] = "no trial has a value"
     facts["trials"] = states_text(record.trials.values())
     facts["time"] = time_text(record.elapsed_s)
     facts["deadline"] = "none" if record.deadline_s is None else time_text(record.deadline_s)
+    if blocks := blocks_text(record):
+        facts["cache"] = blocks
     if record.stopped:
         facts["stopped"] = record.stopped
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items()) + "</dl>"
@@ -121,7 +133,7 @@ def _table(record: Record) -> str:
 
 
 def _cells(record: Record, trial: TrialRecord, names: Sequence[str]) -> str:
-    best, last = trial.best(record.mode), trial.last
+    best, last, config = trial.best(record.mode), trial.last, trial.config_at_best
     seconds = trial.seconds(record.elapsed_s)
     cells = [
         _cell(trial.id, trial.id),
@@ -130,10 +142,7 @@ def _cells(record: Record, trial: TrialRecord, names: Sequence[str]) -> str:
         _cell(value_text(best.value if best else None), best.value if best else None),
         _cell(value_text(last.value if last else None), last.value if last else None),
         _cell(f"{seconds:.0f}", seconds),
-        *(
-            _cell("-" if name not in trial.config else word(trial.config[name]), trial.config.get(name))
-            for name in names
-        ),
+        *(_cell("-" if name not in config else word(config[name]), config.get(name)) for name in names),
         _cell(trial.error or "", trial.error, "long"),
     ]
     return "".join(cells)

@@ -52,7 +52,7 @@ def metric_figure(record: Record) -> Figure:
             axes.plot(times[-1:], values[-1:], "x", color=INK, markersize=6, zorder=5)
     _fit_values(axes, record)
     axes.set_xlabel(unit)
-    axes.set_ylabel(record.metric)
+    axes.set_ylabel(record.metric, parse_math=False)
     axes.set_xlim(left=0)
     _plain(axes)
     colours.explain(figure, axes)
@@ -95,7 +95,9 @@ def configs_figure(record: Record) -> Figure:
     """Every trial as a line through its config to its best value; those without a value are dashed."""
     trials = record.ranked
     names = record.parameters
-    drawn = [axis_of(name, [trial.config.get(name) for trial in trials], name in record.log_axes) for name in names]
+    drawn = [
+        axis_of(name, [trial.config_at_best.get(name) for trial in trials], name in record.log_axes) for name in names
+    ]
     values = [point.value if (point := trial.best(record.mode)) else None for trial in trials]
     drawn.append(axis_of(f"best {record.metric}", values, is_log=False))
     figure = Figure(figsize=(min(max(WIDTH, 1.5 * len(drawn)), 24), HEIGHT), layout="constrained")
@@ -107,7 +109,7 @@ def configs_figure(record: Record) -> Figure:
         _draw_axis(axes, place, axis)
     axes.set_xlim(-0.35, len(drawn) - 1 + 0.45)
     axes.set_ylim(-0.04, 1.04)
-    axes.set_xticks(range(len(drawn)), [axis.name for axis in drawn], color=INK)
+    axes.set_xticks(range(len(drawn)), [axis.name for axis in drawn], color=INK, parse_math=False)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.set_yticks([])
@@ -143,11 +145,12 @@ class Colours:
             color=BEST,
             loc="left",
             fontsize=10,
+            parse_math=False,
         )
         if self._is_one:
             return
         bar = figure.colorbar(ScalarMappable(self._norm, self._map), ax=axes, pad=0.015, aspect=28)
-        bar.set_label(f"best {self._record.metric} of a trial", color=INK)
+        bar.set_label(f"best {self._record.metric} of a trial", color=INK, parse_math=False)
         bar.ax.tick_params(colors=INK, labelsize=8)
         bar.outline.set_visible(False)
 
@@ -194,6 +197,7 @@ def _draw_axis(axes: Axes, place: int, axis: Axis) -> None:
             color=INK,
             bbox=box,
             zorder=6,
+            parse_math=False,
         )
 
 

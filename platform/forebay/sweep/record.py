@@ -46,6 +46,11 @@ class Crew:
 class TrialRecord:
     """One trial so far. `run` names its run; `crews` holds a line per change of its world size.
 
+    `best_run` and `best_config` are those it had when it came to its best value, None where they are the present ones:
+    a trial may go on from another one's commit, with another config.
+
+    `blocks` is what the cache calls what it trains on, empty without a cache, None before its first epoch has ended.
+
     `ran_s` is for how long it was running, up to `since_s`: when it began to run this time, None where it does not.
     """
 
@@ -58,6 +63,17 @@ class TrialRecord:
     crews: tuple[Crew, ...] = ()
     ran_s: float = 0.0
     since_s: float | None = None
+    blocks: str | None = None
+    best_run: str | None = None
+    best_config: Mapping[str, Any] | None = None
+
+    @property
+    def run_at_best(self) -> str:
+        return self.best_run or self.run
+
+    @property
+    def config_at_best(self) -> Mapping[str, Any]:
+        return self.config if self.best_config is None else self.best_config
 
     def entered(self, state: State, at_s: float, error: str | None = None) -> TrialRecord:
         """As it is in another state from `at_s` on."""
@@ -74,6 +90,10 @@ class TrialRecord:
         if last is not None and (last.epoch, last.value) == (point.epoch, point.value):
             return self
         return replace(self, points=(*self.points, point))
+
+    def has_best(self, mode: Mode, before: Point | None, config: Mapping[str, Any]) -> TrialRecord:
+        """With the run, and the `config`, of its best value, if that is another one than `before`."""
+        return self if self.best(mode) == before else replace(self, best_run=self.run, best_config=config)
 
     def manned(self, workers: int, at_s: float) -> TrialRecord:
         """With `workers` workers from `at_s` on."""
@@ -108,6 +128,10 @@ class TrialRecord:
         return self.crews[-1].workers if self.crews else 0
 
     @property
+    def has_begun(self) -> bool:
+        return self.state == "running" or self.ran_s > 0 or bool(self.points)
+
+    @property
     def has_ended(self) -> bool:
         return self.state in ENDED
 
@@ -118,7 +142,8 @@ class Record:
 
     `elapsed_s` counts the seconds the sweep was under way, over all its starts. `started_at` is Unix seconds of the
     first start. `deadline_at_s` is the deadline in these seconds: `deadline_s` after the newest start. `slots` is how
-    many workers the cluster takes. `log_axes` names the parameters that are drawn from a logarithmic domain.
+    many workers the cluster takes. `log_axes` names the parameters that are drawn from a logarithmic domain. `space`
+    says what parameters are drawn from, and `num_trials` how many trials were asked for.
     """
 
     name: str
@@ -130,6 +155,8 @@ class Record:
     deadline_at_s: float | None = None
     slots: int | None = None
     log_axes: Sequence[str] = ()
+    space: Mapping[str, str] = field(default_factory=dict)
+    num_trials: int = 0
     stopped: str | None = None
     trials: dict[str, TrialRecord] = field(default_factory=dict)
 

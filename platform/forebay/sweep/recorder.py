@@ -16,6 +16,7 @@ from ray.tune.experiment import Trial
 from forebay.errors import WriteFailed
 from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import resolve
+from forebay.sweep.missed import fill_in
 from forebay.sweep.record import Point, Record, State, TrialRecord
 from forebay.sweep.record_file import save_record
 from forebay.sweep.run_names import run_name
@@ -62,6 +63,7 @@ class Recorder(tune.Callback):  # type: ignore[misc]
         self._every_s = SAVE_EVERY_S if resolve(path).is_local else SAVE_FAR_EVERY_S
         self._began: float | None = None
         self._offset_s, self._noted_s, self._saved_s = 0.0, -math.inf, -math.inf
+        self._has_met = False
 
     def setup(self, **info: Any) -> None:  # noqa: ARG002 - Tune's signature
         """The sweep begins, or begins again."""
@@ -79,9 +81,12 @@ class Recorder(tune.Callback):  # type: ignore[misc]
         """An epoch of a trial has ended."""
         now_s = self._tick()
         known = self._known(trial).entered("running", now_s)
-        known = replace(known, run=result.get("run", known.run))
+        before = known.best(self.record.mode)
+        known = replace(known, run=result.get("run", known.run), blocks=result.get("blocks", known.blocks))
         if "epoch" in result:
             known = known.reached(_point(result, self.record.metric, now_s))
+            # By now PBT may have given the trial another config than the one of this result.
+            known = known.has_best(self.record.mode, before, dict(result.get("config", trial.config)))
         if result.get("diverged"):
             known = replace(known, error=f"{self.record.metric} is no finite number in epoch {result.get('epoch')}")
         if self._held is None:
@@ -110,6 +115,7 @@ class Recorder(tune.Callback):  # type: ignore[misc]
         now_s = self.record.elapsed_s
         for trial in list(self.record.trials.values()):
             self.record.put(trial.entered("pending", now_s) if trial.state == "running" else trial.manned(0, now_s))
+        fill_in(self.record, self._path)
         try:
             save_record(self.record, self._path)
         except OSError as error:
@@ -134,6 +140,9 @@ class Recorder(tune.Callback):  # type: ignore[misc]
     def _note(self, trials: Sequence[Trial]) -> None:
         """What every trial is about, and with how many workers."""
         now_s = self.record.elapsed_s
+        if not self._has_met:
+            self._has_met = True
+            self._forget_unknown(trials)
         held = self._held() if self._held else None
         for trial in trials:
             known = self._known(trial)
@@ -144,6 +153,13 @@ class Recorder(tune.Callback):  # type: ignore[misc]
             self.record.put(known)
         for tell in self._tells:
             tell(self.record)
+
+    def _forget_unknown(self, trials: Sequence[Trial]) -> None:
+        """After a restart: trials that were drawn so shortly before a kill that Tune does not know them any more."""
+        known = {trial.trial_id for trial in trials}
+        for trial in list(self.record.trials.values()):
+            if trial.id not in known and not trial.has_begun and not trial.has_ended:
+                del self.record.trials[trial.id]
 
     def _try_to_save(self) -> None:
         try:

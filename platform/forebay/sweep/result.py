@@ -21,7 +21,7 @@ class SweepResult:
     """A sweep so far. `path` is its folder, `html` the page in it; `stopped` says why it ended early.
 
     The best trial is the one with the best value of `metric` at the end of any of its epochs; `best_config` is empty
-    and the others are None where no trial got that far. `best_run` is the folder of its run.
+    and the others are None where no trial got that far. `best_run` is the folder of the run in which it got there.
     """
 
     name: str
@@ -45,10 +45,10 @@ class SweepResult:
             path=path,
             metric=record.metric,
             mode=record.mode,
-            best_config=dict(best.config) if best else {},
+            best_config=dict(best.config_at_best) if best else {},
             best_value=record.best_value,
             best_trial=best.id if best else None,
-            best_run=_run_path(path, best.run) if best else None,
+            best_run=_run_path(path, best.run_at_best) if best else None,
             html=below(path, FILE_NAME),
             stopped=record.stopped,
             record=record,
@@ -56,7 +56,10 @@ class SweepResult:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per trial, the best first; what was swept is in the columns `config/...`."""
+        """One row per trial, the best first; what was swept is in the columns `config/...`.
+
+        Config and run are those of the trial's best value: population-based training changes them on the way.
+        """
         rows = []
         for trial in self.record.ranked:
             best, last = trial.best(self.mode), trial.last
@@ -69,9 +72,10 @@ class SweepResult:
                     "best_epoch": best.epoch if best else None,
                     f"last_{self.metric}": last.value if last else None,
                     "seconds": trial.seconds(self.record.elapsed_s),
-                    **{f"config/{name}": trial.config.get(name) for name in self.record.parameters},
+                    **{f"config/{name}": trial.config_at_best.get(name) for name in self.record.parameters},
+                    "blocks": trial.blocks,
                     "error": trial.error,
-                    "run": _run_path(self.path, trial.run),
+                    "run": _run_path(self.path, trial.run_at_best),
                 }
             )
         return pd.DataFrame(rows)

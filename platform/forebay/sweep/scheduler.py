@@ -15,6 +15,7 @@ from typing import Any, Literal
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
+from forebay.driver.wording import time_text
 from forebay.errors import InvalidOption
 from forebay.sweep.atoms import Policy
 from forebay.sweep.deadline import Decisions, Rules, View, decide
@@ -23,6 +24,7 @@ from forebay.sweep.trial_workers import Held
 
 EVERY_S = 0.25
 REASON = "its workers are of more use to other trials"
+NO_TIME = "the sweep's deadline leaves no time for another epoch"
 AT_WORK = (Trial.PENDING, Trial.RUNNING)
 
 
@@ -30,7 +32,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
     """The best trial by a deadline: many trials at first, then ever fewer, with ever more workers each.
 
     Attributes:
-        deadline_s: Seconds of running until the sweep ends; after a restart they go on from where they were.
+        deadline_s: Seconds from `Sweep.run()` until the sweep ends; a sweep that is run again has as many once more.
         atoms: How many workers there are for all trials together; None takes as many as the cluster has.
         policy: Who gets the workers beyond each trial's minimum once trials are dropped: the most promising one
             (`top`), all alike (`uniform`), or each by its promise (`softmax`).
@@ -62,6 +64,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         self._rules = replace(rules or Rules(), policy=policy)
         self._metric, self._mode = metric, mode
         self._limit, self._atoms = atoms, atoms or 1
+        self._max_live: int | None = None
         self._bounds: tuple[int, int] = (1, self._atoms)
         self._epochs: int | None = None
         self._experience = Experience()
@@ -72,22 +75,30 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         self._held: Mapping[str, Held] = {}
         self._follows_runs = False
         self._parting: dict[str, float] = {}
-        self._given_up: set[str] = set()
+        self._given_up: dict[str, str] = {}
+        self._is_out_of_time = False
 
     # What the sweep tells.
 
-    def prepare(self, atoms: int, bounds: tuple[int, int], epochs: int | None = None) -> None:
-        """Before the first trial: workers of the cluster, least and most workers of a trial, epochs of its job."""
+    def prepare(
+        self, atoms: int, bounds: tuple[int, int], epochs: int | None = None, max_live: int | None = None
+    ) -> None:
+        """Before the first trial: workers of the cluster, least and most workers of a trial, epochs of its job, and
+        how many trials may train at once, None for as many as have a place.
+        """
         self._atoms = min(atoms, self._limit or atoms)
-        self._bounds, self._epochs = bounds, epochs
+        self._bounds, self._epochs, self._max_live = bounds, epochs, max_live
 
-    def recall(self, elapsed_s: float, scores: Mapping[str, Sequence[float]]) -> None:
-        """After a restart: how long the sweep has run, and the metric after each epoch of each of its trials."""
+    def recall(self, elapsed_s: float, values: Mapping[str, Sequence[float]], mode: Literal["min", "max"]) -> None:
+        """After a restart: how long the sweep has run, and the metric after each epoch of each of its trials.
+
+        `mode` is the sweep's: Tune tells it only later.
+        """
         self._elapsed_s = elapsed_s
-        for trial_id, values in scores.items():
+        for trial_id, each in values.items():
             known = len(self._experience.course(trial_id).scores)
-            for value in values[known:]:
-                self._experience.note_score(trial_id, self._score(value))
+            for value in each[known:]:
+                self._experience.note_score(trial_id, _score(value, mode))
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:  # noqa: ARG002
         """Tune's: the sweep's metric and mode; False where they were given before."""
@@ -100,6 +111,11 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
     def elapsed_s(self) -> float:
         """For how long the sweep has run, over all restarts."""
         return self._elapsed_s + (self.clock() - self._began_at if self._began_at is not None else 0.0)
+
+    @property
+    def stopped(self) -> str | None:
+        """That trials had no time to train on, as a text; None as long as all had."""
+        return f"the deadline of {time_text(self.deadline_s)} was reached" if self._is_out_of_time else None
 
     # What Tune tells and asks.
 
@@ -187,7 +203,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         given_up = self._given_up & self._held.keys()
         for trial_id in given_up:
             self._parting.setdefault(trial_id, self.clock())
-        return dict.fromkeys(given_up, REASON)
+        return {trial_id: self._given_up[trial_id] for trial_id in given_up}
 
     # Inside.
 
@@ -206,17 +222,17 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
             costs=self._experience.costs,
             gains=self._experience.gains,
             scaling=self._experience.scaling,
+            max_live=self._max_live,
+            is_guess=not self._experience.has_seen_epoch,
         )
         self._decisions, self._decided_at = decide(view, self._rules), self.clock()
+        self._is_out_of_time |= bool(self._decisions.late)
         return self._decisions
 
     def _note_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         self._experience.note_result(trial_id, result, self.elapsed_s)
         if self._metric is not None and self._metric in result:
-            self._experience.note_score(trial_id, self._score(result[self._metric]))
-
-    def _score(self, value: float) -> float:
-        return value if self._mode == "max" else -value
+            self._experience.note_score(trial_id, _score(result[self._metric], self._mode))
 
     def _end(self, trial: Trial) -> None:
         course = self._experience.course(trial.trial_id)
@@ -240,7 +256,8 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
             trial = trials[trial_id]
             is_at_work = trial.status in AT_WORK and self._follows_runs
             if is_at_work:
-                self._given_up.add(trial_id)
+                is_late = trial_id in self._decisions.late
+                self._given_up.setdefault(trial_id, NO_TIME if is_late else REASON)
             if not trial.is_finished() and not (is_at_work and self._experience.course(trial_id).scores):
                 tune_controller.stop_trial(trial)
 
@@ -251,6 +268,8 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
     def _room(self, trials: Mapping[str, Trial]) -> int:
         """Workers that nobody has: neither a run, nor a trial that is about to begin one."""
         coming = [each for each, trial in trials.items() if trial.status in AT_WORK and each not in self._held]
+        if self._max_live is not None and len(coming) + len(self._held) >= self._max_live:
+            return 0
         return self._atoms - sum(run.occupied for run in self._held.values()) - sum(map(self._least, coming))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -265,3 +284,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
             "_decisions": Decisions(),
             "clock": time.monotonic,
         }
+
+
+def _score(value: float, mode: str | None) -> float:
+    return value if mode == "max" else -value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -139,6 +140,23 @@ def example_of(domain: Domain) -> Any:
     return next(iter(_examples(domain)), None)
 
 
+def text_of(domain: Domain) -> str:
+    """What `domain` draws from, in words that two equal ones share.
+
+    >>> text_of(Choice(values=("adam", "sgd")))
+    "Choice(values=('adam', 'sgd'))"
+    """
+    if not isinstance(domain, Foreign):
+        text = repr(domain)
+    elif depends_on_others(domain):
+        text = "sample_from"
+    else:
+        drawn = domain.domain
+        text = f"{type(drawn).__name__}{drawn.domain_str} {_sampler_text(getattr(drawn, 'sampler', None))}".rstrip()
+    # Where in memory a function or an object lies is another place each time.
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
 def is_tune_domain(given: Any) -> bool:
     """Whether this is a domain of Ray Tune, which need not be installed to know."""
     return any((kind.__module__, kind.__name__) == ("ray.tune.search.sample", "Domain") for kind in type(given).__mro__)
@@ -203,6 +221,15 @@ def _examples(domain: Domain) -> list[Any]:
     if categories is not None:
         return list(categories)
     return [] if depends_on_others(domain) else [domain.domain.sample(random_state=0)]
+
+
+def _sampler_text(sampler: Any) -> str:
+    """Its kind and numbers; one that rounds has another one within."""
+    if sampler is None:
+        return ""
+    facts = {name: each for name, each in sorted(vars(sampler).items()) if isinstance(each, int | float | str)}
+    within = _sampler_text(getattr(sampler, "sampler", None))
+    return " ".join([type(sampler).__name__.strip("_"), *(f"{name}={each}" for name, each in facts.items()), within])
 
 
 def _advice(domain: Domain) -> str:

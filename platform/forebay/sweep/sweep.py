@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
@@ -12,12 +13,24 @@ from typing import Any, Literal
 
 from forebay.driver.callbacks import Callback
 from forebay.driver.driver import named_driver
+from forebay.driver.launch import title_of
 from forebay.errors import BadJob, InvalidOption, whole_number
 from forebay.job.job import NAME_FORM, Job
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve
 from forebay.sweep.result import SweepResult
-from forebay.sweep.space import RESERVED, Domain, Takes, check_fits, depends_on_others, domain_of, example_of
+from forebay.sweep.space import (
+    RESERVED,
+    Domain,
+    Foreign,
+    Grid,
+    Takes,
+    check_fits,
+    depends_on_others,
+    domain_of,
+    example_of,
+    text_of,
+)
 from forebay.sweep.task import Task
 
 
@@ -37,10 +50,12 @@ class Sweep:
         searcher: A searcher of `ray.tune`, or a name of one (`"optuna"`, `"bohb"`); None draws at random from `seed`.
         scheduler: A trial scheduler of `ray.tune`; None lets all trials end, or with a deadline is a
             `DeadlineScheduler`.
-        deadline_s: When all trials end at the latest, in seconds of this call of `run()`.
+        deadline_s: After how many seconds of this call of `run()` the trials that still train commit and end. A
+            `DeadlineScheduler` has them end by then.
         max_concurrent: How many trials train at a time; None has as many as get their least workers.
         callbacks: Makes the callbacks of a trial's run; its parameters may be swept or fixed as well.
         name: The sweep's folder below `storage`; the same name run again goes on, and keeps trials that have ended.
+            `space` and `num_trials` have to be the same then.
         storage: A path, or any URI `forebay.storage` knows.
         seed: Of random draws.
         max_failures: How often a trial's own process may be lost; its workers have `max_failures` of the job.
@@ -96,12 +111,14 @@ class Sweep:
         """Run the trials, or go on with them; `show` keeps a table of them up to date.
 
         Raises what `check` raises, `InvalidOption` for a sweep that is under way, and `SweepFailed` where every trial
-        failed. Ctrl-C lets all trials commit and end first; the same name goes on from there.
+        failed, or where what Ray Tune has noted of an earlier start is lost. Ctrl-C, `forebay stop` and the deadline
+        let all trials commit and end first; the same name goes on from there.
         """
+        began = time.monotonic()
         job = self.check()
         # Ray Tune, only where a sweep is run.
         tuning = import_module("forebay.sweep.tuning")
-        result: SweepResult = tuning.tune_sweep(self, job, show=show)
+        result: SweepResult = tuning.tune_sweep(self, job, show=show, began=began)
         return result
 
     def check(self) -> Job:
@@ -127,6 +144,15 @@ class Sweep:
         """What each parameter of the space is drawn from. Raises `InvalidOption` for an impossible range."""
         return {name: domain_of(name, given) for name, given in self.space.items()}
 
+    def space_texts(self) -> dict[str, str]:
+        """What each parameter is drawn from, for people and to compare."""
+        return {name: text_of(domain) for name, domain in self.domains().items()}
+
+    @property
+    def grid_size(self) -> int:
+        """How many trials one round of the grid takes."""
+        return math.prod(len(domain.values) for domain in self.domains().values() if isinstance(domain, Grid))
+
     def task(self, name: str, *, exchanges: bool = False) -> Task:
         """What the trials of this sweep, under `name`, are made from."""
         return Task(
@@ -147,8 +173,10 @@ class Sweep:
     @property
     def title(self) -> str:
         """What to call a sweep without a name: the job function's module or name, and the time."""
-        module = self.job.__module__.rpartition(".")[2]
-        title = re.sub(r"^forebay_job_|_[0-9a-f]{8}$", "", module) if self.job.__name__ == "job" else self.job.__name__
+        title = title_of(self.job)
+        if title == "job":
+            module = str(getattr(self.job, "__module__", title)).rpartition(".")[2]
+            title = re.sub(r"^forebay_job_|_[0-9a-f]{8}$", "", module)
         title = re.sub(r"[^A-Za-z0-9_]+", "-", title).strip("-_") or "sweep"
         return f"{title}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
@@ -172,12 +200,32 @@ class Sweep:
             )
 
     def _check_job(self, domains: Mapping[str, Domain]) -> Job:
-        config = {name: example_of(domain) for name, domain in domains.items() if not depends_on_others(domain)}
+        config = _example(domains)
         task = self.task("check")
         job = replace(task.job(config), storage=self.storage)
         task.make_callbacks(config)
         job.check()
         return job
+
+
+def _example(domains: Mapping[str, Domain]) -> dict[str, Any]:
+    """A config that may be drawn, the same every time; `tune.sample_from` is given the others, as in the sweep."""
+    config = {name: example_of(domain) for name, domain in domains.items() if not depends_on_others(domain)}
+    functions = {
+        name: each.domain for name, each in domains.items() if isinstance(each, Foreign) and name not in config
+    }
+    if not functions:
+        return config
+    # Ray Tune, only where its functions are.
+    generator = import_module("ray.tune.search.variant_generator")
+    try:
+        _, spec = next(generator.generate_variants({"config": {**config, **functions}}))
+    except (ValueError, generator.RecursiveDependencyError) as error:
+        raise InvalidOption(
+            f"{', '.join(functions)} (tune.sample_from) cannot be drawn: {error}. Give functions like "
+            "`lambda spec: 2 * spec.config.other`, which do not wait for each other."
+        ) from error
+    return dict(spec["config"])
 
 
 def _check_seconds(option: str, found: object) -> None:

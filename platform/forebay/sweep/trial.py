@@ -20,6 +20,7 @@ from forebay.sweep.branching import hold, newest_stored
 from forebay.sweep.generations import newest_generation, take_over
 from forebay.sweep.nested_run import Epoch, NestedRun
 from forebay.sweep.run_names import run_name, runs_path
+from forebay.sweep.sharing import blocks_of
 from forebay.sweep.task import Task, unpack
 from forebay.train.events import EpochEnded
 
@@ -121,12 +122,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
 
     def _is_over(self, nested: NestedRun) -> bool:
         """Whether the sweep ends, and with it the run. Raises `Hung` for one that is not heard of any more."""
-        if self._is_hung(nested):
-            raise Hung(
-                f"trial {self.trial_id} made no step for hang_timeout_s={self._task.hang_timeout_s:g} s. Raise it if "
-                "steps or evaluations take so long.",
-                trial=self.trial_id,
-            )
+        self._check_hung(nested)
         try:
             reason: str | None = ray.get(self._bell.heard.remote())
         except RayError:
@@ -138,6 +134,18 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
             if self._is_hung(nested):
                 break
         return True
+
+    def _join(self, nested: NestedRun) -> None:
+        while not nested.join(LISTEN_S):
+            self._check_hung(nested)
+
+    def _check_hung(self, nested: NestedRun) -> None:
+        if self._is_hung(nested):
+            raise Hung(
+                f"trial {self.trial_id} was not heard of for hang_timeout_s={self._task.hang_timeout_s:g} s. Raise it "
+                "if steps, evaluations or writing its last commit take so long.",
+                trial=self.trial_id,
+            )
 
     def _is_hung(self, nested: NestedRun) -> bool:
         return nested.is_hung(self._task.hang_timeout_s)
@@ -158,7 +166,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         is_last = ended.epoch + 1 >= nested.job.epochs
         if is_last:
             # What goes wrong at the very end is this trial's failure, too.
-            nested.join()
+            self._join(nested)
             nested.next_epoch(0)
         facts = {
             "workers": epoch.workers,
@@ -166,6 +174,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
             "epoch_s": epoch.seconds,
             "startup_s": epoch.startup_s,
             "resize_s": epoch.resize_s,
+            "blocks": blocks_of(nested.job),
         }
         return facts | self._told_of(ended, is_over=is_last, is_finished=is_last)
 
@@ -187,7 +196,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
                 metric=task.metric,
             )
         value = ended.metrics[task.metric]
-        diverged = math.isnan(value)
+        diverged = not math.isfinite(value)
         worst = math.inf if task.mode == "min" else -math.inf
         return {
             **ended.metrics,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import ray
@@ -13,7 +15,10 @@ from forebay.driver.status import RunStatus
 from forebay.job.job import Job
 from forebay.sweep.run_names import generation_of, trial_of
 
-ANSWER_S = 2.0
+ANSWER_S, SILENT_S = 2.0, 0.4
+"""How long an answer may take; and for `PATIENT_EVERY_S` after somebody gave none, who would hold up the sweep."""
+PATIENT_EVERY_S = 20.0
+FRESH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +59,23 @@ class RayTrialWorkers:
     def __init__(self, sweep: str) -> None:
         self._sweep = sweep
         self._known: dict[str, RunStatus] = {}
+        self._polled_at = self._missed_at = -math.inf
+
+    def lately_held(self) -> Mapping[str, Held]:
+        """The same to look at: what was found in the last second, if anything was."""
+        if time.monotonic() - self._polled_at > FRESH_S:
+            return self.held()
+        return {trial_id: _held(status) for trial_id, status in self._known.items()}
 
     def held(self) -> Mapping[str, Held]:
         there = set(names(f"{self._sweep}."))
-        answers = {status.name: status for status in runs(f"{self._sweep}.", ANSWER_S)}
+        is_patient = time.monotonic() - self._missed_at > PATIENT_EVERY_S
+        answers = {status.name: status for status in runs(f"{self._sweep}.", ANSWER_S if is_patient else SILENT_S)}
+        self._polled_at = time.monotonic()
+        if there <= answers.keys():
+            self._missed_at = -math.inf
+        elif is_patient:
+            self._missed_at = self._polled_at
         # A coordinator that is too busy to answer still has its workers.
         silent = {status.name: status for status in self._known.values() if status.name in there - answers.keys()}
         self._known = {}
@@ -69,7 +87,10 @@ class RayTrialWorkers:
 
     def ask(self, trial_id: str, workers: int) -> None:
         if trial_id in self._known:
-            steer(self._known[trial_id].name, workers)
+            known = self._known[trial_id]
+            steer(known.name, workers)
+            # It has them from now on, also if it is silent the next time.
+            self._known[trial_id] = replace(known, target=max(known.target, workers))
 
     def end(self, trial_id: str, reason: str) -> None:
         if trial_id in self._known:

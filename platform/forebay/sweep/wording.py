@@ -7,6 +7,7 @@ from typing import Any
 
 from forebay.driver.wording import count_text, metric_text, time_text
 from forebay.sweep.record import Record, TrialRecord
+from forebay.sweep.sharing import sharing_text
 
 ORDER = {"running": 0, "paused": 1, "pending": 2}
 """Those that may still change first."""
@@ -44,7 +45,8 @@ def footing(record: Record) -> str:
     """`best auc 0.7312 (a1b2_00003), 3 running, 2 pending, 4 of 4 slots in use, 2:10 of 10:00 left`."""
     facts = [best_text(record), states_text(record.trials.values())]
     if record.trials and all(trial.has_ended for trial in record.trials.values()):
-        return ", ".join([*facts, f"{time_text(record.elapsed_s)} in all"])
+        facts.append(f"{time_text(record.elapsed_s)} in all")
+        return ", ".join(facts + ([blocks] if (blocks := blocks_text(record)) else []))
     if record.slots is not None:
         facts.append(f"{record.slots_in_use} of {record.slots} slots in use")
     if record.deadline_left_s is not None:
@@ -58,6 +60,11 @@ def best_text(record: Record) -> str:
     """The best value, and whose it is."""
     best = record.best
     return f"best {record.metric} {value_text(record.best_value)} ({best.id})" if best else f"no {record.metric} yet"
+
+
+def blocks_text(record: Record) -> str:
+    """Which trials share what they read; empty before the first epoch has ended."""
+    return sharing_text(trial.blocks for trial in record.trials.values() if trial.blocks is not None)
 
 
 def states_text(trials: Iterable[TrialRecord]) -> str:

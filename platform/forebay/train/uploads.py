@@ -68,21 +68,25 @@ class Uploads:
             goes_back = any(other.step >= sealed.step for other in (*self._at_work, *filter(None, [self._stored])))
             if goes_back:
                 self._due_at = 0.0
+            # All before it waits: others may be offered meanwhile, or this one forgotten.
             if self._safekeeping.is_kept(sealed.step):
-                self._make_room()
                 self._waiting.append(sealed)
             self._newest = sealed
             self._changed.notify_all()
             if self._thread is None and not self._is_closing:
                 self._thread = threading.Thread(target=self._run, name="forebay-uploads", daemon=True)
                 self._thread.start()
+            if sealed in self._waiting:
+                self._make_room()
             if goes_back:
-                self._changed.wait_for(lambda: self._stored is sealed or self._is_failing or self._is_closing)
+                self._changed.wait_for(lambda: sealed not in self._unstored or self._is_failing or self._is_closing)
 
     def forget(self) -> None:
         """Give up what is not in storage yet: another one has the newest commit now."""
         with self._changed:
             self._newest, self._stored, self._waiting = None, None, []
+            del self._at_work[1:]
+            self._changed.notify_all()
 
     def flush(self) -> None:
         """Write all that is not in storage, on this thread. Raises `WriteFailed`."""
@@ -113,8 +117,8 @@ class Uploads:
         return not self._unstored and not self._waiting
 
     def _make_room(self) -> None:
-        self._changed.wait_for(lambda: len(self._waiting) < MOST_WAITING or self._is_failing or self._is_closing)
-        while len(self._waiting) >= MOST_WAITING:
+        self._changed.wait_for(lambda: len(self._waiting) <= MOST_WAITING or self._is_failing or self._is_closing)
+        while len(self._waiting) > MOST_WAITING:
             lost = self._waiting.pop(0)
             log.warning("The commit of step %d is not kept: %s takes none.", lost.step, self._files.uri)
 
@@ -142,6 +146,8 @@ class Uploads:
     def _write(self, *, everything: bool) -> None:
         with self._writing:
             for sealed in self._take(everything=everything):
+                if not self._is_at_work(sealed):
+                    continue
                 try:
                     self._files.write(sealed)
                 except BaseException:
@@ -158,6 +164,11 @@ class Uploads:
                 taken += [newest for newest in self._unstored if newest not in taken]
             self._at_work = taken
             return list(taken)
+
+    def _is_at_work(self, sealed: Sealed) -> bool:
+        """Whether it was not forgotten while those before it were written."""
+        with self._changed:
+            return sealed in self._at_work
 
     def _note(self, written: Sealed) -> None:
         with self._changed:

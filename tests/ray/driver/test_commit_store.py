@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tests.storage.conftest import free_port, s3_store, serving
 from tests.unit.train.commits_laws import CommitsLaws
 
-from forebay.driver import store_actors
+from forebay.driver import ray_commits, store_actors
 from forebay.driver.commit_store import Holding
 from forebay.driver.ray_commits import StoredCommits, commit_stores, flush_stores, open_commits
 from forebay.driver.slots import SEAL_BYTES
@@ -39,6 +39,7 @@ from forebay.storage.filesystem import resolve
 from forebay.train.commit_files import CommitFiles
 from forebay.train.commits import Commit
 from forebay.train.safekeeping import Safekeeping
+from forebay.train.sealed import TornError
 from forebay.world import World
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -372,6 +373,73 @@ def test_a_store_that_is_stuck_does_not_hold_its_worker_for_long(
             commits.save(commit_at(3))
             assert run.files.steps()[0] == 3
     assert "commits is lost (GetTimeoutError)" in caplog.text
+
+
+@pytest.fixture
+def never() -> Iterator[Any]:
+    """Nobody ever answers."""
+    nowhere = Something.options(resources={"nowhere": 1}).remote()
+    yield nowhere.__ray_ready__.remote()
+    ray.kill(nowhere)
+
+
+def test_a_store_that_is_late_keeps_its_commit_until_the_next_is_in_storage_and_touches_that_no_more(
+    cluster: Nodes, make_run: Callable[..., Place], never: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        commits.save(commit_at(1))
+        commits.flush()
+        commits.save(commit_at(2))
+    run.safekeeping = replace(run.safekeeping, patience_s=0.3)
+    with closing(run.open()) as commits:
+        assert newest_step(commits) == 2
+        assert commits._patience_s == 0.3
+        commits._leasing = never
+        with monkeypatch.context() as storage:
+            storage.setattr(CommitFiles, "write", _refuse)
+            with pytest.raises(WriteFailed):
+                commits.save(commit_at(3))
+        assert run.held[cluster.head].step == 2, "it has the last one that was saved"
+        commits._leasing = never
+        commits.save(commit_at(3))
+        commits.flush()
+        assert run.files.steps()[0] == 3
+    end_stores(run.name)
+    assert run.files.steps()[0] == 3
+
+
+def _refuse(_files: CommitFiles, _sealed: object) -> None:
+    raise PermissionError("not yours")
+
+
+def test_a_store_that_dies_before_it_took_a_commit_that_is_to_stay(
+    cluster: Nodes, make_run: Callable[..., Place]
+) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        for step in (1, 2):
+            commits.save(commit_at(step))
+        assert commits._leased() is not None
+        pid = run.store_pid(cluster.head)
+        os.kill(pid, signal.SIGSTOP)
+        commits.save(commit_at(5))
+        os.kill(pid, signal.SIGKILL)
+        commits.save(commit_at(6))
+    assert run.files.sealed_steps()[:2] == [6, 5]
+
+
+def test_what_a_store_does_not_show_in_time_is_lost(
+    cluster: Nodes, never: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_commits, "READ_S", 0.1)
+    answer: Any = SimpleNamespace(remote=lambda: never)
+    store: Any = SimpleNamespace(shown=answer, given=answer)
+    for is_here in (True, False):
+        with pytest.raises(TornError, match="GetTimeoutError"):
+            ray_commits._read(store, 1000, is_here=is_here)
 
 
 def test_a_node_that_comes_later_has_the_copy(cluster: Nodes, make_run: Callable[..., Place]) -> None:

@@ -18,7 +18,8 @@ from forebay.driver.ray_address import NAMESPACE
 from forebay.driver.ray_address import PREFIX as RUN_PREFIX
 from forebay.driver.status import RunStatus
 from forebay.errors import InvalidOption
-from forebay.sweep.board import Board, open_board, sweeps
+from forebay.sweep import board
+from forebay.sweep.board import Board, open_board, stop_sweep, sweeps
 from forebay.sweep.record import Record
 
 Call = Callable[..., Any]
@@ -110,3 +111,11 @@ def test_one_sweep_of_a_name_at_a_time(ray_session: None) -> None:
     again = open_board(made(), "runs/ctr")
     with open_board(made(), "runs/ctr"), pytest.raises(InvalidOption, match="sweep named 'ctr' is under way"), again:
         pass
+
+
+def test_a_sweep_that_ends_while_it_is_asked_to(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_board(made(), "runs/ctr"):
+        there = board._find("ctr")
+    monkeypatch.setattr(board, "_find", lambda name: there)
+    with pytest.raises(InvalidOption, match="'ctr' has ended meanwhile"):
+        stop_sweep("ctr", "enough")

@@ -9,14 +9,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from ray._private import state as ray_state
-from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
+from ray.tune.schedulers import FIFOScheduler
+from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps, make_job
 
 from forebay.driver.remote_control import names
+from forebay.errors import InvalidOption
+from forebay.job.job import Job
 from forebay.sweep.record_file import load_record
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -52,6 +58,11 @@ def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> N
     assert record is not None and record.stopped == "interrupted"
     assert sorted(trial.state for trial in record.trials.values()) == ["finished", "pending"]
 
+    # A deadline that is over at once, in a sweep that has been run before: it ends it, and no trial for good.
+    cut = replace(sweep, scheduler=FIFOScheduler(), deadline_s=0.01).run(show=False)
+    assert cut.stopped is not None and cut.stopped.startswith("the deadline")
+    assert sorted(cut.table["state"]) == ["finished", "stopped"]
+
     result = sweep.run(show=False)
     assert list(result.table["state"]) == ["finished"] * 2
     assert small.steps("a") == list(range(STEPS)), "a finished trial was trained again"
@@ -59,6 +70,25 @@ def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> N
     assert set(result.table["epochs"]) == {2}
     again = sweep.run(show=False)
     assert again.best_value == result.best_value and small.steps("b") == list(range(STEPS))
+    with pytest.raises(InvalidOption, match=r"has begun with num_trials=2; this one has 3\."):
+        replace(sweep, num_trials=3).run(show=False)
+
+
+def test_what_failed_is_tried_again_with_the_job_as_it_is_then(small: SmallSweeps) -> None:
+    mended = small.folder / "mended"
+
+    @wraps(make_job(small.folder))
+    def job(**parameters: Any) -> Job:
+        if parameters["key"] == "b" and not mended.exists():
+            raise ValueError("no b yet")
+        return make_job(small.folder)(**parameters)
+
+    sweep = replace(small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, fixed={"epochs": 1}), job=job)
+    result = sweep.run(show=False)
+    assert sorted(result.table["state"]) == ["failed", "finished"]
+    mended.touch()
+    assert list(sweep.run(show=False).table["state"]) == ["finished"] * 2
+    assert small.steps("a") == list(range(STEPS_PER_EPOCH))
 
 
 def test_killed_driver_leaves_nothing_and_its_sweep_goes_on(small: SmallSweeps, request: pytest.FixtureRequest) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -101,6 +102,9 @@ def sweep(
                 storage=str(tmp_path / "runs"),
             ).run(show=False)
             assert len(found.table) == NUM_TRIALS
+            assert re.search(
+                r"3 trials share the blocks clicks-\w+; 1 shares nothing, with a transform", found._repr_html_()
+            )
             counts = source.counts()
         tally = counts_of.tally(counts_of.row_groups(folder), counts, work_of.read_log(str(log)))
         return tally, {use.dataset for use in fb.DiskCache(cache, quota_bytes=64 << 20).datasets()}

@@ -26,6 +26,10 @@ class PauseOnce(FIFOScheduler):
         super().__init__()
         self.paused: list[str] = []
 
+    def __deepcopy__(self, memo: object) -> PauseOnce:
+        """A sweep takes a copy; this one is looked at afterwards."""
+        return self
+
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         if trial.trial_id in self.paused:
             return str(TrialScheduler.CONTINUE)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from tests.unit.train.commits_laws import commit_at
 
 from forebay.driver.commit_store import CommitStore, Holding
-from forebay.driver.slots import Lease, Slot, SlotPad, read_slot
+from forebay.driver.slots import Desk, Lease, Slot, SlotPad, read_slot
 from forebay.errors import WriteFailed
 from forebay.train.commit_files import CommitFiles
 from forebay.train.commits import Sealer, opened
@@ -28,7 +29,7 @@ class Node:
     """A store, what was replicated from it, and the worker beside it."""
 
     def __init__(self, folder: Path) -> None:
-        self.uploads = Uploads(Safekeeping(uri=str(folder / "commits"), storage_every_s=1e6))
+        self.uploads = Uploads(Safekeeping(uri=str(folder / "commits"), storage_every_s=1e6, keep_every=50))
         self.store = CommitStore(self.uploads, self._replicate)
         self.copies: list[int] = []
         self.way = asyncio.Event()
@@ -147,6 +148,44 @@ def test_what_a_worker_left_is_copied_before_the_next_one_goes_on(make_node: Cal
     asyncio.run(scene())
 
 
+def test_what_a_worker_left_and_is_to_stay_for_ever_gets_to_storage(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        await node.save(49)
+        await node.write(50)
+        node.another_worker()
+        await node.save(51)
+        assert await node.store.flush() is None
+        assert 50 in node.uploads.files.sealed_steps()
+
+    asyncio.run(scene())
+
+
+def test_after_giving_up_nothing_is_written_over_what_its_worker_wrote_itself(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        await node.save(1)
+        assert await node.store.flush() is None
+        await node.save(7)
+        node.way.clear()
+        await node.write(8)
+        node.another_worker()
+        waiting = asyncio.ensure_future(node.store.lease())
+        await asyncio.wait([waiting], timeout=0.1)
+        await node.store.give_up(9)
+        assert await node.newest() == 8, "in case that fails"
+        files = node.uploads.files
+        files.write(Sealer().seal(commit_at(9), Pad()))
+        assert await node.store.flush() is None
+        assert node.uploads.is_done and files.steps()[0] == 9
+        node.way.set()
+        await waiting
+        await node.store.give_up(5)
+        assert await node.store.holding() is None, "a future that was given up"
+
+    asyncio.run(scene())
+
+
 def test_the_same_commit_again_is_the_newest_again(make_node: Callable[[], Node]) -> None:
     async def scene() -> None:
         node = make_node()
@@ -171,6 +210,35 @@ def test_late_word_of_a_worker_that_is_gone_takes_nothing_from_the_next(make_nod
         node._lease = await node.store.commit(number)
         await node.save(4)
         assert await node.newest() == 4
+
+    asyncio.run(scene())
+
+
+def test_a_worker_that_is_slow_to_die_writes_nothing_into_the_slot_of_the_next(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        await node.save(1)
+        old = await node.store.lease()
+        late = SlotPad(old.path)
+        node.another_worker()
+        number = await node.write(2)
+        late.seal(Sealer().seal(commit_at(90), late))
+        assert await node.newest() == 2
+        node._lease = await node.store.commit(number)
+        await node.store.commit(old.number)
+        assert await node.newest() == 2
+
+    asyncio.run(scene())
+
+
+def test_another_worker_that_only_looks_takes_nothing_from_the_one_that_is_there(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        for step in (1, 2, 3):
+            await node.save(step)
+            await node.store.lease()
+            assert await node.newest() == step
+        assert len(node.store._slots) <= 4
 
     asyncio.run(scene())
 
@@ -270,6 +338,75 @@ def test_a_copy_does_not_take_the_place_of_what_followed_it(make_node: Callable[
     asyncio.run(scene())
 
 
+def test_a_copy_is_newer_than_what_a_worker_left_before(make_node: Callable[[], Node]) -> None:
+    async def scene() -> None:
+        node = make_node()
+        await node.save(5)
+        number = await node.write(6)
+        await node.store.hold(*copy_of(4))
+        assert await node.newest() == 4
+        node._lease = await node.store.commit(number)
+        assert await node.newest() == 6, "but not newer than what a worker says is there"
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("is_looked_for", [False, True])
+def test_a_copy_of_before_takes_nothing_from_the_worker_that_is_there(
+    make_node: Callable[[], Node], is_looked_for: bool
+) -> None:
+    async def scene() -> None:
+        node = make_node()
+        number = await node.write(101)
+        if is_looked_for:
+            assert await node.newest() == 101
+        await node.store.hold(*copy_of(100))
+        node._lease = await node.store.commit(number)
+        assert await node.newest() == 101
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_late_word_of_a_slot_that_has_another_use_by_now(make_node: Callable[[], Node], is_copy: bool) -> None:
+    async def scene() -> None:
+        node = make_node()
+        late = await node.write(1)
+        assert await node.store.flush() is None
+        node.another_worker()
+        if is_copy:
+            await node.store.lease()
+            await node.store.hold(*copy_of(2))
+            await node.store.hold(*copy_of(3))
+            assert node.store._slots[late].sealed() is None, "3 is there"
+        else:
+            await node.save(3)
+            assert node._lease is not None and node._lease.number == late
+        await node.store.commit(late)
+        assert await node.newest() == 3
+
+    asyncio.run(scene())
+
+
+def test_those_who_look_at_once_find_one_commit(make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    both, original = threading.Barrier(2), Sealed.check
+
+    def check(sealed: Sealed) -> None:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+        original(sealed)
+
+    async def scene() -> None:
+        node = make_node()
+        await node.write(1)
+        monkeypatch.setattr(Sealed, "check", check)
+        begun = node.store._begun
+        await asyncio.gather(*[asyncio.to_thread(node.store._look_in) for _ in range(2)])
+        assert node.store._begun == begun + 1
+
+    asyncio.run(scene())
+
+
 def test_one_that_was_origin_and_becomes_a_copy_uploads_no_more(make_node: Callable[[], Node]) -> None:
     async def scene() -> None:
         old, new = make_node(), make_node()
@@ -350,6 +487,11 @@ def test_of_two_copies_at_once_the_later_one_stays(
         assert len(node.store._slots) == 2
 
     asyncio.run(scene())
+
+
+def test_a_python_that_cannot_watch_a_process_does_not_trust_it_to_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    assert not Desk(os.getpid()).is_alive
 
 
 def test_storage_that_refuses_is_told_at_a_flush(

@@ -62,6 +62,14 @@ def test_at_first_as_many_begin_as_have_a_place_with_one_worker_each() -> None:
     assert not found.stop and not found.pause
 
 
+def test_fewer_begin_than_have_a_place_where_only_so_many_may() -> None:
+    found = decide(view(*(waiting(str(number)) for number in range(6)), max_live=2), RULES)
+    assert found.start == ("0", "1") and sum(found.workers.values()) == 4
+    running = [trial("a", 0.5), trial("b", 0.1)]
+    full = decide(view(*running, waiting("c"), rungs={1: [0.5, 0.4, 0.1]}, max_live=2), RULES)
+    assert (full.stop, full.start) == ({"b"}, ("c",))
+
+
 def test_few_trials_share_all_workers() -> None:
     found = decide(view(waiting("a"), waiting("b")), RULES)
     assert found.workers == {"a": 2, "b": 2}
@@ -136,7 +144,8 @@ def test_a_paused_trial_goes_on_when_the_better_ones_have_ended() -> None:
 
 def test_all_end_in_time_for_their_last_commit() -> None:
     running = [trial("a", 0.5), waiting("b"), paused("c", 0.2)]
-    assert decide(view(*running, now_s=998.9, costs=COSTS), RULES).stop == {"b", "c", "a"}
+    late = decide(view(*running, trial("done", 0.9, epochs=1), now_s=998.9), RULES)
+    assert (late.stop, late.late) == ({"b", "c", "a", "done"}, {"b", "c", "a"})
     assert decide(view(*running, now_s=999.5), RULES).workers == {}
 
 
@@ -149,6 +158,13 @@ def test_who_cannot_end_another_epoch_ends_now() -> None:
     # One that has to start first needs that time as well.
     assert not can_end_epoch(waiting("new", epoch_s=10.0, max_workers=1), view(now_s=985.0))
     assert can_end_epoch(waiting("new", epoch_s=10.0, max_workers=1), view(now_s=980.0))
+
+
+def test_a_guess_is_no_reason_to_end() -> None:
+    slow = view(trial("a"), waiting("b"), now_s=990.0, is_guess=True)
+    assert decide(slow, RULES).stop == frozenset()
+    over = view(trial("a"), waiting("b"), now_s=999.5, is_guess=True)
+    assert decide(over, RULES).stop == {"a", "b"}
 
 
 def test_more_workers_only_when_the_change_pays() -> None:

@@ -9,9 +9,9 @@ import pytest
 from forebay.driver.control import Control
 from forebay.errors import InvalidOption, RunFailed
 from forebay.sweep import nested_run
-from forebay.sweep.nested_run import NestedRun
+from forebay.sweep.nested_run import Clock, NestedRun
 from forebay.testing.driver_bench import STEPS_PER_EPOCH, DriverBench, newest_commit
-from forebay.train.events import EpochEnded, Event
+from forebay.train.events import EpochEnded, Event, Failed, Started
 
 WAIT_S = 60.0
 
@@ -117,3 +117,14 @@ def test_hang_is_noticed_only_where_it_should_train(bench: DriverBench, monkeypa
     standing.stop("enough")
     assert standing.join(WAIT_S) and slow.join(WAIT_S)
     assert not slow.is_hung(0.0)
+
+
+def test_nobody_is_heard_of_while_lost_workers_are_replaced() -> None:
+    clock = Clock()
+    started = Started(name="ctr", world_size=2, epochs=2, num_batches=3)
+    clock.see(started)
+    assert clock.is_training
+    clock.see(Failed(error="a worker was lost", failures=1, will_retry=True))
+    assert not clock.is_training
+    clock.see(started)
+    assert clock.is_training

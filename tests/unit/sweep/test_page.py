@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,25 @@ def test_pictures_of_any_record(made: Record) -> None:
     for draw in (metric_figure, workers_figure, configs_figure):
         picture = as_png(draw(made))
         assert picture.startswith(b"\x89PNG")
+
+
+def test_dollars_are_no_formulas(tmp_path: Path) -> None:
+    made = record(
+        trial("a", 0.6, opt="$\\bad{$", **{"$x{$": 1}), trial("b", 0.7, opt="$y", **{"$x{$": 2}), metric="$\\auc{$"
+    )
+    assert "cannot be drawn" not in Path(write_page(made, str(tmp_path))).read_text()
+    for draw in (metric_figure, workers_figure, configs_figure):
+        assert as_png(draw(made)).startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_page(caplog: pytest.LogCaptureFixture) -> None:
+    made = mixed()
+    made.slots = "four"  # type: ignore[assignment]
+    with caplog.at_level(logging.WARNING):
+        text = page(made)
+    reader = Reader(text)
+    assert reader.tags.count("img") == 2 and reader.tags.count("table") == 1
+    assert "'Workers over time' of sweep 'ctr' cannot be drawn" in caplog.text
 
 
 def test_the_best_trial_is_drawn_red_and_above_the_others(tmp_path: Path) -> None:

@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 from ray.tune.experiment import Trial
+from tests.unit.sweep.made import record, trial
 
+from forebay.driver.result import Result, save_result
 from forebay.errors import WriteFailed
-from forebay.sweep.record import Record
+from forebay.sweep.missed import fill_in
+from forebay.sweep.record import Record, TrialRecord
 from forebay.sweep.record_file import load_record
 from forebay.sweep.recorder import Recorder, _last_line
+from forebay.sweep.result import SweepResult
+from forebay.train.events import EpochEnded
 
 
 @dataclass
@@ -112,6 +117,68 @@ def test_the_file_is_written_now_and_then_and_gone_on_with(tmp_path: Path) -> No
     again.recorder.close("enough")
     assert json.loads((tmp_path / "sweep.json").read_text())["stopped"] == "enough"
     assert made.trials["a"].state == "pending"
+
+
+def test_the_best_keeps_its_run_and_config_when_the_trial_takes_over_others(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    one = told.add("a", lr=0.1)
+    told.end_epoch(one, 1, auc=0.5, run="ctr.a", config={"lr": 0.1})
+    # Tune tells of a result after its scheduler, which may have given the trial its next config by then.
+    one.set_config({"lr": 0.9})
+    told.end_epoch(one, 2, auc=0.8, run="ctr.a", config={"lr": 0.1})
+    told.end_epoch(one, 3, auc=0.6, run="ctr.a.1", config={"lr": 0.9})
+    told.pass_time(2.0)
+    result = SweepResult.of(told.record, str(tmp_path))
+    assert (result.best_value, result.best_config) == (0.8, {"lr": 0.1})
+    assert result.best_run == str(tmp_path / "runs" / "ctr.a")
+    assert list(result.table["config/lr"]) == [0.1]
+    trial = told.record.trials["a"]
+    assert (trial.run, trial.config) == ("ctr.a.1", {"lr": 0.9})
+    told.end_epoch(one, 4, auc=0.9, run="ctr.a.1", config={"lr": 0.9})
+    assert SweepResult.of(told.record, str(tmp_path)).best_config == {"lr": 0.9}
+
+
+def test_trials_that_tune_has_forgotten_are_dropped_if_they_never_began(tmp_path: Path) -> None:
+    made = record(trial("a", 0.5, state="pending"))
+    for name in ("ghost", "b"):
+        made.put(TrialRecord(id=name, run=f"ctr.{name}", config={}))
+    told = Told(tmp_path, made=made)
+    told.add("b")
+    told.pass_time(1.0)
+    assert list(made.trials) == ["a", "b"]
+
+
+def test_epochs_that_nobody_told_are_found_in_the_runs(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    one, two = told.add("a", lr=0.1), told.add("b", lr=0.2)
+    one.status = two.status = Trial.RUNNING
+    told.held = {"a": Held(1), "b": Held(2)}
+    told.pass_time(1.0)
+    told.end_epoch(one, 1, auc=0.5, run="ctr.a")
+    told.end_epoch(one, 3, auc=0.6, run="ctr.a")
+    told.end_epoch(two, 2, auc=0.5, run="ctr.b.1")
+    save_epochs(tmp_path, "ctr.a", 0.5, 0.9, 0.6, float("nan"))
+    # The first two are those of the trial it has branched from.
+    save_epochs(tmp_path, "ctr.b.1", 0.99, 0.5, 0.7)
+    one.status = two.status = Trial.TERMINATED
+    told.pass_time(1.0)
+    told.recorder.close()
+    made = load_record(str(tmp_path))
+    assert made is not None
+    points = {name: [(point.epoch, point.value) for point in trial.points] for name, trial in made.trials.items()}
+    assert points == {"a": [(1, 0.5), (2, 0.9), (3, 0.6), (4, None)], "b": [(2, 0.5), (3, 0.7)]}
+    assert [point.at_s for point in made.trials["a"].points] == [1.0, 1.0, 1.0, 2.0]
+    assert (made.trials["a"].epochs, made.best_value) == (4, 0.9)
+    fill_in(made, str(tmp_path))
+    assert [trial.epochs for trial in made.trials.values()] == [4, 3]
+
+
+def save_epochs(folder: Path, run: str, *values: float) -> None:
+    facts = {"rows": 10, "seconds": 1.0, "wait_s": 0.0, "eval_s": 0.0, "commit_s": 0.0}
+    epochs = tuple(
+        EpochEnded(epoch=number, step=number, metrics={"auc": value}, **facts) for number, value in enumerate(values)
+    )
+    save_result(Result(name=run, path=str(folder / "runs" / run), plan_id="p", num_epochs=9, epochs=epochs))
 
 
 def test_storage_that_fails_is_tried_again_but_for_the_last_time(

@@ -11,7 +11,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from forebay.errors import InvalidOption
 from forebay.sweep.experience import PRIOR_COSTS, percentile_90
-from forebay.sweep.scheduler import DeadlineScheduler
+from forebay.sweep.scheduler import NO_TIME, DeadlineScheduler
 from forebay.sweep.trial_workers import Held
 
 
@@ -108,9 +108,11 @@ def test_a_result_decides_who_goes_on() -> None:
 def test_everything_ends_at_the_deadline() -> None:
     controller = begun()
     controller.start_all()
+    assert controller.scheduler.stopped is None
     controller.now += 99.5
     controller.start_all()
     assert controller.statuses == [Trial.TERMINATED] * 6
+    assert controller.scheduler.stopped == "the deadline of 1:40 was reached"
 
 
 def test_runs_that_are_followed_commit_first() -> None:
@@ -122,7 +124,7 @@ def test_runs_that_are_followed_commit_first() -> None:
     controller.now += 99.5
     controller.start_all()
     assert controller.statuses == [Trial.RUNNING]
-    assert set(controller.scheduler.ending()) == {"0"}
+    assert controller.scheduler.ending() == {"0": NO_TIME}
     controller.now += 0.25
     controller.scheduler.note_held({}, 4)
     # The next time, ends are known to take so long.
@@ -183,11 +185,47 @@ def test_pickled_it_keeps_its_time_and_scores() -> None:
 def test_recalled_it_goes_on_where_it_was() -> None:
     scheduler = DeadlineScheduler(100.0, 2, metric="loss", mode="min")
     scheduler.prepare(8, (1, 8), epochs=1000)
-    scheduler.recall(60.0, {"1": [0.5, 0.4], "2": [0.9]})
+    scheduler.recall(60.0, {"1": [0.5, 0.4], "2": [0.9]}, "min")
     controller = Controller(scheduler, 3)
     # No new trial begins so late: those that were under way go on, the better one first.
     assert controller.start_all() == ["1"]
     assert scheduler.elapsed_s == pytest.approx(60.0)
+
+
+def test_what_is_recalled_before_tune_tells_the_mode_has_its_sign() -> None:
+    scheduler = DeadlineScheduler(100.0, 2)
+    scheduler.prepare(8, (1, 8), epochs=1000)
+    scheduler.recall(60.0, {"0": [0.5, 0.6], "1": [0.8, 0.9]}, "max")
+    assert scheduler.set_search_properties("auc", "max")
+    assert Controller(scheduler, 3).start_all() == ["1"]
+
+
+def test_no_more_trials_train_at_once_than_may() -> None:
+    scheduler = DeadlineScheduler(100.0, metric="loss", mode="min")
+    scheduler.prepare(8, (1, 8), epochs=1000, max_live=2)
+    controller = Controller(scheduler, 4)
+    assert controller.start_all() == ["0", "1"]
+    # One that still commits counts.
+    controller.stop_trial(controller.trials[0])
+    parting = {each: Held(target=1, world_size=1, min_workers=1, max_workers=8) for each in ("0", "1")}
+    scheduler.note_held(parting, 8)
+    assert controller.start_all() == []
+    parting.pop("0")
+    scheduler.note_held(parting, 8)
+    assert controller.start_all() == ["2"]
+
+
+def test_nobody_is_given_up_by_a_guess() -> None:
+    controller = begun(trials=3, atoms=2, deadline_s=12.0)
+    assert controller.start_all() == ["0", "1"]
+    controller.now += 9.0
+    assert controller.start_all() == []
+    assert controller.statuses == [Trial.RUNNING, Trial.RUNNING, Trial.PAUSED]
+    # An epoch took 5 s: nobody else ends one in the 2 that are left.
+    assert controller.report(0, 0.5) == TrialScheduler.STOP
+    controller.start_all()
+    assert controller.statuses[2] == Trial.TERMINATED
+    assert controller.scheduler.stopped == "the deadline of 0:12 was reached"
 
 
 def test_metric_and_mode_come_from_the_sweep_once() -> None:

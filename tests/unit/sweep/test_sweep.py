@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ray import tune
 
 from forebay.driver.callbacks import Callback
 from forebay.driver.control import Control
@@ -156,3 +158,53 @@ class TestTask:
 
             with pytest.raises(BadJob, match="cannot be sent"):
                 pack(sweep(make, {"seed": [1]}, tmp_path).task("ctr"))
+
+
+class Called:
+    """A job function that is an object."""
+
+    def __call__(self, seed: int = 0) -> Job:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("made", [partial(Called(), seed=1), Called()])
+def test_a_job_without_a_name_names_its_sweep(made: JobFunction) -> None:
+    assert Sweep(made, {"seed": [1]}, "loss", "min").title.startswith("Called-20")
+
+
+def test_a_parameter_that_follows_from_others_needs_no_default(job: JobFunction, tmp_path: Path) -> None:
+    def needs(seed: int, commit_every: int) -> Job:
+        return job(seed=seed, commit_every=commit_every)
+
+    space = {"seed": [4], "commit_every": tune.sample_from(lambda spec: spec.config.seed * 2)}
+    assert sweep(needs, space, tmp_path).check().commit_every == 8
+    space["commit_every"] = tune.sample_from(lambda spec: spec.config.sed)
+    with pytest.raises(InvalidOption, match=r"commit_every .*cannot be drawn"):
+        sweep(needs, space, tmp_path).check()
+
+
+def test_spaces_have_texts_to_compare(job: JobFunction, tmp_path: Path) -> None:
+    def texts(**space: Any) -> dict[str, str]:
+        return sweep(job, space, tmp_path).space_texts()
+
+    def twice(config: dict[str, Any]) -> int:
+        return 2 * int(config["b"])
+
+    assert texts(a=tune.loguniform(1e-3, 1), b=[1], c=tune.sample_from(twice), d=tune.choice([twice])) == texts(
+        a=tune.loguniform(1e-3, 1), b=[1], c=tune.sample_from(twice), d=tune.choice([twice])
+    )
+    drawn: list[Any] = [
+        tune.uniform(1, 100),
+        tune.loguniform(1, 100),
+        tune.quniform(0, 100, 5),
+        tune.qloguniform(5, 100, 5),
+        tune.randint(1, 100),
+        tune.randn(1, 100),
+        tune.randn(1, 10),
+        tune.choice([1, 100]),
+        (1, 100),
+        [1, 100],
+        {"grid_search": [1, 100]},
+    ]
+    assert len({texts(a=each)["a"] for each in drawn}) == len(drawn)
+    assert " at 0x" not in str(texts(d=tune.choice([twice])))

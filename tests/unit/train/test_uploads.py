@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,10 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def _holds(uploads: Uploads, step: int) -> bool:
+    return step in [held.step for held in uploads.holds()]
 
 
 @pytest.fixture
@@ -167,6 +172,66 @@ def test_what_is_forgotten_is_not_written(make_uploads: Callable[..., Uploads], 
     uploads.forget()
     uploads.flush()
     assert uploads.is_done and uploads.files.steps() == [1]
+
+
+def test_what_waits_for_room_is_held_and_does_not_come_back_as_the_newest(
+    make_uploads: Callable[..., Uploads], storage: Storage
+) -> None:
+    uploads = make_uploads(keep_every=10)
+    storage.is_open.clear()
+    for step in (10, 20):
+        uploads.offer(sealed_at(step))
+    slow = threading.Thread(target=uploads.offer, args=(sealed_at(30),))
+    slow.start()
+    until(lambda: _holds(uploads, 30))
+    assert slow.is_alive()
+    uploads.offer(sealed_at(31))
+    assert _holds(uploads, 30)
+    storage.is_open.set()
+    slow.join(PATIENCE_S)
+    uploads.flush()
+    assert uploads.files.steps() == [31, 30, 20, 10]
+
+
+def test_what_is_forgotten_waits_for_nothing_and_is_not_begun(
+    make_uploads: Callable[..., Uploads], storage: Storage
+) -> None:
+    uploads = make_uploads(keep_every=10)
+    uploads.offer(sealed_at(5))
+    uploads.flush()
+    storage.is_open.clear()
+    uploads.offer(sealed_at(10))
+    until(lambda: storage.begun[-1] == 10)
+    uploads.offer(sealed_at(20))
+    for step in (30, 9):
+        slow = threading.Thread(target=uploads.offer, args=(sealed_at(step),))
+        slow.start()
+        until(partial(_holds, uploads, step))
+        uploads.forget()
+        slow.join(PATIENCE_S)
+        assert not slow.is_alive()
+    storage.is_open.set()
+    until(lambda: uploads.holds() == [])
+    assert storage.begun == [5, 10] and uploads.is_done
+
+
+def test_of_those_taken_together_none_is_begun_after_it_was_forgotten(
+    make_uploads: Callable[..., Uploads], storage: Storage
+) -> None:
+    uploads = make_uploads(keep_every=10)
+    storage.error = OSError("down")
+    for step in (10, 20, 21):
+        uploads.offer(sealed_at(step))
+    until(lambda: uploads._is_failing)
+    storage.error, storage.begun = None, []
+    storage.is_open.clear()
+    flushing = threading.Thread(target=uploads.flush)
+    flushing.start()
+    until(lambda: storage.begun == [10])
+    uploads.forget()
+    storage.is_open.set()
+    flushing.join(PATIENCE_S)
+    assert storage.begun == [10] and uploads.is_done
 
 
 def test_nothing_is_left_to_do_after_one_was_forgotten_in_mid_upload(

@@ -1,0 +1,124 @@
+"""What Ray Tune is set to while a sweep runs, and what is put back afterwards.
+
+What goes beyond Tune's documented surface is in this file, checked on Ray 2.60: `Trial.handle_error` and
+`Trial.max_failures` (an exception of a job is no reason to try again, a lost process is), and the controller's
+`_actor_force_cleanup_timeout` (the last trials commit as all others do). tests/ray/sweep fails when one of them moves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+
+from ray.exceptions import RayActorError, RayTaskError
+from ray.tune.execution.tune_controller import TuneController
+from ray.tune.experiment import Trial
+
+from forebay.sweep.ending import PARTING_S
+
+TUNE_ENVIRONMENT: Mapping[str, str] = {
+    # The record is what a sweep writes; Tune's loggers write three files per trial beside it.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # Ctrl-C lets all trials commit first, which takes longer than Tune waits.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    # Tune's own tables; `live.py` shows ours.
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    # 10 s by default: what a driver that is killed forgets of its trials.
+    "TUNE_GLOBAL_CHECKPOINT_S": "1",
+    # A trial that ends before its first epoch has no metric: Tune would give up the sweep. Trials check their own.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    # Recorder and allotment are called at every turn.
+    "TUNE_WARN_THRESHOLD_S": "10",
+}
+LOGGERS = ("ray.tune", "ray.air", "ray.train")
+FORCE = "_actor_force_cleanup_timeout"
+
+
+@contextmanager
+def tune_settings() -> Iterator[None]:
+    """For the length of the block Tune is as a sweep needs it."""
+    with ExitStack() as stack:
+        for each in (_quiet(), _environment(), _jobs_fail_once(), _last_ones_commit()):
+            stack.enter_context(each)
+        yield
+
+
+@contextmanager
+def interrupts(interrupt: Callable[[], object]) -> Iterator[None]:
+    """The first Ctrl-C asks for an end, the second one is as ever. Tune takes SIGUSR1 for its own: it is put back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
+        signal.signal(signal.SIGINT, kept[signal.SIGINT])
+        interrupt()
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        for number, was in kept.items():
+            signal.signal(number, was)
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    missing = {name: value for name, value in TUNE_ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What goes wrong is in the record, or raised."""
+    before = {name: logging.getLogger(name).level for name in LOGGERS}
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def _jobs_fail_once() -> Iterator[None]:
+    """Let `max_failures` count lost processes alone: an exception of a job would be raised again."""
+    handle_error = Trial.handle_error
+
+    def handle(trial: Trial, exc: Exception | None = None) -> None:
+        handle_error(trial, exc)
+        if isinstance(exc, RayTaskError) and not isinstance(exc.as_instanceof_cause(), RayActorError):
+            trial.max_failures = 0
+
+    Trial.handle_error = handle
+    try:
+        yield
+    finally:
+        Trial.handle_error = handle_error
+
+
+@contextmanager
+def _last_ones_commit() -> Iterator[None]:
+    """Tune kills whoever has not ended ten seconds after the last trial was stopped, in the middle of its commit."""
+
+    def keep(controller: TuneController, seconds: float) -> None:
+        """Tune sets its own, and takes it from what it has saved; this one stays."""
+
+    setattr(TuneController, FORCE, property(lambda _: PARTING_S, keep))
+    try:
+        yield
+    finally:
+        delattr(TuneController, FORCE)

@@ -1,0 +1,46 @@
+"""What a trial tells Tune of an epoch, and how it waits for the end of its run; whole trials are run under Ray."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay.driver.control import Control
+from forebay.errors import Hung
+from forebay.sweep.nested_run import NestedRun
+from forebay.sweep.trial import TrialRun
+from forebay.testing.driver_bench import DriverBench
+from forebay.train.events import EpochEnded, Event, Finished
+
+
+def trial_of(**task: Any) -> TrialRun:
+    """A trial in no process of its own."""
+    made = TrialRun.__new__(TrialRun)
+    made._task, made._generation, made._trial_info = SimpleNamespace(sweep="ctr", **task), 0, None
+    return made
+
+
+@pytest.mark.parametrize(("mode", "worst"), [("min", math.inf), ("max", -math.inf)])
+def test_a_metric_that_is_no_finite_number_ends_the_trial(mode: str, worst: float) -> None:
+    made = trial_of(metric="auc", mode=mode)
+    for value in (math.nan, math.inf, -math.inf):
+        ended = EpochEnded(epoch=0, step=3, metrics={"auc": value}, rows=1, seconds=1, wait_s=0, eval_s=0, commit_s=0)
+        told = made._told_of(ended, is_over=False, is_finished=False)
+        assert (told["auc"], told["diverged"], told["done"]) == (worst, True, True)
+
+
+def test_a_run_that_hangs_after_its_last_epoch_is_not_waited_for(tmp_path: Path) -> None:
+    def linger(event: Event, control: Control) -> None:
+        if isinstance(event, Finished):
+            time.sleep(3.0)
+
+    nested = NestedRun(DriverBench(tmp_path).job("lingers", epochs=1), "local", [linger])
+    assert nested.next_epoch(60.0) is not None
+    with pytest.raises(Hung, match="hang_timeout_s=0.1"):
+        trial_of(hang_timeout_s=0.1)._join(nested)
+    assert nested.join(60.0)
