@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from forebay.cache.key import BlockNames
-from forebay.job.job import Job
-
-
-def blocks_of(job: Job) -> str:
-    """What `forebay cache ls` calls the blocks that `job` trains on; empty where it has no cache."""
-    return "" if job.cache is None else BlockNames(job.data.plan.manifest, job.data.transform).dataset
-
 
 def sharing_text(blocks: Iterable[str]) -> str:
-    """A line about trials; of each, what `blocks_of` said of its job. Empty for none.
+    """A line about trials; of each, what `task.blocks_of` said of its job. Empty for none.
 
     >>> sharing_text(["clicks-3fa1"] * 8)
     'all 8 trials share the blocks clicks-3fa1'

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import cloudpickle
 import numpy as np
 
+from forebay.cache.key import BlockNames
 from forebay.cache.payload import own_code_by_value
 from forebay.driver.callbacks import Callback
 from forebay.errors import BadJob
@@ -76,6 +77,11 @@ class Task:
         values = {name: value.item() if isinstance(value, np.generic) else value for name, value in config.items()}
         values = {**self.fixed, **values}
         return {name: coerce(name, values[name], each.annotation) for name, each in known.items() if name in values}
+
+
+def blocks_of(job: Job) -> str:
+    """What `forebay cache ls` calls the blocks that `job` trains on; empty where it has no cache."""
+    return "" if job.cache is None else BlockNames(job.data.plan.manifest, job.data.transform).dataset
 
 
 def pack(task: Task) -> bytes:

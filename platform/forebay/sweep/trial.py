@@ -20,8 +20,7 @@ from forebay.sweep.branching import hold, newest_stored
 from forebay.sweep.generations import newest_generation, take_over
 from forebay.sweep.nested_run import Epoch, NestedRun
 from forebay.sweep.run_names import run_name, runs_path
-from forebay.sweep.sharing import blocks_of
-from forebay.sweep.task import Task, unpack
+from forebay.sweep.task import Task, blocks_of, unpack
 from forebay.train.events import EpochEnded
 
 CHECKPOINT = "trial.json"

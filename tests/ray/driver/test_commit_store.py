@@ -367,11 +367,12 @@ def test_a_store_that_is_stuck_does_not_hold_its_worker_for_long(
     run = make_run()
     run.safekeeping = replace(run.safekeeping, patience_s=1.0)
     with closing(run.open()) as commits:
-        commits.save(commit_at(1))
+        steps = iter(range(1, 10_000))
+        until(lambda: commits.save(commit_at(next(steps))) or run.held)
         with silent_for(8.0, run, cluster.head):
-            commits.save(commit_at(2))
-            commits.save(commit_at(3))
-            assert run.files.steps()[0] == 3
+            commits.save(commit_at(10_001))
+            commits.save(commit_at(10_002))
+            assert run.files.steps()[0] == 10_002
     assert "commits is lost (GetTimeoutError)" in caplog.text
 
 
