@@ -156,20 +156,27 @@ class CommitStore:
         return None if newest is None else Holding(newest.step, self._is_origin, newest.num_bytes)
 
     def _look_in(self) -> None:
-        """Keep the commit in the leased slot, of which the worker has not said yet that it is there, or never will."""
+        """Keep a commit of which the worker has not said yet that it is there, or never will.
+
+        It is in the leased slot, or in that of a worker that was thought to be gone.
+        """
         with self._looking:
-            number = self._leased
-            if number is None or number in self._content:
-                return
-            try:
-                sealed = self._slots[number].sealed()
-                if sealed is None:
-                    return
-                sealed.check()
-            except TornError as torn:
-                log.warning("What a worker has left in memory is no commit (%s).", torn)
-                return
-            self._keep(sealed, number, self._ticket(), is_origin=True)
+            for number in (self._left, self._leased):
+                if number is not None and number not in self._content and (sealed := self._sealed_in(number)):
+                    self._keep(sealed, number, self._ticket(), is_origin=True)
+
+    def _sealed_in(self, number: int) -> Sealed | None:
+        """A whole commit in slot `number`; of one whose worker was thought to be gone, only what is news."""
+        try:
+            sealed = self._slots[number].sealed()
+            if sealed is None:
+                return None
+            sealed.check()
+        except TornError as torn:
+            log.warning("What a worker has left in memory is no commit (%s).", torn)
+            return None
+        is_news = self._newest is None or sealed.step > self._newest.step
+        return sealed if is_news or number == self._leased else None
 
     def _said(self, number: int) -> Sealed | None:
         """What was written into slot `number`, if it is still that of the worker who says so."""
@@ -182,7 +189,7 @@ class CommitStore:
 
         It is given up when the worker in its place has a commit; until then that one may be gone sooner.
         """
-        if self._left is not None:
+        if self._left is not None and self._left not in self._content:
             del self._slots[self._left]
         self._left = number
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import ray
@@ -45,11 +45,13 @@ from forebay.sweep.run_names import TUNE
 from forebay.sweep.scheduler import DeadlineScheduler
 from forebay.sweep.space import Choice, Domain, Foreign, Grid, Uniform, WholeNumbers
 from forebay.sweep.sweep import Sweep
-from forebay.sweep.task import pack, unpack
+from forebay.sweep.task import Task, pack, unpack
 from forebay.sweep.trial import TrialRun
 from forebay.sweep.trial_workers import RayTrialWorkers, cluster_atoms
 from forebay.sweep.tune_settings import interrupts, tune_settings
 
+_TASKS: dict[bytes, Task] = {}
+"""What was packed in this process, by what it was packed into."""
 NO_CPU = {"CPU": 0, "memory": 1 << 20}
 """What a trial's own process asks for: nothing would be refused, and Tune's default is a CPU."""
 # They compare trials that have come equally far, so all of a round have to get there: none may wait for others' end.
@@ -116,6 +118,8 @@ class _Tuning:
         place = resolve(self._path)
         task = sweep.task(self._name, exchanges=isinstance(scheduler, EXCHANGE))
         payload = pack(task)
+        _TASKS.clear()
+        _TASKS[payload] = task
         limit = limit_trials(searcher, scheduler, self._limit(scheduler, searcher))
         tune.run(
             tune.with_resources(
@@ -270,9 +274,9 @@ def _share(job: Job) -> Mapping[str, float]:
     return {"CPU": job.min_workers * job.resources.cpus, "GPU": job.min_workers * job.resources.gpus}
 
 
-@cache
-def _unpacked(payload: bytes) -> Any:
-    return unpack(payload)
+def _unpacked(payload: bytes) -> Task:
+    # What is unpickled in the process that pickled it puts its methods, cut down, into the user's own classes.
+    return _TASKS.get(payload) or unpack(payload)
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def sweep(
             ).run(show=False)
             assert len(found.table) == NUM_TRIALS
             assert re.search(
-                r"3 trials share the blocks clicks-\w+; 1 shares nothing, with a transform", found._repr_html_()
+                r"3 trials share the blocks clicks-\S+; 1 shares nothing, with a transform", found._repr_html_()
             )
             counts = source.counts()
         tally = counts_of.tally(counts_of.row_groups(folder), counts, work_of.read_log(str(log)))
