@@ -64,7 +64,14 @@ def ray_session(job: Job) -> Iterator[bool]:
 @contextmanager
 def train_environment() -> Iterator[None]:
     """`TRAIN_ENVIRONMENT` for the length of the block; Ray Train hands it on to its controller and workers."""
-    missing = {name: value for name, value in TRAIN_ENVIRONMENT.items() if name not in os.environ}
+    with environment_defaults(TRAIN_ENVIRONMENT):
+        yield
+
+
+@contextmanager
+def environment_defaults(defaults: Mapping[str, str]) -> Iterator[None]:
+    """Those of `defaults` that are not set otherwise, as environment variables for the length of the block."""
+    missing = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(missing)
     try:
         yield

@@ -8,7 +8,6 @@ What goes beyond Tune's documented surface is in this file, checked on Ray 2.60:
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 
+from forebay.driver.ray_session import environment_defaults
 from forebay.sweep.ending import PARTING_S
 
 TUNE_ENVIRONMENT: Mapping[str, str] = {
@@ -44,7 +44,7 @@ FORCE = "_actor_force_cleanup_timeout"
 def tune_settings() -> Iterator[None]:
     """For the length of the block Tune is as a sweep needs it."""
     with ExitStack() as stack:
-        for each in (_quiet(), _environment(), _jobs_fail_once(), _last_ones_commit()):
+        for each in (_quiet(), environment_defaults(TUNE_ENVIRONMENT), _jobs_fail_once(), _last_ones_commit()):
             stack.enter_context(each)
         yield
 
@@ -67,17 +67,6 @@ def interrupts(interrupt: Callable[[], object]) -> Iterator[None]:
     finally:
         for number, was in kept.items():
             signal.signal(number, was)
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    missing = {name: value for name, value in TUNE_ENVIRONMENT.items() if name not in os.environ}
-    os.environ.update(missing)
-    try:
-        yield
-    finally:
-        for name in missing:
-            os.environ.pop(name, None)
 
 
 @contextmanager
