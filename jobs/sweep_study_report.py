@@ -132,10 +132,10 @@ def _draw_curves(axes: Axes, found: Mapping[str, Any]) -> None:
     for method, title in found["titles"].items():
         ys = np.array([_so_far(swept, found["budget"]) for swept in found["sweeps"] if swept["method"] == method])
         for y in ys:
-            axes.plot(epochs, y, color=COLOURS[method], alpha=0.25, lw=0.8)
+            axes.plot(epochs, y, color=COLOURS[method], alpha=0.35, lw=1.0)
         axes.plot(epochs, ys.mean(0), color=COLOURS[method], lw=2.0, label=title)
     axes.set(xlabel="epochs trained, over all trials", ylabel="test AUC of the model chosen so far", ylim=(0.6, None))
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="lower right", title="thick: mean of all seeds, thin: each", title_fontsize=8)
 
 
 def _draw_finals(axes: Axes, found: Mapping[str, Any]) -> None:
