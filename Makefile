@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-elastic bench-sweep soak horovod clean
+.PHONY: help demo test lint bench bench-elastic bench-sweep bench-deadline soak horovod clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -22,6 +22,7 @@ help:
 	@echo "make bench   the loader beside its peers, each in its own environment; BENCH_ARGS='--rows 100000 --repeats 2' for less"
 	@echo "make bench-elastic  what a change of workers costs, beside the stock executors; BENCH_ARGS='--repeats 1' for less"
 	@echo "make bench-sweep  8 trials over one data set: bytes from the source and wall time, beside its peers; BENCH_ARGS='--repeats 1' for less"
+	@echo "make bench-deadline  sweeps by a deadline, beside Ray's ASHA; BENCH_ARGS='--sweeps 100 --digits 20' for less"
 	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
 	@echo "make clean   remove .venv, caches and build folders; data/ and runs/ stay"
 
@@ -60,6 +61,10 @@ bench-elastic: $(INSTALLED)
 bench-sweep: $(INSTALLED)
 	@echo "== bench: jobs/bench/sweep.py $(BENCH_ARGS)"
 	@$(BIN)/python jobs/bench/sweep.py $(BENCH_ARGS)
+
+bench-deadline: $(INSTALLED)
+	@echo "== bench: jobs/bench/deadline.py $(BENCH_ARGS)"
+	@$(BIN)/python jobs/bench/deadline.py $(BENCH_ARGS)
 
 # Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
 soak: $(INSTALLED_TEST)

@@ -9,11 +9,14 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 TIE = 5e-4
 """Less than a twentieth of a point of accuracy (or of a nat) is a draw."""
 OURS = "DeadlineScheduler"
 BEST = "the best of these, chosen afterwards"
+UNITS = ("accuracy", "nats of log loss")
+"""What synthetic curves tell, and what recorded ones do."""
 Row = Mapping[str, Any]
 
 
@@ -101,9 +104,13 @@ def _panel(panel: Axes, title: str, rows: Sequence[Row]) -> None:
             places = [(number + 0.5) / len(found) for number in range(len(found))]
             panel.plot(places, found, color=color, label=f"{length} deadlines, {len(found)} sweeps")
     panel.axhline(0, color="#888888", linewidth=0.8)
-    panel.set_title(title)
-    panel.set_xlabel("sweeps, worst to best")
-    panel.set_ylabel(f"gain over {other}")
+    panel.set_title(f"{title}, against\n{other}", size=10)
+    panel.set_xlabel("share of the sweeps, worst to best")
+    panel.set_ylabel(f"gain of DeadlineScheduler, {UNITS[rows[0]['family'] == 'digits']}")
+    panel.xaxis.set_major_formatter(PercentFormatter(1))
+    panel.set_xlim(0, 1)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(axis="y", color="#e4e8ec", linewidth=0.6)
     panel.legend(frameon=False)
 
 

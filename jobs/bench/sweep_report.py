@@ -161,6 +161,7 @@ def plot(found: Mapping[str, Any], path: Path) -> None:
             text = f"{middle:.3g}"
             panel.annotate(text, (max(values), place), (4, 0), textcoords="offset points", va="center", size=8)
         panel.set_xlabel(label)
+        panel.margins(x=0.12)  # room for the figure beside the longest bar
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
