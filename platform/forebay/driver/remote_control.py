@@ -7,7 +7,6 @@ moves.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +14,12 @@ from contextlib import contextmanager
 import ray
 from ray._private.services import find_gcs_addresses
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
 
-from forebay.driver.ray_address import ADDRESS, NAMESPACE, PREFIX, connect
+from forebay.driver.named_actors import ANSWER_S, ask_all, find, find_or_refuse, names_of
+from forebay.driver.ray_address import ADDRESS, PREFIX, connect
 from forebay.driver.status import RunStatus
 from forebay.errors import InvalidOption
 
-ANSWER_S = 10.0
 WHO = "remote control"
 
 
@@ -43,12 +41,7 @@ def reach_cluster() -> Iterator[None]:
 
 def names(prefix: str = "") -> list[str]:
     """What the runs under way are called whose names begin with `prefix`, without asking them."""
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    return [
-        actor["name"].removeprefix(PREFIX)
-        for actor in actors
-        if actor["namespace"] == NAMESPACE and actor["name"].startswith(f"{PREFIX}{prefix}")
-    ]
+    return names_of(PREFIX, prefix)
 
 
 def runs(prefix: str = "", wait_s: float = ANSWER_S) -> list[RunStatus]:
@@ -56,9 +49,7 @@ def runs(prefix: str = "", wait_s: float = ANSWER_S) -> list[RunStatus]:
 
     A run that does not answer within `wait_s` is left out.
     """
-    answers = [handle.status.remote() for name in names(prefix) if (handle := _find(name)) is not None]
-    ready, _ = ray.wait(answers, num_returns=len(answers), timeout=wait_s) if answers else ([], [])
-    found = [status for answer in ready if (status := _status_of(answer)) is not None]
+    found = ask_all(PREFIX, lambda coordinator: coordinator.status.remote(), begin=prefix, wait_s=wait_s)
     return sorted(found, key=lambda status: status.name)
 
 
@@ -99,13 +90,13 @@ def stop(name: str, reason: str) -> RunStatus:
 
 def steer(name: str, workers: int) -> None:
     """Ask the run `name` for `workers` workers, within its bounds, without waiting; one that has ended is no error."""
-    if (coordinator := _find(name)) is not None:
+    if (coordinator := find(PREFIX, name)) is not None:
         coordinator.set_target.remote(workers, WHO)
 
 
 def part(name: str, reason: str) -> None:
     """Ask the run `name` to commit and end, without waiting; one that has ended is no error."""
-    if (coordinator := _find(name)) is not None:
+    if (coordinator := find(PREFIX, name)) is not None:
         coordinator.ask_stop.remote(reason, WHO)
 
 
@@ -126,27 +117,5 @@ def _only_address_here() -> str:
     return str(addresses[0])
 
 
-def _find(name: str) -> ActorHandle | None:
-    try:
-        return ray.get_actor(f"{PREFIX}{name}", namespace=NAMESPACE)
-    except ValueError:  # it has ended since
-        return None
-
-
-def _status_of(answer: object) -> RunStatus | None:
-    try:
-        status: RunStatus = ray.get(answer)
-    except RayError:  # it has ended since
-        return None
-    return status
-
-
 def _coordinator(name: str) -> ActorHandle:
-    found = _find(name)
-    if found is not None:
-        return found
-    there = sorted(names())
-    near = difflib.get_close_matches(name, there, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    known = f"Under way: {', '.join(there)}." if there else "None is under way."
-    raise InvalidOption(f"no run named {name!r} is under way on this cluster.{hint} {known}", name=name, runs=there)
+    return find_or_refuse(PREFIX, name, "run")

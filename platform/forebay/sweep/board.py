@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +11,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from forebay.driver.named_actors import ANSWER_S, ask_all, find, find_or_refuse
 from forebay.driver.ray_address import NAMESPACE
 from forebay.errors import InvalidOption
 from forebay.sweep.record import Record
@@ -19,7 +19,6 @@ from forebay.sweep.standing import SweepStanding
 
 PREFIX = "sweep-"
 """Before a sweep's name: the name of its board in `NAMESPACE`."""
-ANSWER_S = 10.0
 
 
 class Noticeboard:
@@ -95,15 +94,13 @@ def open_board(record: Record, path: str) -> Iterator[Board]:
 
 def sweeps() -> list[SweepStanding]:
     """The sweeps that are under way on the cluster this process is connected to, by name."""
-    answers = [actor.read.remote() for name in _names() if (actor := _find(name)) is not None]
-    ready, _ = ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S) if answers else ([], [])
-    found = [standing for answer in ready if (standing := _standing_of(answer)) is not None]
+    found = ask_all(PREFIX, lambda board: board.read.remote())
     return sorted(found, key=lambda standing: standing.name)
 
 
 def is_sweep(name: str) -> bool:
     """Whether a sweep of this name is under way."""
-    return _find(name) is not None
+    return find(PREFIX, name) is not None
 
 
 def stop_sweep(name: str, reason: str) -> SweepStanding:
@@ -111,13 +108,7 @@ def stop_sweep(name: str, reason: str) -> SweepStanding:
 
     Raises `InvalidOption` for one that is not there, or ends at this moment.
     """
-    actor = _find(name)
-    if actor is None:
-        names = _names()
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        known = f"Under way: {', '.join(names)}." if names else "None is under way."
-        raise InvalidOption(f"no sweep named {name!r} is under way on this cluster.{hint} {known}", name=name)
+    actor = find_or_refuse(PREFIX, name, "sweep")
     try:
         standing: SweepStanding = ray.get(actor.read.remote(), timeout=ANSWER_S)
         ray.get(actor.ask_stop.remote(reason), timeout=ANSWER_S)
@@ -127,27 +118,4 @@ def stop_sweep(name: str, reason: str) -> SweepStanding:
             "lists what is under way.",
             name=name,
         ) from error
-    return standing
-
-
-def _names() -> list[str]:
-    return sorted(
-        actor["name"].removeprefix(PREFIX)
-        for actor in ray.util.list_named_actors(all_namespaces=True)
-        if actor["namespace"] == NAMESPACE and actor["name"].startswith(PREFIX)
-    )
-
-
-def _find(name: str) -> ActorHandle | None:
-    try:
-        return ray.get_actor(f"{PREFIX}{name}", namespace=NAMESPACE)
-    except ValueError:  # it has ended since
-        return None
-
-
-def _standing_of(answer: object) -> SweepStanding | None:
-    try:
-        standing: SweepStanding = ray.get(answer)
-    except RayError:  # it has ended since
-        return None
     return standing
