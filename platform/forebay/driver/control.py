@@ -38,6 +38,7 @@ class Control:
         self._target = self._world_size = workers if elastic is None else elastic.target
         self._batch = global_batch
         self._stop: str | None = None
+        self._asked_workers: int | None = None
         self._asked_batch: int | None = None
         self._lock = threading.Lock()
 
@@ -69,7 +70,7 @@ class Control:
                 "elastic=Elastic(min_workers=..., max_workers=...)."
             )
         with self._lock:
-            self._target = self._elastic.clamp(operator.index(workers))
+            self._target = self._asked_workers = self._elastic.clamp(operator.index(workers))
             return self._target
 
     def global_batch(self, rows: int) -> None:
@@ -96,6 +97,12 @@ class Control:
                 self._world_size = world_size
             if batch:
                 self._batch = batch
+
+    def take_resize(self) -> int | None:
+        """For drivers: what `resize` was last asked for, if it was since the last call."""
+        with self._lock:
+            asked, self._asked_workers = self._asked_workers, None
+            return asked
 
     @property
     def orders(self) -> Orders:

@@ -174,6 +174,14 @@ class Coordinator:
         """What a train function raised, if one did."""
         return self._raised
 
+    async def give_up(self) -> bool:
+        """End a run that was asked to stop, where nobody trains who could commit first; whether it has ended."""
+        async with self._changed:
+            if self._stop is not None and not self._trains:
+                self._is_ending = True
+                self._changed.notify_all()
+        return self._is_ending
+
     async def end(self) -> dict[int, Any]:
         """The driver gives up: no attempt follows. Returns the workers to end."""
         async with self._changed:
@@ -192,7 +200,8 @@ class Coordinator:
         async with self._changed:
             target = min(max(workers, self._status.min_workers), self._status.max_workers)
             self._asked_by_others |= who != DRIVER and target != self._status.target
-            self._status = replace(self._status, target=target)
+            asked = target if who == DRIVER else self._status.asked
+            self._status = replace(self._status, target=target, asked=asked)
             if self._trains and target < self._size:
                 self._order_parting(target)
             self._changed.notify_all()

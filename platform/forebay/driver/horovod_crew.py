@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from forebay.driver.horovod_lifeline import Entered, Lifelines, Lost, Placed, Sign
@@ -19,6 +19,7 @@ from forebay.driver.horovod_members import Member
 from forebay.driver.horovod_rendezvous import Rendezvous
 from forebay.driver.horovod_worker import Answer, Hiring, HorovodWorker
 from forebay.driver.horovod_world import Place
+from forebay.driver.places import new_place
 from forebay.driver.raised import Raised
 from forebay.job.job import Resources
 from forebay.world import World
@@ -87,11 +88,11 @@ class HorovodWorld:
 class Crew:
     """All workers of one run that are there or to come. Used by one thread."""
 
-    def __init__(self, coordinator: ActorHandle, payload: bytes, resources: Resources) -> None:
+    def __init__(self, run: str, coordinator: ActorHandle, payload: bytes, resources: Resources) -> None:
         address = ray.util.get_node_ip_address()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._lines = Lifelines(address, self._inbox.put)
-        self._address, self._coordinator = address, coordinator
+        self._run_name, self._address, self._coordinator = run, address, coordinator
         self._payload = ray.put(payload)
         self._resources = resources
         self._actors: dict[str, ActorHandle] = {}
@@ -112,7 +113,7 @@ class Crew:
             name = f"worker-{self._num_asked}"
             self._num_asked += 1
             hiring = Hiring(name=name, coordinator=self._coordinator, payload=[self._payload], line=self._lines.address)
-            room = placement_group([{kind: amount for kind, amount in needs.items() if amount}])
+            room = new_place(self._run_name, {kind: amount for kind, amount in needs.items() if amount})
             actor = (
                 ray.remote(HorovodWorker)
                 .options(

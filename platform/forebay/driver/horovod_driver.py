@@ -81,13 +81,15 @@ def _train(run: Run, coordinator: ActorHandle) -> Result:
         with _crew(run, coordinator) as crew:
             conductor = Conductor(terms, crew, coordinator)
             with _Conducting(conductor, coordinator) as conducting:
-                follow(run, coordinator, lambda: conducting.is_running)
+                stopped = follow(run, coordinator, lambda: conducting.is_running)
     except RayError as error:
         raise RunFailed(
             f"run {run.name!r} lost its connection to Ray ({type(error).__name__}). What was committed is kept: run "
             f"{run.name!r} again to continue.",
             name=run.name,
         ) from error
+    if stopped is not None:
+        return run.finish(stopped)
     if conducting.error is not None:
         _raise_end(run, conducting.error)
     return run.finish(conducting.stopped)
@@ -138,7 +140,7 @@ class _Conducting:
 
 @contextmanager
 def _crew(run: Run, coordinator: ActorHandle) -> Iterator[Crew]:
-    crew = Crew(coordinator, pack(run.launch), run.job.resources)
+    crew = Crew(run.name, coordinator, pack(run.launch), run.job.resources)
     try:
         yield crew
     finally:

@@ -15,13 +15,13 @@ from ray.train import WorkerGroupError
 from ray.train.torch import TorchTrainer
 
 from forebay.driver.callbacks import Callback
+from forebay.driver.places import remove_places
 from forebay.driver.raised import Raised
 from forebay.driver.ray_commits import commit_stores
 from forebay.driver.ray_coordinator import coordinator_of
 from forebay.driver.ray_following import follow
-from forebay.driver.ray_seats import remove_places
 from forebay.driver.ray_session import ray_session, session_text, train_environment
-from forebay.driver.ray_train import RAY_FOLDER, lost_workers_text, places_name, torch_trainer
+from forebay.driver.ray_train import RAY_FOLDER, lost_workers_text, torch_trainer
 from forebay.driver.result import Result, below
 from forebay.driver.run import Run
 from forebay.errors import RunFailed
@@ -56,7 +56,7 @@ def _fit(run: Run, coordinator: ActorHandle) -> Result:
     run.tell(Preparing(what=f"starting {run.job.start_workers} workers, a process each"))
     fit = _Fit(torch_trainer(run, coordinator))
     try:
-        follow(run, coordinator, lambda: fit.is_running)
+        stopped = follow(run, coordinator, lambda: fit.is_running)
     except RayError as error:
         raise RunFailed(
             f"run {run.name!r} lost its connection to Ray ({type(error).__name__}). What was committed is kept: run "
@@ -66,6 +66,8 @@ def _fit(run: Run, coordinator: ActorHandle) -> Result:
     finally:
         fit.end(coordinator)
         _clear_away(run)
+    if stopped is not None:
+        return run.finish(stopped)
     if fit.error is not None:
         end = _end_of(run, coordinator, fit.error)
         raise end from end.__cause__ or fit.error
@@ -123,7 +125,7 @@ class _Fit:
 def _clear_away(run: Run) -> None:
     """Remove what Ray Train leaves behind. How the run ended is more important than what cannot be removed."""
     try:
-        remove_places(places_name(run))
+        remove_places(lambda name: name == run.name)
     except (RayError, OSError) as error:
         log.warning("The places of the workers of run %r could not be removed from the cluster: %s", run.name, error)
     try:

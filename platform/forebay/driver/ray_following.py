@@ -22,12 +22,15 @@ FIRST_WAIT_S = 30.0
 NEXT_WAIT_S = 60.0
 
 
-def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) -> None:
-    """Tell the run what its workers report, and pass on what its callbacks ask, until all has been told."""
+def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) -> str | None:
+    """Tell the run what its workers report, and pass on what its callbacks ask, until all has been told.
+
+    Why to stop at once, where that was asked while nobody trains: workers may be long in coming.
+    """
     watch = _StartWatch(run)
     # Callbacks may have asked for something before there were workers, of which the coordinator knows nothing.
     made_with = Orders(workers=run.job.start_workers if run.control.is_elastic else None)
-    asked = _pass_on(run.control.orders, made_with, coordinator)
+    asked = _pass_on(run.control, made_with, coordinator)
     goes_on = True
     while goes_on:
         goes_on = is_training()  # asked before the events are taken: the last ones came before the end
@@ -39,9 +42,12 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
             if isinstance(event, Preempted):
                 # Callbacks hear what comes next while the newest commit is on its way to storage.
                 threading.Thread(target=flush_stores, args=(run.name,), name="forebay-flush", daemon=True).start()
-        asked = _pass_on(run.control.orders, asked, coordinator)
+        asked = _pass_on(run.control, asked, coordinator)
         coordinator.noted.remote(news.count)
         watch.tell_if_late()
+        if goes_on and asked.stop is not None and ray.get(coordinator.give_up.remote()):
+            return asked.stop
+    return None
 
 
 def _take_over(control: Control, news: News, asked: Orders) -> Orders:
@@ -53,9 +59,11 @@ def _take_over(control: Control, news: News, asked: Orders) -> Orders:
     return replace(asked, workers=news.target, stop=news.stop)
 
 
-def _pass_on(wanted: Orders, asked: Orders, coordinator: ActorHandle) -> Orders:
-    if wanted.workers is not None and wanted.workers != asked.workers:
-        ray.get(coordinator.set_target.remote(wanted.workers))
+def _pass_on(control: Control, asked: Orders, coordinator: ActorHandle) -> Orders:
+    resized, wanted = control.take_resize(), control.orders
+    if resized is not None:
+        # Also where there are as many now: whoever deals workers to several runs gives this one no more.
+        ray.get(coordinator.set_target.remote(resized))
     if wanted.global_batch is not None and wanted.global_batch != asked.global_batch:
         ray.get(coordinator.set_batch.remote(wanted.global_batch))
     if wanted.stop is not None and asked.stop is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,9 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+
+from forebay.driver.places import new_place
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +106,8 @@ class Seat:
 class Seats:
     """All seats of one run: those of the present world, by rank, and those that are to come."""
 
-    def __init__(self, hire: Hire, bundle: Mapping[str, float], name: str, leave: Callable[[], bool]) -> None:
-        self._hire, self._bundle, self._name, self._leave = hire, dict(bundle), name, leave
+    def __init__(self, hire: Hire, bundle: Mapping[str, float], run: str, leave: Callable[[], bool]) -> None:
+        self._hire, self._bundle, self._run, self._leave = hire, dict(bundle), run, leave
         self.seated: list[Seat] = []
         self.coming: list[Seat] = []
         self._failed_starts, self._retry_at = 0, 0.0
@@ -184,8 +185,7 @@ class Seats:
         self.seated = []
 
     def _open(self) -> Seat:
-        # A name of its own, as Ray wants it, and one by which the driver finds it.
-        return Seat(placement_group([self._bundle], name=f"{self._name}:{uuid.uuid4().hex}"), self._hire)
+        return Seat(new_place(self._run, self._bundle), self._hire)
 
     def _look_at_coming(self) -> None:
         for seat in self.coming:
@@ -211,13 +211,6 @@ class Seats:
         for seat in gone:
             seat.give_up()
         self.coming = [seat for seat in self.coming if seat not in gone]
-
-
-def remove_places(name: str) -> None:
-    """Remove what is left of the places of `name`: Ray keeps them when only the process that asked for them dies."""
-    for number, facts in placement_group_table().items():
-        if facts["name"].startswith(f"{name}:") and facts["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))
 
 
 def _has_left(answer: Any) -> bool:

@@ -55,7 +55,7 @@ def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
     folder = resolve(run.path)
     payload = ray.put(pack(run.launch))
     return ForebayTrainer(
-        crew=Crew(coordinator=coordinator, payload=payload, least=job.min_workers, places=places_name(run)),
+        crew=Crew(coordinator=coordinator, payload=payload, least=job.min_workers, run=run.name),
         train_loop_config={"coordinator": coordinator, "payload": payload},
         torch_config=TorchConfig(backend="nccl" if job.resources.gpus else "gloo", timeout_s=job.hang_timeout_s),
         scaling_config=ScalingConfig(
@@ -74,11 +74,6 @@ def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
     )
 
 
-def places_name(run: Run) -> str:
-    """What the places of the run's workers are called in the cluster."""
-    return f"forebay-run-{run.name}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crew:
     """What the controller needs to start workers: whom to ask, what to warm them up with, how few will do."""
@@ -86,7 +81,7 @@ class Crew:
     coordinator: ActorHandle
     payload: Any
     least: int
-    places: str
+    run: str
 
 
 class ForebayTrainer(TorchTrainer):  # type: ignore[misc]
@@ -127,7 +122,7 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
     def after_controller_start(self, train_run_context: Any) -> None:  # noqa: ARG002
         """Begin to hire, here in the controller's process; nothing is reserved."""
         hiring = Hiring(self._bundle, WorkerGroup._get_worker_runtime_env({}), self._crew.payload)  # noqa: SLF001
-        seats = Seats(hiring, self._bundle, self._crew.places, leave)
+        seats = Seats(hiring, self._bundle, self._crew.run, leave)
         adopts = not self._bundle.get("GPU")
         self._conductor = Conductor(self._crew.coordinator, seats, self._crew.least, adopts_survivors=adopts)
         TrainController.worker_group_cls = SeatedGroups(seats)

@@ -15,9 +15,10 @@ class RunStatus:
     """A run under way, at one moment; what has a default is that of a run without a step.
 
     `world_size` is how many workers train now, `target` how many there should be, within `min_workers` and
-    `max_workers`. `epoch` counts from 0, `position` is rows into it. `last_commit_step` and `last_commit_age_s` are
-    those of the newest saved commit, None before the first; its step is the one reported last by then, and steps are
-    reported about ten times a second. `started_at` is Unix seconds, `node` where its driver runs.
+    `max_workers`; `asked` is how many its own callbacks asked for last, None where they did not. `epoch` counts from 0,
+    `position` is rows into it. `last_commit_step` and `last_commit_age_s` are those of the newest saved commit, None
+    before the first; its step is the one reported last by then, and steps are reported about ten times a second.
+    `started_at` is Unix seconds, `node` where its driver runs.
     """
 
     name: str
@@ -27,6 +28,7 @@ class RunStatus:
     target: int
     min_workers: int
     max_workers: int
+    asked: int | None = None
     epoch: int = 0
     epochs: int
     step: int = 0

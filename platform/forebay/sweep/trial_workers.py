@@ -23,7 +23,10 @@ FRESH_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The run of a trial: how many workers it is to have, and has; `epochs` is how many it is for."""
+    """The run of a trial: how many workers it is to have, has, and may have; `epochs` is how many it is for.
+
+    It may have as many as its own callbacks asked for last: a schedule of theirs is an upper bound of its share.
+    """
 
     target: int
     world_size: int
@@ -112,6 +115,6 @@ def _held(status: RunStatus) -> Held:
         target=status.target,
         world_size=status.world_size,
         min_workers=status.min_workers,
-        max_workers=status.max_workers,
+        max_workers=status.max_workers if status.asked is None else status.asked,
         epochs=status.epochs,
     )

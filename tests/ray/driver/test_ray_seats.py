@@ -11,9 +11,10 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from forebay.driver.ray_seats import Hired, Seats, WorkersCannotStart, remove_places
+from forebay.driver.places import remove_places
+from forebay.driver.ray_seats import Hired, Seats, WorkersCannotStart
 
-NAME = "forebay-run-seats"
+NAME = "seats"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def tend_until(seats: Seats, wanted: int, **counts: int) -> None:
 
 
 def places() -> list[str]:
-    return [facts["state"] for facts in placement_group_table().values() if facts["name"].startswith(f"{NAME}:")]
+    found = placement_group_table().values()
+    return [facts["state"] for facts in found if facts["name"].startswith(f"forebay-run-{NAME}:")]
 
 
 def test_what_does_not_fit_stays_asked_for_and_is_not_near(make_seats: MakeSeats) -> None:
@@ -108,7 +110,7 @@ def test_processes_outlive_their_world_unless_they_are_gone_or_hold_on(make_seat
     seats.gather(adopt=False)
     assert seats.survivors == 0
     tend_until(seats, 2, ready=2)
-    remove_places(NAME)
+    remove_places(lambda run: run == NAME)
     assert set(places()) == {"REMOVED"}
 
 

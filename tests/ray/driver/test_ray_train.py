@@ -23,7 +23,7 @@ from forebay.driver.ray_train import CHECKED_VERSION, CoordinatedScaling, Crew, 
 from forebay.driver.ray_worker import PeerLost
 from forebay.errors import RunFailed
 
-CREW = Crew(coordinator=None, payload=None, least=1, places="forebay-run-a")
+CREW = Crew(coordinator=None, payload=None, least=1, run="a")
 
 
 def parameters(function: Any) -> list[str]:

@@ -7,9 +7,14 @@ from typing import ClassVar
 
 import psutil
 import ray
+from ray.util.placement_group import placement_group_table
 
+from forebay.driver.control import Control
+from forebay.job.job import Resources
+from forebay.testing.driver_bench import DriverBench
 from forebay.testing.driver_nodes import kill_stores
 from forebay.testing.driver_suite import DriverSuite
+from forebay.train.events import Event, Preparing
 
 
 class UnderRay(DriverSuite):
@@ -27,6 +32,16 @@ class UnderRay(DriverSuite):
         # The guard of tests/ray/conftest.py looks at actors and placement groups; these are processes.
         ours = psutil.Process().children(recursive=True)
         return [title for process in ours if (title := _title(process)).startswith(self.titles)]
+
+    def test_stop_is_not_kept_waiting_by_workers_that_are_to_come(self, bench: DriverBench) -> None:
+        def stop(event: Event, control: Control) -> None:
+            if isinstance(event, Preparing):
+                control.stop("there is no room")
+
+        result = self.run(bench, "unwanted", stop, workers=4, resources=Resources(cpus=3))
+        assert (result.stopped, result.epochs, result.is_finished) == ("there is no room", (), False)
+        left = [facts for facts in placement_group_table().values() if "unwanted" in facts["name"]]
+        assert all(facts["state"] == "REMOVED" for facts in left)
 
 
 def _title(process: psutil.Process) -> str:

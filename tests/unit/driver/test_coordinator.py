@@ -88,6 +88,23 @@ def test_what_others_ask_is_news_to_the_driver_and_what_it_asked_itself_is_not()
     asyncio.run(talk())
 
 
+def test_run_that_is_to_stop_is_given_up_where_nobody_trains() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(2)
+        assert not await coordinator.give_up(), "nobody asked for a stop"
+        joining = await waits(coordinator.join(0, "worker 0"))
+        await coordinator.ask_stop("enough")
+        assert await coordinator.give_up()
+        assert await joining is None and (await coordinator.view()).is_ending
+        coordinator = await joined(2)
+        await coordinator.ask_stop("enough")
+        assert not await coordinator.give_up(), "they are to commit first"
+        await coordinator.lost_workers("worker 1 died")
+        assert await coordinator.give_up()
+
+    asyncio.run(talk())
+
+
 def test_attempt_begins_when_all_have_joined() -> None:
     async def talk() -> None:
         coordinator = coordinator_of(2)

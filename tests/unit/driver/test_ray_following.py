@@ -73,6 +73,19 @@ def test_what_was_asked_before_there_were_workers_is_passed_on(actor: Any, monke
     assert control.orders == Orders(stop="enough", workers=4, global_batch=128), "a request was overwritten"
 
 
+def test_what_callbacks_ask_is_known_also_where_it_is_so_already(actor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_following, "POLL_S", 0.0)
+    control = make_control()
+    follow_to_the_end(control, actor)
+    assert actor.status.remote().asked is None
+    control.resize(2)
+    follow_to_the_end(control, actor)
+    actor.set_target.remote(5, "cli")
+    follow_to_the_end(control, actor)
+    status = actor.status.remote()
+    assert (status.asked, status.target, control.workers) == (2, 5, 5)
+
+
 def test_what_others_ask_is_followed(actor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_following, "POLL_S", 0.0)
     control = make_control()

@@ -43,7 +43,10 @@ class Runs:
         return [self._there[name] for name in self.names(prefix) if name not in self.silent]
 
     def steer(self, name: str, workers: int) -> None:
-        self._there[name] = replace(self._there[name], target=workers)
+        self.change(name, target=workers)
+
+    def change(self, name: str, **facts: int) -> None:
+        self._there[name] = replace(self._there[name], **facts)
 
 
 def test_silence_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +78,10 @@ def test_silent_runs_hold_what_they_were_given(monkeypatch: pytest.MonkeyPatch) 
     assert workers.held()["a"].target == 4
     runs.silent = set()
     assert workers.held()["a"].target == 2
+
+
+def test_what_a_trials_own_callbacks_ask_for_is_the_most_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, workers = Runs(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
+    assert workers.held()["a"].max_workers == 8
+    runs.change("ctr.a", asked=2)
+    assert workers.held()["a"].max_workers == 2

@@ -1,0 +1,28 @@
+"""The places of runs' workers in a cluster: placement groups, found again by the name of their run."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+PREFIX = "forebay-run-"
+
+
+def new_place(run: str, bundle: Mapping[str, float]) -> PlacementGroup:
+    """Ask for a place for one worker of `run`; one that there is no room for stays asked for."""
+    # A name of its own, as Ray wants it.
+    return placement_group([dict(bundle)], name=f"{PREFIX}{run}:{uuid.uuid4().hex}")
+
+
+def remove_places(is_meant: Callable[[str], bool]) -> None:
+    """Remove what is left of the places of runs: Ray keeps them when only the process that asked for them dies.
+
+    `is_meant` is given the name of a run.
+    """
+    for number, facts in placement_group_table().items():
+        run, colon, _ = facts["name"].removeprefix(PREFIX).rpartition(":")
+        if colon and facts["name"].startswith(PREFIX) and facts["state"] != "REMOVED" and is_meant(run):
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))
