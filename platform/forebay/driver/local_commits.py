@@ -32,8 +32,24 @@ def open_local_commits(safekeeping: Safekeeping) -> Commits:
     memory: the kernel keeps it until the disk has it. Storage elsewhere gets them by way of such a folder.
     """
     if resolve(safekeeping.uri).is_local:
-        return CommitDirectory(safekeeping.uri, keep_last=safekeeping.keep_last, keep_every=safekeeping.keep_every)
+        return DirectCommits(safekeeping.uri, keep_last=safekeeping.keep_last, keep_every=safekeeping.keep_every)
     return SpooledCommits(safekeeping)
+
+
+class DirectCommits(CommitDirectory):
+    """Straight into storage. What it refuses ends the run, whose user is to know where there is no room."""
+
+    def save(self, commit: Commit) -> None:
+        """Return once `commit` is in storage. Raises `WriteFailed`."""
+        try:
+            super().save(commit)
+        except OSError as error:
+            raise WriteFailed(
+                f"the commit of step {commit.step} cannot be written to {self._files.uri} ({error}). Those before it "
+                "are kept: make room or give access, and run the same name again to continue.",
+                uri=self._files.uri,
+                step=commit.step,
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

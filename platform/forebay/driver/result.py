@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, WriteFailed
+from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import resolve
 from forebay.train.events import EpochEnded, Reported
 
@@ -71,13 +72,24 @@ class Result:
 
 
 def save_result(result: Result) -> None:
-    """Write `result.json` into the run's folder, replacing an earlier one as a whole."""
+    """Write `result.json` into the run's folder, replacing an earlier one as a whole.
+
+    Raises `WriteFailed` where storage refuses.
+    """
     place = resolve(result.path)
     final, draft = f"{place.path}/{FILE_NAME}", f"{place.path}/.{FILE_NAME}.draft"
-    place.fs.create_dir(place.path, recursive=True)
-    with place.fs.open_output_stream(draft) as stream:
-        stream.write(result.to_json().encode())
-    place.fs.move(draft, final)
+    try:
+        place.fs.create_dir(place.path, recursive=True)
+        with place.fs.open_output_stream(draft) as stream:
+            stream.write(result.to_json().encode())
+        place.fs.move(draft, final)
+    except OSError as error:
+        raise WriteFailed(
+            f"the result of run {result.name!r} cannot be written to {place.uri} ({redact(str(error))}). What was "
+            f"committed is kept: make room or give access, and run {result.name!r} again to continue.",
+            name=result.name,
+            uri=place.uri,
+        ) from redacted(error)
 
 
 def load_result(path: str) -> Result | None:

@@ -15,7 +15,7 @@ from forebay.driver.control import Control
 from forebay.driver.history import History
 from forebay.driver.launch import Launch, title_of
 from forebay.driver.result import Result, below, load_result, save_result
-from forebay.errors import CursorMismatch, RunFailed
+from forebay.errors import CursorMismatch, RunFailed, WriteFailed
 from forebay.job.job import Job
 from forebay.storage.credentials import Access
 from forebay.train.events import EpochEnded, Event, Failed, Finished, Reported, Resized, Started
@@ -106,7 +106,11 @@ class Run:
     def _tell_end(self, error: BaseException) -> None:
         event = Failed(error=_summary(error), failures=self._failures + 1, will_retry=False)
         self._history.record(event)
-        save_result(self.result)
+        try:
+            save_result(self.result)
+        except WriteFailed as unsaved:
+            # Full storage is often why it ends: what the run raises says so.
+            log.warning("%s", unsaved)
         try:
             notify(self._callbacks, event, self.control)
         except RunFailed:

@@ -115,6 +115,13 @@ def _without_retries(filesystem: fs.FileSystem, query: str) -> fs.FileSystem:
     return filesystem
 
 
+def writing_at_once(filesystem: fs.FileSystem) -> fs.FileSystem:
+    """The same, whose uploads go on in the thread that writes, and not in pyarrow's own where S3's do."""
+    if not isinstance(filesystem, fs.S3FileSystem):
+        return filesystem
+    return fs.S3FileSystem(**_settings(filesystem, {}) | {"background_writes": False})
+
+
 def _settings(filesystem: fs.FileSystem, options: dict[str, str]) -> dict[str, Any]:
     if options.keys() & set(_S3_URI_ONLY):
         only = ", ".join(sorted(options.keys() & set(_S3_URI_ONLY)))

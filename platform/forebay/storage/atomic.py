@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from forebay.storage.credentials import redacting
@@ -17,19 +18,45 @@ def write_atomically(uri: str | os.PathLike[str], content: bytes) -> None:
         with redacting(), location.fs.open_output_stream(location.path) as stream:
             stream.write(content)
         return
-    target = Path(location.path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    draft = Draft(Path(location.path))
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            # fsync before the rename: after a crash a torn file must never look complete.
-            os.fsync(file.fileno())
+        draft.write(content)
+        draft.keep()
+    finally:
+        draft.give_up()
+
+
+class Draft:
+    """A local file under way: a temporary neighbour of `target`, whose place it takes at `keep`."""
+
+    def __init__(self, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._target = target
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        self._path: Path | None = Path(name)
+        self._file = os.fdopen(descriptor, "wb")
+
+    def write(self, content: bytes) -> None:
+        """Add `content`; storage that is full says so now. Raises `OSError`."""
+        self._file.write(content)
+        self._file.flush()
+
+    def keep(self) -> None:
+        """Put it in its place. Raises `OSError`."""
+        assert self._path is not None
+        # fsync before the rename: after a crash a torn file must never look complete.
+        os.fsync(self._file.fileno())
+        self._file.close()
         umask = os.umask(0)
         os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        self._path.chmod(0o666 & ~umask)
+        self._path.replace(self._target)
+        self._path = None
+
+    def give_up(self) -> None:
+        """Leave nothing behind, unless it was kept."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+            self._path = None
+            with suppress(OSError):  # what did not fit before
+                self._file.close()

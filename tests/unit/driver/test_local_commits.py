@@ -37,6 +37,15 @@ def test_a_local_folder_needs_no_spool(tmp_path: Path) -> None:
     assert isinstance(open_local_commits(Safekeeping(uri="memory://elsewhere")), SpooledCommits)
 
 
+def test_a_local_folder_that_refuses_is_named(tmp_path: Path) -> None:
+    with closing(open_local_commits(Safekeeping(uri=str(tmp_path / "commits")))) as commits:
+        commits.save(commit_at(1))
+        (tmp_path / "commits" / "step-000000002").write_text("no folder")
+        with pytest.raises(WriteFailed, match=rf"commit of step 2 cannot be written to {tmp_path}/commits .*make room"):
+            commits.save(commit_at(2))
+        assert newest_step(commits) == 1
+
+
 @pytest.fixture
 def spools(tmp_path: Path) -> Path:
     return tmp_path / "spools"

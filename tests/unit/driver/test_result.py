@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.driver.result import Result, below, load_result, save_result
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, WriteFailed
 from forebay.train.events import EpochEnded, Reported
 
 NUMBERS = st.floats(allow_nan=False)
@@ -86,6 +86,15 @@ def test_file_round_trip_and_replacement(tmp_path: Path) -> None:
         save_result(result)
         assert load_result(folder) == result
     assert [path.name for path in Path(folder).iterdir()] == ["result.json"]
+
+
+def test_storage_that_refuses_is_named_and_the_result_before_stays(tmp_path: Path) -> None:
+    result = Result(name="a", path=str(tmp_path), plan_id="p", num_epochs=1)
+    save_result(result)
+    (tmp_path / ".result.json.draft").mkdir()
+    with pytest.raises(WriteFailed, match=rf"result of run 'a' cannot be written to {tmp_path} .*make room"):
+        save_result(replace(result, failures=1))
+    assert load_result(str(tmp_path)) == result
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 7}', '{"version": 1, "epochs": [], "steps": []}'])
