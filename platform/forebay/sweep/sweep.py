@@ -155,10 +155,12 @@ class Sweep:
 
     def task(self, name: str, *, exchanges: bool = False) -> Task:
         """What the trials of this sweep, under `name`, are made from."""
+        storage = resolve(self.storage).uri
         return Task(
             sweep=name,
-            storage=resolve(self.storage).uri,
-            access=Access([self.storage]),
+            storage=storage,
+            # Of what it is called without them: that is what the trials' processes will ask for.
+            access=Access([storage]),
             recipe=self.job,
             takes=Takes.of(self.job, self.callbacks),
             fixed=dict(self.fixed),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +42,20 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         """Nothing heavy: the run starts with the first step."""
         self._task: Task = unpack(payload)
         self._bell = bell
+        self._begin()
+
+    def reset_config(self, new_config: Mapping[str, Any]) -> bool:  # noqa: ARG002 - it is in `self.config` by now
+        """Become another trial: a process that has imported everything serves one after the other."""
+        self.cleanup()
+        if self._nested is not None:
+            # Its run hangs, and would train on beside the next one's: to Tune this process is lost.
+            os._exit(1)
+        # A sweep of many trials would fill the memory with what only the collector can take apart.
+        gc.collect()
+        self._begin()
+        return True
+
+    def _begin(self) -> None:
         self._nested: NestedRun | None = None
         self._generation = newest_generation(self._runs, self._task.sweep, self.trial_id)
         self._told = -1
@@ -59,7 +75,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
             if epoch is not None:
                 nested.go_on(epoch.ended.epoch)
             elif nested.result is not None:
-                return self._last_result(nested.result)
+                return self._result_at_end(nested.result)
             elif self._is_over(nested):
                 return dict(DUPLICATE)
 
@@ -85,13 +101,14 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
 
     def cleanup(self) -> None:
         """Have the run commit and end: a trial that is stopped or paused loses nothing."""
-        nested, self._nested = self._nested, None
-        if nested is None or not nested.is_running or self._is_hung(nested):
+        nested = self._nested
+        if nested is None or self._is_hung(nested):
             return
         nested.stop("the sweep has stopped this trial")
         while not nested.join(LISTEN_S):
             if self._is_hung(nested):
                 return
+        self._nested = None
 
     @property
     def _runs(self) -> str:
@@ -177,7 +194,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         }
         return facts | self._told_of(ended, is_over=is_last, is_finished=is_last)
 
-    def _last_result(self, result: Result) -> dict[str, Any]:
+    def _result_at_end(self, result: Result) -> dict[str, Any]:
         """A run that has ended without another epoch: one that was found finished, or was stopped by its callbacks."""
         last = result.epochs[-1] if result.epochs else None
         if last is None or last.epoch <= self._told:

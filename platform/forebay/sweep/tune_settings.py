@@ -1,8 +1,9 @@
 """What Ray Tune is set to while a sweep runs, and what is put back afterwards.
 
 What goes beyond Tune's documented surface is in this file, checked on Ray 2.60: `Trial.handle_error` and
-`Trial.max_failures` (an exception of a job is no reason to try again, a lost process is), and the controller's
-`_actor_force_cleanup_timeout` (the last trials commit as all others do). tests/ray/sweep fails when one of them moves.
+`Trial.max_failures` (an exception of a job is no reason to try again, a lost process is), the controller's
+`_actor_force_cleanup_timeout` (the last trials commit as all others do) and its `_maybe_cache_trial_actor` (a process
+that is kept for a later trial lets go of its own). tests/ray/sweep fails when one of them moves.
 """
 
 from __future__ import annotations
@@ -37,15 +38,17 @@ TUNE_ENVIRONMENT: Mapping[str, str] = {
     "TUNE_WARN_THRESHOLD_S": "10",
 }
 LOGGERS = ("ray.tune", "ray.air", "ray.train")
-FORCE = "_actor_force_cleanup_timeout"
+FORCE, KEEP = "_actor_force_cleanup_timeout", "_maybe_cache_trial_actor"
 
 
 @contextmanager
 def tune_settings() -> Iterator[None]:
     """For the length of the block Tune is as a sweep needs it."""
     with ExitStack() as stack:
-        for each in (_quiet(), environment_defaults(TUNE_ENVIRONMENT), _jobs_fail_once(), _last_ones_commit()):
+        for each in (_quiet(), environment_defaults(TUNE_ENVIRONMENT)):
             stack.enter_context(each)
+        for changed in (_jobs_fail_once(), _last_ones_commit(), _kept_ones_let_go()):
+            stack.enter_context(changed)
         yield
 
 
@@ -111,3 +114,22 @@ def _last_ones_commit() -> Iterator[None]:
         yield
     finally:
         delattr(TuneController, FORCE)
+
+
+@contextmanager
+def _kept_ones_let_go() -> Iterator[None]:
+    """Have a process that Tune keeps for a later trial end its run: it would hold its workers until that one comes."""
+    cache = getattr(TuneController, KEEP)
+
+    def cache_and_clean(controller: TuneController, trial: Trial) -> bool:
+        actor = trial.temporary_state.ray_actor
+        is_cached = bool(cache(controller, trial))
+        if is_cached and actor is not None:
+            actor.cleanup.remote()
+        return is_cached
+
+    setattr(TuneController, KEEP, cache_and_clean)
+    try:
+        yield
+    finally:
+        setattr(TuneController, KEEP, cache)

@@ -26,12 +26,15 @@ from forebay.driver.ray_session import ray_session, train_environment
 from forebay.errors import InvalidOption, SweepFailed
 from forebay.job.job import Job
 from forebay.storage.filesystem import resolve
+from forebay.storage.whole_files import whole_files
+from forebay.storage.without_secrets import without_secrets
 from forebay.sweep.allotting import Allotting
 from forebay.sweep.bell import hung_up_bell
 from forebay.sweep.board import open_board
 from forebay.sweep.choosing import check_population, scheduler_of, searcher_of
 from forebay.sweep.demand import check_greatest, greatest_job
 from forebay.sweep.ending import Ending, Parted
+from forebay.sweep.leftovers import Leftovers
 from forebay.sweep.limits import limit_trials, most_at_once
 from forebay.sweep.live import showing
 from forebay.sweep.missed import fill_in
@@ -81,8 +84,12 @@ class _Tuning:
         deadline_s = self._deadline_s(scheduler)
         record, ending = self._record(deadline_s), Ending(deadline_s, self._began)
         known = trials_of_before(self._path, record)
-        if self._is_steered:
-            check_population(scheduler, _num_samples(self._sweep) * self._sweep.grid_size, self._slots())
+        check_population(
+            scheduler,
+            _num_samples(self._sweep) * self._sweep.grid_size,
+            slots=self._slots() if self._is_steered else None,
+            most=most_at_once(searcher, self._sweep.max_concurrent),
+        )
         if isinstance(scheduler, DeadlineScheduler):
             self._prepare(scheduler, searcher, record)
         with ExitStack() as stack:
@@ -90,13 +97,13 @@ class _Tuning:
             board = stack.enter_context(open_board(record, self._path))
             live = stack.enter_context(showing(show))
             held = self._workers.lately_held if self._is_steered else None
-            recorder = Recorder(record, self._path, held=held, tells=(board.show, live))
+            recorder = Recorder(record, self._path, self._began, held=held, tells=(board.show, live))
             ending.listen(bell, lambda: board.stop_reason)
             stack.enter_context(interrupts(ending.interrupt))
             try:
                 # Last, because it may end the sweep.
                 restored = Restored(known or frozenset(), self._path, self._sweep.max_failures)
-                callbacks = [restored, *self._allotting(scheduler), recorder, ending]
+                callbacks = [restored, *self._steering(scheduler), recorder, ending]
                 self._tune(scheduler, searcher, callbacks, bell, is_restart=known is not None)
             except Parted:
                 state: State = "pending" if ending.is_interrupted else "stopped"
@@ -128,7 +135,8 @@ class _Tuning:
             ),
             name=TUNE,
             storage_path=place.path,
-            storage_filesystem=place.fs,
+            # Tune pickles it into the files that a sweep goes on from.
+            storage_filesystem=whole_files() if place.is_local else without_secrets(place),
             metric=sweep.metric,
             mode=sweep.mode,
             config={name: _tune_domain(domain) for name, domain in sweep.domains().items()},
@@ -140,6 +148,7 @@ class _Tuning:
             max_concurrent_trials=limit,
             resume_config=_resume_config(searcher) if is_restart else None,
             raise_on_failed_trial=False,
+            reuse_actors=True,
             callbacks=callbacks,
             verbose=0,
         )
@@ -168,10 +177,10 @@ class _Tuning:
             return self._sweep.deadline_s
         return float(scheduler.deadline_s)
 
-    def _allotting(self, scheduler: TrialScheduler) -> list[Allotting]:
+    def _steering(self, scheduler: TrialScheduler) -> list[tune.Callback]:
         if not self._is_steered:
             return []
-        return [Allotting(self._workers, self._atoms, scheduler, self._job.min_workers)]
+        return [Leftovers(self._name), Allotting(self._workers, self._atoms, scheduler, self._job.min_workers)]
 
     def _atoms(self) -> int:
         return cluster_atoms(self._job)

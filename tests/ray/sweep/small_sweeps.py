@@ -39,6 +39,10 @@ class SmallSweeps:
         path = self.folder / f"steps-{key}"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
+    def processes(self, key: str) -> set[int]:
+        """In which trials with this `key` have made their steps."""
+        return {int(line) for line in (self.folder / f"steps-{key}.processes").read_text().split()}
+
     def steps_redone(self, key: str) -> int:
         """How many were made again."""
         return sum(Counter(self.steps(key)).values()) - len(set(self.steps(key)))
@@ -79,6 +83,8 @@ def train(worker: Worker, *, lr: float, meets: str, step_s: float, log: str) -> 
         if worker.world.rank == 0:
             with Path(log).open("a") as steps:
                 steps.write(f"{worker.step}\n")
+            with Path(f"{log}.processes").open("a") as processes:
+                processes.write(f"{os.getpid()}\n")
         if meets and worker.step == STEPS_PER_EPOCH + 3:
             meet(meets, Path(f"{log}.met"))
         worker.commit(loss=loss * float("nan") if meets == "nan" and worker.epoch else loss)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ray.util.placement_group import placement_group_table
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 
+from forebay.driver.callbacks import Callback
+from forebay.driver.control import Control
+from forebay.driver.result import load_result
 from forebay.errors import SweepFailed
+from forebay.train.events import EpochEnded, Event
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -50,3 +59,49 @@ def test_metric_that_nobody_tells(small: SmallSweeps) -> None:
     object.__setattr__(sweep, "metric", "auc")
     with pytest.raises(SweepFailed, match="metric='auc' was not told.*the metrics there are: loss"):
         sweep.run(show=False)
+
+
+class Enough:
+    """Ends a run after its first epoch."""
+
+    def __call__(self, event: Event, control: Control) -> None:
+        if isinstance(event, EpochEnded):
+            control.stop("that was enough")
+
+
+def enough() -> Sequence[Callback]:
+    return [Enough()]
+
+
+def test_a_run_that_its_own_callbacks_end_is_a_stopped_trial(small: SmallSweeps) -> None:
+    sweep = small.sweep({"lr": [0.05]}, num_trials=1, fixed={"epochs": 3}, callbacks=enough)
+    (row,) = sweep.run(show=False).table.to_dict("records")
+    assert (row["state"], row["epochs"], row["error"]) == ("stopped", 1, None)
+    ended = load_result(row["run"])
+    assert ended is not None and ended.stopped == "that was enough"
+    assert small.steps("a") == list(range(STEPS_PER_EPOCH))
+
+
+@dataclass(frozen=True)
+class Dying:
+    """Kills the process that a trial is, once, and not the worker that trains it."""
+
+    mark: Path
+
+    def __call__(self, event: Event, _control: Control) -> None:
+        if isinstance(event, EpochEnded) and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_trial_whose_process_is_lost_does_not_keep_its_place(small: SmallSweeps, tmp_path: Path) -> None:
+    def dying() -> Sequence[Callback]:
+        return [Dying(tmp_path / "has-died")]
+
+    # One worker of five CPUs fits: while Ray keeps the lost one's place, nobody has another.
+    options = {"driver": "ray", "callbacks": dying, "max_failures": 1, "fixed": {"cpus": 5.0}}
+    result = small.sweep({"lr": [0.05]}, num_trials=1, deadline_s=90.0, **options).run(show=False)
+    assert list(result.table["state"]) == ["finished"] and result.record.slots == 1
+    assert set(small.steps("a")) == set(range(2 * STEPS_PER_EPOCH))
+    left = [facts for facts in placement_group_table().values() if facts["name"].startswith("forebay-run-tiny.")]
+    assert {facts["state"] for facts in left} == {"REMOVED"}

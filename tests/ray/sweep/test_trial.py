@@ -45,6 +45,16 @@ def test_paused_trials_go_on_from_the_end_of_their_epoch(small: SmallSweeps) -> 
     assert small.steps("a") == small.steps("b") == list(range(2 * STEPS_PER_EPOCH))
 
 
+def test_one_process_serves_one_trial_after_the_other(small: SmallSweeps) -> None:
+    space = {"key": {"grid_search": ["a", "b", "c"]}}
+    result = small.sweep(space, num_trials=3, max_concurrent=1).run(show=False)
+    assert list(result.table["state"]) == ["finished"] * 3
+    assert len(set.union(*(small.processes(key) for key in "abc"))) == 1
+    # Each from its own beginning, as if it were alone.
+    assert small.steps("a") == small.steps("b") == small.steps("c") == list(range(2 * STEPS_PER_EPOCH))
+    assert result.table["last_loss"].nunique() == 1
+
+
 def test_stopped_trial_stands_at_the_end_of_its_epoch(small: SmallSweeps) -> None:
     scheduler = ASHAScheduler(max_t=9, grace_period=1, reduction_factor=2)
     space = {"lr": {"grid_search": [0.05, 1e-6]}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,3 +43,25 @@ def test_the_last_trials_have_time_to_commit(monkeypatch: pytest.MonkeyPatch) ->
         controller._cleanup_stopping_actors(force_all=True)
     assert not actors.killed and actors.now == 45
     assert "_actor_force_cleanup_timeout" not in vars(TuneController)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_process_that_is_kept_for_a_later_trial_lets_go_of_its_own(
+    is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleaned: list[str] = []
+    actor = SimpleNamespace(cleanup=SimpleNamespace(remote=lambda: cleaned.append("actor")))
+
+    def cache(controller: Any, trial: Any) -> bool:
+        # As Tune does for one that is kept: the trial knows nothing of it any more.
+        if is_kept:
+            trial.temporary_state.ray_actor = None
+        return is_kept
+
+    monkeypatch.setattr(TuneController, "_maybe_cache_trial_actor", cache)
+    controller: Any = TuneController.__new__(TuneController)
+    with tune_settings():
+        trial: Any = SimpleNamespace(temporary_state=SimpleNamespace(ray_actor=actor))
+        assert controller._maybe_cache_trial_actor(trial) is is_kept
+    assert cleaned == (["actor"] if is_kept else [])
+    assert TuneController._maybe_cache_trial_actor is cache

@@ -1,0 +1,77 @@
+"""A sweep whose trials train with Horovod: they share what slots there are, grow, and one of them is ended early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from ray.tune import sample_from
+from ray.tune.schedulers import ASHAScheduler
+from tests.ray.sweep.small_sweeps import SmallSweeps
+
+from forebay.driver.callbacks import Callback
+from forebay.driver.control import Control
+from forebay.driver.remote_control import names
+from forebay.driver.result import load_result
+from forebay.train.events import EpochEnded, Event, Started
+
+BAD, FAIR, GOOD = 1e-6, 0.02, 0.05
+EPOCHS, MOST_EPOCHS = 2, 200
+
+
+class UntilGrown:
+    """Ends a run of many epochs with the first that two workers have trained."""
+
+    def __init__(self) -> None:
+        self._workers = 0
+
+    def __call__(self, event: Event, control: Control) -> None:
+        if isinstance(event, Started):
+            self._workers = event.world_size
+        if isinstance(event, EpochEnded) and control.job_epochs == MOST_EPOCHS and self._workers == 2:
+            control.stop("it has grown")
+
+
+def until_grown() -> Sequence[Callback]:
+    return [UntilGrown()]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_elastic_trials_share_slots_and_one_is_ended_early(tmp_path: Path) -> None:
+    """Two workers of four CPUs fit. The last of three trials finds a better one before it; the first one outlives it.
+
+    So the first one trains on both slots in the end, which is what it waits for.
+    """
+    small = SmallSweeps(tmp_path)
+    lr_of = {MOST_EPOCHS: GOOD, EPOCHS: FAIR, EPOCHS + 1: BAD}
+    sweep = small.sweep(
+        {"epochs": {"grid_search": list(lr_of)}, "lr": sample_from(lambda spec: lr_of[spec.config.epochs])},
+        driver="horovod",
+        num_trials=3,
+        fixed={"cpus": 4.0, "max_workers": 2, "step_s": 0.02},
+        scheduler=ASHAScheduler(max_t=2 * MOST_EPOCHS, grace_period=1, reduction_factor=2),
+        callbacks=until_grown,
+    )
+    result = sweep.run(show=False)
+
+    assert result.record.slots == 2
+    good, _, bad = (row for row in sorted(result.table.to_dict("records"), key=lambda row: -row["config/lr"]))
+    assert (bad["state"], bad["epochs"]) == ("stopped", 1)
+    assert good["state"] == "stopped", good["error"]
+    assert 1 <= good["epochs"] < MOST_EPOCHS
+    assert max(crew.workers for crew in result.record.trials[good["trial"]].crews) == 2
+    for row in result.table.to_dict("records"):
+        run = load_result(row["run"])
+        assert run is not None and run.epochs_done == row["epochs"]
+    stopped = load_result(good["run"])
+    assert stopped is not None and stopped.stopped == "it has grown"
+    assert names("tiny.") == []
+    # The guard of tests/ray looks at actors and placement groups; these are processes.
+    assert [title for title in titles() if title.startswith("ray::HorovodWorker")] == []
+
+
+def titles() -> list[str]:
+    processes = psutil.Process().children(recursive=True)
+    return [" ".join(each.cmdline()) for each in processes if each.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,104 @@
+"""A node that is lost takes workers of trials with it, and processes of trials: each goes on from its own commit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ray._private import state
+from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
+
+from forebay.driver.callbacks import Callback
+from forebay.driver.control import Control
+from forebay.driver.remote_control import names
+from forebay.driver.result import load_result
+from forebay.testing.driver_nodes import SmallNodes
+from forebay.train.events import EpochEnded, Event
+
+KEYS = ("a", "b", "c")
+EPOCHS, WAIT_S = 2, 120.0
+WORKER = "RayTrainWorker"
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """At the end of its first epoch a trial says that it is there, and waits until the node is lost."""
+
+    mark: Path
+    lost: Path
+
+    def __call__(self, event: Event, control: Control) -> None:
+        if isinstance(event, EpochEnded) and event.epoch == 0:
+            self.mark.touch()
+            until(self.lost.exists)
+
+
+def gathering_in(folder: Path) -> Callable[..., Sequence[Callback]]:
+    def gathering(key: str) -> Sequence[Callback]:
+        return [Gathering(folder / f"there-{key}", folder / "lost")]
+
+    return gathering
+
+
+@pytest.fixture
+def nodes(ray_off: None) -> Iterator[SmallNodes]:
+    """One slot on the head, two on the node that will be lost."""
+    found = SmallNodes(others=1, cpus=2)
+    yield found
+    found.close()
+
+
+def test_trials_of_a_lost_node_go_on_from_their_own_commits(nodes: SmallNodes, tmp_path: Path) -> None:
+    """What is left is one slot for three trials, which have to take turns."""
+    small = SmallSweeps(tmp_path)
+    sweep = small.sweep(
+        {"key": {"grid_search": list(KEYS)}},
+        num_trials=len(KEYS),
+        driver="ray",
+        fixed={"epochs": EPOCHS, "commit_every": 1},
+        callbacks=gathering_in(tmp_path),
+    )
+    doomed = nodes.others[0]
+    workers: list[str] = []
+
+    def lose() -> None:
+        until(lambda: all((tmp_path / f"there-{key}").exists() for key in KEYS))
+        workers.extend(workers_on(doomed))
+        nodes.kill(doomed)
+        (tmp_path / "lost").touch()
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    try:
+        result = sweep.run(show=False)
+    finally:
+        losing.join()
+    assert len(workers) == 2, "the node was to be lost with the workers of two trials"
+    assert list(result.table["state"]) == ["finished"] * len(KEYS)
+    assert list(result.table["epochs"]) == [EPOCHS] * len(KEYS)
+    for key in KEYS:
+        assert sorted(set(small.steps(key))) == list(range(EPOCHS * STEPS_PER_EPOCH))
+        assert small.steps_redone(key) <= 3, f"trial {key} did not go on from its newest commit"
+    for run in result.table["run"]:
+        ended = load_result(run)
+        assert ended is not None and ended.is_finished and len(ended.epochs) == EPOCHS
+    assert names("tiny.") == []
+
+
+def workers_on(node: str) -> list[str]:
+    """The workers on a node, by Ray's own table, because the public State API needs a dashboard."""
+    return [
+        actor["ActorID"]
+        for actor in state.actors().values()
+        if actor["State"] == "ALIVE" and WORKER in actor["ActorClassName"] and actor["Address"]["NodeID"] == node
+    ]
+
+
+def until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -1,0 +1,162 @@
+"""Where a sweep's folder lies: in a bucket, and on storage that is full in the middle of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyarrow.fs import FileSelector, FileType
+from ray.tune import sample_from
+from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
+from tests.soak import mounts
+from tests.storage.conftest import Store, free_port, s3_store, serving
+from tests.storage.conftest import forgotten as forgotten
+
+from forebay.driver.result import load_result
+from forebay.errors import InvalidOption, WriteFailed
+from forebay.storage.filesystem import resolve
+from forebay.sweep.board import stop_sweep
+from forebay.sweep.result import load_sweep
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+STEPS = 2 * STEPS_PER_EPOCH
+WAIT_S = 120.0
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> SmallSweeps:
+    return SmallSweeps(tmp_path)
+
+
+@pytest.fixture
+def s3(tmp_path: Path) -> Iterator[Store]:
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with serving(command, port, tmp_path / "moto.log"):
+        store = s3_store(port)
+        resolve(store.uri("")).fs.create_dir("bucket")
+        yield store
+
+
+def test_sweep_in_a_bucket_is_stopped_and_goes_on(
+    small: SmallSweeps, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # what the import of joblib sets
+    sweep = small.sweep(
+        # The second one takes so long that the word to stop, which takes a few seconds, finds it at work.
+        {
+            "key": {"grid_search": ["a", "b"]},
+            "step_s": sample_from(lambda spec: 0.0 if spec.config.key == "a" else 0.6),
+        },
+        num_trials=2,
+        max_concurrent=1,
+        driver="ray",
+        storage=s3.uri("sweeps"),
+    )
+    at_b = threading.Thread(target=lambda: until(lambda: len(small.steps("b")) >= 3) and stop_sweep("tiny", "enough"))
+    at_b.start()
+    cut = sweep.run(show=False)
+    at_b.join()
+    assert cut.stopped == "enough"
+    assert sorted(cut.table["state"]) == ["finished", "stopped"]
+    assert small.steps("a") == list(range(STEPS))
+    assert 3 <= len(small.steps("b")) < STEPS
+
+    result = sweep.run(show=False)
+    assert list(result.table["state"]) == ["finished"] * 2
+    assert list(result.table["epochs"]) == [2] * 2
+    assert small.steps("a") == list(range(STEPS)), "a finished trial was trained again"
+    assert small.steps("b") == list(range(STEPS)), "an unfinished trial did not go on from its last step"
+    assert result.path == s3.shown("sweeps/tiny")
+    read = load_sweep(result.path)
+    assert read is not None and read.best_value == result.best_value and read.stopped is None
+    assert result.best_run is not None
+    best = load_result(result.best_run)
+    assert best is not None and best.is_finished
+
+    there = files(s3, "sweeps/tiny")
+    page = there["sweep.html"].decode()
+    assert all(trial in page for trial in result.table["trial"])
+    assert {name.partition("/")[0] for name in there} == {"runs", "sweep.html", "sweep.json", "tune"}
+    # As it is, and as in the pickles that Ray Tune writes down.
+    secrets = {spelled for secret in s3.secrets for spelled in (secret.encode(), secret.encode().hex().encode())}
+    assert [name for name, content in there.items() if any(secret in content for secret in secrets)] == []
+
+
+@pytest.fixture
+def small_disk(small: SmallSweeps) -> Iterator[Path]:
+    """A file system of two megabytes, where the sweeps lie."""
+    folder = small.folder / "sweeps"
+    try:
+        mounts.mount_tmpfs(folder, 2 << 20)
+    except (RuntimeError, OSError) as error:
+        pytest.skip(f"nothing can be mounted here: {error}")
+    yield folder
+    mounts.unmount_below(folder)
+
+
+@contextmanager
+def filled(folder: Path, once: Callable[[], object]) -> Iterator[None]:
+    """Take all there is, and whatever others let go of, from the moment `once` says until the end of the block."""
+    over = threading.Event()
+    filler = folder / "somebody-elses"
+
+    def fill() -> None:
+        until(once)
+        with filler.open("wb", buffering=0) as file:
+            while not over.is_set():
+                try:
+                    file.write(bytes(4096))
+                except OSError:
+                    time.sleep(0.001)
+
+    filling = threading.Thread(target=fill)
+    filling.start()
+    try:
+        yield
+    finally:
+        over.set()
+        filling.join()
+        filler.unlink(missing_ok=True)
+
+
+def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: SmallSweeps, small_disk: Path) -> None:
+    sweep = small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, max_concurrent=1, fixed={"step_s": 0.1})
+    with filled(small_disk, once=lambda: len(small.steps("b")) >= 3):
+        with pytest.raises(WriteFailed, match=rf"cannot be written to {small_disk}/tiny .*No space left.*make room"):
+            sweep.run(show=False)
+        with pytest.raises(InvalidOption, match=rf"storage='{small_disk}' cannot be written .*No space left"):
+            sweep.run(show=False)
+    assert small.steps("a") == list(range(STEPS))
+    assert 3 <= len(small.steps("b")) < STEPS
+    read = load_sweep(str(small_disk / "tiny"))
+    assert read is not None and "finished" in list(read.table["state"])
+
+    result = sweep.run(show=False)
+    assert list(result.table["state"]) == ["finished"] * 2
+    assert list(result.table["epochs"]) == [2] * 2
+    assert small.steps("a") == list(range(STEPS)), "a finished trial was trained again"
+    assert small.steps("b")[-1] == STEPS - 1 and small.steps_redone("b") <= 2, "not from its last whole commit"
+
+
+def files(store: Store, path: str) -> dict[str, bytes]:
+    place = resolve(store.uri(path))
+    found = place.fs.get_file_info(FileSelector(place.path, recursive=True))
+    return {
+        info.path.removeprefix(f"{place.path}/"): place.fs.open_input_file(info.path).readall()
+        for info in found
+        if info.type == FileType.File
+    }
+
+
+def until(is_so: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(is_so())
