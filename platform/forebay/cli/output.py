@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -75,6 +75,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     for row in rows:
         table.add_row(*(Text(str(value)) for value in row))  # as it is: a file's name may look like rich's markup
     _console().print(table)
+
+
+def print_parts(*parts: RenderableType) -> None:
+    """Print what rich can draw, one below the other, as wide as the terminal is."""
+    console = _console()
+    for part in parts:
+        console.print(part)
 
 
 def print_error(error: ForebayError, *, as_json: bool) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from forebay.cli.output import human_age
+from collections.abc import Mapping
+
+from rich.table import Table
+
 from forebay.driver.status import RunStatus
-from forebay.driver.wording import time_text
+from forebay.driver.wording import count_text, time_text
+from forebay.sweep.live import COLOURS, empty_table, one_line
 from forebay.sweep.standing import SweepStanding, TrialStanding
 from forebay.sweep.wording import value_text
-
-TRIAL_COLUMNS = ("trial", "state", "workers", "epochs", "metric", "best", "rows/s", "time", "run")
 
 
 def headline(sweep: SweepStanding) -> str:
@@ -23,16 +25,32 @@ def headline(sweep: SweepStanding) -> str:
     return f"sweep {sweep.name}: {best}{slots}{limit}{stopping}"
 
 
-def trial_cells(trial: TrialStanding, run: RunStatus | None) -> tuple[object, ...]:
+def trial_table(sweep: SweepStanding, runs: Mapping[str, RunStatus]) -> Table:
+    """A line per trial, the best one in bold; `runs` are those under way, by name."""
+    names = ("trial", "state", "workers", "epochs", sweep.metric, "best", "rows/s", "time")
+    table = empty_table(names, sweep.metric)
+    for trial in sweep.trials:
+        texts = [one_line(cell) for cell in trial_cells(trial, runs.get(trial.run))]
+        texts[1].stylize(COLOURS[trial.state])
+        table.add_row(*texts, style="bold" if trial.id == sweep.best_trial else None)
+    return table
+
+
+def trial_cells(trial: TrialStanding, run: RunStatus | None) -> tuple[str, ...]:
     """A trial's line; `run` is its run if that is under way."""
     return (
         trial.id,
         trial.state,
-        trial.workers if run is None or run.target == trial.workers else f"{trial.workers} -> {run.target}",
-        trial.epochs if run is None else f"{run.epoch} of {run.epochs}",
+        _workers(trial.workers, trial.workers if run is None else run.target),
+        str(trial.epochs or "-") if run is None else f"{run.epoch} of {run.epochs}",
         value_text(trial.value),
         value_text(trial.best),
-        "-" if run is None else f"{run.rows_per_s:,.0f}",
-        human_age(trial.seconds),
-        trial.run,
+        "-" if run is None else count_text(run.rows_per_s),
+        time_text(trial.seconds),
     )
+
+
+def _workers(there: int, wanted: int) -> str:
+    if there != wanted:
+        return f"{there} -> {wanted}"
+    return str(there) if there else "-"

@@ -13,10 +13,11 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from forebay.cli.options import AsJson
-from forebay.cli.output import human_age, only_the_document, print_json, print_table
-from forebay.cli.standing import TRIAL_COLUMNS, headline, trial_cells
+from forebay.cli.output import human_age, only_the_document, print_json, print_parts, print_table
+from forebay.cli.standing import headline, trial_table
 from forebay.driver.status import RunStatus
 from forebay.sweep.standing import SweepStanding
 
@@ -37,11 +38,11 @@ def ps(as_json: AsJson = False) -> None:
         return
     by_name = {status.name: status for status in found}
     for sweep in swept:
-        print_table(
-            TRIAL_COLUMNS, [trial_cells(trial, by_name.pop(trial.run, None)) for trial in sweep.trials], headline(sweep)
-        )
-    if by_name:
-        print_table(COLUMNS, [_cells(status) for status in by_name.values()])
+        print_parts(Text(headline(sweep)), trial_table(sweep, by_name))
+    of_trials = {trial.run for sweep in swept for trial in sweep.trials}
+    others = [status for status in found if status.name not in of_trials]
+    if others:
+        print_table(COLUMNS, [_cells(status) for status in others])
     elif not swept:
         typer.echo("No run is under way on this cluster.")
 

@@ -12,7 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from forebay.sweep.wording import word
 
 LOG_FROM = 100.0
-"""Positive values that span as much are shown on a logarithmic axis, whatever they were drawn from."""
+"""Positive values that span as much are shown on a logarithmic axis where nothing says what they were drawn from."""
+ROUNDING = 1e-9
+"""Three times 0.1 is more than 0.3."""
 NUM_TICKS = 5
 NUM_CHOICES = 6
 MAX_LABEL = 18
@@ -27,8 +29,12 @@ class Axis:
     ticks: tuple[tuple[float, str], ...]
 
 
-def axis_of(name: str, values: Sequence[Any], is_log: bool) -> Axis:
-    """The axis for `values`: of numbers, linear or logarithmic, if all are numbers; otherwise a place per value."""
+def axis_of(name: str, values: Sequence[Any], is_log: bool | None = None) -> Axis:
+    """The axis for `values`: of numbers, linear or logarithmic, if all are numbers; otherwise a place per value.
+
+    Where it is not known whether numbers belong on a logarithmic axis, `is_log` is None, and the values decide; a few
+    of them are choices then, each with its mark.
+    """
     found = [value for value in values if value is not None]
     if found and all(_is_number(value) for value in found):
         return _of_numbers(name, [None if value is None else float(value) for value in values], is_log)
@@ -39,13 +45,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _of_numbers(name: str, values: Sequence[float | None], is_log: bool) -> Axis:
+def _of_numbers(name: str, values: Sequence[float | None], is_log: bool | None) -> Axis:
     found = [value for value in values if value is not None]
     low, high = min(found), max(found)
     if low == high:
         places = tuple(None if value is None else 0.5 for value in values)
-        return Axis(name=name, places=places, ticks=((0.5, f"{low:.4g}"),))
-    is_log = low > 0 and (is_log or high / low >= LOG_FROM)
+        return Axis(name=name, places=places, ticks=((0.5, _number(low)),))
+    may_be_choices = is_log is None
+    is_log = low > 0 and (high / low >= LOG_FROM if is_log is None else is_log)
     scale: Callable[[float], float] = math.log10 if is_log else float
     bottom, top = scale(low), scale(high)
 
@@ -53,7 +60,7 @@ def _of_numbers(name: str, values: Sequence[float | None], is_log: bool) -> Axis
         return (scale(value) - bottom) / (top - bottom)
 
     kinds = sorted(set(found))
-    if len(kinds) <= NUM_CHOICES and len(kinds) < len(found):  # drawn from a few choices, most likely
+    if may_be_choices and len(kinds) <= NUM_CHOICES and len(kinds) < len(found):
         marks = kinds
     else:
         marks = (
@@ -61,7 +68,7 @@ def _of_numbers(name: str, values: Sequence[float | None], is_log: bool) -> Axis
             if is_log
             else list(MaxNLocator(nbins=NUM_TICKS, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
         )
-    ticks = [(place(mark), f"{mark:.4g}") for mark in marks if low <= mark <= high]
+    ticks = [(place(mark), _number(mark)) for mark in marks if -ROUNDING <= place(mark) <= 1 + ROUNDING]
     return Axis(
         name=name, places=tuple(None if value is None else place(value) for value in values), ticks=tuple(ticks)
     )
@@ -72,7 +79,7 @@ def _decades(low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         marks = [digit * 10.0**power for power in powers for digit in digits]
-        inside = [mark for mark in marks if low <= mark <= high]
+        inside = [mark for mark in marks if low * (1 - ROUNDING) <= mark <= high * (1 + ROUNDING)]
         if len(inside) >= 3:
             return inside
     return [low, *inside, high] if len(inside) < 2 else inside
@@ -82,7 +89,16 @@ def _of_words(name: str, values: Sequence[Any]) -> Axis:
     texts = [None if value is None else word(value) for value in values]
     kinds = sorted({text for text in texts if text is not None})
     places = {text: (at + 0.5) / len(kinds) for at, text in enumerate(kinds)}
-    ticks = tuple(
-        (place, text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…") for text, place in places.items()
-    )
+    ticks = tuple((place, cut(text)) for text, place in places.items())
     return Axis(name=name, places=tuple(None if text is None else places[text] for text in texts), ticks=ticks)
+
+
+def cut(text: str) -> str:
+    """As much of `text` as there is room for."""
+    return text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"
+
+
+def _number(value: float) -> str:
+    """`1e-5`, not `1e-05`."""
+    digits, mark, power = f"{value:.4g}".partition("e")
+    return f"{digits}e{int(power)}" if mark else digits

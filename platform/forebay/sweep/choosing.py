@@ -9,15 +9,19 @@ import copy
 from typing import Any
 
 from ray.tune.schedulers import FIFOScheduler, HyperBandForBOHB, PopulationBasedTraining, TrialScheduler
-from ray.tune.search import BasicVariantGenerator, SearchAlgorithm, Searcher, create_searcher
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlgorithm, Searcher, create_searcher
 
 from forebay.errors import InvalidOption
 from forebay.job.job import Job
 from forebay.sweep.rounds import is_synchronous, keep_rounds_going
 from forebay.sweep.scheduler import DeadlineScheduler
+from forebay.sweep.space import Grid, depends_on_others
 from forebay.sweep.sweep import Sweep
 
+RANDOM = ("random", "variant_generator")
 SEEDED = ("optuna", "bohb")
+QUANTIZED = "Quantized"
+"""What Ray Tune calls the samplers of `tune.quniform` and its like; BOHB leaves their steps out."""
 
 
 def scheduler_of(sweep: Sweep, job: Job) -> TrialScheduler:
@@ -31,6 +35,7 @@ def scheduler_of(sweep: Sweep, job: Job) -> TrialScheduler:
         # They keep what they have seen of trials: the next start of the same sweep has to begin without it.
         scheduler = copy.deepcopy(given)
     _check_aim("scheduler", scheduler, sweep)
+    _check_bohb(scheduler, sweep)
     keep_rounds_going(scheduler)
     return scheduler
 
@@ -38,8 +43,10 @@ def scheduler_of(sweep: Sweep, job: Job) -> TrialScheduler:
 def searcher_of(sweep: Sweep) -> Any:
     """A searcher for one start of `sweep`. Raises `InvalidOption` for one that is none, or needs what is missing."""
     given = sweep.searcher
-    if given is None or given == "random":
+    if given is None or given in RANDOM:
         return BasicVariantGenerator(random_state=sweep.seed)
+    if isinstance(given, str | Searcher):
+        _check_drawable(sweep)
     if not isinstance(given, str):
         if not isinstance(given, Searcher | SearchAlgorithm):
             raise InvalidOption(f"searcher={given!r} is none of ray.tune.search. Give one, the name of one, or None.")
@@ -58,22 +65,74 @@ def searcher_of(sweep: Sweep) -> Any:
         raise InvalidOption(f"searcher={given!r} is unknown to Ray Tune: {error}", searcher=given) from error
 
 
-def check_population(scheduler: TrialScheduler, num_trials: int, slots: int) -> None:
-    """Raises `InvalidOption` for trials that are to go on from each other's commits, and never stand side by side."""
-    if not isinstance(scheduler, PopulationBasedTraining) or is_synchronous(scheduler) or num_trials <= slots:
+def check_population(scheduler: TrialScheduler, num_trials: int, *, slots: int | None, most: int | None) -> None:
+    """Raises `InvalidOption` for trials that are to go on from each other's commits, and never stand side by side.
+
+    `slots` is how many can train at a time, `most` how many may: None where that is no limit. Those of a synchronous
+    population take turns in the slots; but whoever may not begin before another one ends is compared with nobody.
+    """
+    if not isinstance(scheduler, PopulationBasedTraining):
         return
-    raise InvalidOption(
-        f"{type(scheduler).__name__} is to compare {num_trials} trials while they train, and only {slots} can at a "
-        f"time. Give it synch=True, which lets them take turns, or num_trials={slots}.",
-        num_trials=num_trials,
-        slots=slots,
-    )
+    if most is not None and num_trials > most:
+        raise InvalidOption(
+            f"{type(scheduler).__name__} is to compare {num_trials} trials while they train, and only "
+            f"max_concurrent={most} may at a time. Leave max_concurrent out, or give num_trials={most}.",
+            num_trials=num_trials,
+            max_concurrent=most,
+        )
+    if slots is not None and num_trials > slots and not is_synchronous(scheduler):
+        raise InvalidOption(
+            f"{type(scheduler).__name__} is to compare {num_trials} trials while they train, and only {slots} can at a "
+            f"time. Give it synch=True, which lets them take turns, or num_trials={slots}.",
+            num_trials=num_trials,
+            slots=slots,
+        )
 
 
 def _own_scheduler(sweep: Sweep, job: Job) -> TrialScheduler:
-    if sweep.searcher == "bohb":
+    if _is_bohb(sweep.searcher):
         return HyperBandForBOHB(time_attr="training_iteration", max_t=max(job.epochs, 2))
     return FIFOScheduler() if sweep.deadline_s is None else DeadlineScheduler(sweep.deadline_s)
+
+
+def _is_bohb(searcher: Any) -> bool:
+    within = searcher.searcher if isinstance(searcher, ConcurrencyLimiter) else searcher
+    # By its name: its module imports packages that take seconds, and may be missing.
+    return within == "bohb" or any(kind.__name__ == "TuneBOHB" for kind in type(within).__mro__)
+
+
+def _check_bohb(scheduler: TrialScheduler, sweep: Sweep) -> None:
+    """They talk to each other: alone the one learns nothing, and the other one fails at its first result."""
+    is_bohb, is_for_bohb = _is_bohb(sweep.searcher), isinstance(scheduler, HyperBandForBOHB)
+    if is_bohb and not is_for_bohb:
+        raise InvalidOption(
+            f"searcher='bohb' learns from the rounds of HyperBandForBOHB alone, and scheduler is a "
+            f"{type(scheduler).__name__}. Leave scheduler out, or give another searcher ('optuna').",
+            scheduler=type(scheduler).__name__,
+        )
+    if is_for_bohb and not is_bohb:
+        raise InvalidOption(
+            "HyperBandForBOHB works with searcher='bohb' alone. Give that, or HyperBandScheduler.",
+            searcher=sweep.searcher,
+        )
+    rounded = [name for name, each in sweep.space.items() if type(getattr(each, "sampler", None)).__name__ == QUANTIZED]
+    if is_bohb and rounded:
+        raise InvalidOption(
+            f"searcher='bohb' does not round, and {rounded[0]} is to be drawn in steps. Give a list of values, or a "
+            "range of whole numbers.",
+            parameter=rounded[0],
+        )
+
+
+def _check_drawable(sweep: Sweep) -> None:
+    """Raises `InvalidOption` for parameters that are drawn before, or after, a searcher could know them."""
+    for name, domain in sweep.domains().items():
+        if isinstance(domain, Grid) or depends_on_others(domain):
+            raise InvalidOption(
+                f"space[{name!r}] is a {'grid' if isinstance(domain, Grid) else 'tune.sample_from'}, which no searcher "
+                "but the random one draws. Give a list or a range, or leave searcher out.",
+                parameter=name,
+            )
 
 
 def _check_aim(option: str, made: Any, sweep: Sweep) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from html import escape
 from typing import Any, Protocol
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.live import Live as Screen
 from rich.table import Table
 from rich.text import Text
@@ -23,8 +23,11 @@ from forebay.sweep.wording import best_text, cells, columns, config_text, footin
 FIRST_LINE_EVERY_S, LAST_LINE_EVERY_S = 10.0, 60.0
 LOG_WIDTH = 160
 """A log has no width of its own; a table folded at 80 columns there helps nobody."""
-ROWS_BESIDE = 6
-"""Lines of a terminal that are not trials: head, footing, and what the shell wrote."""
+LINES_AROUND = 4
+"""Lines of a table that are not trials: an empty one, the head, the rule, and an empty one before the footing."""
+ROOMY = 100
+"""From so many columns on there is room for all beside the config."""
+NOT_IF_NARROW = ("rows/s", "time")
 COLOURS: dict[State, str] = {
     "running": "green",
     "paused": "yellow",
@@ -115,16 +118,22 @@ class TerminalTable:
 
     def show(self, record: Record) -> None:
         if self._screen is None:
-            self._screen = Screen(console=self._console, auto_refresh=False)
+            # What trials print comes above the table; where it goes into a file or a pipe, it goes on doing so.
+            is_seen = sys.stdout.isatty()
+            self._screen = Screen(console=self._console, auto_refresh=False, redirect_stdout=is_seen)
             self._screen.start()
-        rows = max(self._console.height - ROWS_BESIDE, 1)
-        self._screen.update(Group(trial_table(record, rows), Text(footing(record))), refresh=True)
+        below = len(Text(footing(record)).wrap(self._console, self._console.width))
+        room = max(self._console.height - LINES_AROUND - below, 2)
+        self._screen.update(self._drawn(record, room), refresh=True)
 
     def end(self, record: Record) -> None:
         screen, self._screen = self._screen, None
         if screen is not None:
-            screen.update(Group(trial_table(record), Text(footing(record))), refresh=True)
+            screen.update(self._drawn(record), refresh=True)
             screen.stop()
+
+    def _drawn(self, record: Record, most: int | None = None) -> Group:
+        return Group(trial_table(record, most, self._console.width), Text(footing(record)))
 
 
 class NotebookTable:
@@ -201,22 +210,38 @@ class Lines:
         self._console.print(f"{time_text(record.elapsed_s):>7}  {text}", markup=False, soft_wrap=True)
 
 
-def trial_table(record: Record, most: int | None = None) -> Table:
-    """A line per trial, at most `most`; the best one in bold."""
+def trial_table(record: Record, most: int | None = None, width: int = LOG_WIDTH) -> Table:
+    """A line per trial, at most `most` lines; the best trial in bold. `width` is that of the terminal, in columns."""
     best = record.best
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in columns(record):
-        is_text = name in ("trial", "state", "config")
-        # Where there is no room for all, it is the config that is cut: rich narrows what may be wrapped first.
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=name != "config", overflow="ellipsis")
+    names = columns(record)
+    shown = [number for number, name in enumerate(names) if width >= ROOMY or name not in NOT_IF_NARROW]
+    table = empty_table([names[number] for number in shown], record.metric)
     trials = lively_first(record) if most is not None else record.ranked
-    for trial in trials[:most]:
-        texts = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells(record, trial)]
+    fitting = len(trials) if most is None or len(trials) <= most else most - 1
+    for trial in trials[:fitting]:
+        texts = [one_line(cell) for cell in cells(record, trial)]
         texts[1].stylize(COLOURS[trial.state])
-        table.add_row(*texts, style="bold" if best is not None and trial.id == best.id else None)
-    if most is not None and len(trials) > most:
-        table.add_row(Text(f"and {len(trials) - most} more", style="dim"))
+        style = "bold" if best is not None and trial.id == best.id else None
+        table.add_row(*(texts[number] for number in shown), style=style)
+    if fitting < len(trials):
+        table.add_row(Text(f"and {len(trials) - fitting} more", style="dim"))
     return table
+
+
+def empty_table(names: Iterable[str], metric: str) -> Table:
+    """A table of trials without a line. Where there is no room for all, configs are cut, and a long metric's name."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in names:
+        is_text = name in ("trial", "state", "config")
+        may_be_cut = name in ("config", metric)  # rich narrows what may be wrapped before anything else
+        justify: JustifyMethod = "left" if is_text else "right"
+        table.add_column(one_line(name), justify=justify, no_wrap=not may_be_cut, overflow="ellipsis")
+    return table
+
+
+def one_line(text: str) -> Text:
+    """In one line, with `…` for what there is no room for."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _epochs(count: int) -> str:

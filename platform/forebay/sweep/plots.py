@@ -1,30 +1,30 @@
-"""A sweep as three pictures: how the trials did, how many workers each had, and which configs were good."""
+"""A sweep over time, as two pictures: how the trials did, and how many workers each had."""
 
 from __future__ import annotations
 
 import io
-from itertools import pairwise
-from typing import Literal
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from forebay.driver.plots import FAINT, INK
-from forebay.sweep.axes import Axis, axis_of
-from forebay.sweep.record import Crew, Record, TrialRecord
-from forebay.sweep.wording import value_text
+from forebay.sweep.colours import Colours, without_outliers
+from forebay.sweep.record import Crew, Record, State, TrialRecord
 
-Colour = str | tuple[float, float, float, float]
-BEST, NONE = "#d1495b", "#c3cad1"
 WIDTH, HEIGHT = 9.0, 4.4
 MINUTES_FROM_S, HOURS_FROM_S = 300, 3 * 3600
-FEW = 20
-"""Fewer values than this are all shown, however far off one is."""
+FAR = 2.0
+"""A deadline beyond so many times the time that has passed would press the picture flat."""
+NUM_NAMED = 5
+"""So many of the best trials are named where their lines end."""
+APART_POINTS = (34.0, 9.0)
+"""A name that would come nearer to another one than this, across and up, is left out."""
+ENDS: Mapping[State, str] = {"running": ">", "paused": "s", "stopped": "|", "failed": "x"}
+"""How a line ends; that of a finished trial with nothing."""
 
 
 def as_png(figure: Figure) -> bytes:
@@ -35,27 +35,28 @@ def as_png(figure: Figure) -> bytes:
 
 
 def metric_figure(record: Record) -> Figure:
-    """The metric over time: a line per trial, coloured by its best value; the best one thick."""
+    """The metric over time: a line per trial, coloured by its best value; the best one thick, the best few named."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes, colours = figure.subplots(), Colours(record)
-    unit, per_s = _time_unit(record.elapsed_s)
-    best = record.best
+    _, per_s = _time_unit(record.elapsed_s)
+    ends = {}
     for trial in reversed(record.ranked):
         points = [(point.at_s * per_s, point.value) for point in trial.points if point.value is not None]
         if not points:
             continue
         times, values = np.array(points).T
-        is_best = best is not None and trial.id == best.id
+        is_best = trial == record.best
         width, size, floor = (2.4, 4.5, 4) if is_best else (1.1, 2.5, 3)
         axes.plot(times, values, "o-", color=colours.of(trial), linewidth=width, markersize=size, zorder=floor)
-        if trial.state == "failed":
-            axes.plot(times[-1:], values[-1:], "x", color=INK, markersize=6, zorder=5)
+        _draw_end(axes, trial, points[-1], colours.of(trial))
+        ends[trial.id] = points[-1]
     _fit_values(axes, record)
-    axes.set_xlabel(unit)
     axes.set_ylabel(record.metric, parse_math=False)
-    axes.set_xlim(left=0)
+    _show_time(axes, record, at_top=record.mode == "min")
     _plain(axes)
+    _explain_ends(axes, record)
     colours.explain(figure, axes)
+    _name_best(figure, axes, [(trial, ends[trial.id]) for trial in record.ranked if trial.id in ends][:NUM_NAMED])
     return figure
 
 
@@ -63,7 +64,7 @@ def workers_figure(record: Record) -> Figure:
     """How many workers each trial trained with over time, stacked; the best trial at the bottom."""
     figure = Figure(figsize=(WIDTH, HEIGHT * 0.8), layout="constrained")
     axes, colours = figure.subplots(), Colours(record)
-    unit, per_s = _time_unit(record.elapsed_s)
+    _, per_s = _time_unit(record.elapsed_s)
     trials = [trial for trial in record.ranked if trial.crews]
     times = sorted({0.0, record.elapsed_s, *(crew.at_s for trial in trials for crew in trial.crews)})
     if trials:
@@ -81,124 +82,88 @@ def workers_figure(record: Record) -> Figure:
         axes.annotate(
             f"{record.slots} slots", (0, record.slots), xytext=(4, 3), textcoords="offset points", color=INK, fontsize=9
         )
-    axes.set_xlabel(unit)
     axes.set_ylabel("workers")
-    axes.set_xlim(0, max(record.elapsed_s * per_s, 1e-3))
     axes.set_ylim(0, 1.15 * max(record.slots or 0, axes.get_ylim()[1] / 1.05, 1))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    _show_time(axes, record)
     _plain(axes)
     colours.explain(figure, axes)
     return figure
 
 
-def configs_figure(record: Record) -> Figure:
-    """Every trial as a line through its config to its best value; those without a value are dashed."""
-    trials = record.ranked
-    names = record.parameters
-    drawn = [
-        axis_of(name, [trial.config_at_best.get(name) for trial in trials], name in record.log_axes) for name in names
+def _draw_end(axes: Axes, trial: TrialRecord, end: tuple[float, float], colour: str) -> None:
+    """How the line ends tells the trial's state."""
+    if marker := ENDS.get(trial.state):
+        edge = INK if trial.state == "failed" else colour
+        axes.plot(*end, marker, color=edge, markerfacecolor="white", markersize=7.5, markeredgewidth=1.5, zorder=5)
+
+
+def _explain_ends(axes: Axes, record: Record) -> None:
+    found = {trial.state for trial in record.trials.values() if trial.last}
+    lines = [
+        Line2D([], [], linestyle="", marker=marker, color=INK, markerfacecolor="white", label=state)
+        for state, marker in ENDS.items()
+        if state in found
     ]
-    values = [point.value if (point := trial.best(record.mode)) else None for trial in trials]
-    drawn.append(axis_of(f"best {record.metric}", values, is_log=False))
-    figure = Figure(figsize=(min(max(WIDTH, 1.5 * len(drawn)), 24), HEIGHT), layout="constrained")
-    axes, colours = figure.subplots(), Colours(record)
-    for number, trial in reversed(list(enumerate(trials))):
-        heights = [axis.places[number] for axis in drawn]
-        _draw_config(axes, heights, colours.of(trial), is_best=trial == record.best)
-    for place, axis in enumerate(drawn):
-        _draw_axis(axes, place, axis)
-    axes.set_xlim(-0.35, len(drawn) - 1 + 0.45)
-    axes.set_ylim(-0.04, 1.04)
-    axes.set_xticks(range(len(drawn)), [axis.name for axis in drawn], color=INK, parse_math=False)
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)
-    return figure
-
-
-class Colours:
-    """A colour per trial, by its best value: the same one in every picture."""
-
-    def __init__(self, record: Record) -> None:
-        self._record, self._best = record, record.best
-        values = [point.value for trial in record.trials.values() if (point := trial.best(record.mode))]
-        numbers = np.array([value for value in values if value is not None])
-        self._map = _blues(record.mode)
-        self._is_one = len(set(numbers.tolist())) < 2
-        low, high = _without_outliers(numbers, record.mode) if len(numbers) else (0.0, 1.0)
-        self._norm = Normalize(low, high if high > low else low + 1e-9, clip=True)
-
-    def of(self, trial: TrialRecord) -> Colour:
-        """Red for the best, grey without a value."""
-        if self._best is not None and trial.id == self._best.id:
-            return BEST
-        point = trial.best(self._record.mode)
-        return NONE if point is None or point.value is None else self._map(float(self._norm(point.value)))
-
-    def explain(self, figure: Figure, axes: Axes) -> None:
-        """A scale beside the picture, and which line is the best."""
-        if self._best is None:
-            return
-        axes.set_title(
-            f"best: {self._best.id}, {self._record.metric} {value_text(self._record.best_value)}",
-            color=BEST,
-            loc="left",
-            fontsize=10,
-            parse_math=False,
-        )
-        if self._is_one:
-            return
-        bar = figure.colorbar(ScalarMappable(self._norm, self._map), ax=axes, pad=0.015, aspect=28)
-        bar.set_label(f"best {self._record.metric} of a trial", color=INK, parse_math=False)
-        bar.ax.tick_params(colors=INK, labelsize=8)
-        bar.outline.set_visible(False)
-
-
-def _blues(mode: Literal["min", "max"]) -> Colormap:
-    """From pale to dark; dark is good."""
-    shades = colormaps["YlGnBu"](np.linspace(0.22, 0.95, 256))
-    return LinearSegmentedColormap.from_list("values", shades if mode == "max" else shades[::-1])
-
-
-def _draw_config(axes: Axes, heights: list[float | None], colour: Colour, *, is_best: bool) -> None:
-    """A smooth line through `heights`; what is missing is left out."""
-    parts_x, parts_y = [], []
-    bend = np.linspace(0, 1, 24)
-    for place, (left, right) in enumerate(pairwise(heights)):
-        if left is None or right is None:
-            continue
-        parts_x.append(place + bend)
-        parts_y.append(left + (right - left) * (3 * bend**2 - 2 * bend**3))
-    if parts_x:
-        axes.plot(
-            np.concatenate(parts_x),
-            np.concatenate(parts_y),
-            color=colour,
-            linewidth=2.6 if is_best else 1.2,
-            linestyle="--" if heights[-1] is None else "-",
-            alpha=1.0 if is_best else 0.85,
-            zorder=4 if is_best else 3,
-        )
-
-
-def _draw_axis(axes: Axes, place: int, axis: Axis) -> None:
-    axes.plot([place, place], [0, 1], color=INK, linewidth=1.0, zorder=5)
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
-    for height, text in axis.ticks:
-        axes.plot([place - 0.015, place + 0.015], [height, height], color=INK, linewidth=1.0, zorder=5)
-        axes.annotate(
-            text,
-            (place, height),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
+    if lines:
+        axes.legend(
+            handles=lines,
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            ncols=len(lines),
+            frameon=False,
             fontsize=8,
+            labelcolor=INK,
+            handletextpad=0.1,
+            columnspacing=1.0,
+            borderpad=0.1,
+        )
+
+
+def _name_best(figure: Figure, axes: Axes, ends: Iterable[tuple[TrialRecord, tuple[float, float]]]) -> None:
+    """The ends of their names, beside the ends of their lines, as far as there is room."""
+    figure.draw_without_rendering()  # the layout says where points are
+    taken: list[np.ndarray] = []
+    for trial, end in ends:
+        place = axes.transData.transform(end) * 72 / figure.dpi
+        if any((abs(place - other) < APART_POINTS).all() for other in taken):
+            continue
+        taken.append(place)
+        axes.annotate(
+            trial.id.rpartition("_")[2],
+            end,
+            xytext=(5, 5),
+            textcoords="offset points",
+            fontsize=7.5,
             color=INK,
-            bbox=box,
             zorder=6,
             parse_math=False,
         )
+
+
+def _show_time(axes: Axes, record: Record, *, at_top: bool = True) -> None:
+    """The axis of time, the same for all pictures of a sweep; with the deadline, unless that is far off.
+
+    The word stands at the top, or at the bottom, where it meets no good values.
+    """
+    unit, per_s = _time_unit(record.elapsed_s)
+    deadline_s, last_s = record.deadline_at_s, record.elapsed_s
+    if deadline_s is not None and deadline_s <= FAR * record.elapsed_s:
+        last_s = max(last_s, deadline_s)
+        axes.axvline(deadline_s * per_s, color=INK, linewidth=0.9, linestyle=(0, (1, 2)), zorder=2)
+        axes.annotate(
+            "deadline",
+            (deadline_s * per_s, 1 if at_top else 0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4, -3 if at_top else 3),
+            textcoords="offset points",
+            ha="right",
+            va="top" if at_top else "bottom",
+            color=INK,
+            fontsize=9,
+        )
+    axes.set_xlabel(f"{unit} since the sweep began")
+    axes.set_xlim(0, max(1.01 * last_s * per_s, 1e-3))
 
 
 def _workers_at(crews: tuple[Crew, ...], times: list[float]) -> np.ndarray:
@@ -213,21 +178,9 @@ def _fit_values(axes: Axes, record: Record) -> None:
     values = np.array([p.value for trial in record.trials.values() for p in trial.points if p.value is not None])
     if len(values) == 0:
         return
-    low, high = _without_outliers(values, record.mode)
+    low, high = without_outliers(values, record.mode)
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
     axes.set_ylim(low - margin, high + margin)
-
-
-def _without_outliers(values: np.ndarray, mode: Literal["min", "max"]) -> tuple[float, float]:
-    """Bounds of `values`; those that are far worse than most lie beyond them."""
-    low, high = float(values.min()), float(values.max())
-    if len(values) < FEW:
-        return low, high
-    first, third = np.quantile(values, (0.25, 0.75))
-    reach = 8 * (third - first)
-    if reach == 0:
-        return low, high
-    return (max(low, first - reach), high) if mode == "max" else (low, min(high, third + reach))
 
 
 def _time_unit(elapsed_s: float) -> tuple[str, float]:

@@ -141,9 +141,9 @@ class Record:
     """A sweep so far; the one who fills it is `Recorder`.
 
     `elapsed_s` counts the seconds the sweep was under way, over all its starts. `started_at` is Unix seconds of the
-    first start. `deadline_at_s` is the deadline in these seconds: `deadline_s` after the newest start. `slots` is how
-    many workers the cluster takes. `log_axes` names the parameters that are drawn from a logarithmic domain. `space`
-    says what parameters are drawn from, and `num_trials` how many trials were asked for.
+    first start. `deadline_at_s` is the deadline in these seconds: `deadline_s` after the newest `Sweep.run()`. `slots`
+    is how many workers the cluster takes. `log_axes` names the parameters that are drawn from a logarithmic domain.
+    `space` says what parameters are drawn from, and `num_trials` how many trials were asked for.
     """
 
     name: str
@@ -200,10 +200,14 @@ class Record:
         """How many workers train now."""
         return sum(trial.workers for trial in self.trials.values())
 
-    def begin(self, now: float) -> None:
-        """Note that the sweep starts, or starts again: whatever ran when it was cut off waits for its turn now."""
+    def begin(self, now: float, late_s: float = 0.0) -> None:
+        """Note that the sweep starts, or starts again: whatever ran when it was cut off waits for its turn now.
+
+        `late_s` is for how long its deadline has been counting by then.
+        """
         self.started_at = self.started_at or now
-        self.deadline_at_s = None if self.deadline_s is None else self.elapsed_s + self.deadline_s
+        left_s = None if self.deadline_s is None else max(self.deadline_s - late_s, 0.0)
+        self.deadline_at_s = None if left_s is None else self.elapsed_s + left_s
         self.stopped = None
         for trial in self.trials.values():
             if trial.state == "running":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+import numpy as np
 from ray import tune
 from ray.tune.experiment import Trial
 
@@ -46,13 +47,15 @@ class Recorder(tune.Callback):  # type: ignore[misc]
     """Keeps `record` up to date, and writes it to `sweep.json` in the sweep's folder `path`, and whoever `tells` are.
 
     `held` asks for the runs under way, by trial (`TrialWorkers.held`). A storage that fails is tried again the next
-    time; only the last save, `close`, has to succeed. `clock` gives monotonic seconds.
+    time; only the last save, `close`, has to succeed. `clock` gives monotonic seconds; the sweep's deadline counts
+    from `began` of it, if not from `setup`.
     """
 
     def __init__(
         self,
         record: Record,
         path: str,
+        began: float | None = None,
         *,
         held: Callable[[], Mapping[str, Sized]] | None = None,
         tells: Sequence[Callable[[Record], object]] = (),
@@ -61,14 +64,16 @@ class Recorder(tune.Callback):  # type: ignore[misc]
         self.record, self._path = record, path
         self._held, self._tells, self._clock = held, tuple(tells), clock
         self._every_s = SAVE_EVERY_S if resolve(path).is_local else SAVE_FAR_EVERY_S
+        self._asked_at = began
         self._began: float | None = None
         self._offset_s, self._noted_s, self._saved_s = 0.0, -math.inf, -math.inf
         self._has_met = False
 
     def setup(self, **info: Any) -> None:  # noqa: ARG002 - Tune's signature
         """The sweep begins, or begins again."""
-        self.record.begin(time.time())
         self._began, self._offset_s = self._clock(), self.record.elapsed_s
+        late_s = 0.0 if self._asked_at is None else self._began - self._asked_at
+        self.record.begin(time.time(), late_s)
 
     def on_trial_result(
         self,
@@ -86,7 +91,7 @@ class Recorder(tune.Callback):  # type: ignore[misc]
         if "epoch" in result:
             known = known.reached(_point(result, self.record.metric, now_s))
             # By now PBT may have given the trial another config than the one of this result.
-            known = known.has_best(self.record.mode, before, dict(result.get("config", trial.config)))
+            known = known.has_best(self.record.mode, before, _config(result.get("config", trial.config)))
         if result.get("diverged"):
             known = replace(known, error=f"{self.record.metric} is no finite number in epoch {result.get('epoch')}")
         if self._held is None:
@@ -99,12 +104,14 @@ class Recorder(tune.Callback):  # type: ignore[misc]
         if now_s - self._noted_s >= SAVE_EVERY_S:
             self._noted_s = now_s
             self._note(trials)
+            for tell in self._tells:
+                tell(self.record)
         if now_s - self._saved_s >= self._every_s:
             self._saved_s = now_s
             self._try_to_save()
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002 - Tune's signature
-        """All trials have ended, or the sweep is cut off."""
+        """All trials have ended, or the sweep is cut off: then Tune says so of all of them, and nobody is told."""
         self._tick()
         self._note(trials)
 
@@ -135,7 +142,7 @@ class Recorder(tune.Callback):  # type: ignore[misc]
         known = self.record.trials.get(trial.trial_id)
         run = run_name(self.record.name, trial.trial_id)
         # The config anew each time: PBT changes it.
-        return replace(known or TrialRecord(id=trial.trial_id, run=run, config={}), config=dict(trial.config))
+        return replace(known or TrialRecord(id=trial.trial_id, run=run, config={}), config=_config(trial.config))
 
     def _note(self, trials: Sequence[Trial]) -> None:
         """What every trial is about, and with how many workers."""
@@ -147,12 +154,10 @@ class Recorder(tune.Callback):  # type: ignore[misc]
         for trial in trials:
             known = self._known(trial)
             diverged = known.error if (trial.last_result or {}).get("diverged") else None
-            known = known.entered(_state(trial), now_s, _error(trial) or diverged)
+            known = known.entered(_state(trial, known), now_s, _error(trial) or diverged)
             if held is not None and known.state == "running":
                 known = known.manned(held[known.id].world_size if known.id in held else 0, now_s)
             self.record.put(known)
-        for tell in self._tells:
-            tell(self.record)
 
     def _forget_unknown(self, trials: Sequence[Trial]) -> None:
         """After a restart: trials that were drawn so shortly before a kill that Tune does not know them any more."""
@@ -168,6 +173,11 @@ class Recorder(tune.Callback):  # type: ignore[misc]
             log.warning("The sweep's record cannot be written just now: %s", redact(str(error)))
 
 
+def _config(given: Mapping[str, Any]) -> dict[str, Any]:
+    """As a job gets it: some searchers draw NumPy's numbers and strings."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+
+
 def _point(result: Mapping[str, Any], metric: str, now_s: float) -> Point:
     value = result.get(metric)
     is_number = isinstance(value, int | float) and math.isfinite(value) and not result.get("diverged")
@@ -180,11 +190,15 @@ def _point(result: Mapping[str, Any], metric: str, now_s: float) -> Point:
     )
 
 
-def _state(trial: Trial) -> State:
-    """Tune calls all that ended without an error terminated; whose run was finished, its last result tells."""
+def _state(trial: Trial, known: TrialRecord) -> State:
+    """Tune calls all that ended without an error terminated; whose run was finished, its last result tells.
+
+    A trial that is held back before its first start is paused to Tune, too.
+    """
     state = STATES[trial.status]
-    is_cut = state == "finished" and not (trial.last_result or {}).get("finished", False)
-    return "stopped" if is_cut else state
+    if state == "finished" and not (trial.last_result or {}).get("finished", False):
+        return "stopped"
+    return "pending" if state == "paused" and not known.has_begun else state
 
 
 def _error(trial: Trial) -> str | None:

@@ -10,8 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from forebay.driver.result import below
-from forebay.sweep import plots
 from forebay.sweep.page import FILE_NAME, body
+from forebay.sweep.parallel import configs_figure
+from forebay.sweep.plots import metric_figure, workers_figure
 from forebay.sweep.record import Mode, Record
 from forebay.sweep.record_file import load_record
 
@@ -82,15 +83,15 @@ class SweepResult:
 
     def plot_metric(self) -> Figure:
         """The metric over time, a line per trial."""
-        return plots.metric_figure(self.record)
+        return metric_figure(self.record)
 
     def plot_workers(self) -> Figure:
         """Workers over time, stacked by trial."""
-        return plots.workers_figure(self.record)
+        return workers_figure(self.record)
 
     def plot_configs(self) -> Figure:
         """All configs as parallel coordinates, coloured by the metric."""
-        return plots.configs_figure(self.record)
+        return configs_figure(self.record)
 
     def _repr_html_(self) -> str:
         return body(self.record)

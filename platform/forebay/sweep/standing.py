@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.sweep.record import Mode, Record, State
+from forebay.sweep.record import Mode, Record, State, TrialRecord
+from forebay.sweep.wording import lively_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,10 @@ class TrialStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStanding:
-    """A sweep under way at one moment. `started_at` is Unix seconds, `stopping` why it was asked to end."""
+    """A sweep under way at one moment: its running trials first, then those that wait, and the best of each first.
+
+    `started_at` is Unix seconds, `stopping` why it was asked to end.
+    """
 
     name: str
     metric: str
@@ -56,12 +60,11 @@ class SweepStanding:
             slots=record.slots,
             slots_in_use=record.slots_in_use,
             path=path,
-            trials=tuple(_trial(record, each) for each in record.trials),
+            trials=tuple(_trial(record, each) for each in lively_first(record)),
         )
 
 
-def _trial(record: Record, name: str) -> TrialStanding:
-    trial = record.trials[name]
+def _trial(record: Record, trial: TrialRecord) -> TrialStanding:
     best, last = trial.best(record.mode), trial.last
     return TrialStanding(
         id=trial.id,

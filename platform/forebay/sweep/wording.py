@@ -86,5 +86,5 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 def word(value: Any) -> str:
     """One value of a config: floats with three digits that matter, long texts cut."""
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    text = f"{value:.3g}" if isinstance(value, float) else str(value) or "''"
     return text if len(text) <= MAX_WORD else f"{text[: MAX_WORD - 1]}…"

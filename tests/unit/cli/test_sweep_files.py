@@ -11,7 +11,7 @@ import pytest
 from tests.unit.sweep.made import record, trial
 
 from forebay.cli.recipe import job_of, job_or_sweep_of
-from forebay.cli.standing import headline, trial_cells
+from forebay.cli.standing import headline
 from forebay.errors import BadJob
 from forebay.job.job import Job
 from forebay.sweep.standing import SweepStanding
@@ -75,4 +75,3 @@ def test_lines_of_a_sweep() -> None:
     assert headline(replace(standing, best=None, slots=4, deadline_left_s=90.0, stopping="enough")) == (
         "sweep ctr: no value yet, 1 of 4 slots in use, 1:30 until the deadline, stopping: enough"
     )
-    assert trial_cells(standing.trials[0], None)[:5] == ("a", "running", 1, 1, "0.7000")

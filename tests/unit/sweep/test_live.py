@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 
 import pytest
 from rich.console import Console
 from tests.unit.sweep.made import record, trial
 
 from forebay.sweep.live import Lines, Live, TerminalTable, html_table, showing, trial_table
-from forebay.sweep.record import Record
+from forebay.sweep.record import Record, State
 
 
 class Log:
@@ -68,6 +69,25 @@ def test_a_terminal_shows_as_many_trials_as_it_has_room_for_and_all_at_the_end()
     assert "t19" in file.getvalue()[len(shown) :]
 
 
+@pytest.mark.parametrize("is_piped", [False, True])
+def test_what_trials_print_comes_above_the_table(is_piped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, out = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: not is_piped, raising=False)
+    monkeypatch.setattr(sys, "stdout", out)
+    table = TerminalTable(Console(file=screen, force_terminal=True, width=120, height=12, highlight=False))
+    made = record(trial("a", 0.7))
+    table.show(made)
+    begin = len(screen.getvalue())
+    print("rank 0: [bold]step[/bold] 7")
+    print("careful", file=sys.stderr)
+    table.end(made)
+    shown = screen.getvalue()[begin:]
+    assert (out.getvalue() == "") is not is_piped
+    for said in ("careful", *(() if is_piped else ("rank 0: [bold]step[/bold] 7",))):
+        assert shown.index(said) < shown.rindex("1 running")
+    assert sys.stdout is out
+
+
 def test_a_closed_terminal_is_said_once_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     file = io.StringIO()
     live = Live(Lines(Console(file=file)))
@@ -95,10 +115,48 @@ def test_a_notebook_table_holds_only_text() -> None:
     assert "<b>&lt;i&gt;</b>" in shown and "kind=&lt;script&gt;" in shown and "<script>" not in shown
 
 
-def test_in_a_narrow_terminal_only_the_config_is_cut() -> None:
+@pytest.mark.parametrize("number", [17, 18, 19, 22])
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_never_loses_the_footing(width: int, number: int) -> None:
+    states: list[State] = ["running", "paused", "pending", "finished", "stopped", "failed"]
+    trials = [trial(f"6d6ab_{each:05}", 0.7, state=states[each % 6], lr=0.01) for each in range(number)]
     file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, height=24, highlight=False)
+    TerminalTable(console).show(record(*trials, slots=8, deadline_s=600.0, deadline_at_s=660.0))
+    lines = file.getvalue().splitlines()
+    assert len(lines) <= 24 and lines[-1].endswith("until the deadline")
+    shown = sum("6d6ab_" in line and "best auc" not in line for line in lines)
+    # An empty line, head, rule, an empty line and two of the footing leave 18; "and N more" takes one of them.
+    assert shown == (number if number <= 18 else 17)
+    assert any(f"and {number - shown} more" in line for line in lines) is (number > 18)
+
+
+def drawn(made: Record, width: int) -> tuple[list[str], str]:
+    """The words of the head, and the line of the only trial."""
+    file = io.StringIO()
+    Console(file=file, width=width, highlight=False).print(trial_table(made, width=width))
+    _, head, _, line, *_ = file.getvalue().splitlines()
+    return head.split(), line.strip()
+
+
+def test_in_a_narrow_terminal_only_the_config_is_cut() -> None:
     made = record(trial("6d6ab_00001", 0.7303, lr=0.00152, kind="adam", dim=4, global_batch=512))
-    Console(file=file, width=84, highlight=False).print(trial_table(made))
-    line = next(line for line in file.getvalue().splitlines() if "6d6ab" in line)
+    head, line = drawn(made, 100)
+    assert head == ["trial", "state", "epoch", "auc", "best", "workers", "rows/s", "time", "config"]
     assert line.split()[:8] == ["6d6ab_00001", "running", "1", "0.7303", "0.7303", "1", "2.00k", "1:00"]
-    assert line.split()[8].startswith("lr=0.0015") and line.rstrip().endswith("…")
+    assert line.split()[8] == "lr=0.00152," and line.endswith("…")
+
+
+def test_a_narrow_terminal_leaves_out_columns_so_that_the_config_can_be_read() -> None:
+    made = record(trial("6d6ab_00001", 0.7303, lr=0.00152, kind="adam", dim=4))
+    head, line = drawn(made, 80)
+    assert head == ["trial", "state", "epoch", "auc", "best", "workers", "config"]
+    assert line.split()[:6] == ["6d6ab_00001", "running", "1", "0.7303", "0.7303", "1"]
+    assert "lr=0.00152, kind=adam" in line
+
+
+def test_a_long_name_of_a_metric_leaves_room_for_the_config() -> None:
+    made = record(trial("6d6ab_00001", 0.7303, lr=0.00152, kind="adam"), metric="weighted_normalized_entropy")
+    head, line = drawn(made, 80)
+    assert head[3].startswith("weighted") and head[3].endswith("…")
+    assert "lr=0.00152" in line and "0.7303  0.7303" in line

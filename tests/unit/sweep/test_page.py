@@ -11,11 +11,14 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from tests.unit.sweep.made import record, trial
 
 from forebay.sweep.axes import axis_of
+from forebay.sweep.colours import BEST, NONE
 from forebay.sweep.page import page, write_page
-from forebay.sweep.plots import as_png, configs_figure, metric_figure, workers_figure
+from forebay.sweep.parallel import configs_figure
+from forebay.sweep.plots import as_png, metric_figure, workers_figure
 from forebay.sweep.record import Record
 from forebay.sweep.record_file import save_record
 from forebay.sweep.result import SweepResult, load_sweep
@@ -81,9 +84,56 @@ def test_the_table_is_sorted_by_numbers_not_by_their_texts() -> None:
         "0.001",
         "adam",
         "True",
-        "",
     ]
     assert text.index('data-key="a"') < text.index('data-key="b"') < text.index('data-key="d"')
+
+
+def test_the_table_and_the_pictures_have_one_colour_per_trial() -> None:
+    made = mixed()
+    squares = re.findall(r'<i style="background: (#[0-9a-f]{6})">', page(made))
+    lines = {line.get_color() for line in metric_figure(made).axes[0].lines if len(line.get_xdata()) > 1}
+    assert len(squares) == 4 and squares[0] == BEST and squares[2:] == [NONE, NONE]
+    assert squares[0] in lines
+
+
+def test_equal_errors_are_told_once_and_no_error_not_at_all() -> None:
+    failed = [trial(name).entered("failed", 5.0, "ValueError: boom") for name in ("a", "b")]
+    reader = Reader(page(record(*failed, trial("c", 0.5))))
+    assert reader.texts.count("Errors") == reader.texts.count("ValueError: boom") == reader.texts.count("a, b") == 1
+    assert "Errors" not in Reader(page(record(trial("c", 0.5)))).texts
+
+
+def test_the_picture_of_the_metric_shows_states_names_and_the_deadline() -> None:
+    made = record(
+        trial("1a_00000", 0.6, 0.9, state="finished"),
+        trial("1a_00001", 0.7, 0.8, state="paused"),
+        trial("1a_00002", 0.5, state="failed"),
+        trial("1a_00003", 0.7, 0.8, state="stopped"),  # ends where 00001 does: no room for its name
+        deadline_at_s=80.0,
+    )
+    axes = metric_figure(made).axes[0]
+    legend = axes.get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["paused", "stopped", "failed"]
+    assert [text.get_text() for text in axes.texts] == ["deadline", "00000", "00001", "00002"]
+    assert axes.get_xlim()[1] > 80
+    made.deadline_at_s = 3600.0
+    assert "deadline" not in [text.get_text() for text in metric_figure(made).axes[0].texts]
+
+
+def test_workers_are_stacked_with_the_best_trial_at_the_bottom() -> None:
+    bad, good = trial("a", 0.5, 0.6), trial("b", 0.6, 0.9, workers=2)
+    bottom, top = workers_figure(record(bad, good)).axes[0].collections
+    edges = [np.concatenate([path.vertices for path in area.get_paths()])[:, 1] for area in (bottom, top)]
+    assert [(edge.min(), edge.max()) for edge in edges] == [(0, 2), (0, 3)]
+    assert to_hex(bottom.get_facecolor()[0]) == BEST
+
+
+def test_an_axis_follows_the_space_and_not_the_draws() -> None:
+    trials = [trial(str(n), 0.5 + n / 10, rate=10.0**-n, share=10.0**-n, dim=n) for n in range(4)]
+    space = {"rate": "Float(0.001, 1) LogUniform", "share": "Float(0.0, 1.0) Uniform", "dim": "Choice(values=(0, 1))"}
+    made = record(*trials, log_axes=("rate",), space=space)
+    texts = [text.get_text() for text in configs_figure(made).axes[0].texts]
+    assert {"0.001", "0.01", "0.1"} <= set(texts) and {"0.2", "0.4", "0.6", "0.8"} <= set(texts)
 
 
 @pytest.mark.parametrize(
@@ -137,19 +187,24 @@ def test_the_best_trial_is_drawn_red_and_above_the_others(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("values", "is_log", "places", "ticks"),
     [
-        ([1, 3, 5, None], False, [0.0, 0.5, 1.0, None], ["1", "2", "3", "4", "5"]),
+        ([1, 3, 5, None], None, [0.0, 0.5, 1.0, None], ["1", "2", "3", "4", "5"]),
         ([0.001, 0.01, 0.1], True, [0.0, 0.5, 1.0], ["0.001", "0.01", "0.1"]),
-        ([1.0, 10.0, 1000.0], False, [0.0, 1 / 3, 1.0], ["1", "10", "100", "1000"]),
-        ([8, 16, 32, 8, 16], False, [0.0, 1 / 3, 1.0, 0.0, 1 / 3], ["8", "16", "32"]),
+        ([1.0, 10.0, 1000.0], None, [0.0, 1 / 3, 1.0], ["1", "10", "100", "1000"]),
+        ([0.0, 250.0, 1000.0], False, [0.0, 0.25, 1.0], ["0", "200", "400", "600", "800", "1000"]),
+        ([1.0, 501.0, 1001.0], False, [0.0, 0.5, 1.0], ["200", "400", "600", "800", "1000"]),
+        ([1e-6, 1e-5, 1e-5, 1e-4], True, [0.0, 0.5, 0.5, 1.0], ["1e-6", "1e-5", "0.0001"]),
+        ([8, 16, 32, 8, 16], None, [0.0, 1 / 3, 1.0, 0.0, 1 / 3], ["8", "16", "32"]),
         ([2.5, 2.5], False, [0.5, 0.5], ["2.5"]),
         ([True, False], False, [0.75, 0.25], ["False", "True"]),
+        ([0.1, 0.3, 0.3], False, [0.0, 1.0, 1.0], ["0.1", "0.15", "0.2", "0.25", "0.3"]),
+        (["", "sgd"], None, [0.25, 0.75], ["''", "sgd"]),
         (["sgd", None, "adam"], False, [0.75, None, 0.25], ["adam", "sgd"]),
         ([[1, 2], "x" * 40], False, [0.25, 0.75], ["[1, 2]", "x" * 17 + "…"]),
         ([0.0, 1.0], True, [0.0, 1.0], ["0", "0.2", "0.4", "0.6", "0.8", "1"]),
         ([None], False, [None], []),
     ],
 )
-def test_an_axis_fits_its_values(values: list[Any], is_log: bool, places: list[Any], ticks: list[str]) -> None:
+def test_an_axis_fits_its_values(values: list[Any], is_log: bool | None, places: list[Any], ticks: list[str]) -> None:
     axis = axis_of("p", values, is_log)
     assert axis.places == pytest.approx(tuple(places))
     assert [text for _, text in axis.ticks] == ticks

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ray.tune.experiment import Trial
 from tests.unit.sweep.made import record, trial
@@ -80,8 +81,41 @@ def test_states_and_values_of_trials(tmp_path: Path) -> None:
     one.status = two.status = Trial.TERMINATED
     three.status = Trial.PAUSED
     told.pass_time(2.0)
-    assert [trial.state for trial in told.record.trials.values()] == ["finished", "stopped", "paused"]
+    # Held back by the scheduler before its first start.
+    assert [trial.state for trial in told.record.trials.values()] == ["finished", "stopped", "pending"]
     assert (told.record.slots_in_use, told.seen) == (0, 4)
+    for status in (Trial.RUNNING, Trial.PAUSED):
+        three.status = status
+        told.pass_time(2.0)
+    assert told.record.trials["c"].state == "paused"
+
+
+def test_the_deadline_counts_from_the_call_and_not_from_the_first_trial(tmp_path: Path) -> None:
+    record = Record(name="ctr", metric="auc", mode="max", deadline_s=60.0, elapsed_s=100.0)
+    Recorder(record, str(tmp_path), 5.0, clock=lambda: 25.0).setup()
+    assert (record.deadline_at_s, record.deadline_left_s) == (140.0, 40.0)
+    Recorder(record, str(tmp_path), 5.0, clock=lambda: 95.0).setup()
+    assert record.deadline_left_s == 0.0
+
+
+def test_nobody_is_told_that_trials_are_over_which_are_only_cut_off(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    one = told.add("a")
+    one.status = Trial.RUNNING
+    told.pass_time(2.0)
+    seen = told.seen
+    one.status = Trial.TERMINATED  # as Tune does with all of them once the sweep is interrupted
+    told.recorder.on_experiment_end(told.trials)
+    assert told.seen == seen and told.record.trials["a"].state == "stopped"
+
+
+def test_configs_are_as_the_job_gets_them(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.add("a", dim=np.int64(8), kind=np.str_("adam"), lr=0.1)
+    told.pass_time(2.0)
+    config = told.record.trials["a"].config
+    assert config == {"dim": 8, "kind": "adam", "lr": 0.1}
+    assert [type(value) for value in config.values()] == [int, str, float]
 
 
 def test_a_metric_that_is_no_number_is_no_value(tmp_path: Path) -> None:
