@@ -18,6 +18,7 @@ from types import FrameType
 from ray.exceptions import RayActorError, RayTaskError
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
+from ray.tune.progress_reporter import TrialProgressCallback
 
 from forebay.driver.ray_session import environment_defaults
 from forebay.sweep.ending import PARTING_S
@@ -39,6 +40,13 @@ TUNE_ENVIRONMENT: Mapping[str, str] = {
 }
 LOGGERS = ("ray.tune", "ray.air", "ray.train")
 FORCE, KEEP = "_actor_force_cleanup_timeout", "_maybe_cache_trial_actor"
+
+
+class Silent(TrialProgressCallback):  # type: ignore[misc]
+    """Tune adds one of these that prints, at any verbosity, of trials that end before they begin; unless it has one."""
+
+    def _print(self, msg: str, *args: object, **kwargs: object) -> None:
+        """Nothing."""
 
 
 @contextmanager

@@ -51,7 +51,7 @@ from forebay.sweep.sweep import Sweep
 from forebay.sweep.task import Task, pack, unpack
 from forebay.sweep.trial import TrialRun
 from forebay.sweep.trial_workers import RayTrialWorkers, cluster_atoms
-from forebay.sweep.tune_settings import interrupts, tune_settings
+from forebay.sweep.tune_settings import Silent, interrupts, tune_settings
 
 _TASKS: dict[bytes, Task] = {}
 """What was packed in this process, by what it was packed into."""
@@ -103,7 +103,7 @@ class _Tuning:
             try:
                 # Last, because it may end the sweep.
                 restored = Restored(known or frozenset(), self._path, self._sweep.max_failures)
-                callbacks = [restored, *self._steering(scheduler), recorder, ending]
+                callbacks = [restored, *self._steering(scheduler), recorder, Silent(), ending]
                 self._tune(scheduler, searcher, callbacks, bell, is_restart=known is not None)
             except Parted:
                 state: State = "pending" if ending.is_interrupted else "stopped"
