@@ -29,7 +29,7 @@ FOREIGN_VARIABLES = frozenset(
         *("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED"),
     }
 )
-RAY_WITH_THE_REST = ("tests/ray/sweep/", "tests/ray/notebooks/", "tests/ray/jobs/")
+RAY_WITH_THE_REST = ("tests/horovod/", "tests/ray/sweep/", "tests/ray/notebooks/", "tests/ray/jobs/")
 """So that both processes of `make test` have as much to do."""
 SCHEMA = pa.schema(
     [

@@ -33,8 +33,9 @@ class Control:
         lanes: int = 1,
         global_batch: int = 1,
         epochs: int = 1,
+        epoch: int = 0,
     ) -> None:
-        self._elastic, self._lanes, self._epochs = elastic, lanes, epochs
+        self._elastic, self._lanes, self._epochs, self._epoch = elastic, lanes, epochs, epoch
         self._target = self._world_size = workers if elastic is None else elastic.target
         self._batch = global_batch
         self._stop: str | None = None
@@ -43,14 +44,15 @@ class Control:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, job: Job) -> Control:
-        """What the callbacks of `job` are given."""
+    def of(cls, job: Job, epoch: int = 0) -> Control:
+        """What the callbacks of `job` are given, which goes on in `epoch`."""
         return cls(
             elastic=job.elastic,
             workers=job.workers,
             lanes=job.data.plan.lanes,
             global_batch=job.data.global_batch,
             epochs=job.epochs,
+            epoch=epoch,
         )
 
     def stop(self, reason: str) -> None:
@@ -143,6 +145,11 @@ class Control:
     def job_epochs(self) -> int:
         """How many epochs the job asks for."""
         return self._epochs
+
+    @property
+    def first_epoch(self) -> int:
+        """The epoch that training began with, or begins with, as far as is known before there are workers."""
+        return self._epoch
 
     @property
     def batch(self) -> int:

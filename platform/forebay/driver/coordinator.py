@@ -75,7 +75,7 @@ class Coordinator:
         self._stopped: str | None = None
         self._raised: Raised | None = None
         self._failures = 0
-        self._is_ending = False
+        self._is_ending = self._is_done = False
         self._pace: deque[tuple[float, int]] = deque()
         self._committed_at: float | None = None
 
@@ -142,7 +142,7 @@ class Coordinator:
 
     async def finished(self, stopped: str | None) -> None:
         """Rank 0's train function has returned; `stopped` says why early."""
-        self._stopped = stopped
+        self._stopped, self._is_done = stopped, True
 
     async def raise_error(self, raised: Raised, attempt: int) -> None:
         """Note what a train function raised in `attempt`; the first one is the cause, whatever followed from it.
@@ -177,7 +177,8 @@ class Coordinator:
     async def give_up(self) -> bool:
         """End a run that was asked to stop, where nobody trains who could commit first; whether it has ended."""
         async with self._changed:
-            if self._stop is not None and not self._trains:
+            at_work = self._trains and len(self._parked) < self._size
+            if self._stop is not None and not (at_work or self._is_done or self._raised):
                 self._is_ending = True
                 self._changed.notify_all()
         return self._is_ending

@@ -31,10 +31,10 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     # Callbacks may have asked for something before there were workers, of which the coordinator knows nothing.
     made_with = Orders(workers=run.job.start_workers if run.control.is_elastic else None)
     asked = _pass_on(run.control, made_with, coordinator)
-    goes_on = True
-    while goes_on:
+    goes_on, gave_up = True, None
+    while goes_on or gave_up is not None:
         goes_on = is_training()  # asked before the events are taken: the last ones came before the end
-        news: News = ray.get(coordinator.take.remote(POLL_S if goes_on else 0))
+        news: News = ray.get(coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0))
         asked = _take_over(run.control, news, asked)
         for event in news.events:
             watch.see(event)
@@ -45,9 +45,12 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
         asked = _pass_on(run.control, asked, coordinator)
         coordinator.noted.remote(news.count)
         watch.tell_if_late()
+        if gave_up is not None:
+            return gave_up
         if goes_on and asked.stop is not None and ray.get(coordinator.give_up.remote()):
-            return asked.stop
-    return None
+            # Once more round, for what was reported until then.
+            gave_up = asked.stop
+    return gave_up
 
 
 def _take_over(control: Control, news: News, asked: Orders) -> Orders:

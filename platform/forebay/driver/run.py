@@ -35,7 +35,6 @@ class Run:
     def __init__(self, job: Job, callbacks: Sequence[Callback] = ()) -> None:
         job.check()
         self.job = job
-        self.control = Control.of(job)
         self._callbacks = tuple(callbacks)
         self._failures, self._step = 0, 0
         self._world_size: int | None = None
@@ -46,6 +45,7 @@ class Run:
         except BaseException:
             self._claim.release()
             raise
+        self.control = Control.of(job, epoch=self.result.epochs_done)
 
     def _earlier_result(self) -> Result | None:
         earlier = load_result(self.path)

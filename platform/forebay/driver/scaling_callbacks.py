@@ -11,21 +11,24 @@ import numpy as np
 
 from forebay.driver.control import Control
 from forebay.errors import InvalidOption, whole_number
-from forebay.train.events import EpochEnded, Event, Reported, Started
+from forebay.train.events import EpochEnded, Event, Preparing, Reported, Started
 
 
 class _ByEpoch(ABC):
     """Asks for another number of workers at the end of an epoch, where the next one has another.
 
-    In between it asks for nothing, so that `forebay scale` holds until the schedule's next change. A driver that goes
-    on with an earlier run hears of no epoch's end at first; it asks for what belongs to the epoch it hears of.
+    In between it asks for nothing, so that `forebay scale` holds until the schedule's next change. Before there are
+    workers it asks for what belongs to the epoch that comes; if training begins in another one, for what belongs there.
     """
 
     def __init__(self) -> None:
         self._knows_epoch = False
+        self._asked: int | None = None
 
     def __call__(self, event: Event, control: Control) -> None:
         match event:
+            case Preparing() if self._asked is None and control.is_elastic:
+                self._ask(control.first_epoch, control)
             case EpochEnded():
                 self._knows_epoch = True
                 begins = event.epoch + 1
@@ -33,12 +36,13 @@ class _ByEpoch(ABC):
                     self._ask(begins, control)
             case Reported() if not self._knows_epoch:
                 self._knows_epoch = True
-                self._ask(event.epoch, control)
+                if self._at(event.epoch, control) != self._asked:
+                    self._ask(event.epoch, control)
 
     def _ask(self, epoch: int, control: Control) -> None:
-        workers = self._at(epoch, control)
-        if workers is not None:
-            control.resize(workers)
+        self._asked = self._at(epoch, control)
+        if self._asked is not None:
+            control.resize(self._asked)
 
     @abstractmethod
     def _at(self, epoch: int, control: Control) -> int | None:

@@ -10,6 +10,10 @@ from pathlib import Path
 from forebay.storage.credentials import redacting
 from forebay.storage.filesystem import resolve
 
+_UMASK = os.umask(0)
+"""Read once: it cannot be read without setting it, for all threads."""
+os.umask(_UMASK)
+
 
 def write_atomically(uri: str | os.PathLike[str], content: bytes) -> None:
     """Write or replace one file: a local one through a temporary neighbour, an object by closing it."""
@@ -47,16 +51,16 @@ class Draft:
         # fsync before the rename: after a crash a torn file must never look complete.
         os.fsync(self._file.fileno())
         self._file.close()
-        umask = os.umask(0)
-        os.umask(umask)
-        self._path.chmod(0o666 & ~umask)
+        self._path.chmod(0o666 & ~_UMASK)
         self._path.replace(self._target)
         self._path = None
 
     def give_up(self) -> None:
         """Leave nothing behind, unless it was kept."""
-        if self._path is not None:
+        if self._path is None:
+            return
+        with suppress(OSError):  # what did not fit before
+            self._file.close()
+        with suppress(OSError):  # why it is given up is known already
             self._path.unlink(missing_ok=True)
-            self._path = None
-            with suppress(OSError):  # what did not fit before
-                self._file.close()
+        self._path = None

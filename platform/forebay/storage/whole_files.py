@@ -13,7 +13,7 @@ from forebay.storage.fsspec_bridge import Bridge
 
 
 def whole_files() -> fs.FileSystem:
-    """This machine's files; one that is written replaces what was there when it is closed, or leaves nothing."""
+    """This machine's files; one replaces what was there when it is closed, and one that could not be written never."""
     return fs.PyFileSystem(_WholeFiles(LocalFileSystem()))
 
 

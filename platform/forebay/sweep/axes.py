@@ -55,6 +55,8 @@ def _of_numbers(name: str, values: Sequence[float | None], is_log: bool | None) 
     is_log = low > 0 and (high / low >= LOG_FROM if is_log is None else is_log)
     scale: Callable[[float], float] = math.log10 if is_log else float
     bottom, top = scale(low), scale(high)
+    if bottom == top:
+        return axis_of(name, [None if value is None else low for value in values])
 
     def place(value: float) -> float:
         return (scale(value) - bottom) / (top - bottom)

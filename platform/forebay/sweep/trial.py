@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import math
 import os
 import time
@@ -18,12 +19,15 @@ from ray.exceptions import RayError
 
 from forebay.driver.result import Result, below
 from forebay.errors import Hung, InvalidOption, UnderWay
+from forebay.storage.credentials import redact
 from forebay.sweep.branching import hold, newest_stored
 from forebay.sweep.generations import newest_generation, take_over
 from forebay.sweep.nested_run import Epoch, NestedRun
 from forebay.sweep.run_names import run_name, runs_path
 from forebay.sweep.task import Task, blocks_of, unpack
 from forebay.train.events import EpochEnded
+
+log = logging.getLogger(__name__)
 
 CHECKPOINT = "trial.json"
 LISTEN_S = 0.5
@@ -52,7 +56,12 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
             os._exit(1)
         # A sweep of many trials would fill the memory with what only the collector can take apart.
         gc.collect()
-        self._begin()
+        try:
+            self._begin()
+        except OSError as error:
+            # A lost process is tried again, and by then storage may answer; what is raised here would be final.
+            log.warning("Trial %s cannot begin: %s", self.trial_id, redact(str(error)))
+            os._exit(1)
         return True
 
     def _begin(self) -> None:

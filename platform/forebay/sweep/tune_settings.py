@@ -2,8 +2,9 @@
 
 What goes beyond Tune's documented surface is in this file, checked on Ray 2.60: `Trial.handle_error` and
 `Trial.max_failures` (an exception of a job is no reason to try again, a lost process is), the controller's
-`_actor_force_cleanup_timeout` (the last trials commit as all others do) and its `_maybe_cache_trial_actor` (a process
-that is kept for a later trial lets go of its own). tests/ray/sweep fails when one of them moves.
+`_actor_force_cleanup_timeout` (the last trials commit as all others do), its `_maybe_cache_trial_actor` (a process
+that is kept for a later trial lets go of its own), `_trial_task_failure` and `_resetting_trials` (such a process that
+is lost is replaced). tests/ray/sweep fails when one of them moves.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TUNE_ENVIRONMENT: Mapping[str, str] = {
     "TUNE_WARN_THRESHOLD_S": "10",
 }
 LOGGERS = ("ray.tune", "ray.air", "ray.train")
-FORCE, KEEP = "_actor_force_cleanup_timeout", "_maybe_cache_trial_actor"
+FORCE, KEEP, FAIL = "_actor_force_cleanup_timeout", "_maybe_cache_trial_actor", "_trial_task_failure"
 
 
 class Silent(TrialProgressCallback):  # type: ignore[misc]
@@ -55,7 +56,7 @@ def tune_settings() -> Iterator[None]:
     with ExitStack() as stack:
         for each in (_quiet(), environment_defaults(TUNE_ENVIRONMENT)):
             stack.enter_context(each)
-        for changed in (_jobs_fail_once(), _last_ones_commit(), _kept_ones_let_go()):
+        for changed in (_jobs_fail_once(), _last_ones_commit(), _kept_ones_let_go(), _lost_ones_fail_once()):
             stack.enter_context(changed)
         yield
 
@@ -141,3 +142,24 @@ def _kept_ones_let_go() -> Iterator[None]:
         yield
     finally:
         setattr(TuneController, KEEP, cache)
+
+
+@contextmanager
+def _lost_ones_fail_once() -> Iterator[None]:
+    """Have a process that was lost while it was kept for a later trial be replaced, as any other.
+
+    Tune hears of it twice, from the process and from what it was asked to do: by the second time the trial waits for
+    another process already, and would fail for good. And it goes on believing that the first is about to be ready.
+    """
+    fail = getattr(TuneController, FAIL)
+
+    def fail_once(controller: TuneController, trial: Trial, exception: Exception) -> None:
+        controller._resetting_trials.discard(trial)  # noqa: SLF001
+        if not (isinstance(exception, RayActorError) and trial.status == Trial.PENDING):
+            fail(controller, trial, exception)
+
+    setattr(TuneController, FAIL, fail_once)
+    try:
+        yield
+    finally:
+        setattr(TuneController, FAIL, fail)

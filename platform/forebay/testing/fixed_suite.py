@@ -22,7 +22,7 @@ from forebay.train.events import EpochEnded, Event, Failed, Finished, Preparing,
 from forebay.train.worker import Worker
 
 PROMPT_S = 20.0
-GRACE_S = 10.0
+GRACE_S = 30.0
 WORKERS = 2
 HANG_S = 5.0
 HANG_GRACE_S = 120.0  # with the start of the workers, which takes most of a minute where others use the machine
@@ -56,7 +56,7 @@ class FixedSuite:
         deadline = time.monotonic() + GRACE_S
         while (left := self.leftovers()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert left == []
+        assert left == [], f"left behind: {left}"
 
     shared: ClassVar[dict[type[FixedSuite], DriverBench]] = {}
 

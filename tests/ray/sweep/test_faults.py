@@ -7,8 +7,11 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
+from ray.tune.schedulers import FIFOScheduler
 from ray.util.placement_group import placement_group_table
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 
@@ -80,6 +83,32 @@ def test_a_run_that_its_own_callbacks_end_is_a_stopped_trial(small: SmallSweeps)
     ended = load_result(row["run"])
     assert ended is not None and ended.stopped == "that was enough"
     assert small.steps("a") == list(range(STEPS_PER_EPOCH))
+
+
+class KillKept(FIFOScheduler):
+    """Kills the process of the first trial that is done, which Tune keeps for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed: list[object] = []
+
+    def __deepcopy__(self, memo: object) -> KillKept:
+        """A sweep takes a copy; this one is looked at afterwards."""
+        return self
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        if not self.killed:
+            self.killed.append(trial.temporary_state.ray_actor)
+            ray.kill(trial.temporary_state.ray_actor)
+
+
+def test_a_process_that_is_lost_between_two_trials_is_replaced(small: SmallSweeps) -> None:
+    scheduler = KillKept()
+    space = {"key": {"grid_search": ["a", "b", "c"]}}
+    result = small.sweep(space, num_trials=3, max_concurrent=1, max_failures=1, scheduler=scheduler).run(show=False)
+    assert scheduler.killed
+    assert list(result.table["state"]) == ["finished"] * 3
+    assert small.steps("b") == list(range(2 * STEPS_PER_EPOCH))
 
 
 @dataclass(frozen=True)

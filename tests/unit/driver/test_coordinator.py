@@ -101,6 +101,11 @@ def test_run_that_is_to_stop_is_given_up_where_nobody_trains() -> None:
         assert not await coordinator.give_up(), "they are to commit first"
         await coordinator.lost_workers("worker 1 died")
         assert await coordinator.give_up()
+        coordinator = await joined(2)
+        await coordinator.finished(None)
+        await coordinator.ask_stop("enough")
+        await coordinator.lost_workers("worker 1 died")
+        assert not await coordinator.give_up(), "it has come to its end"
 
     asyncio.run(talk())
 

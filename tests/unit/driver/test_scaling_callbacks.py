@@ -12,7 +12,7 @@ from forebay.driver.control import Control
 from forebay.driver.scaling_callbacks import DoubleEvery, RandomResize, ScaleSchedule
 from forebay.errors import InvalidOption
 from forebay.job.elastic import Elastic
-from forebay.train.events import EpochEnded, Reported, Started
+from forebay.train.events import EpochEnded, Preparing, Reported, Started
 
 STARTED = Started(name="run", world_size=1, epochs=10, num_batches=5)
 
@@ -65,6 +65,26 @@ def test_a_driver_that_goes_on_with_a_run_asks_for_what_belongs_to_its_epoch(mak
     callback(STARTED, again)
     callback(reported(5), again)
     assert again.workers == throughout[5] == 4
+
+
+def test_a_schedule_is_asked_for_before_there_are_workers_and_then_holds() -> None:
+    elastic = Elastic(min_workers=1, max_workers=8, start=8)
+    asked = Control(elastic=elastic, lanes=16, epochs=10, epoch=2)
+    callback = DoubleEvery(2)
+    callback(Preparing(what="starting"), asked)
+    assert asked.take_resize() == asked.workers == 2
+    asked.follow(target=1)
+    callback(reported(2), asked)
+    assert (asked.take_resize(), asked.workers) == (None, 1), "what others decided since was overruled"
+    callback(ended(3), asked)
+    assert asked.take_resize() == 4
+
+
+def test_a_job_of_fixed_size_is_told_so_at_its_first_step() -> None:
+    callback, asked = DoubleEvery(2), Control(workers=2)
+    callback(Preparing(what="starting"), asked)
+    with pytest.raises(InvalidOption, match="fixed number of workers"):
+        callback(reported(0), asked)
 
 
 def test_an_epoch_that_is_told_twice_asks_for_the_same() -> None:

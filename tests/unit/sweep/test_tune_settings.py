@@ -68,6 +68,6 @@ def test_a_process_that_is_kept_for_a_later_trial_lets_go_of_its_own(
 
 
 def test_nothing_is_printed_of_a_trial_that_ends_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
-    trial: Any = SimpleNamespace(last_result={})
+    trial: Any = type("Ended", (), {"last_result": {}})()
     Silent().on_trial_complete(iteration=0, trials=[], trial=trial)
     assert capsys.readouterr().out == ""
