@@ -54,7 +54,8 @@ class ScaleSchedule(_ByEpoch):
 
     `ScaleSchedule({0: 2, 10: 4, 20: 8})` asks at the commit that ends epoch 9, and at the one that ends epoch 19. Fewer
     workers train from that commit on; more, under Ray and Horovod, from the first commit after they are warm.
-    For the first number, give the job the same as `Elastic(start=...)`, and training begins with it.
+    Under Ray and Horovod training begins with the first number; with local processes, give the job the same as
+    `Elastic(start=...)`.
     """
 
     def __init__(self, schedule: Mapping[int, int]) -> None:
