@@ -29,7 +29,8 @@ FOREIGN_VARIABLES = frozenset(
         *("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED"),
     }
 )
-RAY_WITH_THE_REST = ("tests/horovod/", "tests/ray/sweep/", "tests/ray/notebooks/", "tests/ray/jobs/")
+RAY_WITH_THE_REST = ("tests/horovod/", "tests/ray/sweep/", "tests/ray/jobs/")
+BUT_NOT = ("tests/ray/sweep/test_deadline.py", "tests/ray/sweep/test_nodes.py")
 """So that both processes of `make test` have as much to do."""
 SCHEMA = pa.schema(
     [
@@ -62,7 +63,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 class _RayBesideTheRest(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        return "ray" if _starts_ray(nodeid) and not nodeid.startswith(RAY_WITH_THE_REST) else "rest"
+        is_with_the_rest = nodeid.startswith(RAY_WITH_THE_REST) and not nodeid.startswith(BUT_NOT)
+        return "ray" if _starts_ray(nodeid) and not is_with_the_rest else "rest"
 
 
 def _starts_ray(nodeid: str) -> bool:
