@@ -170,6 +170,8 @@ FAIR = """## How it is fair, and where it is not
   results, beginning with its priors.
 - Short deadlines are 4 to 15 epochs of one worker, long ones 15 to 60. Where all trials can be trained to their end in
   time, there is nothing to win.
+- The real sweeps draw low rates on purpose. An earlier run of each, over 110 s with rates up to 0.3, was a draw
+  (0.7286 both): by then the best trials had learnt all they could.
 - Curves are functions of the epoch alone. In truth a trial with more workers at the same global batch learns the
   same; with a batch that grows with the workers it would not."""
 
