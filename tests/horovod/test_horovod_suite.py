@@ -11,6 +11,7 @@ from tests.ray.driver.under_ray import UnderRay
 
 from forebay.driver.driver import Driver, named_driver
 from forebay.driver.horovod_driver import HorovodDriver
+from forebay.driver.result import Result
 from forebay.testing.driver_bench import DriverBench
 from forebay.testing.driver_nodes import SmallNodes
 from forebay.testing.driver_suite import Nodes
@@ -32,6 +33,15 @@ class TestHorovod(UnderRay):
     def make_cluster(self) -> Nodes:
         ray.shutdown()
         return SmallNodes(others=2)
+
+    # A minute of both, in which the coordinator is what is tested: under Ray Train they are always run.
+    @pytest.mark.soak
+    def test_changes_of_mind_come_to_the_last_one(self, bench: DriverBench) -> None:
+        super().test_changes_of_mind_come_to_the_last_one(bench)
+
+    @pytest.mark.soak
+    def test_stopped_run_goes_on_under_its_name(self, bench: DriverBench, calm: Result) -> None:
+        super().test_stopped_run_goes_on_under_its_name(bench, calm)
 
 
 def test_it_is_known_by_its_name() -> None:

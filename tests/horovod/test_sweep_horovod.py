@@ -61,7 +61,7 @@ def test_elastic_trials_share_slots_and_one_is_ended_early(tmp_path: Path) -> No
     assert (bad["state"], bad["epochs"]) == ("stopped", 1)
     assert good["state"] == "stopped", good["error"]
     assert 1 <= good["epochs"] < MOST_EPOCHS
-    assert max(crew.workers for crew in result.record.trials[good["trial"]].crews) == 2
+    assert result.record.trials[good["trial"]].points[-1].workers == 2
     for row in result.table.to_dict("records"):
         run = load_result(row["run"])
         assert run is not None and run.epochs_done == row["epochs"]

@@ -127,8 +127,21 @@ def filled(folder: Path, once: Callable[[], object]) -> Iterator[None]:
 
 
 def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: SmallSweeps, small_disk: Path) -> None:
-    sweep = small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, max_concurrent=1, fixed={"step_s": 0.1})
-    with filled(small_disk, once=lambda: len(small.steps("b")) >= 3):
+    sweep = small.sweep(
+        # The second one takes so long that the record of the first one's end is written while it is at work.
+        {
+            "key": {"grid_search": ["a", "b"]},
+            "step_s": sample_from(lambda spec: 0.0 if spec.config.key == "a" else 0.4),
+        },
+        num_trials=2,
+        max_concurrent=1,
+    )
+
+    def is_under_way() -> bool:
+        written = load_sweep(str(small_disk / "tiny"))
+        return written is not None and "finished" in list(written.table["state"]) and len(small.steps("b")) >= 3
+
+    with filled(small_disk, once=is_under_way):
         with pytest.raises(WriteFailed, match=rf"cannot be written to {small_disk}/tiny .*No space left.*make room"):
             sweep.run(show=False)
         with pytest.raises(InvalidOption, match=rf"storage='{small_disk}' cannot be written .*No space left"):
