@@ -44,8 +44,9 @@ def s3(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
+@pytest.mark.parametrize("driver", ["local", pytest.param("ray", marks=pytest.mark.soak)])
 def test_sweep_in_a_bucket_is_stopped_and_goes_on(
-    small: SmallSweeps, s3: Store, monkeypatch: pytest.MonkeyPatch
+    small: SmallSweeps, s3: Store, monkeypatch: pytest.MonkeyPatch, driver: str
 ) -> None:
     monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # what the import of joblib sets
     sweep = small.sweep(
@@ -56,7 +57,7 @@ def test_sweep_in_a_bucket_is_stopped_and_goes_on(
         },
         num_trials=2,
         max_concurrent=1,
-        driver="ray",
+        driver=driver,
         storage=s3.uri("sweeps"),
     )
     at_b = threading.Thread(target=lambda: until(lambda: len(small.steps("b")) >= 3) and stop_sweep("tiny", "enough"))

@@ -66,13 +66,6 @@ def test_deadline_ends_trials_in_the_middle_of_an_epoch(small: SmallSweeps) -> N
     assert len(small.steps("slow")) < 30
 
 
-def test_searcher_of_ray_tune_is_told_every_result(small: SmallSweeps) -> None:
-    pytest.importorskip("optuna")
-    result = small.sweep({"lr": tune.loguniform(1e-3, 1e-1)}, num_trials=2, searcher="optuna").run(show=False)
-    assert list(result.table["state"]) == ["finished"] * 2
-    assert len(set(result.table["config/lr"])) == 2
-
-
 def test_searcher_without_its_package_is_refused(small: SmallSweeps) -> None:
     with pytest.raises(InvalidOption, match="searcher='zoopt' needs packages"):
         small.sweep({"lr": (0.1, 0.2)}, searcher="zoopt").run(show=False)

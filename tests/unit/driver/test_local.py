@@ -41,7 +41,7 @@ class TestLocalProcesses(DriverSuite):
     def lose_memory(self, run: str) -> int:
         return 0  # it keeps commits on disk
 
-    # Every change starts processes anew, which takes half a minute in all; test_local_elastic.py has one of each.
+    # Every change starts processes anew, which takes a minute in all; test_local_elastic.py has one of each.
     @pytest.mark.soak
     def test_grows_and_shrinks_as_asked(self, bench: DriverBench) -> None:
         super().test_grows_and_shrinks_as_asked(bench)
@@ -49,6 +49,10 @@ class TestLocalProcesses(DriverSuite):
     @pytest.mark.soak
     def test_changes_of_mind_come_to_the_last_one(self, bench: DriverBench) -> None:
         super().test_changes_of_mind_come_to_the_last_one(bench)
+
+    @pytest.mark.soak
+    def test_killed_workers_are_replaced_one_or_all(self, bench: DriverBench) -> None:
+        super().test_killed_workers_are_replaced_one_or_all(bench)
 
     def test_rank_that_returns_early_is_the_one_to_blame(self, bench: DriverBench) -> None:
         def train(worker: Worker) -> None:

@@ -19,6 +19,8 @@ NUM_FIGURES = {
     "own_readers.py": 4,
     "own_slowdown.py": 2,
 }
+AS_THE_OTHERS = ("own_memory.py", "own_readers.py")
+"""They take longest, and use of Forebay what the others use."""
 
 
 def test_all_scripts_are_known() -> None:
@@ -26,7 +28,10 @@ def test_all_scripts_are_known() -> None:
 
 
 @pytest.mark.timeout(1200)  # each starts a dozen processes
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(script, marks=pytest.mark.soak if script in AS_THE_OTHERS else ()) for script in SCRIPTS],
+)
 def test_script_measures_prints_and_writes(script: str, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     command = [sys.executable, str(BENCH / script), "--json", str(path), "--quick", "--folder", str(tmp_path)]
