@@ -34,14 +34,10 @@ class TestHorovod(UnderRay):
         ray.shutdown()
         return SmallNodes(others=2)
 
-    # Two minutes in all, in which the coordinator is what is tested: under Ray Train they are always run.
+    # A minute of both, in which the coordinator is what is tested: under Ray Train they are always run.
     @pytest.mark.soak
     def test_changes_of_mind_come_to_the_last_one(self, bench: DriverBench) -> None:
         super().test_changes_of_mind_come_to_the_last_one(bench)
-
-    @pytest.mark.soak
-    def test_killed_workers_are_replaced_one_or_all(self, bench: DriverBench) -> None:
-        super().test_killed_workers_are_replaced_one_or_all(bench)
 
     @pytest.mark.soak
     def test_stopped_run_goes_on_under_its_name(self, bench: DriverBench, calm: Result) -> None:

@@ -18,11 +18,12 @@ from ray.core.generated import autoscaler_pb2
 from forebay.driver.store_actors import stores_of
 
 STORE_BYTES = 80 << 20  # of each node's object store; Ray takes no less than 75 MiB
-QUICK_TO_NOTICE = {
+SYSTEM_CONFIG = {
+    # Who was killed is known to be dead after two seconds.
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 300,
     "health_check_failure_threshold": 6,
-    # Ray 2.60: once a node is lost, the agent that collects them on another one may keep a core busy for minutes.
+    # Ray 2.60: once a node is lost, the process that collects metrics on another may keep a core busy for minutes.
     "enable_metrics_collection": False,
 }
 ALIVE_S = 60.0
@@ -42,7 +43,7 @@ class SmallNodes:
             "num_cpus": head_cpus,
             "include_dashboard": False,
             "object_store_memory": STORE_BYTES,
-            "_system_config": QUICK_TO_NOTICE,
+            "_system_config": SYSTEM_CONFIG,
         }
         self._cpus = cpus
         self._cluster = Cluster(initialize_head=True, head_node_args=options)

@@ -36,6 +36,7 @@ from forebay.errors import WriteFailed
 from forebay.plan.cursor import Cursor
 from forebay.storage.credentials import Access, without_credentials
 from forebay.storage.filesystem import resolve
+from forebay.testing.driver_nodes import STORE_BYTES, SYSTEM_CONFIG
 from forebay.train.commit_files import CommitFiles
 from forebay.train.commits import Commit
 from forebay.train.safekeeping import Safekeeping
@@ -44,12 +45,7 @@ from forebay.world import World
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 PATIENCE_S = 60.0
-_NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
-_QUICK_TO_NOTICE = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 300,
-    "health_check_failure_threshold": 6,
-}
+_NODE = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
 
 
 def commit_at(step: int, **state: Any) -> Commit:
@@ -162,7 +158,7 @@ class Nodes:
 
     def __init__(self) -> None:
         ray.shutdown()
-        head = {**_NODE, "include_dashboard": False, "_system_config": _QUICK_TO_NOTICE}
+        head = {**_NODE, "include_dashboard": False, "_system_config": SYSTEM_CONFIG}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         self.head: str = ray.get_runtime_context().get_node_id()

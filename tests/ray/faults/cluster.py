@@ -15,17 +15,10 @@ from ray.util.placement_group import placement_group_table
 from tests.soak.case import AT_END
 
 from forebay.cache.node import NAMESPACE
+from forebay.testing.driver_nodes import STORE_BYTES, SYSTEM_CONFIG
 
 ROOT = Path(__file__).parents[3]
-STORE_BYTES = 80 << 20
-"""Of each node's object store; Ray takes no less than 75 MiB."""
 _NODE = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
-# A node that was killed is known to be dead after two seconds; by default after fifteen.
-_QUICK_TO_NOTICE = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 300,
-    "health_check_failure_threshold": 6,
-}
 PATIENCE_S = 90.0
 """For what has to happen, on a machine that may be busy with other things."""
 
@@ -36,7 +29,7 @@ class SmallCluster:
     def __init__(self) -> None:
         self._cluster = Cluster(
             initialize_head=True,
-            head_node_args={**_NODE, "include_dashboard": False, "_system_config": _QUICK_TO_NOTICE},
+            head_node_args={**_NODE, "include_dashboard": False, "_system_config": SYSTEM_CONFIG},
         )
         self._others = [self._cluster.add_node(**_NODE) for _ in range(2)]
         self._cluster.wait_for_nodes()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import ray
 from ray.exceptions import WorkerCrashedError
-from tests.ray.faults.cluster import PATIENCE_S, STORE_BYTES, here, living, until
+from tests.ray.faults.cluster import PATIENCE_S, here, living, until
 from tests.ray.faults.driver import Driver
 from tests.ray.faults.faulty import Orders
 from tests.ray.faults.stage import is_running, staged
@@ -27,6 +27,7 @@ import forebay as fb
 from forebay.cache.filelock import try_lock
 from forebay.cache.key import BlockNames
 from forebay.errors import TransformFailed
+from forebay.testing.driver_nodes import STORE_BYTES
 
 
 @fault(

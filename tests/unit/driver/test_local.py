@@ -41,7 +41,8 @@ class TestLocalProcesses(DriverSuite):
     def lose_memory(self, run: str) -> int:
         return 0  # it keeps commits on disk
 
-    # Every change starts processes anew, which takes a minute in all; test_local_elastic.py has one of each.
+    # Every change starts processes anew, which takes a minute in all; test_local_elastic.py has one of each,
+    # and one killed worker is among the tests of all drivers that are always run.
     @pytest.mark.soak
     def test_grows_and_shrinks_as_asked(self, bench: DriverBench) -> None:
         super().test_grows_and_shrinks_as_asked(bench)
