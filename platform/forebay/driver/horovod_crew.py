@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from forebay.driver.raised import Raised
 from forebay.job.job import Resources
 from forebay.world import World
 
+GONE_S = 5.0
+"""How long a worker that was dismissed may take to be ended by Ray; then it is told to end itself."""
 END_S = 10.0
 CLOSE_POLL_S = 0.1
 
@@ -98,7 +101,7 @@ class Crew:
         self._actors: dict[str, ActorHandle] = {}
         self._rooms: dict[str, PlacementGroup] = {}
         self._num_asked, self._num_worlds = 0, 0
-        self._alive: set[str] = set()
+        self._dismissed_at: dict[str, float] = {}
         self.members: dict[str, Member] = {}
         self.world: HorovodWorld | None = None
 
@@ -162,6 +165,7 @@ class Crew:
     def hear(self, wait_s: float) -> Message | None:
         """What a worker said, noted in `members` and `world`; None if nobody says anything new for `wait_s` seconds."""
         self._look_for_rooms()
+        self._end_who_should_be_gone()
         try:
             message = self._inbox.get(timeout=wait_s)
         except queue.Empty:
@@ -173,7 +177,7 @@ class Crew:
         for name in list(self.members):
             self._forget(name)
         deadline = time.monotonic() + END_S
-        while self._alive and time.monotonic() < deadline:
+        while self._lines.names and time.monotonic() < deadline:
             self.hear(CLOSE_POLL_S)
         for name in list(self._rooms):
             self._give_back(name)
@@ -199,12 +203,8 @@ class Crew:
     def _note(self, message: Message) -> bool:
         """Whether the message is news: not of a worker that was dismissed, or was lost before."""
         name = message.name
-        match message:
-            case Placed():
-                self._alive.add(name)
-            case Lost():
-                self._alive.discard(name)
-                self._give_back(name)
+        if isinstance(message, Lost) and name not in self._lines.names:
+            self._give_back(name)
         if name not in self.members:
             return False
         match message:
@@ -225,11 +225,19 @@ class Crew:
             if member.state == "asked" and placement_group_table(self._rooms[name])["state"] == "CREATED":
                 self.members[name] = replace(member, state="placed")
 
+    def _end_who_should_be_gone(self) -> None:
+        """Whom Ray has declared dead, and left alive, holds a node's memory, and its GPU, for as long as the driver."""
+        latest = time.monotonic() - GONE_S
+        for name in self._lines.names:
+            if self._dismissed_at.get(name, math.inf) < latest:
+                self._lines.end(name)
+
     def _forget(self, name: str) -> None:
         """End a worker, also one that only lost its connection."""
         del self.members[name]
+        self._dismissed_at[name] = time.monotonic()
         ray.kill(self._actors.pop(name))
-        if name not in self._alive:
+        if name not in self._lines.names:
             self._give_back(name)
 
     def _give_back(self, name: str) -> None:

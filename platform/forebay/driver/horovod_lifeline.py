@@ -14,6 +14,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 CONNECT_S = 30.0
@@ -63,11 +64,20 @@ class Lifelines:
 
     def __init__(self, host: str, tell: Callable[[Sign], None]) -> None:
         token = secrets.token_hex(16)
+        self._open: dict[str, socket.socket] = {}
+        self._is_closed = False
+        self._lock = threading.Lock()
+        lines = self
 
         class Line(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 keep_alive(self.request)
-                _listen(self.rfile.readline, token, tell)
+                hello = _hello(self.rfile.readline, token)
+                if hello is not None and lines._opened(hello["name"], self.request):
+                    tell(Placed(name=hello["name"], node=hello["node"]))
+                    _listen(self.rfile.readline, hello["name"], tell)
+                    lines._lost(hello["name"])
+                    tell(Lost(name=hello["name"]))
 
         self._server = socketserver.ThreadingTCPServer((host, 0), Line)
         self._server.daemon_threads = True
@@ -78,32 +88,64 @@ class Lifelines:
         self._thread.start()
         self.address = LineAddress(host=host, port=self._server.server_address[1], token=token)
 
+    @property
+    def names(self) -> list[str]:
+        """The workers whose processes are there."""
+        with self._lock:
+            return list(self._open)
+
+    def end(self, name: str) -> None:
+        """Have a worker end itself, if it is there; `Lost` follows once it has."""
+        with self._lock:
+            line = self._open.get(name)
+        if line is not None:
+            _hang_up(line)
+
     def close(self) -> None:
-        """Take no new lines; those there are end with this process, or with the worker's."""
+        """Take no new lines, and have all workers end themselves that are there."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        with self._lock:
+            self._is_closed = True
+            left = list(self._open.values())
+        for line in left:
+            _hang_up(line)
+
+    def _opened(self, name: str, line: socket.socket) -> bool:
+        with self._lock:
+            if not self._is_closed:
+                self._open[name] = line
+            return not self._is_closed
+
+    def _lost(self, name: str) -> None:
+        with self._lock:
+            del self._open[name]
 
 
-def _listen(next_line: Callable[[], bytes], token: str, tell: Callable[[Sign], None]) -> None:
+def _hello(next_line: Callable[[], bytes], token: str) -> dict[str, str] | None:
     try:
         hello = json.loads(next_line() or b"{}")
-        if not hmac.compare_digest(str(hello.get("token")), token):
-            return
+        return hello if hmac.compare_digest(str(hello.get("token")), token) else None
     except (OSError, ValueError):
-        return  # whoever it was, it was no worker
-    name = hello["name"]
-    tell(Placed(name=name, node=hello["node"]))
-    try:
+        return None  # whoever it was, it was no worker
+
+
+def _listen(next_line: Callable[[], bytes], name: str, tell: Callable[[Sign], None]) -> None:
+    # A connection that was reset is as good as closed.
+    with suppress(OSError):
         while line := next_line():
             tell(Entered(name=name, world=int(line)))
-    except OSError:
-        pass  # a connection that was reset is as good as closed
-    tell(Lost(name=name))
+
+
+def _hang_up(line: socket.socket) -> None:
+    """The worker reads that there is nothing more to come; its own end stays open until its process is gone."""
+    with suppress(OSError):
+        line.shutdown(socket.SHUT_WR)
 
 
 class Lifeline:
-    """The worker's end. Ends this process when the driver is gone: nobody would read what an orphan does."""
+    """The worker's end. Ends this process when the driver is gone or hangs up: nobody would read what it does."""
 
     def __init__(self, address: LineAddress, *, name: str, node: str) -> None:
         self._socket = socket.create_connection((address.host, address.port), timeout=CONNECT_S)

@@ -31,7 +31,7 @@ class UnderRay(DriverSuite):
     def leftovers(self) -> list[str]:
         # The guard of tests/ray/conftest.py looks at actors and placement groups; these are processes.
         ours = psutil.Process().children(recursive=True)
-        return [title for process in ours if (title := _title(process)).startswith(self.titles)]
+        return [title for process in ours if (title := title_of(process)).startswith(self.titles)]
 
     def test_stop_is_not_kept_waiting_by_workers_that_are_to_come(self, bench: DriverBench) -> None:
         def stop(event: Event, control: Control) -> None:
@@ -44,8 +44,9 @@ class UnderRay(DriverSuite):
         assert all(facts["state"] == "REMOVED" for facts in left)
 
 
-def _title(process: psutil.Process) -> str:
+def title_of(process: psutil.Process) -> str:
+    """What a process calls itself; nothing once it has ended. Ray fills titles up with blanks."""
     try:
-        return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())
+        return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline()).strip()
     except psutil.Error:
         return ""
