@@ -44,7 +44,8 @@ def small(tmp_path: Path) -> SmallSweeps:
 
 
 def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> None:
-    sweep = small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, max_concurrent=1, fixed={"step_s": 0.1})
+    sweep = small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, max_concurrent=1, fixed={"step_s": 1.0})
+    small.hasten("a")
     handler = signal.getsignal(signal.SIGINT)
     at_b = threading.Thread(target=lambda: until(lambda: len(small.steps("b")) >= 3, then=signal.SIGINT))
     at_b.start()
@@ -54,6 +55,7 @@ def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> N
     assert signal.getsignal(signal.SIGINT) is handler
     assert small.steps("a") == list(range(STEPS)), "the first trial was to be finished by then"
     assert 3 <= len(small.steps("b")) < STEPS
+    small.hasten("b")
     record = load_record(str(small.folder / "sweeps" / "tiny"))
     assert record is not None and record.stopped == "interrupted"
     assert sorted(trial.state for trial in record.trials.values()) == ["finished", "pending"]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from pyarrow.fs import FileSelector, FileType
-from ray.tune import sample_from
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 from tests.soak import mounts
 from tests.storage.conftest import Store, free_port, s3_store, serving
@@ -50,16 +49,14 @@ def test_sweep_in_a_bucket_is_stopped_and_goes_on(
 ) -> None:
     monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # what the import of joblib sets
     sweep = small.sweep(
-        # The second one takes so long that the word to stop, which takes a few seconds, finds it at work.
-        {
-            "key": {"grid_search": ["a", "b"]},
-            "step_s": sample_from(lambda spec: 0.0 if spec.config.key == "a" else 0.6),
-        },
+        {"key": {"grid_search": ["a", "b"]}},
         num_trials=2,
         max_concurrent=1,
         driver=driver,
         storage=s3.uri("sweeps"),
+        fixed={"step_s": 1.0},
     )
+    small.hasten("a")
     at_b = threading.Thread(target=lambda: until(lambda: len(small.steps("b")) >= 3) and stop_sweep("tiny", "enough"))
     at_b.start()
     cut = sweep.run(show=False)
@@ -68,6 +65,7 @@ def test_sweep_in_a_bucket_is_stopped_and_goes_on(
     assert sorted(cut.table["state"]) == ["finished", "stopped"]
     assert small.steps("a") == list(range(STEPS))
     assert 3 <= len(small.steps("b")) < STEPS
+    small.hasten("b")
 
     result = sweep.run(show=False)
     assert list(result.table["state"]) == ["finished"] * 2
@@ -129,14 +127,12 @@ def filled(folder: Path, once: Callable[[], object]) -> Iterator[None]:
 
 def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: SmallSweeps, small_disk: Path) -> None:
     sweep = small.sweep(
-        # The second one takes so long that the record of the first one's end is written while it is at work.
-        {
-            "key": {"grid_search": ["a", "b"]},
-            "step_s": sample_from(lambda spec: 0.0 if spec.config.key == "a" else 0.4),
-        },
+        {"key": {"grid_search": ["a", "b"]}},
         num_trials=2,
         max_concurrent=1,
+        fixed={"step_s": 1.0},
     )
+    small.hasten("a")
 
     def is_under_way() -> bool:
         written = load_sweep(str(small_disk / "tiny"))
@@ -149,6 +145,7 @@ def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: S
             sweep.run(show=False)
     assert small.steps("a") == list(range(STEPS))
     assert 3 <= len(small.steps("b")) < STEPS
+    small.hasten("b")
     read = load_sweep(str(small_disk / "tiny"))
     assert read is not None and "finished" in list(read.table["state"])
 
