@@ -68,6 +68,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         self._nested: NestedRun | None = None
         self._generation = newest_generation(self._runs, self._task.sweep, self.trial_id)
         self._told = -1
+        self._held: tuple[int, int | None] | None = None
         self._began = time.monotonic()
 
     def step(self) -> dict[str, Any]:
@@ -95,7 +96,10 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         if nested is not None and (ended := nested.standing_at) is not None:
             step = ended.step
         if self._task.exchanges and nested is not None:
-            step = self._stored_step(nested, step)
+            # Asked again, the run may stand at the end of the next epoch by now.
+            if self._held is None or self._held[0] != self._told:
+                self._held = (self._told, self._stored_step(nested, step))
+            step = self._held[1]
         facts = {"trial": self.trial_id, "generation": self._generation, "run": self._path, "step": step}
         Path(checkpoint_dir, CHECKPOINT).write_text(json.dumps(facts))
 

@@ -4,7 +4,8 @@ What goes beyond Tune's documented surface is in this file, checked on Ray 2.60:
 `Trial.max_failures` (an exception of a job is no reason to try again, a lost process is), the controller's
 `_actor_force_cleanup_timeout` (the last trials commit as all others do), its `_maybe_cache_trial_actor` (a process
 that is kept for a later trial lets go of its own), `_trial_task_failure` and `_resetting_trials` (such a process that
-is lost is replaced). tests/ray/sweep fails when one of them moves.
+is lost is replaced), `_schedule_trial_stop`, `_staged_trials` and `_actor_cache` (no process is kept for a trial that
+was stopped). tests/ray/sweep fails when one of them moves.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ TUNE_ENVIRONMENT: Mapping[str, str] = {
 }
 LOGGERS = ("ray.tune", "ray.air", "ray.train")
 FORCE, KEEP, FAIL = "_actor_force_cleanup_timeout", "_maybe_cache_trial_actor", "_trial_task_failure"
+STOP = "_schedule_trial_stop"
 
 
 class Silent(TrialProgressCallback):  # type: ignore[misc]
@@ -58,6 +60,7 @@ def tune_settings() -> Iterator[None]:
             stack.enter_context(each)
         for changed in (_jobs_fail_once(), _last_ones_commit(), _kept_ones_let_go(), _lost_ones_fail_once()):
             stack.enter_context(changed)
+        stack.enter_context(_stopped_ones_wait_for_nothing())
         yield
 
 
@@ -163,3 +166,23 @@ def _lost_ones_fail_once() -> Iterator[None]:
         yield
     finally:
         setattr(TuneController, FAIL, fail)
+
+
+@contextmanager
+def _stopped_ones_wait_for_nothing() -> Iterator[None]:
+    """Have Tune forget that a trial waits for a process, when it is stopped before it has one.
+
+    It would keep a process of that size for it, and a trial of another size might wait for those CPUs to the end.
+    """
+    stop = getattr(TuneController, STOP)
+
+    def unstage_and_stop(controller: TuneController, trial: Trial, exception: Exception | None = None) -> None:
+        if trial in controller._staged_trials:  # noqa: SLF001
+            controller._unstage_trial_with_resources(trial)  # noqa: SLF001
+        stop(controller, trial, exception)
+
+    setattr(TuneController, STOP, unstage_and_stop)
+    try:
+        yield
+    finally:
+        setattr(TuneController, STOP, stop)

@@ -55,6 +55,24 @@ def test_one_process_serves_one_trial_after_the_other(small: SmallSweeps) -> Non
     assert result.table["last_loss"].nunique() == 1
 
 
+class StopTheNext(FIFOScheduler):
+    """The first epoch of a trial ends all others of its size that wait."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        for other in tune_controller.get_trials():
+            if other.status == trial.PENDING and other.config["cpus"] == trial.config["cpus"]:
+                tune_controller.stop_trial(other)
+        return str(super().on_trial_result(tune_controller, trial, result))
+
+
+def test_no_process_is_kept_for_a_trial_that_was_stopped_while_it_waited(small: SmallSweeps) -> None:
+    """With the CPUs of such a process there is no room for a trial of another size."""
+    space = {"cpus": {"grid_search": [5.0, 5.0, 6.0]}}
+    result = small.sweep(space, num_trials=3, max_concurrent=3, scheduler=StopTheNext()).run(show=False)
+    ends = sorted(zip(result.table["config/cpus"], result.table["state"], strict=True))
+    assert ends == [(5.0, "finished"), (5.0, "stopped"), (6.0, "finished")]
+
+
 def test_stopped_trial_stands_at_the_end_of_its_epoch(small: SmallSweeps) -> None:
     scheduler = ASHAScheduler(max_t=9, grace_period=1, reduction_factor=2)
     space = {"lr": {"grid_search": [0.05, 1e-6]}}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +14,10 @@ import pytest
 
 from forebay.driver.control import Control
 from forebay.errors import Hung
+from forebay.sweep import trial
 from forebay.sweep.nested_run import NestedRun
-from forebay.sweep.trial import TrialRun
-from forebay.testing.driver_bench import DriverBench
+from forebay.sweep.trial import CHECKPOINT, TrialRun
+from forebay.testing.driver_bench import STEPS_PER_EPOCH, DriverBench
 from forebay.train.events import EpochEnded, Event, Finished
 
 
@@ -44,3 +47,33 @@ def test_a_run_that_hangs_after_its_last_epoch_is_not_waited_for(tmp_path: Path)
     with pytest.raises(Hung, match="hang_timeout_s=0.1"):
         trial_of(hang_timeout_s=0.1)._join(nested)
     assert nested.join(60.0)
+
+
+def test_a_checkpoint_that_is_asked_for_twice_is_the_same_though_the_run_has_gone_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "STORED_S", 5.0)
+    bench = DriverBench(tmp_path)
+    nested = NestedRun(bench.job("donor", epochs=3), "local")
+    made = trial_of(metric="loss", mode="min", exchanges=True, hang_timeout_s=60.0)
+    made._nested, made._told, made._held = nested, -1, None
+    monkeypatch.setattr(TrialRun, "_path", property(lambda _: str(tmp_path / "runs" / "donor")))
+
+    def saved() -> int:
+        made.save_checkpoint(str(tmp_path))
+        return int(json.loads((tmp_path / CHECKPOINT).read_text())["step"])
+
+    for epoch in (1, 2):
+        assert made.step()["epoch"] == epoch
+        step = saved()
+        assert epoch * STEPS_PER_EPOCH <= step < (epoch + 1) * STEPS_PER_EPOCH
+        until(lambda: nested.standing_at is not None or not nested.is_running)
+        assert saved() == step
+    assert made.step()["done"] and nested.join(60.0)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert is_so()
