@@ -9,29 +9,14 @@ import psutil
 import pytest
 from ray.tune import sample_from
 from ray.tune.schedulers import ASHAScheduler
-from tests.ray.sweep.small_sweeps import SmallSweeps
+from tests.ray.sweep.small_sweeps import MOST_EPOCHS, SmallSweeps, UntilGrown
 
 from forebay.driver.callbacks import Callback
-from forebay.driver.control import Control
 from forebay.driver.remote_control import names
 from forebay.driver.result import load_result
-from forebay.train.events import EpochEnded, Event, Started
 
 BAD, FAIR, GOOD = 1e-6, 0.02, 0.05
-EPOCHS, MOST_EPOCHS = 2, 200
-
-
-class UntilGrown:
-    """Ends a run of many epochs with the first that two workers have trained."""
-
-    def __init__(self) -> None:
-        self._workers = 0
-
-    def __call__(self, event: Event, control: Control) -> None:
-        if isinstance(event, Started):
-            self._workers = event.world_size
-        if isinstance(event, EpochEnded) and control.job_epochs == MOST_EPOCHS and self._workers == 2:
-            control.stop("it has grown")
+EPOCHS = 2
 
 
 def until_grown() -> Sequence[Callback]:
@@ -50,7 +35,7 @@ def test_elastic_trials_share_slots_and_one_is_ended_early(tmp_path: Path) -> No
         {"epochs": {"grid_search": list(lr_of)}, "lr": sample_from(lambda spec: lr_of[spec.config.epochs])},
         driver="horovod",
         num_trials=3,
-        fixed={"cpus": 4.0, "max_workers": 2, "step_s": 0.02},
+        fixed={"cpus": 4.0, "max_workers": 2, "step_s": 0.05},
         scheduler=ASHAScheduler(max_t=2 * MOST_EPOCHS, grace_period=1, reduction_factor=2),
         callbacks=until_grown,
     )

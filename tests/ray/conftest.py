@@ -11,7 +11,7 @@ import ray
 from ray._private import state as ray_state
 from ray.util.placement_group import placement_group_table
 
-GRACE_S = 5.0
+GRACE_S = 30.0
 SETTLE_S = 0.1
 # One cache actor per node outlives every job, by design.
 DETACHED_BY_DESIGN = "forebay-cache-"
@@ -41,7 +41,7 @@ def ray_off() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_leaked_ray_state() -> Iterator[None]:
-    """Fail a test whose actors or placement groups are still alive five seconds after it ended."""
+    """Fail a test whose actors or placement groups are still alive half a minute after it ended."""
     before = _ray_state()
     yield
     deadline = time.monotonic() + GRACE_S

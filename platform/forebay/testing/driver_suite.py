@@ -163,7 +163,8 @@ class DriverSuite(FixedSuite):
     def test_killed_driver_is_taken_over_from_storage(self, bench: DriverBench) -> None:
         """With the driver goes all that was held in memory."""
         options = {"workers": WORKERS, "epochs": 8, "commit_every": 1, "step_s": STEP_S, "storage_every_s": 0.2}
-        DriverProcess(self.driver_path, bench, "orphaned", self.environment(), **options).kill_at(12)
+        slow = options | {"step_s": 4 * STEP_S}
+        DriverProcess(self.driver_path, bench, "orphaned", self.environment(), **slow).kill_at(12)
         deadline = time.monotonic() + TAKE_OVER_S
         heard = Heard()
         while True:

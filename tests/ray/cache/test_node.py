@@ -206,8 +206,8 @@ def test_close_does_not_wait_for_the_actor(manifest: Manifest, spec: CacheSpec) 
     futures: list[Future[Block]] = [source.request(index) for index in range(NUM_ROW_GROUPS)]
     time.sleep(0.5)
     start = time.monotonic()
-    source.close(timeout_s=5.0)
-    assert time.monotonic() - start < 2.0
+    source.close(timeout_s=60.0)
+    assert time.monotonic() - start < 10.0
     for future in futures:
         with pytest.raises(CancelledError):
             future.result(0)

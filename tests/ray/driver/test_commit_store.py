@@ -67,6 +67,12 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
+@pytest.fixture(autouse=True)
+def stores_take_their_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others use the machine; until then commits would go straight to storage."""
+    monkeypatch.setattr(ray_commits, "START_S", PATIENCE_S)
+
+
 @ray.remote(num_cpus=0)
 class Something:
     """Stands for the run's coordinator: all that is asked of it is to be there."""
@@ -77,6 +83,7 @@ class Rank0:
     """A worker on a node of its own choice."""
 
     def __init__(self, run: str, safekeeping: Safekeeping, coordinator: ActorHandle) -> None:
+        ray_commits.START_S = PATIENCE_S
         self._commits = open_commits(run, safekeeping, coordinator)
 
     def save(self, *steps: int) -> int:

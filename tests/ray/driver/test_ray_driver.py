@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -66,7 +67,9 @@ class TestRayTrain(UnderRay):
         with pytest.raises(KeyboardInterrupt):
             self.run(bench, "crowded", heard, give_up, workers=4, resources=Resources(cpus=3))
         said = [event.what for event in heard if isinstance(event, Preparing)]
-        assert said[-1] == "still waiting for 4 workers of 3 CPUs and 0 GPUs; 8 CPUs and 0 GPUs are free in the cluster"
+        # Some of them may have a place by then.
+        waits = r"still waiting for 4 workers of 3 CPUs and 0 GPUs; [258] CPUs and 0 GPUs are free in the cluster"
+        assert re.fullmatch(waits, said[-1])
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -85,7 +88,7 @@ def test_survivor_that_notices_a_loss_late_goes_on_in_its_process(bench: DriverB
             os.kill(members[1].pid, signal.SIGKILL)
 
     elastic = Elastic(min_workers=1, max_workers=2)
-    result = RayTrainDriver().run(bench.job("late", elastic=elastic, commit_every=1, step_s=3.0), [heard, kill_one])
+    result = RayTrainDriver().run(bench.job("late", elastic=elastic, commit_every=1, step_s=1.5), [heard, kill_one])
     assert result.stopped == "enough" and result.failures == 1
     assert [event.error for event in heard if isinstance(event, Failed)] == ["lost worker 1"]
     assert bench.attempts("late")[-1].pid == pids[0], "the survivor was replaced, too"

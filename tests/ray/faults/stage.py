@@ -131,7 +131,7 @@ def is_running(pid: int) -> bool:
 
 def check_object_store() -> None:
     """Whatever went through the object store of this node is let go of."""
-    until(lambda: held_bytes() < 1 << 20, "the object store to be empty again", 10.0)
+    until(lambda: held_bytes() < 1 << 20, "the object store to be empty again")
 
 
 def held_bytes() -> int:

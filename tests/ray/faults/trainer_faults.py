@@ -108,7 +108,7 @@ def _nobody_uses(local: Setting) -> None:
             lock.release()
         return lock is not None
 
-    until(is_free, "the end of the lease", 10.0)
+    until(is_free, "the end of the lease")
 
 
 def raising(setting: Setting, orders: Orders) -> fb.Transform:

@@ -15,13 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from forebay.driver.control import Control
 from forebay.job.elastic import Elastic
 from forebay.job.job import Job, Resources
 from forebay.sweep.sweep import Sweep
 from forebay.testing.driver_bench import STEPS_PER_EPOCH, DriverBench
+from forebay.train.events import EpochEnded, Event, Started
 from forebay.train.worker import Worker
 
-__all__ = ["STEPS_PER_EPOCH", "SmallSweeps"]
+__all__ = ["MOST_EPOCHS", "STEPS_PER_EPOCH", "SmallSweeps", "UntilGrown"]
+
+MOST_EPOCHS = 200
 
 
 class SmallSweeps:
@@ -92,6 +96,19 @@ def train(worker: Worker, *, lr: float, meets: str, step_s: float, log: str) -> 
         if meets and worker.step == STEPS_PER_EPOCH + 3:
             meet(meets, Path(f"{log}.met"))
         worker.commit(loss=loss * float("nan") if meets == "nan" and worker.epoch else loss)
+
+
+class UntilGrown:
+    """Ends a run of `MOST_EPOCHS` with the first that two workers have trained."""
+
+    def __init__(self) -> None:
+        self._workers = 0
+
+    def __call__(self, event: Event, control: Control) -> None:
+        if isinstance(event, Started):
+            self._workers = event.world_size
+        if isinstance(event, EpochEnded) and control.job_epochs == MOST_EPOCHS and self._workers == 2:
+            control.stop("it has grown")
 
 
 def meet(what: str, mark: Path) -> None:

@@ -67,7 +67,7 @@ def made() -> Record:
 
 def until_told(board: Board, made: Record) -> str | None:
     """Why the sweep shall end, asked for as a sweep does it."""
-    for _ in range(100):
+    for _ in range(1200):
         board.show(made)
         if board.stop_reason is not None:
             break

@@ -20,7 +20,8 @@ from forebay.sweep.record_file import load_record
 
 WAIT_S = 180.0
 FOREBAY = [sys.executable, "-c", "from forebay.cli.app import main; main()"]
-# The second trial takes long enough for a command to start meanwhile.
+# The second trial takes two minutes, long enough for four commands to start meanwhile.
+EPOCHS = 8
 JOB_FILE = """
 from pathlib import Path
 from tests.ray.sweep.small_sweeps import SmallSweeps
@@ -28,7 +29,7 @@ from tests.ray.sweep.small_sweeps import SmallSweeps
 
 def sweep(folder: Path, name: str):
     space = {"step_s": {"grid_search": [0.0, 2.0]}, "key": ["x"]}
-    return SmallSweeps(folder).sweep(space, num_trials=2, max_concurrent=1, name=name)
+    return SmallSweeps(folder).sweep(space, num_trials=2, max_concurrent=1, name=name, fixed={"epochs": 8})
 """
 
 
@@ -75,7 +76,7 @@ def command(ray_session: None, tmp_path: Path, request: pytest.FixtureRequest) -
 
 def test_a_sweep_by_its_name_through_an_interrupt_and_a_stop(command: Command, tmp_path: Path) -> None:
     def steps() -> list[int]:
-        return SmallSweeps(tmp_path).steps("x")[2 * STEPS_PER_EPOCH :]  # the fast one has made its own first
+        return SmallSweeps(tmp_path).steps("x")[EPOCHS * STEPS_PER_EPOCH :]  # the fast one has made its own first
 
     first = command.run()
     until(lambda: len(steps()) >= 2, first)
@@ -86,7 +87,7 @@ def test_a_sweep_by_its_name_through_an_interrupt_and_a_stop(command: Command, t
     _, said = first.communicate(timeout=WAIT_S)
     assert first.returncode != 0 and "Traceback" not in said
     finished, cut = command.trials
-    assert (finished.state, finished.epochs, cut.state) == ("finished", 2, "pending")
+    assert (finished.state, finished.epochs, cut.state) == ("finished", EPOCHS, "pending")
 
     made = steps()
     again = command.run()
@@ -96,7 +97,7 @@ def test_a_sweep_by_its_name_through_an_interrupt_and_a_stop(command: Command, t
     assert again.returncode == 0 and "seen enough" in said
     kept, stopped = command.trials
     assert kept == finished and stopped.state == "stopped"
-    assert steps() == list(range(len(steps()))) and len(made) < len(steps()) < 2 * STEPS_PER_EPOCH
+    assert steps() == list(range(len(steps()))) and len(made) < len(steps()) < EPOCHS * STEPS_PER_EPOCH
 
 
 def until(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> None:

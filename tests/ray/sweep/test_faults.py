@@ -129,7 +129,7 @@ def test_a_trial_whose_process_is_lost_does_not_keep_its_place(small: SmallSweep
 
     # One worker of five CPUs fits: while Ray keeps the lost one's place, nobody has another.
     options = {"driver": "ray", "callbacks": dying, "max_failures": 1, "fixed": {"cpus": 5.0}}
-    result = small.sweep({"lr": [0.05]}, num_trials=1, deadline_s=90.0, **options).run(show=False)
+    result = small.sweep({"lr": [0.05]}, num_trials=1, deadline_s=240.0, **options).run(show=False)
     assert list(result.table["state"]) == ["finished"] and result.record.slots == 1
     assert set(small.steps("a")) == set(range(2 * STEPS_PER_EPOCH))
     left = [facts for facts in placement_group_table().values() if facts["name"].startswith("forebay-run-tiny.")]

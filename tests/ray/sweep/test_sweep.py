@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ray import tune
 from ray.tune.schedulers import HyperBandScheduler
-from tests.ray.sweep.small_sweeps import SmallSweeps
+from tests.ray.sweep.small_sweeps import MOST_EPOCHS, SmallSweeps, UntilGrown
 
 from forebay.driver.callbacks import Callback
 from forebay.driver.control import Control
@@ -32,7 +32,7 @@ class Growing:
 
 
 def growing(after: int) -> Sequence[Callback]:
-    return [Growing(after)]
+    return [Growing(after), UntilGrown()]
 
 
 @pytest.fixture
@@ -41,13 +41,15 @@ def small(tmp_path: Path) -> SmallSweeps:
 
 
 def test_more_trials_than_slots_and_each_elastic(small: SmallSweeps) -> None:
-    """Two workers of four CPUs fit: one trial has one, or both of them."""
+    """Two workers of four CPUs fit. One trial outlives the others, and has both of them in the end."""
     space = {"lr": tune.loguniform(1e-3, 1e-1), "commit_every": [1, 4], "max_workers": [2], "after": (1, 2)}
-    fixed = {"cpus": "4", "epochs": "3"}
+    space["epochs"] = {"grid_search": [MOST_EPOCHS, 3, 3]}
+    fixed = {"cpus": "4", "step_s": "0.05"}
     sweep = small.sweep(space, driver="ray", num_trials=3, fixed=fixed, callbacks=growing)
     result = sweep.run(show=False)
-    assert list(result.table["state"]) == ["finished"] * 3
-    assert list(result.table["epochs"]) == [3] * 3
+    ends = sorted(zip(result.table["config/epochs"], result.table["state"], strict=True))
+    assert ends == [(3, "finished"), (3, "finished"), (MOST_EPOCHS, "stopped")]
+    assert sorted(result.table["epochs"])[:2] == [3, 3]
     assert result.record.slots == 2
     assert Path(result.html).exists() and result.best_run is not None
     best = load_result(result.best_run)

@@ -88,7 +88,7 @@ class Queue:
         assert lined_up.wait(5)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline, (self.entered, self.refused)
             time.sleep(0.001)

