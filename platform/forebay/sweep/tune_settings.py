@@ -4,8 +4,8 @@ What goes beyond Tune's documented surface is in this file, checked on Ray 2.60:
 `Trial.max_failures` (an exception of a job is no reason to try again, a lost process is), the controller's
 `_actor_force_cleanup_timeout` (the last trials commit as all others do), its `_maybe_cache_trial_actor` (a process
 that is kept for a later trial lets go of its own), `_trial_task_failure` and `_resetting_trials` (such a process that
-is lost is replaced), `_schedule_trial_stop`, `_staged_trials` and `_actor_cache` (no process is kept for a trial that
-was stopped). tests/ray/sweep fails when one of them moves.
+is lost is replaced), `_schedule_trial_stop`, `_staged_trials` and `_unstage_trial_with_resources` (no process is kept
+for a trial that was stopped). tests/ray/sweep fails when one of them moves.
 """
 
 from __future__ import annotations
