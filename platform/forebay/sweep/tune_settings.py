@@ -14,7 +14,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 
 from ray.exceptions import RayActorError, RayTaskError
@@ -58,9 +58,14 @@ def tune_settings() -> Iterator[None]:
     with ExitStack() as stack:
         for each in (_quiet(), environment_defaults(TUNE_ENVIRONMENT)):
             stack.enter_context(each)
-        for changed in (_jobs_fail_once(), _last_ones_commit(), _kept_ones_let_go(), _lost_ones_fail_once()):
+        for changed in (
+            _jobs_fail_once(),
+            _last_ones_commit(),
+            _kept_ones_let_go(),
+            _lost_ones_fail_once(),
+            _stopped_ones_wait_for_nothing(),
+        ):
             stack.enter_context(changed)
-        stack.enter_context(_stopped_ones_wait_for_nothing())
         yield
 
 
@@ -128,8 +133,7 @@ def _last_ones_commit() -> Iterator[None]:
         delattr(TuneController, FORCE)
 
 
-@contextmanager
-def _kept_ones_let_go() -> Iterator[None]:
+def _kept_ones_let_go() -> AbstractContextManager[None]:
     """Have a process that Tune keeps for a later trial end its run: it would hold its workers until that one comes."""
     cache = getattr(TuneController, KEEP)
 
@@ -140,15 +144,10 @@ def _kept_ones_let_go() -> Iterator[None]:
             actor.cleanup.remote()
         return is_cached
 
-    setattr(TuneController, KEEP, cache_and_clean)
-    try:
-        yield
-    finally:
-        setattr(TuneController, KEEP, cache)
+    return _instead(KEEP, cache_and_clean)
 
 
-@contextmanager
-def _lost_ones_fail_once() -> Iterator[None]:
+def _lost_ones_fail_once() -> AbstractContextManager[None]:
     """Have a process that was lost while it was kept for a later trial be replaced, as any other.
 
     Tune hears of it twice, from the process and from what it was asked to do: by the second time the trial waits for
@@ -161,15 +160,10 @@ def _lost_ones_fail_once() -> Iterator[None]:
         if not (isinstance(exception, RayActorError) and trial.status == Trial.PENDING):
             fail(controller, trial, exception)
 
-    setattr(TuneController, FAIL, fail_once)
-    try:
-        yield
-    finally:
-        setattr(TuneController, FAIL, fail)
+    return _instead(FAIL, fail_once)
 
 
-@contextmanager
-def _stopped_ones_wait_for_nothing() -> Iterator[None]:
+def _stopped_ones_wait_for_nothing() -> AbstractContextManager[None]:
     """Have Tune forget that a trial waits for a process, when it is stopped before it has one.
 
     It would keep a process of that size for it, and a trial of another size might wait for those CPUs to the end.
@@ -181,8 +175,14 @@ def _stopped_ones_wait_for_nothing() -> Iterator[None]:
             controller._unstage_trial_with_resources(trial)  # noqa: SLF001
         stop(controller, trial, exception)
 
-    setattr(TuneController, STOP, unstage_and_stop)
+    return _instead(STOP, unstage_and_stop)
+
+
+@contextmanager
+def _instead(method: str, ours: Callable[..., object]) -> Iterator[None]:
+    was = getattr(TuneController, method)
+    setattr(TuneController, method, ours)
     try:
         yield
     finally:
-        setattr(TuneController, STOP, stop)
+        setattr(TuneController, method, was)
