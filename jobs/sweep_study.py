@@ -1,6 +1,6 @@
 """Random search, ASHA and population based training on one budget: which finds the better click model?
 
-python jobs/sweep_study.py                                   # five seeds, about a quarter of an hour on two cores
+python jobs/sweep_study.py                                   # ten seeds, about half an hour on two cores
 python jobs/sweep_study.py --seeds 1 --only random --only pbt
 
 Every method begins from the same draws of a seed, has the same slots, and may train the same number of epochs in all.
@@ -190,7 +190,7 @@ METHODS = {
 
 def main(
     only: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(METHODS)}.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many.")] = 5,
+    seeds: Annotated[int, typer.Option(help="How many.")] = 10,
     first: Annotated[int, typer.Option(help="The first seed; those from 100 on were used to choose sizes.")] = 0,
     work: Annotated[Path, typer.Option(help="Where runs, data and the cache are kept.")] = REPOSITORY / "runs",
     out: Annotated[Path, typer.Option(help="Where the document goes.")] = REPOSITORY / "docs" / "experiments",
