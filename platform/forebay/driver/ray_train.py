@@ -4,8 +4,8 @@ Every private name of Ray Train that Forebay touches is in this file, checked on
 `TorchTrainer._initialize_and_run_controller` (where policies are put in), `TorchTrainer._create_default_callbacks`,
 `ScalingPolicy`, `ResizeDecision`, `NoopDecision`, `DefaultFailurePolicy`, `FailureDecision`,
 `PlacementGroupCleanerCallback`, `AcceleratorSetupCallback`, `TrainController.worker_group_cls`, `PlacementGroupHandle`,
-`RayTrainWorker`, `Worker`, `bundle_to_remote_args`, and of `WorkerGroup`: `_create_placement_group`, `_create_workers`,
-`_assign_worker_ranks`, `_get_worker_runtime_env`, `_worker_group_state`, `_clear_state`.
+`RayTrainWorker`, `Worker`, `bundle_to_remote_args`, and of `WorkerGroup`: `_start_impl`, `_create_placement_group`,
+`_create_workers`, `_assign_worker_ranks`, `_get_worker_runtime_env`, `_worker_group_state`, `_clear_state`.
 tests/ray/driver/test_ray_train.py fails when one of them moves.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
@@ -39,6 +40,7 @@ from forebay.driver.ray_worker import PeerLost, leave, train_loop, warm_up
 from forebay.driver.run import Run
 from forebay.errors import RunFailed
 from forebay.storage.filesystem import resolve
+from forebay.train.torch_collective import MEET_S
 
 CHECKED_VERSION = "2.60"
 RAY_FOLDER = "ray"
@@ -57,7 +59,9 @@ def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
     return ForebayTrainer(
         crew=Crew(coordinator=coordinator, payload=payload, least=job.min_workers, run=run.name),
         train_loop_config={"coordinator": coordinator, "payload": payload},
-        torch_config=TorchConfig(backend="nccl" if job.resources.gpus else "gloo", timeout_s=job.hang_timeout_s),
+        torch_config=TorchConfig(
+            backend="nccl" if job.resources.gpus else "gloo", timeout_s=max(job.hang_timeout_s, MEET_S)
+        ),
         scaling_config=ScalingConfig(
             num_workers=job.max_workers,
             use_gpu=job.resources.gpus > 0,
@@ -198,10 +202,25 @@ class SeatedGroups:
         return group
 
 
+class CouldNotMeet(WorkerGroupError):  # type: ignore[misc]
+    """The workers did not begin together: most often one of them has just died, which the others meet as an error."""
+
+    @property
+    def reason(self) -> str:
+        """One line of what was raised in one of them."""
+        return str(self._error_message).partition("\n")[0]
+
+
 class SeatedGroup(WorkerGroup):  # type: ignore[misc]
     """A worker group of workers that are there already, and that stay when it ends."""
 
     seats: Seats
+
+    def _start_impl(self, worker_group_state_builder: Any) -> None:
+        try:
+            super()._start_impl(worker_group_state_builder)
+        except RayError as error:  # Ray Train itself tries again for some deaths of workers only
+            raise CouldNotMeet(str(getattr(error, "cause", error)), {}) from error
 
     def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> PlacementGroupHandle:  # noqa: ARG002
         return NoPlacementGroup()
@@ -255,6 +274,8 @@ class ReplaceTheDead(DefaultFailurePolicy):  # type: ignore[misc]
 
 def lost_workers_text(error: WorkerGroupError) -> str:
     """One line on who was lost; a rank that only missed the lost one is not mentioned."""
+    if isinstance(error, CouldNotMeet):
+        return f"the workers could not meet ({error.reason})"
     failures = error.worker_failures
     lost = sorted(rank for rank, failure in failures.items() if not isinstance(failure, PeerLost)) or sorted(failures)
     ranks = ", ".join(map(str, lost))

@@ -89,7 +89,9 @@ def train_loop(config: dict[str, Any]) -> None:
 def _train(payload: bytes, world: World, coordinator: ActorHandle) -> Outcome:
     launch = unpack(payload)
     device = device_of(launch.resources, world.local_rank)
-    collective: Collective = Alone(device) if world.size == 1 else TorchCollective(world, device)
+    collective: Collective = Alone(device)
+    if world.size > 1:
+        collective = TorchCollective(world, device, timeout_s=launch.hang_timeout_s)
     cache = None if launch.cache is None else attach(launch.cache)
     tags = {"role": "trainer", "run": launch.name, "node": world.node[:NODE_DIGITS]}
     with closing(open_commits(launch.name, launch.safekeeping, coordinator)) as commits:

@@ -21,6 +21,8 @@ from forebay.world import World
 
 T = TypeVar("T")
 
+MEET_S = 120.0
+"""So long ranks may wait for one another at the start, when one may still be importing, if collectives may not."""
 BOX_BYTES = 1 << 15
 """What fits into the one exchange of a gather: the word of a rank at a commit does."""
 _SIZE_BYTES = 8
@@ -36,10 +38,12 @@ TIMEOUT_WORDS = (
 class TorchCollective:
     """`Collective` over the default process group, which must exist: see `process_group`, or let Ray Train make it."""
 
-    def __init__(self, world: World, device: torch.device | str = "cpu") -> None:
+    def __init__(self, world: World, device: torch.device | str = "cpu", *, timeout_s: float = MEET_S) -> None:
         assert (dist.get_rank(), dist.get_world_size()) == (world.rank, world.size), "World of another process group"
         self.world = world
         self.device = torch.device(device)
+        # The group was made with the patience that ranks need to meet. No public way; checked on torch 2.13.
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))  # noqa: SLF001
         # NCCL moves only what lies on its GPU.
         self._transit = self.device if dist.get_backend() == "nccl" else torch.device("cpu")
 
@@ -120,8 +124,8 @@ def process_group(
 ) -> Iterator[TorchCollective]:
     """Join the ranks that meet at `init_method` (`tcp://host:port` or `file:///path`), and part at the end.
 
-    A collective that waits longer than `timeout_s` for a peer raises. torch's own default, half an hour, is how
-    long a job would hang after it lost a worker.
+    A collective that waits longer than `timeout_s` for a peer raises, and so does the meeting, after `MEET_S` at least.
+    torch's own default, half an hour, is how long a job would hang after it lost a worker.
     """
     backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
     dist.init_process_group(
@@ -129,9 +133,9 @@ def process_group(
         init_method=init_method,
         rank=world.rank,
         world_size=world.size,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timedelta(seconds=max(timeout_s, MEET_S)),
     )
     try:
-        yield TorchCollective(world, device)
+        yield TorchCollective(world, device, timeout_s=timeout_s)
     finally:
         dist.destroy_process_group()

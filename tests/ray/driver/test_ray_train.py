@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from typing import Any
 
 import pytest
@@ -19,7 +20,14 @@ from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker,
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.train.v2.api.exceptions import WorkerGroupError
 
-from forebay.driver.ray_train import CHECKED_VERSION, CoordinatedScaling, Crew, ForebayTrainer, lost_workers_text
+from forebay.driver.ray_train import (
+    CHECKED_VERSION,
+    CoordinatedScaling,
+    CouldNotMeet,
+    Crew,
+    ForebayTrainer,
+    lost_workers_text,
+)
 from forebay.driver.ray_worker import PeerLost
 from forebay.errors import RunFailed
 
@@ -104,3 +112,11 @@ def test_a_rank_that_only_missed_a_lost_one_is_not_named() -> None:
     failures = {0: PeerLost("rank 0 could not go on"), 2: RuntimeError("actor died")}
     assert lost_workers_text(WorkerGroupError("", failures)) == "lost worker 2"
     assert lost_workers_text(WorkerGroupError("", {0: PeerLost(), 1: PeerLost()})) == "lost workers 0, 1"
+
+
+def test_an_error_of_the_start_arrives_as_itself_and_is_told_in_one_line() -> None:
+    """As a `TrainingFailedError`, which the controller does not wrap, of the kind that `max_failures` counts."""
+    error = pickle.loads(pickle.dumps(CouldNotMeet("Connection closed by peer\nat pair.cc:547", {})))
+    assert isinstance(error, WorkerGroupError)
+    assert lost_workers_text(error) == "the workers could not meet (Connection closed by peer)"
+    assert "if isinstance(e, TrainingFailedError):" in inspect.getsource(TrainController._run_control_loop_iteration)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from forebay.train.assignment import Assignment
@@ -19,7 +21,7 @@ from forebay.train.commits import CommitDirectory
 from forebay.train.data import Data
 from forebay.train.events import EpochEnded
 from forebay.train.fit import fit
-from forebay.train.torch_collective import BOX_BYTES, FixedBuckets, is_timeout
+from forebay.train.torch_collective import BOX_BYTES, FixedBuckets, TorchCollective, is_timeout, process_group
 from forebay.train.worker import Worker
 
 Ranks = Callable[..., list[Any]]
@@ -236,6 +238,31 @@ def test_fit_gives_one_auc_at_every_world_size(
         for found, expected in zip(events, alone, strict=True):
             assert found.metrics["auc"] == pytest.approx(expected.metrics["auc"], abs=1e-3)
             assert found.metrics["loss"] == pytest.approx(expected.metrics["loss"], abs=1e-5)
+
+
+def meet_late(collective: TorchCollective, folder: Path) -> str:
+    """Anew, rank 1 two seconds after rank 0, whose next collective it then leaves out."""
+    world, is_over = collective.world, folder / "over"
+    dist.destroy_process_group()
+    time.sleep(2.0 * world.rank)
+    raised = ""
+    with process_group(world, (folder / "meeting").as_uri(), timeout_s=0.5) as late:
+        assert late.sum(np.ones(1))[0] == world.size
+        if world.is_first:
+            try:
+                late.sum(np.ones(1))
+            except RuntimeError as error:
+                raised = str(error)
+            is_over.touch()
+        while not is_over.exists():
+            time.sleep(0.01)
+    # The one that is left at the end.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return raised
+
+
+def test_ranks_wait_for_one_that_starts_late_and_not_for_one_that_hangs(ranks: Ranks, tmp_path: Path) -> None:
+    assert is_timeout(RuntimeError(ranks(2, meet_late, tmp_path)[0]))
 
 
 def test_errors_of_a_collective_that_timed_out_are_known() -> None:
