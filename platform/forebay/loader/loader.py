@@ -130,6 +130,7 @@ class Loader:
                     # What goes wrong here goes wrong again at the border between the epochs, and is raised there.
                     with suppress(ForebayError, OSError, RuntimeError):
                         self._next_pipeline = self._open(batch.epoch + 1, 0)
+                        self._check_open()
                 self._pass(batch)
                 yield batch
                 del batch  # its memory may be used again as soon as the trainer lets go of it
@@ -192,16 +193,22 @@ class Loader:
         self.close()
 
     def _start(self) -> Pipeline:
-        if self._closed:
-            raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
+        self._check_open()
         prepared = self._next_pipeline
         if prepared and self._process == os.getpid() and prepared.start == (self._epoch, self._position):
             self._next_pipeline = None
         else:
             prepared = None
         self._stop(timeout_s=5)
-        self._pipeline = prepared or self._open(self._epoch, self._position)
-        return self._pipeline
+        self._pipeline = pipeline = prepared or self._open(self._epoch, self._position)
+        self._check_open()
+        return pipeline
+
+    def _check_open(self) -> None:
+        """Raises `LoaderClosed`; what was started while another thread closed the loader is stopped."""
+        if self._closed:
+            self._stop(timeout_s=5)
+            raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
 
     def _open(self, epoch: int, position: int) -> Pipeline:
         source = open_source(self._cache, self._share.plan.manifest, self._transform, self.tally)
