@@ -133,7 +133,7 @@ class CommitStore:
         if newest is None or (not self._is_origin and await asyncio.to_thread(self._is_in_storage, newest.step)):
             return None
         try:
-            await asyncio.to_thread(self._uploads.offer, newest)
+            self._uploads.take(newest)
             await asyncio.to_thread(self._uploads.flush)
         except WriteFailed as error:
             return error
@@ -196,8 +196,10 @@ class CommitStore:
     async def _settle(self) -> None:
         """Return once the newest commit is on its way to storage, and has its copy on another node."""
         if self._newest is not None and self._is_origin:
-            # In a thread: it waits where storage is slower than the commits that are to stay for ever.
-            await asyncio.gather(asyncio.to_thread(self._uploads.offer, self._newest), self._have_copied())
+            # Here, not in the thread: there it might come after what gives it up.
+            self._uploads.take(self._newest)
+            # It waits where storage is slower than the commits that are to stay for ever.
+            await asyncio.gather(asyncio.to_thread(self._uploads.wait, self._newest), self._have_copied())
 
     async def _have_copied(self) -> None:
         """Return once the newest commit has its copy on another node, where there is one."""

@@ -36,6 +36,7 @@ class Uploads:
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._newest: Sealed | None = None
+        self._going_back: Sealed | None = None
         self._waiting: list[Sealed] = []
         self._at_work: list[Sealed] = []
         self._stored: Sealed | None = None
@@ -61,13 +62,17 @@ class Uploads:
 
     def offer(self, sealed: Sealed) -> None:
         """Take a commit, the newest of the run by now."""
+        self.take(sealed)
+        self.wait(sealed)
+
+    def take(self, sealed: Sealed) -> None:
+        """The part of `offer` that waits for nothing."""
         with self._changed:
             if sealed is self._newest:
                 return
             self._waiting = [older for older in self._waiting if older.step < sealed.step]
-            goes_back = any(other.step >= sealed.step for other in (*self._at_work, *filter(None, [self._stored])))
-            if goes_back:
-                self._due_at = 0.0
+            if any(other.step >= sealed.step for other in (*self._at_work, *filter(None, [self._stored]))):
+                self._going_back, self._due_at = sealed, 0.0
             # All before it waits: others may be offered meanwhile, or this one forgotten.
             if self._safekeeping.is_kept(sealed.step):
                 self._waiting.append(sealed)
@@ -76,10 +81,15 @@ class Uploads:
             if self._thread is None and not self._is_closing:
                 self._thread = threading.Thread(target=self._run, name="forebay-uploads", daemon=True)
                 self._thread.start()
+
+    def wait(self, sealed: Sealed) -> None:
+        """The part of `offer` that waits."""
+        with self._changed:
             if sealed in self._waiting:
                 self._make_room()
-            if goes_back:
+            if sealed is self._going_back:
                 self._changed.wait_for(lambda: sealed not in self._unstored or self._is_failing or self._is_closing)
+                self._going_back = None
 
     def forget(self) -> None:
         """Give up what is not in storage yet: another one has the newest commit now."""

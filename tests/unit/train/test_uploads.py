@@ -14,7 +14,7 @@ from forebay.train.safekeeping import Safekeeping
 from forebay.train.sealed import Sealed
 from forebay.train.uploads import Uploads
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def sealed_at(step: int) -> Sealed:
