@@ -162,10 +162,20 @@ class Bucket(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        with path.open("rb") as file:
-            sent = self.connection.sendfile(file, start, stop - start) if stop > start else 0
+        # Before the client has them: it may ask for the counts next.
+        self._count(Range(key, start, stop), 1)
+        sent = 0
+        try:
+            with path.open("rb") as file:
+                sent = self.connection.sendfile(file, start, stop - start) if stop > start else 0
+        finally:
+            if sent < stop - start:
+                self._count(Range(key, start, stop), -1)
+                self._count(Range(key, start, start + sent), 1)
+
+    def _count(self, sent: Range, times: int) -> None:
         with self.lock:
-            self.sent[Range(key, start, start + sent)] += 1
+            self.sent[sent] += times
 
     def _wanted(self, size: int) -> tuple[int, int]:
         """The bytes asked for: `bytes=a-b`, `bytes=a-` or `bytes=-n`."""
