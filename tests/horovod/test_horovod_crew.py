@@ -34,6 +34,9 @@ def test_workers_that_ray_does_not_end_end_themselves(monkeypatch: pytest.Monkey
             ray_is_deaf.setattr(ray, "kill", spared.append)
             crew.close()
     assert len(spared) == 2
+    deadline = time.monotonic() + WAIT_S
+    while processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert processes() == []
 
 

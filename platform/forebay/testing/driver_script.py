@@ -23,12 +23,13 @@ class Cue:
 
     `training`: once `workers` workers train, and two steps were told; `at once`: at the next step that is told, most
     often while the change before is under way; `changing`: between two worlds, on `Resized`.
-    `loses_workers`: the next cue waits for those that take their place.
+    `only_if`: not before this is so. `loses_workers`: the next cue waits for those that take their place.
     """
 
     act: Callable[[Control], object]
     workers: int = 0
     when: When = "training"
+    only_if: Callable[[], bool] = lambda: True
     loses_workers: bool = False
 
 
@@ -58,7 +59,7 @@ class Script:
         if self.is_over:
             return
         cue = self._cues[self.done]
-        if self._has_come(cue, event):
+        if self._has_come(cue, event) and cue.only_if():
             self._follow(cue, control)
         elif time.monotonic() - self._cue_at > self._patience_s:
             raise AssertionError(

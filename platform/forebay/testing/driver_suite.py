@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from typing import ClassVar, Protocol
 
@@ -22,6 +22,7 @@ from forebay.testing.driver_script import OVER, Cue, Script, resize
 from forebay.testing.fixed_suite import WORKERS, FixedSuite
 from forebay.testing.fixed_suite import Heard as Heard
 from forebay.testing.fixed_suite import assert_same_model as assert_same_model
+from forebay.train.commits import CommitDirectory
 from forebay.train.events import Failed, Preempted, Resized, Started
 
 STEP_S = 0.05
@@ -78,6 +79,10 @@ class DriverSuite(FixedSuite):
     def lose_memory(self, run: str) -> int:
         """End all that holds commits of a run in memory; how many there were, 0 where a driver has no such thing."""
         raise NotImplementedError
+
+    def holders(self, run: str) -> Collection[str]:  # noqa: ARG002 - for those who have some
+        """Ids of the nodes that hold commits of a run in memory."""
+        return ()
 
     def make_cluster(self) -> Nodes | None:
         """The driver's own node and two others, of one worker each; None where a driver knows no nodes."""
@@ -151,8 +156,15 @@ class DriverSuite(FixedSuite):
             # After the workers: they would make a store anew.
             lost.append(self.lose_memory("emptied"))
 
+        def is_ahead_of_storage() -> bool:
+            stored = CommitDirectory(f"{bench.folder}/runs/emptied/commits").newest()
+            # Until a store has started, commits go straight to storage.
+            held = bool(self.holders("emptied"))
+            return stored is not None and (not held or bench.attempts("emptied")[-1].step >= stored.step + 3)
+
         wait = Cue(workers=WORKERS, act=no_act)
-        cues = [wait, wait, wait, Cue(workers=WORKERS, act=kill_all, loses_workers=True), wait]
+        kill = Cue(workers=WORKERS, act=kill_all, only_if=is_ahead_of_storage, loses_workers=True)
+        cues = [wait, wait, wait, kill, wait]
         options = {"storage_every_s": 3600.0, "max_failures": 3}
         result, _ = self.follow(bench, "emptied", Elastic(min_workers=1, max_workers=WORKERS), cues, **options)
         assert 1 <= result.failures <= WORKERS, "workers killed at once may be noticed one after the other"
@@ -163,7 +175,7 @@ class DriverSuite(FixedSuite):
     def test_killed_driver_is_taken_over_from_storage(self, bench: DriverBench) -> None:
         """With the driver goes all that was held in memory."""
         options = {"workers": WORKERS, "epochs": 8, "commit_every": 1, "step_s": STEP_S, "storage_every_s": 0.2}
-        slow = options | {"step_s": 4 * STEP_S}
+        slow = options | {"step_s": 4 * STEP_S, "at_step": 13, "event": "hang"}  # where it can still be killed
         DriverProcess(self.driver_path, bench, "orphaned", self.environment(), **slow).kill_at(12)
         deadline = time.monotonic() + TAKE_OVER_S
         heard = Heard()
@@ -188,15 +200,18 @@ class DriverSuite(FixedSuite):
             pytest.skip("this driver has no nodes to lose")
         with closing(nodes):
             draining, dying = nodes.others
-            deadline_s = time.time() + TAKE_OVER_S
+
+            def is_left() -> bool:
+                """Until then the only copy of what the dying one holds may be on the draining one."""
+                return draining not in self.holders("moved")
 
             def take_away(_control: Control) -> None:
                 nodes.kill(draining)
                 nodes.kill(dying)
 
             cues = [
-                Cue(workers=3, act=lambda _: nodes.announce_drain(draining, deadline_s)),
-                Cue(workers=2, act=take_away, loses_workers=True),
+                Cue(workers=3, act=lambda _: nodes.announce_drain(draining, time.time() + TAKE_OVER_S)),
+                Cue(workers=2, act=take_away, only_if=is_left, loses_workers=True),
                 Cue(workers=1, act=lambda _: nodes.add()),
                 Cue(workers=2, act=no_act),
             ]
@@ -204,7 +219,7 @@ class DriverSuite(FixedSuite):
         told = [(event.node, event.workers) for event in heard if isinstance(event, Preempted)]
         assert told == [(draining, 1)]
         assert result.failures == 1, "a planned change counted as a failure, or a lost node did not"
-        assert bench.steps_redone("moved") <= 1
+        assert bench.steps_redone("moved") <= 2, "the copy of the newest commit may have been under way"
 
 
 def no_act(_control: Control) -> None:

@@ -21,10 +21,10 @@ from forebay.testing.driver_bench import ROWS, STEPS_PER_EPOCH, DriverBench, wei
 from forebay.train.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Started
 from forebay.train.worker import Worker
 
-PROMPT_S = 20.0
+PROMPT_S = 60.0
 GRACE_S = 30.0
 WORKERS = 2
-HANG_S = 5.0
+HANG_S = 10.0
 HANG_GRACE_S = 120.0  # with the start of the workers, which takes most of a minute where others use the machine
 
 
@@ -135,7 +135,7 @@ class FixedSuite:
 
     def test_hang_ends_the_run_and_is_named(self, bench: DriverBench) -> None:
         heard = Heard()
-        with ends_within(HANG_S + HANG_GRACE_S), pytest.raises(Hung, match=r"hang_timeout_s=5"):
+        with ends_within(HANG_S + HANG_GRACE_S), pytest.raises(Hung, match=r"hang_timeout_s=10"):
             self.run(bench, "hanging", heard, at_step=5, event="hang", hang_timeout_s=HANG_S)
         assert len([event for event in heard if isinstance(event, Started)]) == 1, "what hangs was tried again"
         assert isinstance(heard[-1], Failed)

@@ -58,6 +58,7 @@ def under_way(ray_session: None) -> Iterator[Make]:
         )
         placed = ray.remote(Coordinator).options(name=f"{PREFIX}{name}", namespace=NAMESPACE, num_cpus=0)
         made.append(placed.remote(status))
+        ray.get(made[-1].target.remote())
         return made[-1]
 
     yield make

@@ -10,6 +10,7 @@ import pytest
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from tests.ray.ending import kill
 
 from forebay.driver.places import remove_places
 from forebay.driver.ray_seats import Hired, Seats, WorkersCannotStart
@@ -100,7 +101,7 @@ def test_processes_outlive_their_world_unless_they_are_gone_or_hold_on(make_seat
     tend_until(seats, 2, ready=2)
     assert seats.seat(2, 1, ()) == 2
     kept, killed = (seat.actor for seat in seats.seated)
-    ray.kill(killed)
+    kill(killed)
     seats.gather(adopt=True)
     assert (seats.survivors, seats.counts(())["ready"]) == (1, 1)
     assert seats.seat(1, 1, ()) == 1

@@ -10,6 +10,7 @@ import ray
 import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
+from tests.ray.ending import kill
 
 from forebay.driver.coordinator import Coordinator
 from forebay.driver.coordinator_reporter import CoordinatorReporter
@@ -81,7 +82,7 @@ def test_busy_peer_is_not_lost_but_a_killed_one_is(make_actors: Callable[[int], 
     ray.get([coordinator.join.remote(rank, peer) for rank, peer in enumerate(peers)])
     peers[1].sleep.remote(60.0)
     assert _lost_peers(coordinator, World(rank=0, size=3), 1.0) == []
-    ray.kill(peers[2])
+    kill(peers[2])
     # Although the other one still owes its answer.
     assert _lost_peers(coordinator, World(rank=0, size=3), 60.0) == [2]
 
@@ -123,7 +124,7 @@ def test_orders_are_heard_when_they_change(make_actors: Callable[[int], list[Act
     time.sleep(LATE_S)
     age_s = ray.get(coordinator.status.remote()).last_commit_age_s
     assert heard() == Orders()
-    until(lambda: ray.get(coordinator.status.remote()).last_commit_age_s < age_s)
+    until(lambda: heard() == Orders() and ray.get(coordinator.status.remote()).last_commit_age_s < age_s)
     ray.get(coordinator.set_batch.remote(64))
     until(lambda: heard() == Orders(global_batch=64))
     ray.get(coordinator.part_for.remote(3))
@@ -144,7 +145,7 @@ def until(condition: Callable[[], object]) -> None:
 def test_worker_ends_when_the_coordinator_is_gone(make_actors: Callable[[int], list[ActorHandle]]) -> None:
     coordinator, peer = make_actors(1)
     assert ray.get(peer.ask.remote(coordinator)) == Orders()
-    ray.kill(coordinator)
+    kill(coordinator)
     with pytest.raises(RayActorError):
         ray.get(peer.ask.remote(coordinator))
     with pytest.raises(RayActorError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 import psutil
@@ -10,6 +10,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from forebay.driver.control import Control
+from forebay.driver.store_actors import stores_of
 from forebay.job.job import Resources
 from forebay.testing.driver_bench import DriverBench
 from forebay.testing.driver_nodes import kill_stores
@@ -27,6 +28,9 @@ class UnderRay(DriverSuite):
 
     def lose_memory(self, run: str) -> int:
         return kill_stores(run)
+
+    def holders(self, run: str) -> Collection[str]:
+        return stores_of(run)
 
     def leftovers(self) -> list[str]:
         # The guard of tests/ray/conftest.py looks at actors and placement groups; these are processes.

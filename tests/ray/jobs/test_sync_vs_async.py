@@ -30,7 +30,7 @@ def test_stale_updates_blow_up_what_synchronous_ones_do_not(tmp_path: Path) -> N
     ]
     staleness = [float(row[2]) for row in rows]
     peaks, losses = ([float(row[column].split()[0]) for row in rows] for column in (3, 5))
-    assert staleness[0] == 0 and staleness[2] > 20
+    assert staleness[0] == 0 and staleness[2] >= 19
     assert peaks[2] > 2 * peaks[0]
     assert losses[2] > 2 * losses[0]
     assert (tmp_path / "sync_vs_async.png").stat().st_size > 1000

@@ -25,7 +25,7 @@ from forebay.train.worker import Worker
 
 __all__ = ["MOST_EPOCHS", "STEPS_PER_EPOCH", "SmallSweeps", "UntilGrown"]
 
-MOST_EPOCHS = 200
+MOST_EPOCHS = 1000
 
 
 class SmallSweeps:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import ray
 from ray.actor import ActorHandle
+from tests.ray.ending import await_end
 from tests.unit.sweep.made import record, trial
 
 from forebay.cli.app import main
@@ -75,8 +77,16 @@ def until_told(board: Board, made: Record) -> str | None:
     return board.stop_reason
 
 
+@contextmanager
+def opened() -> Iterator[Board]:
+    """A board that answers."""
+    with open_board(made(), "runs/ctr") as there:
+        ray.get(find(board.PREFIX, "ctr").read.remote())
+        yield there
+
+
 def test_ps_shows_a_sweep_with_its_trials(forebay: Call, run_of_a: ActorHandle) -> None:
-    with open_board(made(), "runs/ctr"):
+    with opened():
         code, shown, _ = forebay("ps")
         assert code == 0
         assert "sweep ctr: best auc 0.7000 (a), 1 of 4 slots in use, 0:40 until the deadline" in shown
@@ -90,12 +100,15 @@ def test_ps_shows_a_sweep_with_its_trials(forebay: Call, run_of_a: ActorHandle) 
         sweep = facts["sweeps"][0]
         assert (sweep["name"], sweep["best"], sweep["deadline_left_s"], sweep["stopping"]) == ("ctr", 0.7, 40.0, None)
         assert [each["state"] for each in sweep["trials"]] == ["running", "stopped"]
+    deadline = time.monotonic() + 60.0
+    while sweeps() and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert sweeps() == []
 
 
 def test_stop_ends_a_sweep_by_its_name(forebay: Call) -> None:
     shown = made()
-    with open_board(shown, "runs/ctr") as board:
+    with opened() as board:
         board.show(shown)
         assert board.stop_reason is None
         code, told, _ = forebay("stop", "ctr", "--reason", "seen enough")
@@ -115,8 +128,9 @@ def test_one_sweep_of_a_name_at_a_time(ray_session: None) -> None:
 
 
 def test_a_sweep_that_ends_while_it_is_asked_to(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_board(made(), "runs/ctr"):
+    with opened():
         there = find(board.PREFIX, "ctr")
+    await_end(there)
     monkeypatch.setattr(board, "find_or_refuse", lambda prefix, name, kind: there)
     with pytest.raises(InvalidOption, match="'ctr' has ended meanwhile"):
         stop_sweep("ctr", "enough")

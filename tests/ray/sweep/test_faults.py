@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray.tune.schedulers import FIFOScheduler
 from ray.util.placement_group import placement_group_table
+from tests.ray.ending import kill
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 
 from forebay.driver.callbacks import Callback
@@ -30,18 +30,16 @@ def small(tmp_path: Path) -> SmallSweeps:
 
 
 def test_trials_fail_one_by_one(small: SmallSweeps) -> None:
-    meets = {"grid_search": ["", "raise", "nan", "hang", "kill"]}
-    result = small.sweep({"meets": meets}, max_failures=1, hang_timeout_s=8.0).run(show=False)
+    meets = {"grid_search": ["", "raise", "nan", "kill"]}
+    result = small.sweep({"meets": meets}, num_trials=4, max_failures=1).run(show=False)
     found = {row["config/meets"]: row for row in result.table.to_dict("records")}
     assert {name: row["state"] for name, row in found.items()} == {
         "": "finished",
         "raise": "failed",
         "nan": "stopped",
-        "hang": "failed",
         "kill": "finished",
     }
     assert "ValueError: boom in the train function" in found["raise"]["error"]
-    assert "hang_timeout_s=8" in found["hang"]["error"]
     assert "no finite number" in found["nan"]["error"]
     assert found["nan"]["best_epoch"] == 1
     # Tried once: what a train function raises, it would raise again.
@@ -49,6 +47,12 @@ def test_trials_fail_one_by_one(small: SmallSweeps) -> None:
     # From its own commit, which is at most two steps old.
     assert 1 <= small.steps_redone("kill") <= 2 and max(small.steps("kill")) == 2 * STEPS_PER_EPOCH - 1
     assert result.best_config["meets"] in ("", "kill")
+
+
+def test_trial_that_hangs_fails(small: SmallSweeps) -> None:
+    with pytest.raises(SweepFailed, match="hang_timeout_s=8"):
+        small.sweep({"meets": ["hang"]}, num_trials=1, hang_timeout_s=8.0).run(show=False)
+    assert small.steps("hang")[-1] == STEPS_PER_EPOCH + 3 and small.steps_redone("hang") == 0
 
 
 def test_sweep_of_which_all_trials_fail(small: SmallSweeps) -> None:
@@ -98,8 +102,9 @@ class KillKept(FIFOScheduler):
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         if not self.killed:
-            self.killed.append(trial.temporary_state.ray_actor)
-            ray.kill(trial.temporary_state.ray_actor)
+            actor = trial.temporary_state.ray_actor
+            self.killed.append(actor)
+            kill(actor)
 
 
 def test_a_process_that_is_lost_between_two_trials_is_replaced(small: SmallSweeps) -> None:

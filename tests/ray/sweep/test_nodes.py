@@ -86,6 +86,9 @@ def test_trials_of_a_lost_node_go_on_from_their_own_commits(nodes: SmallNodes, t
     for run in result.table["run"]:
         ended = load_result(run)
         assert ended is not None and ended.is_finished and len(ended.epochs) == EPOCHS
+    deadline = time.monotonic() + WAIT_S
+    while names("tiny.") and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert names("tiny.") == []
 
 

@@ -27,14 +27,16 @@ from forebay.sweep.record_file import load_record
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
-STEPS = 2 * STEPS_PER_EPOCH
+EPOCHS = 8
+STEPS = EPOCHS * STEPS_PER_EPOCH
 WAIT_S = 120.0
 OURS = ("ResourceTrainable", "RayTrainWorker", "TrainController", "Bell", "Noticeboard", "Coordinator")
 KILLED = """
 import sys
 from pathlib import Path
 from tests.ray.sweep.small_sweeps import SmallSweeps
-SmallSweeps(Path(sys.argv[1])).sweep({"key": ["x"]}, num_trials=1, driver="ray", fixed={"step_s": 0.15}).run(show=False)
+fixed = {"step_s": 0.5, "epochs": 8}
+SmallSweeps(Path(sys.argv[1])).sweep({"key": ["x"]}, num_trials=1, driver="ray", fixed=fixed).run(show=False)
 """
 
 
@@ -44,7 +46,8 @@ def small(tmp_path: Path) -> SmallSweeps:
 
 
 def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> None:
-    sweep = small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, max_concurrent=1, fixed={"step_s": 1.0})
+    fixed = {"step_s": 1.0, "epochs": EPOCHS}
+    sweep = small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, max_concurrent=1, fixed=fixed)
     small.hasten("a")
     handler = signal.getsignal(signal.SIGINT)
     at_b = threading.Thread(target=lambda: until(lambda: len(small.steps("b")) >= 3, then=signal.SIGINT))
@@ -69,7 +72,7 @@ def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> N
     assert list(result.table["state"]) == ["finished"] * 2
     assert small.steps("a") == list(range(STEPS)), "a finished trial was trained again"
     assert small.steps("b") == list(range(STEPS)), "an unfinished trial did not go on from its last step"
-    assert set(result.table["epochs"]) == {2}
+    assert set(result.table["epochs"]) == {EPOCHS}
     again = sweep.run(show=False)
     assert again.best_value == result.best_value and small.steps("b") == list(range(STEPS))
     with pytest.raises(InvalidOption, match=r"has begun with num_trials=2; this one has 3\."):
@@ -105,7 +108,7 @@ def test_killed_driver_leaves_nothing_and_its_sweep_goes_on(small: SmallSweeps, 
     assert 5 <= len(small.steps("x")) < STEPS
     until(lambda: not names("tiny.") and not trial_actors())
 
-    result = small.sweep({"key": ["x"]}, num_trials=1, driver="ray").run(show=False)
+    result = small.sweep({"key": ["x"]}, num_trials=1, driver="ray", fixed={"epochs": EPOCHS}).run(show=False)
     assert list(result.table["state"]) == ["finished"]
     assert small.steps("x")[-1] == STEPS - 1 and small.steps_redone("x") <= 4
 

@@ -24,7 +24,8 @@ from forebay.sweep.result import load_sweep
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
-STEPS = 2 * STEPS_PER_EPOCH
+EPOCHS = 8
+STEPS = EPOCHS * STEPS_PER_EPOCH
 WAIT_S = 120.0
 
 
@@ -54,7 +55,7 @@ def test_sweep_in_a_bucket_is_stopped_and_goes_on(
         max_concurrent=1,
         driver=driver,
         storage=s3.uri("sweeps"),
-        fixed={"step_s": 1.0},
+        fixed={"step_s": 1.0, "epochs": EPOCHS},
     )
     small.hasten("a")
     at_b = threading.Thread(target=lambda: until(lambda: len(small.steps("b")) >= 3) and stop_sweep("tiny", "enough"))
@@ -69,7 +70,7 @@ def test_sweep_in_a_bucket_is_stopped_and_goes_on(
 
     result = sweep.run(show=False)
     assert list(result.table["state"]) == ["finished"] * 2
-    assert list(result.table["epochs"]) == [2] * 2
+    assert list(result.table["epochs"]) == [EPOCHS] * 2
     assert small.steps("a") == list(range(STEPS)), "a finished trial was trained again"
     assert small.steps("b") == list(range(STEPS)), "an unfinished trial did not go on from its last step"
     assert result.path == s3.shown("sweeps/tiny")
@@ -130,7 +131,7 @@ def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: S
         {"key": {"grid_search": ["a", "b"]}},
         num_trials=2,
         max_concurrent=1,
-        fixed={"step_s": 1.0},
+        fixed={"step_s": 1.0, "epochs": EPOCHS},
     )
     small.hasten("a")
 
@@ -151,7 +152,7 @@ def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: S
 
     result = sweep.run(show=False)
     assert list(result.table["state"]) == ["finished"] * 2
-    assert list(result.table["epochs"]) == [2] * 2
+    assert list(result.table["epochs"]) == [EPOCHS] * 2
     assert small.steps("a") == list(range(STEPS)), "a finished trial was trained again"
     assert small.steps("b")[-1] == STEPS - 1 and small.steps_redone("b") <= 2, "not from its last whole commit"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ray import tune
 from ray.tune.schedulers import HyperBandScheduler
-from tests.ray.sweep.small_sweeps import MOST_EPOCHS, SmallSweeps, UntilGrown
+from tests.ray.sweep.small_sweeps import MOST_EPOCHS, STEPS_PER_EPOCH, SmallSweeps, UntilGrown
 
 from forebay.driver.callbacks import Callback
 from forebay.driver.control import Control
@@ -49,7 +49,7 @@ def test_more_trials_than_slots_and_each_elastic(small: SmallSweeps) -> None:
     result = sweep.run(show=False)
     ends = sorted(zip(result.table["config/epochs"], result.table["state"], strict=True))
     assert ends == [(3, "finished"), (3, "finished"), (MOST_EPOCHS, "stopped")]
-    assert sorted(result.table["epochs"])[:2] == [3, 3]
+    assert list(result.table["epochs"][result.table["config/epochs"] == 3]) == [3, 3]
     assert result.record.slots == 2
     assert Path(result.html).exists() and result.best_run is not None
     best = load_result(result.best_run)
@@ -65,7 +65,7 @@ def test_deadline_ends_trials_in_the_middle_of_an_epoch(small: SmallSweeps) -> N
     result = sweep.run(show=False)
     assert result.stopped == "the deadline of 0:20 was reached"
     assert list(result.table["state"]) == ["stopped"]
-    assert len(small.steps("slow")) < 30
+    assert len(small.steps("slow")) < 9 * STEPS_PER_EPOCH
 
 
 def test_searcher_without_its_package_is_refused(small: SmallSweeps) -> None:

@@ -19,7 +19,7 @@ from forebay.transform.block import Block
 
 KEY = "ab" * 20
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
-no_fixture_check = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+no_fixture_check = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def stored(path: Path, block: Block, key: str = KEY) -> Path:

@@ -61,14 +61,14 @@ def test_events_are_taken_once_in_order() -> None:
 def test_taking_waits_for_the_first_event_only() -> None:
     async def talk() -> float:
         coordinator = coordinator_of(1)
-        taking = await waits(coordinator.take(60.0))
+        taking = await waits(coordinator.take(600.0))
         began = time.monotonic()
         await coordinator.report(EVENTS[0])
         assert list((await taking).events) == EVENTS[:1]
         assert list((await coordinator.take(0.05)).events) == []
         return time.monotonic() - began
 
-    assert asyncio.run(talk()) < 20.0
+    assert asyncio.run(talk()) < 60.0
 
 
 def test_what_others_ask_is_news_to_the_driver_and_what_it_asked_itself_is_not() -> None:
@@ -324,7 +324,6 @@ def test_status_follows_the_events() -> None:
         assert (status.state, status.world_size, status.last_commit_step) == ("training", 2, None)
         for step, rows in ((1, 16), (2, 32)):
             await coordinator.report(Reported(step=step, epoch=1, position=rows, metrics={}, rows=rows))
-            await asyncio.sleep(0.01)
         await coordinator.orders()
         status = await coordinator.status()
         assert (status.epoch, status.step, status.position, status.last_commit_step) == (1, 2, 32, 2)

@@ -77,7 +77,7 @@ def begun(size: int) -> Coordinator:
     return coordinator
 
 
-def conduct(crew: ToldCrew, coordinator: Coordinator, *, max_failures: int = 3, hang_timeout_s: float = 0.2) -> None:
+def conduct(crew: ToldCrew, coordinator: Coordinator, *, max_failures: int = 3, hang_timeout_s: float = 60.0) -> None:
     terms = Terms(name="a", min_workers=1, max_failures=max_failures, hang_timeout_s=hang_timeout_s)
     Conductor(terms, crew, Remote(coordinator)).conduct()
 
@@ -126,9 +126,11 @@ def test_waiting_workers_may_not_be_lost_for_ever() -> None:
         conduct(crew, begun(1), max_failures=0)
 
 
-def test_rank_that_hangs_when_the_others_are_done_is_named() -> None:
+def test_rank_that_hangs_when_the_others_are_done_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(horovod_conductor, "time", SimpleNamespace(monotonic=lambda: now[0]))
     crew = ToldCrew(3)
-    crew.happens = [done(2), done(0)]
+    crew.happens = [done(2), done(0), lambda: now.append(now.pop() + 61.0)]
     with pytest.raises(Hung, match=r"rank 1 of run 'a' hung") as hung:
         conduct(crew, begun(3))
     assert hung.value.ranks == [1]

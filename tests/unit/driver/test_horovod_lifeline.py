@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import socket
@@ -65,6 +66,7 @@ def test_a_worker_ends_when_it_is_told_to_and_is_lost_only_then(
     assert signs.get(timeout=WAIT_S) == Placed(name="w", node="n")
     assert signs.get(timeout=WAIT_S) == Entered(name="w", world=3)
     worker.send_signal(signal.SIGSTOP)
+    assert os.WIFSTOPPED(os.waitpid(worker.pid, os.WUNTRACED)[1])
     assert lines.names == ["w"]
     lines.end("w")
     with pytest.raises(queue.Empty):

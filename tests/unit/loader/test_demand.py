@@ -33,7 +33,7 @@ def learn(demand: Demand, rows: int, row_bytes: int = ROW_BYTES) -> None:
     demand.learn(Block(rows, {"x": np.zeros((rows, row_bytes), np.uint8)}))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     rows=st.lists(st.integers(1, 60), min_size=1, max_size=15),
     lanes=st.integers(1, 6),

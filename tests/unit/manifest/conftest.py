@@ -16,7 +16,7 @@ from forebay.storage.retry import ReadPolicy
 @pytest.fixture(scope="session")
 def quick() -> ReadPolicy:
     """Three attempts with next to no waits."""
-    return ReadPolicy(attempts=3, deadline_s=5.0, first_wait_s=0.001, max_wait_s=0.002)
+    return ReadPolicy(attempts=3, deadline_s=60.0, first_wait_s=0.001, max_wait_s=0.002)
 
 
 @pytest.fixture

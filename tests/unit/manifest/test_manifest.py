@@ -142,7 +142,7 @@ def test_take_refuses_row_groups_that_are_not_there_or_twice(manifest: Manifest,
         manifest.take(indices)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     rows=st.lists(st.integers(1, 50), min_size=2, max_size=40),
     fraction=st.floats(0.01, 0.99),
@@ -190,7 +190,7 @@ def test_a_million_row_groups_are_cheap() -> None:
     files = tuple(File(path=f"{number:06d}", size=1, mtime_ns=1) for number in range(count // per_file))
     columns = {name: np.full(count, 7) for name in ("rows", "bytes", "source_bytes")}
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.thread_time()
     manifest = Manifest(
         root="/d", files=files, fields=(), columns=("x",), file_of=numbers // per_file, group_of=numbers % per_file,
         **columns,
@@ -198,7 +198,7 @@ def test_a_million_row_groups_are_cheap() -> None:
     assert manifest.id == manifest.id
     assert manifest[-1].index == 99
     assert sum(len(half) for half in manifest.split(0.1)) == count
-    seconds = time.perf_counter() - start
+    seconds = time.thread_time() - start
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert seconds < 5.0  # about 0.5 s; a loop in Python over row groups takes longer

@@ -25,6 +25,7 @@ from forebay.observe import Tally
 from forebay.storage.deadline import Cancelled
 from forebay.storage.retry import ReadPolicy
 
+PATIENCE_S = 60.0
 Folder = Callable[..., Path]
 Write = Callable[..., Path]
 Alter = Callable[[Path, dict[int, int]], None]
@@ -124,8 +125,12 @@ def test_nothing_of_a_row_group_stays_behind(parquet_folder: Folder) -> None:
     before = pool.bytes_allocated()
     for index in range(len(manifest)):
         assert reader.read(index).num_rows == 20_000
-    # Told by the pool, since what a leaked exception's frames refer to is not garbage to Python.
-    assert pool.bytes_allocated() - before < 100_000
+    # Told by the pool, since what a leaked exception's frames refer to is not garbage to Python. The thread of the last
+    # read may hold its pages until it has ended.
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := pool.bytes_allocated() - before) >= 100_000:
+        assert time.monotonic() < deadline, f"{left} bytes are left"
+        time.sleep(0.01)
 
 
 def test_a_corrupt_page_harms_its_row_group_only(checked_file: Callable[..., Path], alter: Alter) -> None:
@@ -309,7 +314,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     def hang_once(uri: str) -> pa.NativeFile:
         asked.append(uri)
         if len(asked) == 1:
-            release.wait(30)
+            release.wait(2 * PATIENCE_S)
         return open_input(uri)
 
     monkeypatch.setattr(reading, "open_input", hang_once)
@@ -318,22 +323,24 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_a_stuck_read_is_replaced(parquet_folder: Folder, stuck: list[str]) -> None:
-    policy = ReadPolicy(attempts=2, deadline_s=0.3, first_wait_s=0.0, max_wait_s=0.0)
+    policy = ReadPolicy(attempts=100, deadline_s=0.3, first_wait_s=0.0, max_wait_s=0.0)
+    reader = RowGroupReader(scan(parquet_folder({"a.parquet": [5]})), policy)
     start = time.monotonic()
-    assert RowGroupReader(scan(parquet_folder({"a.parquet": [5]})), policy).read(0).num_rows == 5
-    assert time.monotonic() - start < 3.0
-    assert len(stuck) == 2
+    assert reader.read(0).num_rows == 5
+    assert time.monotonic() - start < PATIENCE_S, "the stuck one was waited for"
+    assert len(stuck) >= 2
 
 
 def test_a_stuck_read_can_be_cancelled(parquet_folder: Folder, stuck: list[str]) -> None:
     cancelled = threading.Event()
-    reader = RowGroupReader(scan(parquet_folder({"a.parquet": [5]})), cancelled=cancelled)
+    policy = ReadPolicy(deadline_s=2 * PATIENCE_S)
+    reader = RowGroupReader(scan(parquet_folder({"a.parquet": [5]})), policy, cancelled=cancelled)
     timer = threading.Timer(0.1, cancelled.set)
     timer.start()
     start = time.monotonic()
     with pytest.raises(Cancelled):
         reader.read(0)
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < PATIENCE_S, "the stuck one was waited for"
     timer.join()
 
 

@@ -22,7 +22,7 @@ SUFFIXES = ["json", "parquet"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(rows=st.lists(st.integers(1, 2**40), min_size=1, max_size=12), groups_per_file=st.integers(1, 5))
 def test_what_was_saved_is_loaded(
     memory_manifest: Make, tmp_path: Path, suffix: str, rows: list[int], groups_per_file: int

@@ -74,7 +74,7 @@ def test_unshuffled_lanes_are_ranges_of_the_manifest(memory_manifest: Make) -> N
     assert order[1::2] == line[5:]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=rows_strategy,
     seed=st.integers(0, 2**64 - 1),
@@ -102,7 +102,7 @@ def test_every_row_exactly_once_in_every_world(
             position += len(whole)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=rows_strategy, batch=st.integers(4, 50), other=st.integers(4, 50), data=st.data())
 def test_resume_anywhere_gives_the_remaining_batches(
     memory_manifest: Make, rows: list[int], batch: int, other: int, data: st.DataObject

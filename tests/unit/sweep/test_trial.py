@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,21 +39,24 @@ def test_a_metric_that_is_no_finite_number_ends_the_trial(mode: str, worst: floa
 
 
 def test_a_run_that_hangs_after_its_last_epoch_is_not_waited_for(tmp_path: Path) -> None:
+    over = threading.Event()
+
     def linger(event: Event, control: Control) -> None:
         if isinstance(event, Finished):
-            time.sleep(3.0)
+            over.wait(60.0)
 
     nested = NestedRun(DriverBench(tmp_path).job("lingers", epochs=1), "local", [linger])
     assert nested.next_epoch(60.0) is not None
     with pytest.raises(Hung, match="hang_timeout_s=0.1"):
         trial_of(hang_timeout_s=0.1)._join(nested)
+    over.set()
     assert nested.join(60.0)
 
 
 def test_a_checkpoint_that_is_asked_for_twice_is_the_same_though_the_run_has_gone_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "STORED_S", 5.0)
+    monkeypatch.setattr(trial, "STORED_S", 60.0)
     bench = DriverBench(tmp_path)
     nested = NestedRun(bench.job("donor", epochs=3), "local")
     made = trial_of(metric="loss", mode="min", exchanges=True, hang_timeout_s=60.0)

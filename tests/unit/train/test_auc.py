@@ -22,7 +22,7 @@ def binned_auc(logits: np.ndarray, labels: np.ndarray) -> float:
     return area(counted(logits, labels))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
     rows=st.integers(2, 3000),
