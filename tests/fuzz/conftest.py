@@ -20,8 +20,10 @@ import pytest
 collect_ignore_glob = ["mutants/*"]
 
 MUTANTS = Path(__file__).parent / "mutants"
+START_S = 60.0
+"""The first word comes after the imports."""
 SILENCE_S = 60.0
-"""After so long without a word a process hangs. The first word comes after its imports."""
+"""After so long without another word a process hangs."""
 
 
 @dataclass
@@ -64,8 +66,8 @@ class Campaign:
                 else:
                     ended = int(number)
                     self._note(ended, json.loads(said[0]))
-        except TimeoutError:
-            how = f"hung for {SILENCE_S:.0f} s; "
+        except TimeoutError as error:
+            how = f"{error}; "
         finally:
             process.kill()
             code = process.wait()
@@ -95,12 +97,13 @@ class Campaign:
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
     """What it says, line by line; raises `TimeoutError` when it is silent for too long."""
     assert process.stdout is not None
-    rest = b""
+    rest, patience_s = b"", START_S
     with process.stdout as pipe, selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while True:
-            if not selector.select(SILENCE_S):
-                raise TimeoutError
+            if not selector.select(patience_s):
+                raise TimeoutError(f"hung for {patience_s:.0f} s")
+            patience_s = SILENCE_S
             got = os.read(pipe.fileno(), 1 << 16)
             if not got:
                 return

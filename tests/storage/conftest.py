@@ -6,14 +6,16 @@ import hashlib
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,8 +72,10 @@ class Store:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
+    """Below those that the system gives to whoever asks for any, so that nobody takes it before the server does."""
+    while True:
+        with suppress(OSError), socket.create_server(("127.0.0.1", 20_000 + secrets.randbelow(12_000))) as listening:
+            return int(listening.getsockname()[1])
 
 
 @contextmanager
@@ -84,7 +88,7 @@ def serving(command: Sequence[str], port: int, log: Path) -> Iterator[int]:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.05)
-            if not _answers(port):
+            if process.poll() is not None or not _answers(port):
                 pytest.skip(f"{Path(command[0]).name} {command[-1]} does not start here: {log.read_text()[-300:]}")
             yield port
         finally:
@@ -146,6 +150,21 @@ def s3(s3_port: int) -> Store:
     return store
 
 
+def install_azurite(npm: str) -> None:
+    """All of it or nothing."""
+    NPM_FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=NPM_FOLDER.parent) as folder:
+        whole = Path(folder) / "azurite"
+        install = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(whole), AZURITE]
+        whole.mkdir()
+        try:
+            subprocess.run(install, capture_output=True, text=True, timeout=240, check=True)
+        except subprocess.SubprocessError as error:
+            pytest.skip(f"npm cannot install {AZURITE} here: {error} {(error.stderr or '')[-300:]}")
+        shutil.rmtree(NPM_FOLDER, ignore_errors=True)
+        whole.rename(NPM_FOLDER)
+
+
 @pytest.fixture(scope="session")
 def azurite_port(logs: Path) -> Iterator[int]:
     main = NPM_FOLDER / "node_modules/azurite/dist/src/blob/main.js"
@@ -153,11 +172,7 @@ def azurite_port(logs: Path) -> Iterator[int]:
     if npm is None or node is None:
         pytest.skip("Azurite needs npm and node, and they are not here")
     if not main.exists():
-        NPM_FOLDER.mkdir(parents=True, exist_ok=True)
-        install = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(NPM_FOLDER), AZURITE]
-        made = subprocess.run(install, capture_output=True, text=True, timeout=240, check=False)
-        if made.returncode:
-            pytest.skip(f"npm cannot install {AZURITE} here: {made.stderr[-300:]}")
+        install_azurite(npm)
     port = free_port()
     flags = ["--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
     with serving([node, str(main), "--blobPort", str(port), *flags], port, logs / "azurite.log"):

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import ray
 
+from forebay.cache.directory import CacheDirectory
+from forebay.cache.key import BlockNames
 from forebay.cache.node import NAMESPACE, attach
 from forebay.cache.spec import CacheSpec
 from forebay.loader.loader import Loader
+from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.observe import Tally
 from forebay.plan.plan import Plan, build_plan
@@ -29,6 +32,10 @@ def spec(tmp_path: Path) -> Iterator[CacheSpec]:
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == NAMESPACE:
             ray.kill(ray.get_actor(actor["name"], namespace=NAMESPACE))
+
+
+def lock_of(manifest: Manifest, spec: CacheSpec) -> Path:
+    return CacheDirectory(Path(spec.path)).use_lock(BlockNames(manifest, TRANSFORM).dataset)
 
 
 def read_epochs(plan: Plan, spec: CacheSpec, num_epochs: int) -> tuple[list[list[int]], dict[str, float]]:
@@ -60,9 +67,11 @@ def test_two_jobs_and_four_trials_read_the_source_once(parquet_folder: Callable[
 def test_data_set_of_a_running_job_is_not_evicted_by_the_next_job(
     parquet_folder: Callable[..., Path], spec: CacheSpec
 ) -> None:
-    first, second = (
-        build_plan(scan(parquet_folder({"a.parquet": [20_000] * 3}, folder=name)), lanes=4) for name in "ab"
-    )
+    found = (scan(parquet_folder({"a.parquet": [20_000] * 3}, folder=name)) for name in "abcde")
+    old = next(found)
+    # Data sets that share a lock are in use together.
+    new = next(other for other in found if lock_of(other, spec) != lock_of(old, spec))
+    first, second = (build_plan(manifest, lanes=4) for manifest in (old, new))
     read_epochs(first, spec, 1)
     full = CacheSpec(path=spec.path, quota_bytes=attach(spec).facts()["used_bytes"] + 100_000, min_free_bytes=0)
     with Loader(first, TRANSFORM, attach(full), global_batch=64) as running:
@@ -72,4 +81,4 @@ def test_data_set_of_a_running_job_is_not_evicted_by_the_next_job(
         assert counted["bypasses"] == counted["parquet_opens"] > 0 and counted["stores"] == 0
     _, counted = ray.get(ray.remote(num_cpus=1)(read_epochs).remote(second, full, 1), timeout=300)
     assert counted["stores"] == 3 and counted["bypasses"] == 0
-    assert [use.dataset.partition("-")[0] for use in full.open().datasets()] == ["b"]
+    assert [use.dataset for use in full.open().datasets()] == [BlockNames(new, TRANSFORM).dataset]

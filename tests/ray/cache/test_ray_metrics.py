@@ -129,6 +129,7 @@ class Recorder:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     monkeypatch.setattr(ray_metrics, "Counter", Recorder)
     monkeypatch.setattr(ray_metrics, "Gauge", Recorder)
+    monkeypatch.setattr(ray_metrics, "_END_S", 60.0)
     monkeypatch.setattr(Recorder, "told", [])
     return Recorder
 

@@ -110,10 +110,14 @@ def staged(
 
 def end_actors(orders: Orders) -> None:
     """End the cache actors of a case, and see that their processes are gone."""
-    for name in cache_actors():
-        with suppress(ValueError):
-            ray.kill(ray.get_actor(name, namespace=node.NAMESPACE))
-    until(lambda: not living(), "the end of all actors and placement groups")
+
+    def is_over() -> bool:
+        for name in cache_actors():  # also one that was just being made
+            with suppress(ValueError):
+                ray.kill(ray.get_actor(name, namespace=node.NAMESPACE))
+        return not living()
+
+    until(is_over, "the end of all actors and placement groups")
     for pid in orders.pids():
         with suppress(ProcessLookupError):  # one that was stopped cannot hear Ray
             os.kill(pid, signal.SIGCONT)

@@ -27,7 +27,8 @@ from tests.soak.strikes import Dice, Hang, reads
 import forebay as fb
 
 PATIENCE_S = 40.0
-ENDS_WITHIN_S = 5.0
+ENDS_WITHIN_S = 30.0
+"""5 s and what a busy machine takes; a read that is stuck takes 120 s."""
 _FORK = multiprocessing.get_context("fork")
 
 

@@ -60,7 +60,7 @@ def same() -> Callable[[Block, Block], bool]:
 def disk_bytes() -> Callable[[Path], int]:
     """What a folder takes: the larger of what `du` says and what the files' lengths add up to."""
 
-    def measure(folder: Path) -> int:
+    def walk(folder: Path) -> dict[int, os.stat_result]:
         seen: dict[int, os.stat_result] = {}
         for top, folders, files in os.walk(folder):
             for name in [*folders, *files, "."]:
@@ -69,10 +69,13 @@ def disk_bytes() -> Callable[[Path], int]:
                 except FileNotFoundError:
                     continue
                 seen[found.st_ino] = found  # a file that was just renamed is met twice
-        return max(
-            sum(found.st_blocks * 512 for found in seen.values()),
-            sum(found.st_size for found in seen.values()),
-        )
+        return seen
+
+    def measure(folder: Path) -> int:
+        first, second = walk(folder), walk(folder)
+        # What both have met was there at once: during one walk a file may go and another one come.
+        seen = [found for inode, found in first.items() if inode in second]
+        return max(sum(found.st_blocks * 512 for found in seen), sum(found.st_size for found in seen))
 
     return measure
 

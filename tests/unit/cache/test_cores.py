@@ -79,13 +79,13 @@ class Queue:
                 try:
                     with self.cores:
                         self.entered.append(number)
-                        self.leave[number].wait(10)
+                        self.leave[number].wait(120)
                 except Cancelled:
                     self.refused.append(number)
 
         self.threads.append(threading.Thread(target=visit))
         self.threads[-1].start()
-        assert lined_up.wait(5)
+        assert lined_up.wait(60)
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
@@ -97,7 +97,7 @@ class Queue:
         for event in self.leave:
             event.set()
         for thread in self.threads:
-            thread.join(5)
+            thread.join(60)
 
 
 def num_waiting(queue: Queue) -> int:
@@ -179,7 +179,7 @@ def test_only_the_thread_itself_becomes_nicer_and_never_less_nice() -> None:
 
     thread = threading.Thread(target=look)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     assert seen == [max(NICENESS, before), 19]
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 

@@ -532,7 +532,8 @@ def test_single_flight_gives_up_after_the_deadline(cache: DiskCache, key_of: Key
         assert again
 
 
-def test_forked_child_uses_the_cache_while_the_parent_does(cache: DiskCache, block_of: BlockOf, key_of: KeyOf) -> None:
+def test_forked_child_uses_the_cache_while_the_parent_does(tmp_path: Path, block_of: BlockOf, key_of: KeyOf) -> None:
+    cache = DiskCache(tmp_path / "cache", quota_bytes=1 << 30, min_free_bytes=0)
     fill(cache, block_of, key_of, "d", 3)
     stop = threading.Event()
 

@@ -105,7 +105,7 @@ class Gate:
             self._inside += 1
             self.most_inside = max(self.most_inside, self._inside)
         self.entered.set()
-        self.go.wait(10)
+        self.go.wait(120)
         with self._lock:
             self._inside -= 1
         return {"id": np.asarray(batch.column("id"))}
@@ -151,7 +151,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def hang(uri: str) -> pa.NativeFile:
         hangs.set()
-        go.wait(30)
+        go.wait(120)
         raise OSError("too late")
 
     monkeypatch.setattr(reading, "open_input", hang)
@@ -258,7 +258,7 @@ def test_rewritten_source_never_hits(manifest: Manifest, cache: DiskCache, parqu
 def test_open_requests_share_one_read(manifest: Manifest, cache: DiskCache, opened: list[str]) -> None:
     source = LocalSource(manifest, TRANSFORM, cache, tally=Tally())
     futures = [source.request(2) for _ in range(10)]
-    assert [future.result(10).rows for future in futures] == [10] * 10
+    assert [future.result(60).rows for future in futures] == [10] * 10
     assert len(opened) == 1
     source.close()
 
@@ -282,7 +282,11 @@ def test_processes_that_share_a_cache_read_each_row_group_once(
     readers = [python(READ_ALL, payload) for _ in range(3)]
     for reader in readers:
         assert reader.stdout and reader.stdout.readline() == "ready\n"
-    replies = [json.loads(reader.communicate("\n", timeout=60)[0]) for reader in readers]
+    for reader in readers:
+        assert reader.stdin
+        reader.stdin.write("\n")
+        reader.stdin.flush()
+    replies = [json.loads(reader.communicate(timeout=60)[0]) for reader in readers]
     assert all(right for right, _ in replies)
     for name, total in {"parquet_opens": 20, "stores": 20, "hits": 40, "bypasses": 0}.items():
         assert sum(facts.get(name, 0) for _, facts in replies) == total, name
@@ -296,10 +300,10 @@ def test_error_reaches_the_future_and_the_source_goes_on(manifest: Manifest, cac
 
     source = LocalSource(manifest, Transform(fn=fails_on_second, version="1"), cache, tally=Tally())
     futures = [source.request(index) for index in range(3)]
-    assert futures[0].result(10).rows == 30
+    assert futures[0].result(60).rows == 30
     with pytest.raises(TransformFailed, match="boom"):
-        futures[1].result(10)
-    assert futures[2].result(10).rows == 10
+        futures[1].result(60)
+    assert futures[2].result(60).rows == 10
     source.close()
     with cache.single_flight(min(path.stem for path in (cache.path / "blocks").iterdir()), 0.0) as free:
         assert free
@@ -310,7 +314,7 @@ def test_close_returns_in_time_though_a_read_is_stuck(
 ) -> None:
     source = LocalSource(manifest, TRANSFORM, cache, tally=Tally())
     futures = [source.request(index) for index in range(NUM_ROW_GROUPS)]
-    assert stuck.wait(5)
+    assert stuck.wait(60)
     start = time.monotonic()
     source.close(timeout_s=60.0)
     assert time.monotonic() - start < 20.0, "a stuck read is abandoned, not waited for"
@@ -334,20 +338,20 @@ def is_free(path: Path) -> bool:
 
 
 def test_stuck_reader_does_not_stop_another_process_for_ever(manifest: Manifest, cache: DiskCache) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Tally(), policy=ReadPolicy(deadline_s=0.2))
+    source = LocalSource(manifest, TRANSFORM, cache, tally=Tally(), policy=ReadPolicy(attempts=100, deadline_s=0.2))
     read_all(manifest, cache)
     (path, *_) = (cache.path / "blocks").iterdir()
     path.unlink()
     with cache.single_flight(path.stem, 1.0) as alone:
         assert alone
         futures = [source.request(index) for index in range(NUM_ROW_GROUPS)]
-        assert sum(future.result(10).rows for future in futures) == manifest.num_rows
+        assert sum(future.result(60).rows for future in futures) == manifest.num_rows
     source.close()
 
 
 def test_data_set_is_held_while_the_source_is_open(manifest: Manifest, cache: DiskCache) -> None:
     source = LocalSource(manifest, TRANSFORM, cache, tally=Tally())
-    source.request(0).result(10)
+    source.request(0).result(60)
     (use,) = cache.datasets()
     lock = cache._directory.use_lock(use.dataset)
     assert not is_free(lock)
@@ -368,14 +372,14 @@ def test_forked_child_reads_while_its_parent_does(manifest: Manifest, cache: Dis
     if child == 0:
         status = 1
         try:
-            rows = sum(source.request(index).result(10).rows for index in range(NUM_ROW_GROUPS))
+            rows = sum(source.request(index).result(60).rows for index in range(NUM_ROW_GROUPS))
             source.close()
             status = 0 if rows == manifest.num_rows else 2
         finally:
             os._exit(status)
-    assert first.result(10).rows == 30
+    assert first.result(60).rows == 30
     assert os.waitpid(child, 0)[1] == 0
-    assert source.request(4).result(10).rows == 5
+    assert source.request(4).result(60).rows == 5
     source.close()
 
 
@@ -386,14 +390,14 @@ def test_many_wait_for_storage_and_few_take_a_core(
     workers = DataWorkers(core_share=0.01, num_reads=4)
     source = LocalSource(manifest, stuck_transform.transform, None, tally=Tally(), workers=workers)
     futures = [source.request(index) for index in range(12)]
-    assert stuck_transform.entered.wait(5)
+    assert stuck_transform.entered.wait(60)
     until(lambda: len(opened) == 4)
     time.sleep(0.05)
     assert (len(opened), stuck_transform.most_inside) == (4, 1), (
         "one is transformed, three are read and wait for a core"
     )
     stuck_transform.go.set()
-    assert sum(future.result(10).rows for future in futures) == 120
+    assert sum(future.result(60).rows for future in futures) == 120
     assert stuck_transform.most_inside == 1
     source.close()
 
@@ -403,7 +407,7 @@ def test_close_does_not_wait_for_those_who_wait_for_a_core(manifest: Manifest, s
     source = LocalSource(manifest, stuck_transform.transform, None, tally=Tally(), workers=workers)
     for index in range(4):
         source.request(index)
-    assert stuck_transform.entered.wait(5)
+    assert stuck_transform.entered.wait(60)
     source.close(timeout_s=0.1)
     until(lambda: sum(thread.name == "forebay-data" for thread in threading.enumerate()) == 1)
     stuck_transform.go.set()
@@ -416,7 +420,7 @@ def test_local_cache_keeps_to_its_spec(manifest: Manifest, tmp_path: Path) -> No
     provider = pickle.loads(pickle.dumps(LocalCache(spec, num_processes=2)))
     source = provider.source(manifest, TRANSFORM, Tally())
     assert source._facts[4] == DataWorkers(core_share=0.25, num_reads=3)
-    assert source.request(0).result(10).rows == 30
+    assert source.request(0).result(60).rows == 30
     source.close()
     assert provider.disk.used_bytes > 0
 

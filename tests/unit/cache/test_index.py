@@ -21,6 +21,7 @@ import sys, pathlib
 from forebay.cache.index import Index
 folder = pathlib.Path(sys.argv[1])
 index = Index(folder, folder / "lock")
+print("ready", flush=True)
 input()
 for _ in range(50):
     index.transact(lambda rows: rows.set("n", (rows.get("n") or 0) + 1))
@@ -57,12 +58,18 @@ def test_no_update_is_lost_between_processes_and_threads(
 ) -> None:
     others = [python(COUNT, tmp_path) for _ in range(3)]
     for other in others:
-        other.communicate("\n", timeout=60)
+        assert other.stdout and other.stdout.readline() == "ready\n"
+    for other in others:
+        assert other.stdin
+        other.stdin.write("\n")
+        other.stdin.flush()
     threads = [threading.Thread(target=lambda: [index.transact(count_up) for _ in range(10)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    for other in others:
+        other.communicate(timeout=60)
     assert index.transact(count_up) == 3 * 50 + 4 * 10 + 1
 
 
@@ -134,12 +141,12 @@ def test_fork_waits_for_the_transaction_and_both_go_on(index: Index) -> None:
     def slow(rows: Rows) -> int:
         number = count_up(rows)
         begun.set()
-        go.wait(5)
+        go.wait(120)
         return number
 
     thread = threading.Thread(target=index.transact, args=(slow,))
     thread.start()
-    begun.wait(5)
+    assert begun.wait(60)
     threading.Timer(0.2, go.set).start()
     child = os.fork()
     if child == 0:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forebay.cache import peer_directory
 from forebay.cache import peers as peers_module
 from forebay.cache.disk import DiskCache
 from forebay.cache.maker import BlockMaker, Conditions
@@ -47,17 +48,24 @@ class Line:
 
     def summaries(self, names: Collection[str], deadline_s: float) -> Mapping[str, Summary]:
         self.asked += [(name, "summary") for name in names]
-        return {name: self.doors[name].summary().result(10) for name in names if name not in self.silent}
+        return {name: self.doors[name].summary().result(60) for name in names if name not in self.silent}
 
     def block(self, name: str, key: str, deadline_s: float) -> Block | None:
         self.asked.append((name, key))
         if name in self.silent:
             raise PeerSilent("too slow")
-        found = self.doors[name].block(key).result(10)
+        found = self.doors[name].block(key).result(60)
         return self.spoil(found) if found else None
 
     def num_asked(self, what: str) -> int:
         return sum(question == what for _, question in self.asked)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -76,15 +84,29 @@ def disk(tmp_path: Path) -> Callable[[str], DiskCache]:
     return open_disk
 
 
+class NotedLock:
+    """A lock that notes how long whoever wants it would wait."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self._lock = threading.Lock()
+        self.release = self._lock.release
+
+    def acquire(self, timeout: float) -> bool:
+        self.waits.append(timeout)
+        return self._lock.acquire(timeout=timeout)
+
+
 @pytest.fixture
-def peers(line: Line, disk: Callable[[str], DiskCache]) -> AskedPeers:
-    """Peers of which `b` holds the first 20 of KEYS, and `c` the next 10; 5 rows each."""
+def peers(line: Line, disk: Callable[[str], DiskCache], monkeypatch: pytest.MonkeyPatch) -> AskedPeers:
+    """Peers of which `b` holds the first 20 of KEYS, and `c` the next 10; 5 rows each. They are asked around once."""
+    monkeypatch.setattr(peer_directory, "_FRESH_S", 600.0)
     for name, held in {"b": KEYS[:20], "c": KEYS[20:30]}.items():
         cache = disk(name)
         for key in held:
             assert cache.put(key, "clicks", Block.of({"id": np.full(5, int(key[:8], 16))}))
         line.add(name, cache)
-    return AskedPeers(line, deadline_s=1.0)
+    return AskedPeers(line, deadline_s=60.0)
 
 
 def test_asks_the_one_that_holds_it(peers: AskedPeers, line: Line) -> None:
@@ -170,11 +192,12 @@ def test_threads_wait_for_the_first_round_and_a_moment_for_later_ones(
     peers: AskedPeers, line: Line, disk: Callable[[str], DiskCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking, go = threading.Event(), threading.Event()
-    names = line.names
+    names, lock = line.names, NotedLock()
+    peers._refreshing = lock  # type: ignore[assignment]
 
     def slow_names() -> list[str]:
         asking.set()
-        assert go.wait(10)
+        assert go.wait(120)
         return names()
 
     line.names = slow_names  # type: ignore[method-assign]
@@ -182,26 +205,28 @@ def test_threads_wait_for_the_first_round_and_a_moment_for_later_ones(
     threads = [threading.Thread(target=lambda key=key: found.append(peers.find(key, 5))) for key in KEYS[:4]]
     for thread in threads:
         thread.start()
-    assert asking.wait(10) and not found
+    assert asking.wait(60) and not found
+    until(lambda: len(lock.waits) == 4)
     go.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(found) == 4 and all(found) and line.num_asked("names") == 1
 
     go.clear()
     asking.clear()
-    peers._directory.refreshed(time.monotonic() - 60)
+    peers._directory.refreshed(time.monotonic() - 6000)
     assert disk("c").put(KEYS[39], "clicks", Block.of({"id": np.zeros(5)}))
-    monkeypatch.setattr(peers_module, "_MOMENT_S", 30.0)
+    monkeypatch.setattr(peers_module, "_MOMENT_S", 600.0)
     threads = [threading.Thread(target=lambda: found.append(peers.find(KEYS[39], 5))) for _ in range(2)]
     for thread in threads:
         thread.start()
-    assert asking.wait(10)
+    assert asking.wait(60)
+    until(lambda: lock.waits[-2:] == [600.0, 600.0])
     monkeypatch.setattr(peers_module, "_MOMENT_S", 0.05)
     assert peers.find(KEYS[6], 5), "by what is known, if the round takes long"
     go.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(found) == 6 and all(found), "what has been stored since the first round"
 
 

@@ -26,7 +26,7 @@ class Work:
     def __call__(self, task: int) -> list[int]:
         self.done.append(task)
         if task >= 100:
-            self.go.wait(30)
+            self.go.wait(120)
         if task < 0:
             raise ValueError(task)
         return [task]
@@ -49,7 +49,7 @@ def until(condition: Callable[[], object]) -> None:
 def test_tasks_start_in_the_order_of_requests(work: Work) -> None:
     workers = Workers(work, num_threads=1)
     futures = [workers.submit(task) for task in (5, 3, 9, 1)]
-    assert [future.result(5) for future in futures] == [[5], [3], [9], [1]]
+    assert [future.result(60) for future in futures] == [[5], [3], [9], [1]]
     assert work.done == [5, 3, 9, 1]
     workers.close(5)
 
@@ -58,7 +58,7 @@ def test_what_is_at_hand_wakes_no_thread(work: Work) -> None:
     before = threading.active_count()
     workers = Workers(work, num_threads=2, at_hand=lambda task: [0] if task == 3 else None)
     assert workers.submit(3).result(0) == [0] and not work.done and threading.active_count() == before
-    assert workers.submit(4).result(5) == [4]
+    assert workers.submit(4).result(60) == [4]
     workers.close(5)
     with pytest.raises(LoaderClosed):
         workers.submit(3)
@@ -67,13 +67,13 @@ def test_what_is_at_hand_wakes_no_thread(work: Work) -> None:
 def test_open_requests_for_one_task_share_its_run(work: Work) -> None:
     workers = Workers(work, num_threads=2)
     first, second, other = workers.submit(100), workers.submit(100), workers.submit(1)
-    assert other.result(5) == [1]
+    assert other.result(60) == [1]
     assert first.cancel(), "one who lost interest"
     work.go.set()
-    assert second.result(5) == [100]
+    assert second.result(60) == [100]
     assert first.cancelled()
     assert work.done.count(100) == 1
-    assert workers.submit(100).result(5) == [100], "a finished task is run again when asked for again"
+    assert workers.submit(100).result(60) == [100], "a finished task is run again when asked for again"
     assert work.done.count(100) == 2
     workers.close(5)
 
@@ -86,8 +86,8 @@ def test_no_thread_before_the_first_request_and_no_more_than_allowed(work: Work)
     until(lambda: len(work.done) == 3)
     assert threading.active_count() == before + 3
     work.go.set()
-    wait(futures, 5)
-    workers.close(5)
+    wait(futures, 60)
+    workers.close(60)
     assert threading.active_count() == before
 
 
@@ -100,7 +100,7 @@ def test_every_thread_prepares_itself_first_and_more_may_start_later(work: Work)
     futures += [workers.submit(task) for task in range(103, 106)]
     until(lambda: len(work.done) == 3)
     work.go.set()
-    wait(futures, 5)
+    wait(futures, 60)
     assert len(set(prepared)) == len(prepared) == 3
     workers.close(5)
 
@@ -109,7 +109,7 @@ def test_idle_thread_is_used_again(work: Work) -> None:
     before = threading.active_count()
     workers = Workers(work, num_threads=8)
     for task in range(20):
-        workers.submit(task).result(5)
+        workers.submit(task).result(60)
         until(lambda: workers._num_idle == len(workers._threads))
     assert threading.active_count() == before + 1
     workers.close(5)
@@ -119,11 +119,11 @@ def test_error_reaches_everybody_who_asked(work: Work) -> None:
     workers = Workers(work, num_threads=1)
     blocker, one, two = workers.submit(100), workers.submit(-1), workers.submit(-1)
     work.go.set()
-    assert blocker.result(5) == [100]
+    assert blocker.result(60) == [100]
     for future in (one, two):
         with pytest.raises(ValueError, match="-1"):
-            future.result(5)
-    assert workers.submit(4).result(5) == [4], "and the thread goes on"
+            future.result(60)
+    assert workers.submit(4).result(60) == [4], "and the thread goes on"
     workers.close(5)
 
 
@@ -132,8 +132,8 @@ def test_cancelled_task_is_not_run(work: Work) -> None:
     blocker, doomed = workers.submit(100), workers.submit(7)
     assert doomed.cancel()
     work.go.set()
-    blocker.result(5)
-    assert workers.submit(8).result(5) == [8]
+    blocker.result(60)
+    assert workers.submit(8).result(60) == [8]
     assert work.done == [100, 8]
     workers.close(5)
 
@@ -171,7 +171,7 @@ def test_idle_thread_keeps_no_result_alive() -> None:
         pass
 
     workers: Workers[int, Big] = Workers(lambda task: Big(), num_threads=1)
-    result = workers.submit(1).result(5)
+    result = workers.submit(1).result(60)
     until(lambda: workers._num_idle == 1)
     gone = weakref.ref(result)
     del result

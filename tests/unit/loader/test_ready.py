@@ -56,7 +56,7 @@ def test_close_frees_both_sides() -> None:
     ready.close()
     empty.close()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert len(ended) == 2
     assert ready.held_bytes == 0
 
