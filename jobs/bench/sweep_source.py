@@ -163,19 +163,24 @@ class Bucket(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         # Before the client has them: it may ask for the counts next.
-        self._count(Range(key, start, stop), 1)
-        sent = 0
+        whole, sent = Range(key, start, stop), 0
+        with self.lock:
+            self.sent[whole] += 1
         try:
             with path.open("rb") as file:
                 sent = self.connection.sendfile(file, start, stop - start) if stop > start else 0
         finally:
             if sent < stop - start:
-                self._count(Range(key, start, stop), -1)
-                self._count(Range(key, start, start + sent), 1)
+                self._correct(whole, whole._replace(stop=start + sent))
 
-    def _count(self, sent: Range, times: int) -> None:
+    def _correct(self, counted: Range, sent: Range) -> None:
+        """What was counted did not leave, or not all of it."""
         with self.lock:
-            self.sent[sent] += times
+            if not self.sent[counted]:
+                return  # forgotten since
+            self.sent[counted] -= 1
+            if sent.stop > sent.start:
+                self.sent[sent] += 1
 
     def _wanted(self, size: int) -> tuple[int, int]:
         """The bytes asked for: `bytes=a-b`, `bytes=a-` or `bytes=-n`."""

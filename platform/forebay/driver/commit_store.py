@@ -130,8 +130,14 @@ class CommitStore:
         """Have its commit in storage; the error if it cannot get there."""
         self._look_in()
         newest = self._newest
-        if newest is None or (not self._is_origin and await asyncio.to_thread(self._is_in_storage, newest.step)):
+        if newest is None:
             return None
+        if not self._is_origin:
+            seen = self._begun
+            if await asyncio.to_thread(self._is_in_storage, newest.step):
+                return None
+            if seen != self._begun:  # others care for what came meanwhile, unless it is of a worker here
+                return await self.flush() if self._is_origin else None
         try:
             self._uploads.take(newest)
             await asyncio.to_thread(self._uploads.flush)
@@ -145,6 +151,7 @@ class CommitStore:
         What is here stays, as a copy would, in case the worker does not live to see the end of that.
         """
         self._look_in()
+        self._ticket()  # for a flush that is under way
         self._uploads.forget()
         self._is_origin = False
         if self._newest is not None and self._newest.step > step:

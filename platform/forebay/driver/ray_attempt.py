@@ -27,15 +27,20 @@ class Attempt:
         self._is_over.wait()
 
     def leave(self) -> bool:
-        """End the attempt, process group included. False if the train function does not let go within `LEAVE_S`."""
+        """End the attempt, process group included; whether this process can take part in another one.
+
+        Not if the train function does not let go within `LEAVE_S`, nor if the group could not be made: torch has
+        counted that one, and would look for the next under another name than a process that starts.
+        """
         if self._thread is not None:
             self._is_over.set()
             self._thread.join(LEAVE_S)
             if self._thread.is_alive():
                 return False
             self._thread = None
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        if not dist.is_initialized():
+            return False
+        dist.destroy_process_group()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
         return True

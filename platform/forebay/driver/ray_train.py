@@ -4,6 +4,7 @@ Every private name of Ray Train that Forebay touches is in this file, checked on
 `TorchTrainer._initialize_and_run_controller` (where policies are put in), `TorchTrainer._create_default_callbacks`,
 `ScalingPolicy`, `ResizeDecision`, `NoopDecision`, `DefaultFailurePolicy`, `FailureDecision`,
 `PlacementGroupCleanerCallback`, `AcceleratorSetupCallback`, `TrainController.worker_group_cls`, `PlacementGroupHandle`,
+`WorkerGroupStartupFailedError`,
 `RayTrainWorker`, `Worker`, `bundle_to_remote_args`, and of `WorkerGroup`: `_start_impl`, `_create_placement_group`,
 `_create_workers`, `_assign_worker_ranks`, `_get_worker_runtime_env`, `_worker_group_state`, `_clear_state`.
 tests/ray/driver/test_ray_train.py fails when one of them moves.
@@ -22,6 +23,7 @@ from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, ScalingPolicy
@@ -205,9 +207,15 @@ class SeatedGroups:
 class CouldNotMeet(WorkerGroupError):  # type: ignore[misc]
     """The workers did not begin together: most often one of them has just died, which the others meet as an error."""
 
+    @classmethod
+    def of(cls, error: Exception) -> CouldNotMeet:
+        """What was raised in one of them, as Ray passes it on."""
+        cause = getattr(error, "cause", None) or error.__cause__ or error
+        return cls(f"{type(cause).__name__}: {cause}", {})
+
     @property
     def reason(self) -> str:
-        """One line of what was raised in one of them."""
+        """One line of what was raised."""
         return str(self._error_message).partition("\n")[0]
 
 
@@ -219,8 +227,11 @@ class SeatedGroup(WorkerGroup):  # type: ignore[misc]
     def _start_impl(self, worker_group_state_builder: Any) -> None:
         try:
             super()._start_impl(worker_group_state_builder)
-        except RayError as error:  # Ray Train itself tries again for some deaths of workers only
-            raise CouldNotMeet(str(getattr(error, "cause", error)), {}) from error
+        except (RayError, WorkerGroupStartupFailedError) as error:
+            # Ray Train itself would end the run, or try again for ever, as either is known first.
+            if self.has_started():
+                ray.kill(self._worker_group_state.sync_actor)
+            raise CouldNotMeet.of(error) from error
 
     def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> PlacementGroupHandle:  # noqa: ARG002
         return NoPlacementGroup()

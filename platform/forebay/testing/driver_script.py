@@ -64,7 +64,7 @@ class Script:
         elif time.monotonic() - self._cue_at > self._patience_s:
             raise AssertionError(
                 f"cue {self.done + 1} of {len(self._cues)} was not reached in {self._patience_s:.0f} s: it waits for "
-                f"{cue.workers} workers {cue.when}; there are {self._workers}"
+                f"{cue.workers} workers {cue.when}; there are {self._workers}, and only_if is {cue.only_if()}"
             )
 
     def _see(self, event: Event) -> None:

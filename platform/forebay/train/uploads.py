@@ -89,7 +89,8 @@ class Uploads:
                 self._make_room()
             if sealed is self._going_back:
                 self._changed.wait_for(lambda: sealed not in self._unstored or self._is_failing or self._is_closing)
-                self._going_back = None
+                if self._going_back is sealed:
+                    self._going_back = None
 
     def forget(self) -> None:
         """Give up what is not in storage yet: another one has the newest commit now."""

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, ScalingPolicy
@@ -116,7 +118,13 @@ def test_a_rank_that_only_missed_a_lost_one_is_not_named() -> None:
 
 def test_an_error_of_the_start_arrives_as_itself_and_is_told_in_one_line() -> None:
     """As a `TrainingFailedError`, which the controller does not wrap, of the kind that `max_failures` counts."""
-    error = pickle.loads(pickle.dumps(CouldNotMeet("Connection closed by peer\nat pair.cc:547", {})))
-    assert isinstance(error, WorkerGroupError)
-    assert lost_workers_text(error) == "the workers could not meet (Connection closed by peer)"
+    broken = RayTaskError("meet", "a traceback", RuntimeError("Connection closed by peer\nat pair.cc:547"))
+    lost = WorkerGroupStartupFailedError("At least one of the worker actors failed to initialize.")
+    lost.__cause__ = RayActorError()
+    errors = [pickle.loads(pickle.dumps(CouldNotMeet.of(error))) for error in (broken, lost)]
+    assert all(isinstance(error, WorkerGroupError) for error in errors)
+    assert [lost_workers_text(error) for error in errors] == [
+        "the workers could not meet (RuntimeError: Connection closed by peer)",
+        "the workers could not meet (RayActorError: The actor experienced an error before finishing this task.)",
+    ]
     assert "if isinstance(e, TrainingFailedError):" in inspect.getsource(TrainController._run_control_loop_iteration)

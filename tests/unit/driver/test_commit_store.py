@@ -425,6 +425,26 @@ def test_one_that_was_origin_and_becomes_a_copy_uploads_no_more(make_node: Calla
     asyncio.run(scene())
 
 
+def test_what_is_given_up_while_a_flush_looks_into_storage_is_not_written(
+    make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        node, loop = make_node(), asyncio.get_running_loop()
+        files = node.uploads.files
+        await node.store.hold(*copy_of(10))
+
+        def too_early(_step: int) -> bool:
+            asyncio.run_coroutine_threadsafe(node.store.give_up(11), loop).result(60.0)
+            files.write(Sealer().seal(commit_at(11), Pad()))
+            return False
+
+        monkeypatch.setattr(node.store, "_is_in_storage", too_early)
+        assert await node.store.flush() is None
+        assert files.steps() == [11]
+
+    asyncio.run(scene())
+
+
 class Hurdle:
     """Holds up the copies that are being written into a store, each until it is let go."""
 
