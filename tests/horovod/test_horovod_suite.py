@@ -34,7 +34,7 @@ class TestHorovod(UnderRay):
         ray.shutdown()
         return SmallNodes(others=2)
 
-    # A minute of both, in which the coordinator is what is tested: under Ray Train they are always run.
+    # Some minutes, in which the coordinator and the stores are what is tested: under Ray Train they are always run.
     @pytest.mark.soak
     def test_changes_of_mind_come_to_the_last_one(self, bench: DriverBench) -> None:
         super().test_changes_of_mind_come_to_the_last_one(bench)
@@ -42,6 +42,14 @@ class TestHorovod(UnderRay):
     @pytest.mark.soak
     def test_stopped_run_goes_on_under_its_name(self, bench: DriverBench, calm: Result) -> None:
         super().test_stopped_run_goes_on_under_its_name(bench, calm)
+
+    @pytest.mark.soak
+    def test_all_that_holds_memory_is_killed_and_storage_is_what_remains(self, bench: DriverBench) -> None:
+        super().test_all_that_holds_memory_is_killed_and_storage_is_what_remains(bench)
+
+    @pytest.mark.soak
+    def test_killed_worker_is_replaced_and_changes_nothing(self, bench: DriverBench, calm: Result) -> None:
+        super().test_killed_worker_is_replaced_and_changes_nothing(bench, calm)
 
 
 def test_it_is_known_by_its_name() -> None:

@@ -56,6 +56,15 @@ class TestRayTrain(UnderRay):
         ray.shutdown()
         return SmallNodes(others=2, cpus=1, head_cpus=1)
 
+    # These go the way of `test_exception_stops_at_once_with_its_traceback`; with Horovod all are always run.
+    @pytest.mark.soak
+    def test_callback_that_raises_ends_the_run_and_the_others_are_told(self, bench: DriverBench) -> None:
+        super().test_callback_that_raises_ends_the_run_and_the_others_are_told(bench)
+
+    @pytest.mark.soak
+    def test_forebay_error_of_a_train_function_arrives_as_itself(self, bench: DriverBench) -> None:
+        super().test_forebay_error_of_a_train_function_arrives_as_itself(bench)
+
     def test_two_runs_of_one_name_are_refused(self, bench: DriverBench) -> None:
         other = ray.remote(Other).options(name="run-mine", namespace=NAMESPACE, num_cpus=0).remote()
         try:

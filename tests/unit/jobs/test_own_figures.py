@@ -19,7 +19,7 @@ NUM_FIGURES = {
     "own_readers.py": 4,
     "own_slowdown.py": 2,
 }
-AS_THE_OTHERS = ("own_memory.py", "own_readers.py")
+AS_THE_OTHERS = ("own_first_batch.py", "own_memory.py", "own_readers.py")
 """They take longest, and use of Forebay what the others use."""
 
 
