@@ -4,9 +4,9 @@ Every private name of Ray Train that Forebay touches is in this file, checked on
 `TorchTrainer._initialize_and_run_controller` (where policies are put in), `TorchTrainer._create_default_callbacks`,
 `ScalingPolicy`, `ResizeDecision`, `NoopDecision`, `DefaultFailurePolicy`, `FailureDecision`,
 `PlacementGroupCleanerCallback`, `AcceleratorSetupCallback`, `TrainController.worker_group_cls`, `PlacementGroupHandle`,
-`WorkerGroupStartupFailedError`,
-`RayTrainWorker`, `Worker`, `bundle_to_remote_args`, and of `WorkerGroup`: `_start_impl`, `_create_placement_group`,
-`_create_workers`, `_assign_worker_ranks`, `_get_worker_runtime_env`, `_worker_group_state`, `_clear_state`.
+`RayTrainWorker`, `Worker`, `bundle_to_remote_args`, `WorkerGroupStartupFailedError`, and of `WorkerGroup`:
+`_start_impl`, `_create_placement_group`, `_create_workers`, `_assign_worker_ranks`, `_get_worker_runtime_env`,
+`_worker_group_state`, `_clear_state`.
 tests/ray/driver/test_ray_train.py fails when one of them moves.
 """
 

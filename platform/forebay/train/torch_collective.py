@@ -38,7 +38,7 @@ TIMEOUT_WORDS = (
 class TorchCollective:
     """`Collective` over the default process group, which must exist: see `process_group`, or let Ray Train make it."""
 
-    def __init__(self, world: World, device: torch.device | str = "cpu", *, timeout_s: float = MEET_S) -> None:
+    def __init__(self, world: World, device: torch.device | str, *, timeout_s: float) -> None:
         assert (dist.get_rank(), dist.get_world_size()) == (world.rank, world.size), "World of another process group"
         self.world = world
         self.device = torch.device(device)
