@@ -6,10 +6,10 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -112,7 +112,12 @@ class Loader:
         return self._epoch
 
     def __len__(self) -> int:
-        """Batches left in the current epoch."""
+        """Number of global batches of a whole epoch, wherever the loader stands; see `batches_left`."""
+        return self._share.plan.num_batches(self._share.global_batch, last=self._share.last)
+
+    @property
+    def batches_left(self) -> int:
+        """Number of global batches from the next one to the end of its epoch."""
         return self._share.plan.num_batches(self._share.global_batch, self._position, last=self._share.last)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -170,9 +175,48 @@ class Loader:
             raise CursorMismatch(f"{cursor} lies outside of {plan}. Use a cursor as Loader.cursor() gave it.")
         self._stop(timeout_s=5)
         self._epoch, self._position = cursor.epoch, cursor.position
-        if not len(self):
+        if not self.batches_left:
             self.dropped_rows += plan.num_rows - cursor.position
             self._epoch, self._position = cursor.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, str | int]:
+        """The cursor as a plain dict, the same on every rank and for every number of ranks.
+
+        With `load_state_dict` it makes a loader `torch.distributed.checkpoint.stateful.Stateful`, and a stateful
+        dataloader for Lightning, which tests for the same two methods.
+        """
+        return self.cursor().to_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned, as `seek` does from a cursor.
+
+        Raises:
+            CursorMismatch: Not such a dict, or one of another plan.
+        """
+        self.seek(Cursor.from_dict(state_dict))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration start at the first batch of `epoch`; for the current epoch, change nothing.
+
+        So a resumed loop may call it as it does at every epoch's start: the position in a half-trained epoch stays.
+        A loop that was left early loses the rest of its epoch when the next one is set.
+
+        Raises:
+            InvalidOption: Not a whole number from 0, or another epoch while an iteration is in the middle of one.
+        """
+        epoch = whole_number("epoch", epoch)
+        if epoch == self._epoch:
+            return
+        if self._pipeline is not None and self._position:
+            raise InvalidOption(
+                f"set_epoch({epoch}) was called during epoch {self._epoch}, with {self.batches_left} of {len(self)} "
+                "batches left. Call it between two epochs, or close() the iterator of this loop first; "
+                "seek(cursor) moves a loader at any time.",
+                epoch=epoch,
+                position=self._position,
+            )
+        self._stop(timeout_s=5)
+        self._epoch, self._position = epoch, 0
 
     def __reduce__(self) -> tuple[object, ...]:
         """For a spawned child: a new loader at the same position, with a tally of its own."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from forebay.errors import CursorMismatch
 
@@ -12,7 +14,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Rows `[0, position)` of `epoch` are done. It knows no world size: any number of ranks may go on from here.
+    """Rows `[0, position)` of `epoch` are done. It knows no world size: any number of ranks can continue from here.
 
     `global_batch` is the batch size that was in use; a loader with another one continues from the same position.
     """
@@ -22,29 +24,39 @@ class Cursor:
     position: int
     global_batch: int
 
+    def to_dict(self) -> dict[str, str | int]:
+        """A plain dict of the fields and the version of their format, the same on every rank."""
+        return {"version": _VERSION} | asdict(self)
+
     def to_json(self) -> str:
         """One line of JSON.
 
         >>> Cursor(plan_id="9c02", epoch=1, position=64, global_batch=32).to_json()
         '{"version": 1, "plan_id": "9c02", "epoch": 1, "position": 64, "global_batch": 32}'
         """
-        return json.dumps({"version": _VERSION} | asdict(self))
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Cursor:
+        """The cursor that `to_dict` described. Raises `CursorMismatch` for anything else, or another version."""
+        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+            raise CursorMismatch(
+                f"This is not a cursor of version {_VERSION}: {state!r:.200}. Pass what Cursor.to_dict() or to_json() "
+                "returned, or read it with the Forebay release that wrote it."
+            )
+        values = {name: value for name, value in state.items() if name != "version"}
+        types = {field.name: str if field.name == "plan_id" else int for field in fields(cls)}
+        if set(values) != set(types) or any(type(values[name]) is not kind for name, kind in types.items()):
+            raise CursorMismatch(f"A cursor holds {sorted(types)}; found {values!r:.200}. Pass it as it was saved.")
+        if min(values["epoch"], values["position"], values["global_batch"]) < 0:
+            raise CursorMismatch(f"A cursor holds no number below 0; found {values!r:.200}. Pass it as it was saved.")
+        return cls(**values)
 
     @classmethod
     def from_json(cls, text: str) -> Cursor:
-        """Raises `CursorMismatch` for text that is no cursor, or one of another version."""
+        """The cursor that `to_json` wrote. Raises `CursorMismatch` for any other text, or another version."""
         try:
             state = json.loads(text)
         except (ValueError, TypeError, RecursionError):
-            state = None
-        if not isinstance(state, dict) or state.pop("version", None) != _VERSION:
-            raise CursorMismatch(
-                f"This is no cursor of version {_VERSION}: {text!r:.200}. Pass the text that Cursor.to_json() wrote, "
-                "or read it with the Forebay release that wrote it."
-            )
-        kinds = {field.name: str if field.name == "plan_id" else int for field in fields(cls)}
-        if set(state) != set(kinds) or any(type(state[name]) is not kind for name, kind in kinds.items()):
-            raise CursorMismatch(f"A cursor holds {sorted(kinds)}; found {state}. Use the text as it was saved.")
-        if min(state["epoch"], state["position"], state["global_batch"]) < 0:
-            raise CursorMismatch(f"A cursor holds no number below 0; found {state}. Use the text as it was saved.")
-        return cls(**state)
+            state = text
+        return cls.from_dict(state)

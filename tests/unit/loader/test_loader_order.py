@@ -134,7 +134,7 @@ def test_a_broken_off_epoch_goes_on_where_it_stopped(small: Any, cache: fb.DiskC
         first = next(iter(loader))
         assert epoch_ids([first]) + epoch_ids(loader) == planned(small, 0)
         assert loader.epoch == 1
-        assert len(loader) == small.plan.num_batches(16)
+        assert len(loader) == loader.batches_left == small.plan.num_batches(16)
 
 
 def test_drop_reports_what_it_dropped(small: Any, cache: fb.DiskCache) -> None:

@@ -1,4 +1,4 @@
-"""A cursor survives JSON exactly, and refuses what is none."""
+"""A cursor survives JSON exactly, and refuses what is not one."""
 
 from __future__ import annotations
 
