@@ -15,7 +15,7 @@ from train_ctr import job as train_ctr
 
 import forebay as fb
 from forebay.job.duration import Seconds
-from forebay.sweep.scheduler import DeadlineScheduler
+from forebay.sweep.deadline.scheduler import DeadlineScheduler
 from forebay.sweep.sweep import Sweep
 
 

@@ -32,10 +32,10 @@ from sweep_study_report import best_test, write_report
 from torch import Tensor, nn
 
 import forebay as fb
-from forebay.driver.callbacks import Control
-from forebay.testing.click_log import write_click_log
-from forebay.train.auc import ScoreBins, area
-from forebay.train.events import EpochEnded, Event, Started
+from forebay.events import EpochEnded, Event, Started
+from forebay.runs.control import Control
+from forebay.testing.data.click_log import write_click_log
+from forebay.train.evaluation import ScoreBins, area
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROWS = 40_000

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import forebay as fb
 from forebay.errors import InvalidOption
-from forebay.testing.click_log import write_click_log
-from forebay.train.auc import evaluate_auc
+from forebay.testing.data.click_log import write_click_log
+from forebay.train.evaluation import evaluate_auc
 
 WIDTH = 32
 """Of the vector that stands for a user or an item."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import forebay as fb
 from forebay.errors import InvalidOption
-from forebay.train.auc import evaluate_auc
+from forebay.train.evaluation import evaluate_auc
 
 # Column -> its usual value and spread, in years, dollars and hours: networks learn from numbers around 0 and 1.
 NUMBERS = {

@@ -25,12 +25,12 @@ from ray.tune.schedulers import AsyncHyperBandScheduler
 from torch import Tensor, nn
 
 import forebay as fb
-from forebay.sweep.plots import as_png, workers_figure
-from forebay.sweep.record import Record
-from forebay.sweep.scheduler import DeadlineScheduler
+from forebay.sweep.deadline.scheduler import DeadlineScheduler
+from forebay.sweep.record.record import Record
+from forebay.sweep.report.plots import as_png, workers_figure
 from forebay.sweep.sweep import Sweep
-from forebay.testing.click_log import write_click_log
-from forebay.train.auc import evaluate_auc
+from forebay.testing.data.click_log import write_click_log
+from forebay.train.evaluation import evaluate_auc
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from train_ctr import TwoTower, split_features

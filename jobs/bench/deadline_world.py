@@ -17,10 +17,10 @@ from deadline_setting import Setting
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import AsyncHyperBandScheduler, TrialScheduler
 
-from forebay.sweep.allotting import Allotting
-from forebay.sweep.deadline import Rules
-from forebay.sweep.scheduler import DeadlineScheduler
-from forebay.sweep.trial_workers import Held
+from forebay.sweep.deadline.allocator import Allotting
+from forebay.sweep.deadline.policy import Rules
+from forebay.sweep.deadline.scheduler import DeadlineScheduler
+from forebay.sweep.deadline.trial_workers import Held
 
 TICKS = 100
 NEVER = math.inf

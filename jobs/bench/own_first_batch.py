@@ -43,8 +43,6 @@ def warm(data: str, manifest: str, cache: str) -> int:
 
 def first_batch(manifest: str, cache: str) -> dict[str, float]:
     """Seconds until the first batch is there, as a whole and by part; the numba kernels are compiled before."""
-    import forebay.loader.loader  # noqa: F401, PLC0415 - public names are imported when they are first used
-
     names = (fb.load_manifest, fb.build_plan, fb.DiskCache, fb.Loader, fb.Transform, fb.Tally)
     assert all(names)
     marks = [time.perf_counter()]

@@ -25,8 +25,9 @@ from data import make
 from verdict import Figure, interleaved, main, measure, spread
 
 import forebay as fb
-from forebay.cache import cores, fetch
-from forebay.cache.cores import DataWorkers
+from forebay.cache import cpu_share as cores
+from forebay.cache import local_source as fetch
+from forebay.cache.cpu_share import DataWorkers
 
 MOST_SLOWDOWN = 0.25
 WARM_UP_STEPS = 20

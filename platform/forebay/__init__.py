@@ -8,92 +8,92 @@ from typing import TYPE_CHECKING
 from forebay import errors as errors
 
 if TYPE_CHECKING:
-    from forebay.cache.disk import DiskCache as DiskCache
+    from forebay.cache.disk.disk_cache import DiskCache as DiskCache
     from forebay.cache.spec import CacheSpec as CacheSpec
-    from forebay.driver.control import Control as Control
+    from forebay.callbacks.scaling import DoubleEvery as DoubleEvery
+    from forebay.callbacks.scaling import RandomResize as RandomResize
+    from forebay.callbacks.scaling import ScaleSchedule as ScaleSchedule
     from forebay.driver.driver import run as run
-    from forebay.driver.result import Result as Result
-    from forebay.driver.scaling_callbacks import DoubleEvery as DoubleEvery
-    from forebay.driver.scaling_callbacks import RandomResize as RandomResize
-    from forebay.driver.scaling_callbacks import ScaleSchedule as ScaleSchedule
     from forebay.errors import ForebayError as ForebayError
     from forebay.job.elastic import Elastic as Elastic
     from forebay.job.job import Job as Job
     from forebay.job.job import Resources as Resources
     from forebay.loader.batch import Batch as Batch
+    from forebay.loader.data import Data as Data
     from forebay.loader.loader import Loader as Loader
     from forebay.manifest.manifest import Manifest as Manifest
     from forebay.manifest.manifest import RowGroup as RowGroup
     from forebay.manifest.saved import load_manifest as load_manifest
     from forebay.manifest.saved import save_manifest as save_manifest
     from forebay.manifest.scan import scan as scan
-    from forebay.observe import Tally as Tally
+    from forebay.metrics import Tally as Tally
     from forebay.plan.cursor import Cursor as Cursor
     from forebay.plan.plan import Plan as Plan
     from forebay.plan.plan import build_plan as build_plan
+    from forebay.runs.control import Control as Control
+    from forebay.runs.result import Result as Result
+    from forebay.sweep.deadline.scheduler import DeadlineScheduler as DeadlineScheduler
     from forebay.sweep.result import SweepResult as SweepResult
-    from forebay.sweep.scheduler import DeadlineScheduler as DeadlineScheduler
     from forebay.sweep.sweep import Sweep as Sweep
-    from forebay.train.batch_schedule import BatchSchedule as BatchSchedule
-    from forebay.train.data import Data as Data
-    from forebay.train.embedding_norms import EmbeddingNorms as EmbeddingNorms
+    from forebay.train.batch_size.lr_scaling import LinearScaling as LinearScaling
+    from forebay.train.batch_size.lr_scaling import SqrtScaling as SqrtScaling
+    from forebay.train.batch_size.noise_scale import NoiseScale as NoiseScale
+    from forebay.train.batch_size.schedule import BatchSchedule as BatchSchedule
     from forebay.train.fit import fit as fit
-    from forebay.train.loss_spikes import LossSpikes as LossSpikes
-    from forebay.train.nan_guard import NanGuard as NanGuard
-    from forebay.train.noise_scale import NoiseScale as NoiseScale
-    from forebay.train.rate import LinearScaling as LinearScaling
-    from forebay.train.rate import SqrtScaling as SqrtScaling
+    from forebay.train.monitors.embedding_norms import EmbeddingNorms as EmbeddingNorms
+    from forebay.train.monitors.loss_spikes import LossSpikes as LossSpikes
+    from forebay.train.monitors.nan_guard import NanGuard as NanGuard
     from forebay.train.worker import Worker as Worker
     from forebay.transform.block import Block as Block
-    from forebay.transform.features import Categorical as Categorical
-    from forebay.transform.features import Dense as Dense
-    from forebay.transform.features import Label as Label
-    from forebay.transform.features import Ragged as Ragged
+    from forebay.transform.features.groups import Categorical as Categorical
+    from forebay.transform.features.groups import Dense as Dense
+    from forebay.transform.features.groups import Label as Label
+    from forebay.transform.features.groups import Ragged as Ragged
+    from forebay.transform.features.vocabulary import fit_vocabulary as fit_vocabulary
     from forebay.transform.transform import Transform as Transform
-    from forebay.transform.vocabulary import fit_vocabulary as fit_vocabulary
     from forebay.world import World as World
 
 _HOMES = {
     "Batch": "loader.batch",
-    "BatchSchedule": "train.batch_schedule",
+    "BatchSchedule": "train.batch_size.schedule",
     "Block": "transform.block",
     "CacheSpec": "cache.spec",
-    "Categorical": "transform.features",
-    "Control": "driver.control",
+    "Categorical": "transform.features.groups",
+    "Control": "runs.control",
     "Cursor": "plan.cursor",
-    "Data": "train.data",
-    "Dense": "transform.features",
-    "DeadlineScheduler": "sweep.scheduler",
-    "DiskCache": "cache.disk",
-    "DoubleEvery": "driver.scaling_callbacks",
+    "Data": "loader.data",
+    "Dense": "transform.features.groups",
+    "DeadlineScheduler": "sweep.deadline.scheduler",
+    "DiskCache": "cache.disk.disk_cache",
+    "DoubleEvery": "callbacks.scaling",
     "Elastic": "job.elastic",
-    "EmbeddingNorms": "train.embedding_norms",
+    "EmbeddingNorms": "train.monitors.embedding_norms",
     "ForebayError": "errors",
     "Job": "job.job",
-    "Label": "transform.features",
-    "LinearScaling": "train.rate",
+    "Label": "transform.features.groups",
+    "LinearScaling": "train.batch_size.lr_scaling",
     "Loader": "loader.loader",
-    "LossSpikes": "train.loss_spikes",
+    "LossSpikes": "train.monitors.loss_spikes",
     "Manifest": "manifest.manifest",
-    "NanGuard": "train.nan_guard",
-    "NoiseScale": "train.noise_scale",
+    "NanGuard": "train.monitors.nan_guard",
+    "NoiseScale": "train.batch_size.noise_scale",
     "Plan": "plan.plan",
-    "Ragged": "transform.features",
-    "RandomResize": "driver.scaling_callbacks",
+    "Ragged": "transform.features.groups",
+    "RandomResize": "callbacks.scaling",
     "Resources": "job.job",
-    "Result": "driver.result",
+    "Result": "runs.result",
     "RowGroup": "manifest.manifest",
-    "ScaleSchedule": "driver.scaling_callbacks",
-    "SqrtScaling": "train.rate",
+    "ScaleSchedule": "callbacks.scaling",
+    "SqrtScaling": "train.batch_size.lr_scaling",
     "Sweep": "sweep.sweep",
     "SweepResult": "sweep.result",
-    "Tally": "observe",
+    "Tally": "metrics",
     "Transform": "transform.transform",
     "Worker": "train.worker",
     "World": "world",
     "build_plan": "plan.plan",
     "fit": "train.fit",
-    "fit_vocabulary": "transform.vocabulary",
+    "fit_vocabulary": "transform.features.vocabulary",
     "load_manifest": "manifest.saved",
     "run": "driver.driver",
     "save_manifest": "manifest.saved",

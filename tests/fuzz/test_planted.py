@@ -19,13 +19,13 @@ import pytest
 import torch
 import xxhash
 
-from forebay.driver.result import load_result
+from forebay.checkpoint.checkpoint import Commit, CommitDirectory
 from forebay.errors import CursorMismatch, ForebayError, InvalidOption
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.saved import load_manifest
 from forebay.manifest.scan import scan
 from forebay.plan.cursor import Cursor
-from forebay.train.commits import Commit, CommitDirectory
+from forebay.runs.result import load_result
 from forebay.world import World
 
 CURSOR = Cursor(plan_id="9c02", epoch=0, position=8, global_batch=4)

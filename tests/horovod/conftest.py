@@ -17,8 +17,8 @@ from tests.ray.conftest import ray_ends_with_session as ray_ends_with_session
 from tests.ray.conftest import ray_off as ray_off
 from tests.ray.conftest import ray_session as ray_session
 
-from forebay.driver.horovod_rendezvous import Rendezvous
-from forebay.driver.horovod_world import Place
+from forebay.driver.horovod.rendezvous import Rendezvous
+from forebay.driver.horovod.world import Place
 from forebay.world import World
 
 HERE = "127.0.0.1"
@@ -27,7 +27,7 @@ RANK = """
 import os, pickle, sys
 import torch
 torch.set_num_threads(1)
-from forebay.driver.horovod_world import horovod_world, use_interface_of
+from forebay.driver.horovod.world import horovod_world, use_interface_of
 use_interface_of("127.0.0.1")
 place, work, args = pickle.load(sys.stdin.buffer)
 answers, sys.stdout = sys.stdout.buffer, sys.stderr

@@ -63,11 +63,11 @@ def copy(repository: Path, tmp_path: Path) -> Path:
     ("file", "line", "contract"),
     [
         ("transform/transform.py", "import forebay.loader.loader", "Imports run down the flow"),
-        ("plan/plan.py", "import forebay.cache.disk", "Imports run down the flow"),
+        ("plan/plan.py", "import forebay.cache.disk.disk_cache", "Imports run down the flow"),
         ("plan/plan.py", "import time", "The plan is pure"),
         ("train/worker.py", "import ray", "Ray is met only by its adapters"),
         ("cli/run.py", "import ray", "Ray is met only by its adapters"),
-        ("loader/loader.py", "import forebay.cache.node", "works without Ray"),
+        ("loader/loader.py", "import forebay.cache.node.client", "works without Ray"),
     ],
 )
 def test_a_wrong_import_is_caught(copy: Path, file: str, line: str, contract: str) -> None:

@@ -9,15 +9,15 @@ import pytest
 
 # What carries user functions to a process that was just started, or values between the ranks of a run; never to a disk.
 MAY_CLOUDPICKLE = {
-    "driver/horovod_collective.py",
-    "driver/launch.py",
-    "driver/raised.py",
-    "cache/payload.py",
-    "sweep/task.py",
-    "train/torch_collective.py",
+    "driver/horovod/collective.py",
+    "driver/worker_main.py",
+    "driver/worker_error.py",
+    "cache/node/payload.py",
+    "sweep/trial_spec.py",
+    "train/collectives/torch_collective.py",
 }
 # Its own classes unpickle what they find; this file has one that does not.
-MAY_DISKCACHE = {"cache/index.py"}
+MAY_DISKCACHE = {"cache/disk/index.py"}
 UNSAFE_MODULES = {
     "_pickle", "cPickle", "code", "codeop", "dbm", "dill", "joblib", "jsonpickle", "marshal", "pickle", "runpy",
     "shelve",
@@ -130,7 +130,7 @@ def test_the_check_lets_pass(line: str) -> None:
 
 @pytest.mark.parametrize(
     ("file", "line"),
-    [("cache/payload.py", "import cloudpickle"), ("cache/index.py", "import diskcache")],
+    [("cache/node/payload.py", "import cloudpickle"), ("cache/disk/index.py", "import diskcache")],
 )
 def test_the_check_lets_pass_where_it_is_needed(file: str, line: str) -> None:
     assert list(_faults(file, ast.parse(line))) == []

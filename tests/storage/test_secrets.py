@@ -20,12 +20,12 @@ from urllib.parse import quote
 import pytest
 
 import forebay as fb
+from forebay.checkpoint.checkpoint import CommitDirectory
 from forebay.cli.app import main
 from forebay.errors import ForebayError
 from forebay.manifest.reading import RowGroupReader
 from forebay.storage.filesystem import resolve
 from forebay.storage.retry import ReadPolicy
-from forebay.train.commits import CommitDirectory
 
 Folder = Callable[..., Path]
 

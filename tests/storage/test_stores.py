@@ -15,6 +15,7 @@ import torch
 from pyarrow import fs
 
 import forebay as fb
+from forebay.checkpoint.checkpoint import Commit, CommitDirectory
 from forebay.errors import NoFiles, ReadFailed, SourceChanged
 from forebay.manifest.reading import RowGroupReader
 from forebay.plan.cursor import Cursor
@@ -22,7 +23,6 @@ from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import resolve
 from forebay.storage.globs import children
 from forebay.storage.retry import ReadPolicy
-from forebay.train.commits import Commit, CommitDirectory
 
 Folder = Callable[..., Path]
 

@@ -20,10 +20,10 @@ from elastic_log import Log
 from elastic_setting import Setting
 
 import forebay as fb
-from forebay.driver import remote_control
+from forebay.driver.elastic import client as remote_control
+from forebay.events import EpochEnded, Preparing, Reported
 from forebay.job.elastic import Elastic
-from forebay.testing.driver_nodes import SmallNodes
-from forebay.train.events import EpochEnded, Preparing, Reported
+from forebay.testing.drivers.nodes import SmallNodes
 
 NAME = "measured"
 ROWS = 4096

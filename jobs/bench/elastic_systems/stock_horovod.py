@@ -20,7 +20,7 @@ from elastic_director import Act, Director, kill_last_rank
 from elastic_log import Log
 from elastic_setting import Setting
 
-from forebay.testing.driver_nodes import SmallNodes
+from forebay.testing.drivers.nodes import SmallNodes
 
 ray.state = ray_state
 if not hasattr(ray_state, "current_node_id"):

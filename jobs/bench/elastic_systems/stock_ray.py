@@ -25,7 +25,7 @@ from elastic_setting import Setting
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_model
 
-from forebay.testing.driver_nodes import SmallNodes
+from forebay.testing.drivers.nodes import SmallNodes
 
 NOTICE_S = 5.0
 STEPS = 5  # its commits take two seconds each: fewer between two acts will do, but more than three, which warm up

@@ -14,8 +14,8 @@ from features import CITIES, KINDS, MAX_TAGS
 from setting import Facts, Setting
 
 from forebay import CacheSpec, Categorical, Dense, Label, Loader, Ragged, Transform, build_plan, scan
-from forebay.cache.cores import usable_cores
-from forebay.cache.fetch import LocalCache
+from forebay.cache.cpu_share import usable_cores
+from forebay.cache.local_source import LocalCache
 
 _QUOTA_BYTES = 20 << 30
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Protocol
 
-from forebay.cache.disk import DiskCache
-from forebay.cache.fetch import LocalSource
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.cache.local_source import LocalSource
 from forebay.manifest.manifest import Manifest
-from forebay.observe import Tally
+from forebay.metrics import Tally
 from forebay.transform.block import Block
 from forebay.transform.transform import Transform
 

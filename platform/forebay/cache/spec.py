@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.cache.cores import DEFAULT_WORKERS, DataWorkers
-from forebay.cache.disk import DiskCache
+from forebay.cache.cpu_share import DEFAULT_WORKERS, DataWorkers
+from forebay.cache.disk.disk_cache import DiskCache
 
 _NOTHING_FITS_BYTES = 1
 """A cache that stores nothing still has a directory, for the locks of those who make blocks."""

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from forebay import __version__
-from forebay.cli import cache, plan, run, scan, steering, warm
+from forebay.cli import cache, plan, run, scan, warm
+from forebay.cli import runs as steering
 from forebay.cli.output import print_error
 from forebay.errors import ForebayError
 

@@ -9,14 +9,15 @@ from typing import Annotated
 
 import typer
 
-from forebay.cache.books import DatasetUse
-from forebay.cache.directory import CacheDirectory
-from forebay.cache.disk import DiskCache
-from forebay.cache.lease import CacheUser
+from forebay.cache.disk.accounts import DatasetUse
+from forebay.cache.disk.directory import CacheDirectory
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.cache.disk.lease import CacheUser
 from forebay.cache.spec import CacheSpec
-from forebay.cli.options import AsJson
-from forebay.cli.output import human_age, human_bytes, print_facts, print_json, print_table, progress_bar
+from forebay.cli.arguments import AsJson
+from forebay.cli.output import print_facts, print_json, print_table, progress_bar
 from forebay.errors import CacheUnusable, InvalidOption
+from forebay.formatting import human_age, human_bytes
 
 app = typer.Typer(help="Look into, check and empty a cache directory.", no_args_is_help=True)
 

@@ -24,9 +24,9 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.errors import ForebayError
+from forebay.formatting import human_bytes
 
 _STDOUT, _STDERR = 1, 2
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def print_json(facts: object) -> None:
@@ -112,30 +112,6 @@ class _RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         rate = task.completed / task.elapsed if task.finished and task.elapsed else task.speed
         return Text("- B/s" if rate is None else f"{human_bytes(rate)}/s", style="progress.data.speed")
-
-
-def human_bytes(count: float) -> str:
-    """Bytes in the largest unit that leaves a number of 1 or more.
-
-    >>> human_bytes(1536), human_bytes(7)
-    ('1.5 KiB', '7 B')
-    """
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
-
-
-def human_age(seconds: float) -> str:
-    """Seconds in the largest unit that leaves a number of 1 or more.
-
-    >>> human_age(59), human_age(3 * 3600 + 1), human_age(200_000)
-    ('59 s', '3 h', '2 d')
-    """
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _console() -> Console:

@@ -7,7 +7,7 @@ from typing import Annotated, cast
 import numpy as np
 import typer
 
-from forebay.cli.options import AsJson
+from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json, print_table
 from forebay.errors import InvalidOption
 from forebay.manifest.saved import load_manifest

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.options import AsJson, JobFile, Parameters
+from forebay.cli.arguments import AsJson, JobFile, Parameters
 
 
 def run(
@@ -26,6 +26,6 @@ def run(
     A job file with a function `sweep(...) -> Sweep` trains many trials; ends with the best one and a page of all.
     """
     # Here, because importing torch takes seconds and the other commands do without it.
-    from forebay.cli.training import train  # noqa: PLC0415
+    from forebay.cli.train_job import train  # noqa: PLC0415
 
     train(job, parameters or (), driver=driver, as_json=as_json)

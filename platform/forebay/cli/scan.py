@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from forebay.cli.options import AsJson
-from forebay.cli.output import human_bytes, print_facts, print_json, print_table, progress_bar
+from forebay.cli.arguments import AsJson
+from forebay.cli.output import print_facts, print_json, print_table, progress_bar
+from forebay.formatting import human_bytes
 from forebay.manifest.saved import save_manifest
 from forebay.manifest.scan import scan as scan_source
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.options import AsJson, JobFile, Parameters
+from forebay.cli.arguments import AsJson, JobFile, Parameters
 
 
 def warm(
@@ -19,7 +19,7 @@ def warm(
 ) -> None:
     """Read, transform and cache the data of a job, training and held-out, without training."""
     # Here, because importing torch takes seconds and the other commands do without it.
-    from forebay.cli.warming import warm_job  # noqa: PLC0415
+    from forebay.cli.warm_cache import warm_job  # noqa: PLC0415
 
     if not warm_job(job, parameters or (), all_nodes=all_nodes, as_json=as_json):
         typer.echo("Some blocks did not fit. Raise the cache's quota, or free space on its disk.", err=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
-from forebay.driver.callbacks import Callback
-from forebay.driver.result import Result
 from forebay.errors import InvalidOption
 from forebay.job.job import Job
+from forebay.runs.callback import Callback
+from forebay.runs.result import Result
 
 
 class Driver(Protocol):
@@ -34,9 +34,9 @@ class Driver(Protocol):
 
 # By name, so that the local driver is there without Ray.
 _DRIVERS = {
-    "local": ("forebay.driver.local", "LocalDriver"),
-    "ray": ("forebay.driver.ray_driver", "RayTrainDriver"),
-    "horovod": ("forebay.driver.horovod_driver", "HorovodDriver"),
+    "local": ("forebay.driver.local.driver", "LocalDriver"),
+    "ray": ("forebay.driver.ray_train.driver", "RayTrainDriver"),
+    "horovod": ("forebay.driver.horovod.driver", "HorovodDriver"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import Callable
@@ -11,12 +12,13 @@ from typing import get_args
 from forebay.cache.spec import CacheSpec
 from forebay.errors import InvalidOption
 from forebay.job.elastic import Elastic
+from forebay.loader.data import Data
 from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import resolve
-from forebay.train.assignment import Assignment, Reduction
-from forebay.train.batch_policy import BatchPolicy, RateScaling
-from forebay.train.data import Data
-from forebay.train.monitor import Monitor
+from forebay.train.batch_size.policy import BatchPolicy, RateScaling
+from forebay.train.collectives.collective import Reduction
+from forebay.train.monitors.monitor import Monitor
+from forebay.train.spec import Assignment
 from forebay.train.worker import Worker
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -141,8 +143,13 @@ class Job:
 
     @property
     def max_workers(self) -> int:
-        """How many workers there are at most."""
+        """Largest world size of the run."""
         return self.workers if self.elastic is None else self.elastic.max_workers
+
+    @property
+    def max_cpus(self) -> int:
+        """Logical CPUs that `max_workers` workers need. With fewer a run would wait without end."""
+        return math.ceil(self.max_workers * self.resources.cpus)
 
     @property
     def _datas(self) -> tuple[Data, ...]:

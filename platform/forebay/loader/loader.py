@@ -13,13 +13,13 @@ from typing import Any, Self
 
 import torch
 
-from forebay.cache.disk import DiskCache
+from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.source import SourceProvider, open_source
 from forebay.errors import CursorMismatch, ForebayError, InvalidOption, LoaderClosed, whole_number
 from forebay.loader.batch import Batch
 from forebay.loader.buffers import BufferPool
 from forebay.loader.pipeline import Pipeline, Share
-from forebay.observe import Tally
+from forebay.metrics import Tally
 from forebay.plan.cursor import Cursor
 from forebay.plan.plan import Last, Plan
 from forebay.transform.transform import Transform
@@ -53,7 +53,7 @@ class Loader:
         as_numpy: Batches of NumPy arrays instead of torch tensors.
         prefetch_bytes: Bounds what is prepared ahead in an epoch: blocks asked for before they are needed, and finished
             batches.
-        tally: Where to count, see `forebay.observe.METRICS`; a new one by default.
+        tally: Where to count, see `forebay.metrics.METRICS`; a new one by default.
 
     Raises:
         InvalidOption, TooManyRanks, BatchTooSmall, MissingColumn, WrongType: Before any thread starts.

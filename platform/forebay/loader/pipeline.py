@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from forebay.cache.source import BlockSource
 from forebay.errors import LoaderClosed
 from forebay.loader.batch import Batch
+from forebay.loader.batch_queue import ReadyBatches
+from forebay.loader.block_table import Resident, as_tensors
 from forebay.loader.buffers import BufferPool
-from forebay.loader.demand import Demand
-from forebay.loader.order import Cut, Part, parts_in_order
-from forebay.loader.planner import Planner
-from forebay.loader.ready import ReadyBatches
-from forebay.loader.resident import Resident, as_tensors
-from forebay.observe import Tally
+from forebay.loader.prefetch import Demand
+from forebay.loader.rank_batches import Cut, Part, parts_in_order
+from forebay.loader.serial_executor import Planner
+from forebay.metrics import Tally
 from forebay.plan.lanes import Rows
 from forebay.plan.plan import Last, Plan
 from forebay.transform.block import Block

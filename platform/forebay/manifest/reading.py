@@ -15,10 +15,9 @@ from forebay.manifest.footer import FileVersion, FooterCache, check_chunks, deco
 from forebay.manifest.manifest import Field, Manifest, RowGroup
 from forebay.manifest.pages import DECODE_ERRORS, Pages, decode, fetch
 from forebay.manifest.schemas import missing_column, read_fields
-from forebay.observe import Tally
+from forebay.metrics import Tally
 from forebay.storage.filesystem import resolve_source
-from forebay.storage.refusals import REMEDY
-from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy, read
+from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import etag_of, stat, stat_etag
 
 

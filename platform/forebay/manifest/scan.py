@@ -24,8 +24,7 @@ from forebay.manifest.statistics import check_statistics
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.listing import Uri, find_parquet
-from forebay.storage.refusals import REMEDY
-from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy, read
+from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import FoundFile, etag_of
 
 _MOST_THREADS = 16

@@ -120,3 +120,13 @@ def _path_of_file_uri(uri: str) -> str:
             f"{shown!r} names the host {host!r}. A file URI is absolute: file:///{host}/... or a plain path.", uri=shown
         )
     return "/" + unquote(path)
+
+
+def below(uri: str, name: str) -> str:
+    """The place `name` within the folder `uri`, whose options (`?region=...`) are kept.
+
+    >>> below("s3://bucket/runs/?region=eu-west-1", "ctr")
+    's3://bucket/runs/ctr?region=eu-west-1'
+    """
+    folder, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
+    return f"{folder.rstrip('/')}/{name}{mark}{options}"

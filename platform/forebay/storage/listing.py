@@ -15,8 +15,7 @@ from pyarrow import fs
 from forebay.errors import NoFiles, ReadFailed
 from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.globs import expand, fixed_part, is_pattern, walk
-from forebay.storage.refusals import REMEDY
-from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy, read
+from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import FoundFile, found
 
 SUFFIXES = (".parquet", ".parq", ".pq")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ import tenacity
 from forebay.errors import ForebayError, InvalidOption, ReadFailed
 from forebay.storage.credentials import redacting
 from forebay.storage.deadline import Cancelled, call_with_deadline
-from forebay.storage.refusals import as_refusal
 
 T = TypeVar("T")
 
@@ -115,3 +115,22 @@ def _read_failed(what: str, policy: ReadPolicy, last: BaseException | None) -> R
         attempts=policy.attempts,
         last_error=str(last),
     )
+
+
+# As the clients of pyarrow and fsspec word them: S3, Google Cloud, Azure, HTTP.
+_REFUSED = re.compile(
+    r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_SIGNATURE|"
+    r"UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION_TOKEN|EXPIRED_TOKEN|ExpiredToken|InvalidAccessKeyId|InvalidToken|"
+    r"AuthenticationFailed|AuthorizationFailure|AuthorizationPermissionMismatch|AuthorizationProtocolMismatch|"
+    r"PERMISSION_DENIED|UNAUTHENTICATED|HTTP (?:status code:? |response code |error )?40[13]\b|\b40[13] Client Error|"
+    r"\b40[13], message=|\(403\) Forbidden|No response body.*HTTP status 403"
+)
+REMEDY = "Ask for read access, or check the credentials: those of the environment, or those in the URI."
+"""What to do about a refusal."""
+
+
+def as_refusal(error: BaseException) -> PermissionError | None:
+    """`error` as a `PermissionError`, if the store refused the caller and its client words that as any other error."""
+    if isinstance(error, OSError) and not isinstance(error, PermissionError) and _REFUSED.search(str(error)):
+        return PermissionError(str(error))
+    return None

@@ -9,12 +9,11 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from forebay.driver.result import below
-from forebay.sweep.page import FILE_NAME, body
-from forebay.sweep.parallel import configs_figure
-from forebay.sweep.plots import metric_figure, workers_figure
-from forebay.sweep.record import Mode, Record
-from forebay.sweep.record_file import load_record
+from forebay.storage.filesystem import below
+from forebay.sweep.record.record import Mode, Record, load_record
+from forebay.sweep.report.page import FILE_NAME, body
+from forebay.sweep.report.parallel import configs_figure
+from forebay.sweep.report.plots import metric_figure, workers_figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any, Literal
 
-from forebay.driver.callbacks import Callback
 from forebay.driver.driver import named_driver
-from forebay.driver.launch import title_of
 from forebay.errors import BadJob, InvalidOption, whole_number
 from forebay.job.job import NAME_FORM, Job
+from forebay.runs.callback import Callback
+from forebay.runs.worker_spec import title_of
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve
 from forebay.sweep.result import SweepResult
@@ -31,7 +31,7 @@ from forebay.sweep.space import (
     example_of,
     text_of,
 )
-from forebay.sweep.task import Task
+from forebay.sweep.trial_spec import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Sweep:
         began = time.monotonic()
         job = self.check()
         # Ray Tune, only where a sweep is run.
-        tuning = import_module("forebay.sweep.tuning")
+        tuning = import_module("forebay.sweep.run_sweep")
         result: SweepResult = tuning.tune_sweep(self, job, show=show, began=began)
         return result
 

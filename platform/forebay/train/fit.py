@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from forebay.train.worker import Worker
 
 Evaluate = Callable[[Worker, nn.Module], Mapping[str, float]]
-"""Metrics of a model, computed by all ranks together; see `forebay.train.auc.evaluate_auc`."""
+"""Metrics of a model, computed by all ranks together; see `forebay.train.evaluation.evaluate_auc`."""
 
 
 def fit(

@@ -11,29 +11,30 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from forebay.cache.disk import DiskCache
+from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.source import SourceProvider
+from forebay.checkpoint.checkpoint import Commits
 from forebay.errors import BadJob
+from forebay.events import Event, Orders, Reporter, RolledBack, Warned
 from forebay.loader.batch import Batch
+from forebay.loader.data import Data
 from forebay.loader.loader import Loader
-from forebay.train import rng
-from forebay.train.account import Facts, Metric, counted_together
-from forebay.train.assignment import Assignment
-from forebay.train.checkpointed import Stateful
-from forebay.train.collective import Collective
-from forebay.train.commits import Commits
-from forebay.train.course import Drawn
-from forebay.train.data import Data
-from forebay.train.events import Event, Reporter, RolledBack, Warned
-from forebay.train.exact import ExactReduction
-from forebay.train.feed import Feed
-from forebay.train.monitor import Action, Training, Verdict
-from forebay.train.orders import Orders
-from forebay.train.settling import awaited, settled_orders
-from forebay.train.snapshot import Snapshot
-from forebay.train.standing import Standing
-from forebay.train.step_reports import StepReports
-from forebay.train.word import Council, Word
+from forebay.loader.worker_loaders import Feed
+from forebay.train.collectives.collective import Collective
+from forebay.train.collectives.exact import ExactReduction
+from forebay.train.commit_vote import Council, Word
+from forebay.train.metric import Metric
+from forebay.train.monitors.monitor import Action, Verdict
+from forebay.train.rank_zero import awaited, settled_orders
+from forebay.train.setup import Training
+from forebay.train.spec import Assignment
+from forebay.train.state import rng
+from forebay.train.state.data_progress import Drawn
+from forebay.train.state.epoch_totals import Facts, counted_together
+from forebay.train.state.snapshot import Snapshot
+from forebay.train.state.stateful import Stateful
+from forebay.train.step_reporter import StepReports
+from forebay.train.train_state import Standing
 from forebay.world import World
 
 TrainFunction = Callable[["Worker"], None]
@@ -216,7 +217,7 @@ class Worker:
         return self._collective.sum(values)
 
     def counted(self) -> dict[str, float]:
-        """What this rank has counted since its process began (`forebay.observe.METRICS`), held-out blocks included."""
+        """What this rank has counted since its process began (`forebay.metrics.METRICS`), held-out blocks included."""
         return counted_together(self._standing.tally.as_dict(), self._standing.held_out_tally.as_dict())
 
     def restore(self) -> bool:

@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from forebay.errors import InvalidOption, TransformFailed
 from forebay.manifest.manifest import Manifest
-from forebay.transform.arrow_types import parse_type
 from forebay.transform.block import Block
-from forebay.transform.features import Categorical, Dense, Feature, Label, Ragged
-from forebay.transform.fingerprint import function_identity, function_name
-from forebay.transform.fresh import refuse_reused
-from forebay.transform.value_identity import Identity, canonical, digest
+from forebay.transform.features.arrow_types import parse_type
+from forebay.transform.features.groups import Categorical, Dense, Feature, Label, Ragged
+from forebay.transform.fingerprint.function import function_identity, function_name
+from forebay.transform.fingerprint.memory_reuse import refuse_reused
+from forebay.transform.fingerprint.values import Identity, canonical, digest
 
 LAYOUT_VERSION = 1
 """Raised whenever the same options give other arrays, so that no cached block of an older version is served."""

@@ -14,10 +14,10 @@ import hostile
 import numpy as np
 import xxhash
 
-from forebay.cache.blockfile import BadBlock, map_block
-from forebay.cache.disk import DiskCache
+from forebay.cache.block_file import BadBlock, map_block
+from forebay.cache.disk.disk_cache import DiskCache
 from forebay.errors import ForebayError
-from forebay.observe import Tally
+from forebay.metrics import Tally
 from forebay.transform.block import Block
 
 KEYS = [f"{number:x}" * 40 for number in range(1, 5)]

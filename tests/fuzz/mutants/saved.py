@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import structural
 import torch
 
-from forebay.driver.result import Result, load_result, save_result
+from forebay.checkpoint.checkpoint import Commit, CommitDirectory
+from forebay.checkpoint.encoded import SEAL, STATE, checksum
 from forebay.errors import ForebayError
+from forebay.events import EpochEnded, Reported
 from forebay.manifest.saved import load_manifest, save_manifest
 from forebay.manifest.scan import scan
 from forebay.plan.cursor import Cursor
-from forebay.train.commits import Commit, CommitDirectory
-from forebay.train.events import EpochEnded, Reported
-from forebay.train.sealed import SEAL, STATE, checksum
+from forebay.runs.result import Result, load_result, save_result
 from forebay.world import World
 
 CURSOR = Cursor(plan_id="9c02", epoch=1, position=640, global_batch=32)

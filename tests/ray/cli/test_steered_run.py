@@ -10,12 +10,12 @@ from pathlib import Path
 
 import ray
 
-from forebay.driver.control import Control
 from forebay.driver.driver import run
+from forebay.events import Event, Reported, Resized, Started
 from forebay.job.elastic import Elastic
-from forebay.testing.driver_bench import DriverBench
-from forebay.testing.fixed_suite import Heard
-from forebay.train.events import Event, Reported, Resized, Started
+from forebay.runs.control import Control
+from forebay.testing.drivers.bench import DriverBench
+from forebay.testing.drivers.fixed_suite import Heard
 
 
 def test_run_is_seen_scaled_and_stopped_from_another_process(ray_session: None, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import pytest
 import ray
 
 from forebay.cli.app import main
-from forebay.driver.result import load_result
-from forebay.testing.click_log import write_click_log
+from forebay.runs.result import load_result
+from forebay.testing.data.click_log import write_click_log
 
 ROOT = Path(__file__).parents[3]
 RAY = str(Path(sys.executable).parent / "ray")

@@ -9,13 +9,13 @@ import psutil
 import ray
 from ray.util.placement_group import placement_group_table
 
-from forebay.driver.control import Control
-from forebay.driver.store_actors import stores_of
+from forebay.checkpoint.memory_store_actor import stores_of
+from forebay.events import Event, Preparing
 from forebay.job.job import Resources
-from forebay.testing.driver_bench import DriverBench
-from forebay.testing.driver_nodes import kill_stores
-from forebay.testing.driver_suite import DriverSuite
-from forebay.train.events import Event, Preparing
+from forebay.runs.control import Control
+from forebay.testing.drivers.bench import DriverBench
+from forebay.testing.drivers.nodes import kill_stores
+from forebay.testing.drivers.suite import DriverSuite
 
 
 class UnderRay(DriverSuite):

@@ -16,7 +16,7 @@ from tests.soak.epoch import check, compare, epoch
 from tests.soak.patience import promised
 
 import forebay as fb
-from forebay.cache import node
+from forebay.cache.node import client as node
 from forebay.errors import CacheUnusable, LoaderClosed
 
 

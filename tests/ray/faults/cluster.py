@@ -14,8 +14,8 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 from tests.soak.case import AT_END
 
-from forebay.cache.node import NAMESPACE
-from forebay.testing.driver_nodes import STORE_BYTES, SYSTEM_CONFIG
+from forebay.cache.node.actor import NAMESPACE
+from forebay.testing.drivers.nodes import STORE_BYTES, SYSTEM_CONFIG
 
 ROOT = Path(__file__).parents[3]
 _NODE = {"num_cpus": 2, "object_store_memory": STORE_BYTES}

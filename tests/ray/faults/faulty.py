@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.cache import disk
-from forebay.cache.node import NodeCache
+from forebay.cache.disk import disk_cache as disk
+from forebay.cache.node.actor import NodeCache
 from forebay.manifest import reading
 from forebay.storage.retry import ReadPolicy
 

@@ -21,7 +21,7 @@ from tests.soak.dataset import Setting, draw
 from tests.soak.guards import check_cache
 
 import forebay as fb
-from forebay.cache import node
+from forebay.cache.node import client as node
 from forebay.cache.source import BlockSource
 from forebay.cache.spec import CacheSpec
 

@@ -24,10 +24,10 @@ from tests.soak.dataset import Setting, row_of
 from tests.soak.epoch import Seen, check, compare, epoch, take_steps
 
 import forebay as fb
-from forebay.cache.filelock import try_lock
-from forebay.cache.key import BlockNames
+from forebay.cache.block_key import BlockNames
 from forebay.errors import TransformFailed
-from forebay.testing.driver_nodes import STORE_BYTES
+from forebay.storage.file_lock import try_lock
+from forebay.testing.drivers.nodes import STORE_BYTES
 
 
 @fault(

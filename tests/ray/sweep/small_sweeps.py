@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from forebay.driver.control import Control
+from forebay.events import EpochEnded, Event, Started
 from forebay.job.elastic import Elastic
 from forebay.job.job import Job, Resources
+from forebay.runs.control import Control
 from forebay.sweep.sweep import Sweep
-from forebay.testing.driver_bench import STEPS_PER_EPOCH, DriverBench
-from forebay.train.events import EpochEnded, Event, Started
+from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
 from forebay.train.worker import Worker
 
 __all__ = ["MOST_EPOCHS", "STEPS_PER_EPOCH", "SmallSweeps", "UntilGrown"]

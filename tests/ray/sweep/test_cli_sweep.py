@@ -15,8 +15,7 @@ import pytest
 import ray
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 
-from forebay.sweep.record import TrialRecord
-from forebay.sweep.record_file import load_record
+from forebay.sweep.record.record import TrialRecord, load_record
 
 WAIT_S = 180.0
 FOREBAY = [sys.executable, "-c", "from forebay.cli.app import main; main()"]

@@ -12,8 +12,8 @@ from ray import tune
 from ray.tune.experiment import Trial
 from tests.ray.sweep.small_sweeps import SmallSweeps
 
-from forebay.driver.result import load_result
-from forebay.sweep.scheduler import DeadlineScheduler
+from forebay.runs.result import load_result
+from forebay.sweep.deadline.scheduler import DeadlineScheduler
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

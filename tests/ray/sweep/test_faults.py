@@ -15,11 +15,11 @@ from ray.util.placement_group import placement_group_table
 from tests.ray.ending import kill
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 
-from forebay.driver.callbacks import Callback
-from forebay.driver.control import Control
-from forebay.driver.result import load_result
 from forebay.errors import SweepFailed
-from forebay.train.events import EpochEnded, Event
+from forebay.events import EpochEnded, Event
+from forebay.runs.callback import Callback
+from forebay.runs.control import Control
+from forebay.runs.result import load_result
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -12,12 +12,12 @@ import pytest
 from ray._private import state
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 
-from forebay.driver.callbacks import Callback
-from forebay.driver.control import Control
-from forebay.driver.remote_control import names
-from forebay.driver.result import load_result
-from forebay.testing.driver_nodes import SmallNodes
-from forebay.train.events import EpochEnded, Event
+from forebay.driver.elastic.client import names
+from forebay.events import EpochEnded, Event
+from forebay.runs.callback import Callback
+from forebay.runs.control import Control
+from forebay.runs.result import load_result
+from forebay.testing.drivers.nodes import SmallNodes
 
 KEYS = ("a", "b", "c")
 EPOCHS, WAIT_S = 2, 120.0

@@ -15,16 +15,16 @@ from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
 from torch import nn
 
-from forebay.driver.result import load_result
+from forebay.checkpoint.checkpoint import CommitDirectory
 from forebay.job.job import Job
+from forebay.loader.data import Data
 from forebay.manifest.scan import scan
 from forebay.plan.plan import build_plan
-from forebay.sweep.branching import Origin, origin_of
+from forebay.runs.result import load_result
 from forebay.sweep.sweep import Sweep
-from forebay.train.commits import CommitDirectory
-from forebay.train.data import Data
+from forebay.sweep.trial.fork import Origin, origin_of
 from forebay.train.worker import Worker
-from forebay.transform.features import Dense, Label
+from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
 
 STEPS = 4

@@ -20,10 +20,10 @@ from ray._private import state as ray_state
 from ray.tune.schedulers import FIFOScheduler
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps, make_job
 
-from forebay.driver.remote_control import names
+from forebay.driver.elastic.client import names
 from forebay.errors import InvalidOption
 from forebay.job.job import Job
-from forebay.sweep.record_file import load_record
+from forebay.sweep.record.record import load_record
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -8,7 +8,7 @@ import pytest
 from ray import tune
 from tests.ray.sweep.small_sweeps import SmallSweeps
 
-from forebay.sweep.scheduler import DeadlineScheduler
+from forebay.sweep.deadline.scheduler import DeadlineScheduler
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

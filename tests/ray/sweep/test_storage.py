@@ -16,10 +16,10 @@ from tests.soak import mounts
 from tests.storage.conftest import Store, free_port, s3_store, serving
 from tests.storage.conftest import forgotten as forgotten
 
-from forebay.driver.result import load_result
 from forebay.errors import InvalidOption, WriteFailed
+from forebay.runs.result import load_result
 from forebay.storage.filesystem import resolve
-from forebay.sweep.board import stop_sweep
+from forebay.sweep.record.status_actor import stop_sweep
 from forebay.sweep.result import load_sweep
 
 pytestmark = pytest.mark.usefixtures("ray_session")

@@ -11,11 +11,11 @@ from ray import tune
 from ray.tune.schedulers import HyperBandScheduler
 from tests.ray.sweep.small_sweeps import MOST_EPOCHS, STEPS_PER_EPOCH, SmallSweeps, UntilGrown
 
-from forebay.driver.callbacks import Callback
-from forebay.driver.control import Control
-from forebay.driver.result import load_result
 from forebay.errors import InvalidOption
-from forebay.train.events import EpochEnded, Event
+from forebay.events import EpochEnded, Event
+from forebay.runs.callback import Callback
+from forebay.runs.control import Control
+from forebay.runs.result import load_result
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -9,7 +9,7 @@ import pytest
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 
-from forebay.driver.result import load_result
+from forebay.runs.result import load_result
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.cache.disk import DiskCache
+from forebay.cache.disk.disk_cache import DiskCache
 from forebay.transform.block import Block
 
 

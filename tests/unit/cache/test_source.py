@@ -6,14 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from forebay.cache.disk import DiskCache
-from forebay.cache.fetch import LocalSource
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.cache.local_source import LocalSource
 from forebay.cache.source import BlockSource, open_source
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
-from forebay.observe import Tally
+from forebay.metrics import Tally
 from forebay.transform.block import Block
-from forebay.transform.features import Dense
+from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.cache.cores import DEFAULT_WORKERS, DataWorkers
+from forebay.cache.cpu_share import DEFAULT_WORKERS, DataWorkers
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable, InvalidOption
 

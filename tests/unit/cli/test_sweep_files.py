@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.unit.sweep.made import record, trial
 
-from forebay.cli.recipe import job_of, job_or_sweep_of
-from forebay.cli.standing import headline
+from forebay.cli.arguments import job_of, job_or_sweep_of
+from forebay.cli.sweep_table import headline
 from forebay.errors import BadJob
 from forebay.job.job import Job
-from forebay.sweep.standing import SweepStanding
+from forebay.sweep.record.status import SweepStanding
 from forebay.sweep.sweep import Sweep
 
 Call = Callable[..., Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forebay.observe import GAUGES, METRICS, TAGS, exported_name
+from forebay.metrics import GAUGES, METRICS, TAGS, exported_name
 
 FILE = Path(__file__).parents[3] / "deploy" / "grafana" / "forebay.json"
 EXPORTED = {f"ray_{exported_name(name)}" for name in (*METRICS, *GAUGES)}

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import forebay as fb
-from forebay.train.events import Event, Warned
+from forebay.events import Event, Warned
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -10,11 +10,11 @@ import pytest
 
 from forebay.cache.spec import CacheSpec
 from forebay.job.job import Job
+from forebay.loader.data import Data
 from forebay.manifest.scan import scan
 from forebay.plan.plan import build_plan
-from forebay.train.data import Data
 from forebay.train.worker import Worker
-from forebay.transform.features import Dense, Label
+from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
 
 

@@ -13,13 +13,13 @@ from forebay.cache.spec import CacheSpec
 from forebay.errors import BatchTooSmall, CacheUnusable, InvalidOption, MissingColumn, TooManyRanks, WrongType
 from forebay.job.elastic import Elastic
 from forebay.job.job import Job, Resources
-from forebay.train.assignment import Assignment
-from forebay.train.batch_schedule import BatchSchedule
-from forebay.train.data import Data
-from forebay.train.nan_guard import NanGuard
-from forebay.train.noise_scale import NoiseScale
-from forebay.train.rate import SqrtScaling
-from forebay.transform.features import Dense, Label
+from forebay.loader.data import Data
+from forebay.train.batch_size.lr_scaling import SqrtScaling
+from forebay.train.batch_size.noise_scale import NoiseScale
+from forebay.train.batch_size.schedule import BatchSchedule
+from forebay.train.monitors.nan_guard import NanGuard
+from forebay.train.spec import Assignment
+from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
 
 

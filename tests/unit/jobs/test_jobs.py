@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.cli.app import main
-from forebay.testing.click_log import write_click_log
+from forebay.testing.data.click_log import write_click_log
 
 ROOT = Path(__file__).parents[3]
 CENSUS = ROOT.parent / "shared" / "data" / "adult.data"

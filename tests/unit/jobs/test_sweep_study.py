@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.driver.driver import run
-from forebay.testing.click_log import write_click_log
+from forebay.testing.data.click_log import write_click_log
 
 JOBS = Path(__file__).parents[3] / "jobs"
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import forebay as fb
-from forebay.cache.fetch import LocalSource
+from forebay.cache.local_source import LocalSource
 from forebay.errors import (
     BatchTooSmall,
     CorruptFile,

@@ -14,7 +14,7 @@ import torch
 
 import forebay as fb
 from forebay.cache import source
-from forebay.cache.cores import DataWorkers
+from forebay.cache.cpu_share import DataWorkers
 from forebay.errors import CursorMismatch
 from forebay.manifest import reading
 

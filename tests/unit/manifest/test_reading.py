@@ -21,7 +21,7 @@ from forebay.manifest.footer import FooterCache
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.scan import scan
-from forebay.observe import Tally
+from forebay.metrics import Tally
 from forebay.storage.deadline import Cancelled
 from forebay.storage.retry import ReadPolicy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.sweep.record import Point, Record, State, TrialRecord
+from forebay.sweep.record.record import Point, Record, State, TrialRecord
 
 
 def trial(name: str, *values: float | None, state: State = "running", workers: int = 1, **config: Any) -> TrialRecord:

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from ray import tune
 
-from forebay.driver.callbacks import Callback
-from forebay.driver.control import Control
 from forebay.errors import BadJob, InvalidOption, MissingColumn
+from forebay.events import Event
 from forebay.job.elastic import Elastic
 from forebay.job.job import Job
+from forebay.runs.callback import Callback
+from forebay.runs.control import Control
 from forebay.sweep.sweep import Sweep
-from forebay.sweep.task import pack, unpack
-from forebay.testing.driver_bench import DriverBench
-from forebay.train.events import Event
+from forebay.sweep.trial_spec import pack, unpack
+from forebay.testing.drivers.bench import DriverBench
 
 JobFunction = Callable[..., Job]
 

@@ -14,12 +14,11 @@ from typing import Any, BinaryIO
 import cloudpickle
 import pytest
 
+from forebay.events import EpochEnded, Event, Orders
+from forebay.loader.data import Data
 from forebay.manifest.scan import scan
 from forebay.plan.plan import build_plan
-from forebay.train.data import Data
-from forebay.train.events import EpochEnded, Event
-from forebay.train.orders import Orders
-from forebay.transform.features import Dense, Label
+from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
 from forebay.world import World
 
@@ -28,8 +27,8 @@ NUM_PROCESSES = 4
 RANK_PROCESS = """
 import os, pickle, struct, sys, traceback
 import torch, torch._dynamo
-import forebay.train.auc
-from forebay.train.torch_collective import process_group
+import forebay.train.evaluation
+from forebay.train.collectives.torch_collective import process_group
 
 def serve(requests, answers):
     while head := requests.read(8):

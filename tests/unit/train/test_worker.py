@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import nn
 
+from forebay.checkpoint.checkpoint import CommitDirectory
 from forebay.errors import BadJob, CursorMismatch, InvalidOption, TooManyRanks
+from forebay.events import EpochEnded, Reported
+from forebay.loader.data import Data
 from forebay.plan.plan import build_plan
-from forebay.train.assignment import Assignment
-from forebay.train.collective import Alone
-from forebay.train.commits import CommitDirectory
-from forebay.train.data import Data
-from forebay.train.events import EpochEnded, Reported
+from forebay.train.collectives.collective import Alone
+from forebay.train.spec import Assignment
 from forebay.train.worker import Worker
 from forebay.world import World
 
@@ -182,14 +182,14 @@ def test_events_of_a_run(make_run: Callable[..., Run]) -> None:
 def test_steps_are_thinned_but_for_the_last_of_an_epoch(
     make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.train.step_reports.REPORT_EVERY_S", 1e6)
+    monkeypatch.setattr("forebay.train.step_reporter.REPORT_EVERY_S", 1e6)
     run = make_run()
     run.train()
     assert [event.step for event in run.recorder.of(Reported)] == [1, 6, 12, 18]
 
 
 def test_unsaved_steps_never_read_a_metric(make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.train.step_reports.REPORT_EVERY_S", 1e6)
+    monkeypatch.setattr("forebay.train.step_reporter.REPORT_EVERY_S", 1e6)
     read_at: list[int] = []
     original = torch.Tensor.__float__
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
+from forebay.checkpoint.checkpoint import CommitDirectory
 from forebay.errors import BatchTooSmall, Diverged
-from forebay.train.assignment import Assignment
-from forebay.train.batch_schedule import BatchSchedule
-from forebay.train.collective import Alone
-from forebay.train.commits import CommitDirectory
-from forebay.train.data import Data
-from forebay.train.events import EpochEnded, Reported, RolledBack, Warned
-from forebay.train.monitor import Action, Training, Verdict
-from forebay.train.orders import Orders
-from forebay.train.rate import LinearScaling
+from forebay.events import EpochEnded, Orders, Reported, RolledBack, Warned
+from forebay.loader.data import Data
+from forebay.train.batch_size.lr_scaling import LinearScaling
+from forebay.train.batch_size.schedule import BatchSchedule
+from forebay.train.collectives.collective import Alone
+from forebay.train.monitors.monitor import Action, Verdict
+from forebay.train.setup import Training
+from forebay.train.spec import Assignment
 from forebay.train.worker import Worker
 
 NUM_ROWS = 43

@@ -21,7 +21,7 @@ from forebay.errors import (
 )
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.scan import scan
-from forebay.transform.features import Categorical, Dense, Label, Ragged
+from forebay.transform.features.groups import Categorical, Dense, Label, Ragged
 from forebay.transform.transform import Transform
 
 TABLE = pa.table({"a": [1.0, 2.0], "b": [3, None], "t": [[1, 2], None], "y": [0, 1]})

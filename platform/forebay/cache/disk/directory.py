@@ -1,0 +1,197 @@
+"""The directory of a cache: what lies where, and whether it is safe to use."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.errors import CacheUnusable
+from forebay.storage.file_lock import FileLock, try_lock
+
+PART = re.compile(r"(?P<key>[0-9a-f]{40})-(?P<nbytes>[0-9]{1,18})-[0-9a-f]{16}\.part")
+"""The name of an unfinished file."""
+_BLOCK = re.compile(r"(?P<key>[0-9a-f]{40})\.block")
+_USER = re.compile(r"[0-9a-f]{16}\.json")
+QUARANTINED = re.compile(r"[0-9]{20}-[0-9a-f]{40}")
+"""The name of a block that was moved aside."""
+_NUM_STRIPES = 256
+_MOST_LINKS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDirectory:
+    """`root` with blocks/, temp/, quarantine/, locks/, users/ and index/ below it."""
+
+    root: Path
+
+    @property
+    def blocks(self) -> Path:
+        return self.root / "blocks"
+
+    @property
+    def temp(self) -> Path:
+        return self.root / "temp"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.root / "quarantine"
+
+    @property
+    def locks(self) -> Path:
+        return self.root / "locks"
+
+    @property
+    def users(self) -> Path:
+        return self.root / "users"
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    @property
+    def is_cache(self) -> bool:
+        """Whether a cache has been made here."""
+        return self.blocks.is_dir()
+
+    def block(self, key: str) -> Path:
+        return self.blocks / f"{key}.block"
+
+    def flight_lock(self, key: str) -> Path:
+        """Locked by whoever is making the block `key`; some blocks share a file."""
+        return self.locks / f"flight-{_stripe(key)}"
+
+    def use_lock(self, dataset: str) -> Path:
+        """Locked, shared, by all who use `dataset`; some data sets share a file."""
+        return self.locks / f"use-{_stripe(dataset)}"
+
+    def block_keys(self) -> list[str]:
+        with os.scandir(self.blocks) as found:
+            names = [_BLOCK.fullmatch(entry.name) for entry in found if entry.is_file(follow_symlinks=False)]
+        return sorted(name["key"] for name in names if name)
+
+    def user_files(self) -> list[Path]:
+        """A file per lease, also of some that ended."""
+        try:
+            with os.scandir(self.users) as found:
+                names = [entry.name for entry in found if entry.is_file(follow_symlinks=False)]
+        except FileNotFoundError:  # the whole directory was removed: whoever needs it will say so
+            return []
+        return [self.users / name for name in names if _USER.fullmatch(name)]
+
+    def parts(self) -> dict[str, int]:
+        """Name -> bytes at most, of each unfinished file."""
+        with os.scandir(self.temp) as found:
+            names = [PART.fullmatch(entry.name) for entry in found if entry.is_file(follow_symlinks=False)]
+        return {name[0]: int(name["nbytes"]) for name in names if name}
+
+    def quarantined(self) -> dict[str, int]:
+        """Name -> bytes of each block that was moved aside; names sort by time."""
+        found = (path for path in self.quarantine.iterdir() if QUARANTINED.fullmatch(path.name))
+        return {path.name: path.lstat().st_size for path in found}
+
+    def prepare(self) -> None:
+        """Make what is missing. Raises `CacheUnusable` if the directory cannot be written or is open to others."""
+        try:
+            self._refuse_way()
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._refuse_way()
+            self._refuse_folder(self.root, self.root.stat())
+            # A folder that holds other things as well, such as the root of a disk, keeps its other readers.
+            if self.is_cache or not any(self.root.iterdir()):
+                self.root.chmod(0o700)
+            for folder in (self.blocks, self.temp, self.quarantine, self.locks, self.users, self.index):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                self._refuse_folder(folder, folder.lstat())
+                folder.chmod(0o700)
+            new_part(self, "0" * 40, 0).discard()
+        except OSError as error:
+            raise CacheUnusable(
+                f"cache directory {self.root}: cannot be written ({error.strerror or error}). "
+                "Name a directory of your own on a local disk, or set cache=None to train without a cache.",
+                path=str(self.root),
+            ) from error
+
+    def _refuse_folder(self, folder: Path, found: os.stat_result) -> None:
+        problem = ""
+        if not stat.S_ISDIR(found.st_mode):
+            problem = "leads somewhere else"
+        elif found.st_uid != os.geteuid():
+            problem = f"belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}"
+        elif found.st_mode & stat.S_IWOTH:
+            problem = f"can be written by everybody (mode {stat.S_IMODE(found.st_mode):04o})"
+        if problem:
+            raise CacheUnusable(
+                f"cache directory {folder}: {problem}, so others could change what is trained on. "
+                f"Name a directory of your own, such as {self.root / 'forebay'}.",
+                path=str(self.root),
+            )
+
+    def _refuse_way(self) -> None:
+        """Refuse where others could put a directory of theirs in the place of this one, now or later."""
+        problem = ""
+        for step in _way_to(self.root):
+            holder = step.parent.stat()
+            if not holder.st_mode & stat.S_IWOTH:
+                continue
+            if not holder.st_mode & stat.S_ISVTX:
+                problem = f"everybody can replace what is in {step.parent} (no sticky bit)"
+            elif os.path.lexists(step) and step.lstat().st_uid not in (0, os.geteuid()):
+                problem = f"{step} belongs to user {step.lstat().st_uid}, in a folder that everybody can write"
+        if problem:
+            raise CacheUnusable(
+                f"cache directory {self.root}: {problem}, so others could change what is trained on. "
+                "Name a directory of your own in another place.",
+                path=str(self.root),
+            )
+
+
+def _way_to(path: Path) -> Iterator[Path]:
+    """Every folder and symbolic link on the way to `path` and `path` itself, up to the first that does not exist."""
+    at, ahead, num_links = Path("/"), list(path.parts[1:]), 0
+    while ahead:
+        at /= ahead.pop(0)
+        yield at
+        if not os.path.lexists(at):
+            return
+        if at.is_symlink():
+            num_links += 1
+            if num_links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            target = at.readlink()
+            ahead = [*target.parts, *ahead]
+            at = at.parent  # an absolute target begins with "/", which takes its place
+
+
+def _stripe(name: str) -> str:
+    return f"{zlib.crc32(name.encode()) % _NUM_STRIPES:02x}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """A block that is being written; whoever can lock it knows that its writer is dead."""
+
+    path: Path
+    lock: FileLock
+
+    def discard(self) -> None:
+        """Let go of it, and remove it if it has not been renamed."""
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            self.lock.release()
+
+
+def new_part(directory: CacheDirectory, key: str, nbytes: int) -> PartFile:
+    """An empty, locked file in temp/ whose name tells how large it may become, should the index be lost."""
+    while True:
+        path = directory.temp / f"{key}-{nbytes}-{secrets.token_hex(8)}.part"
+        # A sweep may see the new file before it is locked, and remove it: then take another.
+        if lock := try_lock(path, flags=os.O_CREAT | os.O_EXCL):
+            return PartFile(path, lock)

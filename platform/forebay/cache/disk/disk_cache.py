@@ -1,0 +1,298 @@
+"""Blocks on one local disk, shared by all processes of a node, under a hard quota."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forebay.cache.block_file import BadBlock, block_file_bytes, map_block, read_header, write_block
+from forebay.cache.block_key import KEY
+from forebay.cache.disk.accounts import Claim, DatasetUse
+from forebay.cache.disk.directory import CacheDirectory, PartFile, new_part
+from forebay.cache.disk.lease import CacheUser, Lease, live_users, take_lease
+from forebay.cache.disk.quota import Ledger
+from forebay.errors import CacheUnusable, InvalidOption, whole_number
+from forebay.metrics import Tally
+from forebay.storage.file_lock import wait_lock
+from forebay.transform.block import Block
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SETTLED_NS = 100_000_000
+"""Timestamps of files tick every few milliseconds: a younger file could still change without a new one."""
+_MOST_ENDED = 8
+"""Files of ended leases that may wait for the accounts to be settled, which changes the index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """Result of `DiskCache.verify`: blocks `checked`, those found `bad` (moved to quarantine), `bytes` read."""
+
+    checked: int
+    bad: int
+    bytes: int
+
+
+class DiskCache:
+    """Transformed row groups in files below `path`, to be memory-mapped; for any number of threads and processes.
+
+    The directory never takes more than `quota_bytes`, its index and unfinished files included, and never leaves less
+    than `min_free_bytes` of the disk free: a block that does not fit is not stored. Blocks are verified when a process
+    first maps them. Pickling carries the options; the other process opens the directory for itself.
+
+    Raises `CacheUnusable` for a quota of 0, or a directory that cannot be written or that others can write.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, quota_bytes: int, min_free_bytes: int = 1 << 30) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self.quota_bytes = quota_bytes = whole_number("quota_bytes", quota_bytes, least=-(1 << 63))
+        self.min_free_bytes = min_free_bytes = whole_number("min_free_bytes", min_free_bytes, least=-(1 << 63))
+        if quota_bytes <= 0:
+            raise CacheUnusable(
+                f"quota_bytes={quota_bytes} for the cache in {self.path}: nothing would ever fit. "
+                "Set a quota above 0, or cache=None to train without a cache.",
+                quota_bytes=quota_bytes,
+            )
+        if min_free_bytes < 0:
+            raise InvalidOption(
+                f"min_free_bytes={min_free_bytes}, but a disk cannot have less than 0 bytes free. Set 0 or more.",
+                min_free_bytes=min_free_bytes,
+            )
+        self._directory = CacheDirectory(self.path)
+        self._directory.prepare()
+        try:
+            self._ledger = Ledger(self._directory, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
+        except FileNotFoundError as error:
+            raise CacheUnusable(
+                f"the cache directory {self.path} was removed while it was being opened ({error.filename} is gone). "
+                "Open it again, and find out who removes it.",
+                path=str(self.path),
+            ) from error
+        self._verified: dict[str, tuple[int, int, int]] = {}
+        self._leases: list[Lease] = []
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (str(self.path), self.quota_bytes, self.min_free_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """What counts against the quota: blocks, unfinished and quarantined files, and the index."""
+        return self._ledger.used_bytes
+
+    def path_of(self, key: str) -> Path:
+        """Where the block `key` is if it is in the cache."""
+        return self._directory.block(key)
+
+    def keys(self) -> list[str]:
+        """The keys of the blocks in the cache, sorted. Takes about a second per million of them."""
+        return self._directory.block_keys()
+
+    def datasets(self) -> list[DatasetUse]:
+        """What each data set takes and how often it was hit, oldest first."""
+        self._ledger.settle_leases()
+        hits: dict[str, int] = {}
+        for user in self.users():
+            hits[user.dataset] = hits.get(user.dataset, 0) + user.hits
+        return [replace(use, hits=use.hits + hits.get(use.dataset, 0)) for use in self._ledger.datasets()]
+
+    def users(self) -> list[CacheUser]:
+        """Who holds a data set just now, in any process of this node, oldest first."""
+        return live_users(self._directory)
+
+    def get(self, key: str, tally: Tally | None = None) -> Block | None:
+        """The block, mapped, or None. A damaged block is moved to quarantine, counted, and not there any more."""
+        tally = tally or Tally()
+        block = self.load(key, tally)
+        return self._hit(key, block, tally) if block else None
+
+    def peek(self, key: str, tally: Tally) -> Block | None:
+        """As `get`, if the block is one that this process has verified: then that takes no reading, only mapping.
+
+        None says nothing about what is there: `get` does.
+        """
+        if key not in self._verified:
+            return None
+        with tally.timed("map_s"):
+            block = self._peek(key)
+        return self._hit(key, block, tally) if block else None
+
+    def load(self, key: str, tally: Tally) -> Block | None:
+        """As `get`, but not counted as a hit: for a block that this very request has put there."""
+        with tally.timed("map_s"):
+            return self._load(key, tally)
+
+    def put(self, key: str, dataset: str, block: Block, tally: Tally | None = None) -> Block | None:
+        """Store `block` and return it mapped, or None if there is no room for it, in the quota or on the disk."""
+        tally = tally or Tally()
+        with tally.timed("write_s"):
+            stored = self._load(key, tally) or self._store(key, dataset, block)
+        if stored:
+            tally.add("stores")
+            tally.add("stored_bytes", stored.nbytes)
+        return stored
+
+    @contextmanager
+    def single_flight(self, key: str, deadline_s: float, cancelled: threading.Event | None = None) -> Iterator[bool]:
+        """Be the only one, of all threads and processes, who makes the block `key`.
+
+        Waits for whoever is making it. Yields False, without the lock, after `deadline_s` or once `cancelled` is set.
+        """
+        try:
+            lock = wait_lock(self._directory.flight_lock(key), deadline_s, cancelled=cancelled)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            yield lock is not None
+        finally:
+            if lock:
+                lock.release()
+
+    def hold(self, dataset: str) -> Lease | None:
+        """Keep `dataset` from being evicted until the lease is released or this process ends.
+
+        Meanwhile `users` lists it, and hits of this object are counted for the data set. None if it is just being
+        evicted and that takes long: then it is as good as new.
+        """
+        try:
+            if len(self._directory.user_files()) >= _MOST_ENDED:
+                self._ledger.settle_leases()
+            lease = take_lease(self._directory, dataset, listed=self._ledger.is_open)
+        except OSError as error:
+            raise self._unusable(error) from error
+        self._leases = [other for other in self._leases if other.is_held] + ([lease] if lease else [])
+        return lease
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """Read every block and quarantine the damaged ones; `progress(done, total)` after each.
+
+        Also makes the accounts agree with the directory, should somebody have removed files by hand.
+        """
+        keys = self._directory.block_keys()
+        bad = checked_bytes = 0
+        for done, key in enumerate(keys, 1):
+            tally = Tally()
+            self._verified.pop(key, None)
+            block = self._load(key, tally)
+            bad += int(tally["quarantined"])
+            checked_bytes += block.nbytes if block else 0
+            if progress:
+                progress(done, len(keys))
+        self._ledger.reconcile()
+        return VerifyReport(checked=len(keys), bad=bad, bytes=checked_bytes)
+
+    def clear(self, dataset: str | None = None) -> int:
+        """Remove one data set, or everything; returns the bytes freed. Blocks that are still mapped stay valid."""
+        return self._ledger.clear(dataset)
+
+    def _load(self, key: str, tally: Tally) -> Block | None:
+        path = self._directory.block(key)
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            return None
+        seen = _seen(found)
+        try:
+            block = map_block(path, key, verify=self._verified.get(key) != seen)
+        except FileNotFoundError:
+            return None
+        except (BadBlock, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EIO:
+                raise self._unusable(error) from error
+            self._quarantine(key, found.st_ino, tally)
+            return None
+        if time.time_ns() - found.st_mtime_ns > _SETTLED_NS:
+            self._verified[key] = seen
+        return block
+
+    def _peek(self, key: str) -> Block | None:
+        path = self._directory.block(key)
+        try:
+            if self._verified.get(key) == _seen(path.lstat()):
+                return map_block(path, key, verify=False)
+        except (BadBlock, OSError):
+            pass  # for `get`, which knows what to do about it
+        return None
+
+    def _hit(self, key: str, block: Block, tally: Tally) -> Block:
+        tally.add("hits")
+        tally.add("hit_bytes", block.nbytes)
+        self._count_hit(key)
+        return block
+
+    def _count_hit(self, key: str) -> None:
+        leases = {lease.dataset: lease for lease in self._leases if lease.is_held}
+        if not leases:
+            return
+        try:
+            # Whoever holds one data set reads that one. Only with several does the file have to tell.
+            dataset = next(iter(leases)) if len(leases) == 1 else read_header(self._directory.block(key)).dataset
+        except (BadBlock, OSError):  # gone since it was mapped
+            return
+        if dataset in leases:
+            leases[dataset].count_hit()
+
+    def _quarantine(self, key: str, inode: int, tally: Tally) -> None:
+        self._verified.pop(key, None)
+        try:
+            found = self._ledger.quarantine(key, inode)
+        except OSError as error:
+            raise self._unusable(error) from error
+        if found:
+            tally.add("quarantined")
+
+    def _store(self, key: str, dataset: str, block: Block) -> Block | None:
+        assert KEY.fullmatch(key), f"{key!r} is no block key"
+        claim = Claim(key=key, dataset=dataset, bytes=block_file_bytes(block, key, dataset))
+        try:
+            part = new_part(self._directory, key, claim.bytes)
+            try:
+                return self._write(part, claim, block) if self._ledger.reserve(part.path.name, claim) else None
+            finally:
+                part.discard()
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                return None
+            raise self._unusable(error) from error
+
+    def _write(self, part: PartFile, claim: Claim, block: Block) -> Block:
+        try:
+            with part.path.open("r+b") as file:
+                # No fsync: what a power cut tears, the checksum finds before the block is used (ADR 0010).
+                write_block(file, block, claim.key, claim.dataset)
+            # Whoever changes the file from now on gives it another time, however coarse the clock of files is: so this
+            # process need not verify what it has just written.
+            settled_ns = time.time_ns() - 2 * _SETTLED_NS
+            os.utime(part.path, ns=(settled_ns, settled_ns))
+            stored, written = map_block(part.path, claim.key, verify=False), _seen(part.path.lstat())
+            part.path.rename(self._directory.block(claim.key))
+        except BaseException:
+            part.discard()
+            self._ledger.release(part.path.name)
+            raise
+        self._ledger.commit(part.path.name, claim)
+        self._verified[claim.key] = written
+        return stored
+
+    def _unusable(self, error: OSError) -> CacheUnusable:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            remedy = "Let this process open more files (ulimit -n), or close some."
+        else:
+            remedy = "Is the disk healthy and writable? Name another directory, or set cache=None to train without one."
+        return CacheUnusable(
+            f"cache directory {self.path}: {error.strerror or error}. {remedy}",
+            path=str(self.path),
+        )
+
+
+def _seen(found: os.stat_result) -> tuple[int, int, int]:
+    """What tells one state of a file from any other."""
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _reopen(path: str, quota_bytes: int, min_free_bytes: int) -> DiskCache:
+    return DiskCache(path, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)

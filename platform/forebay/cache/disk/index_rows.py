@@ -1,0 +1,83 @@
+"""What the rows of the index say, checked: with one that makes no sense the index counts as damaged, and is rebuilt.
+
+Names in rows become names of files that are removed, so each must have the form of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.cache.block_key import KEY
+from forebay.cache.disk.accounts import Books, Claim, DatasetUse
+from forebay.cache.disk.directory import PART, QUARANTINED
+from forebay.cache.disk.index import DamagedRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockEntry:
+    """The row of one block."""
+
+    dataset: str
+    bytes: int
+
+
+def read_books(kept: object) -> Books:
+    """Raises `DamagedRow`."""
+    try:
+        facts = _mapping(kept)
+        books = Books(
+            datasets={name: DatasetUse(**_mapping(use)) for name, use in _mapping(facts["datasets"]).items()},
+            claims={name: Claim(**_mapping(claim)) for name, claim in _mapping(facts["claims"]).items()},
+            quarantined=_mapping(facts["quarantined"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise DamagedRow(f"the accounts make no sense: {error!r:.200}") from error
+    whole = [size for use in books.datasets.values() for size in (use.blocks, use.bytes, use.hits)]
+    whole += [claim.bytes for claim in books.claims.values()] + list(books.quarantined.values())
+    forms = [
+        all(map(_is_count, whole)),
+        all(name == use.dataset and _is_time(use.created_at) for name, use in books.datasets.items()),
+        all(PART.fullmatch(name) and _is_claim(claim) for name, claim in books.claims.items()),
+        all(map(QUARANTINED.fullmatch, books.quarantined)),
+    ]
+    if not all(forms):
+        raise DamagedRow(f"the accounts make no sense: {kept!r:.200}")
+    return books
+
+
+def read_entry(kept: object) -> BlockEntry:
+    """Raises `DamagedRow`."""
+    try:
+        entry = BlockEntry(**_mapping(kept))
+    except TypeError as error:
+        raise DamagedRow(f"the row of a block makes no sense: {error!r:.200}") from error
+    if not isinstance(entry.dataset, str) or not _is_count(entry.bytes):
+        raise DamagedRow(f"the row of a block makes no sense: {kept!r:.200}")
+    return entry
+
+
+def read_key(name: str) -> str:
+    """The block's key. Raises `DamagedRow`."""
+    if not KEY.fullmatch(name):
+        raise DamagedRow(f"{name!r:.100} is no block key")
+    return name
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.100} is no mapping")
+    return value
+
+
+def _is_claim(claim: Claim) -> bool:
+    return isinstance(claim.key, str) and bool(KEY.fullmatch(claim.key)) and isinstance(claim.dataset, str)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12

@@ -1,0 +1,187 @@
+"""The quota: who may write how much into a cache directory, decided in transactions over all processes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import TypeVar
+
+from forebay.cache.disk.accounts import INDEX_BYTES, Books, Claim, DatasetUse, charge, smallest_quota
+from forebay.cache.disk.directory import CacheDirectory
+from forebay.cache.disk.index import Index, IndexFull, Rows
+from forebay.cache.disk.lease import ended_users
+from forebay.cache.disk.transaction import Shelf
+from forebay.errors import CacheUnusable
+from forebay.storage.file_lock import try_lock
+
+T = TypeVar("T")
+
+
+class Ledger:
+    """Keeps everything below a cache directory within `quota_bytes`, and `min_free_bytes` of the disk free.
+
+    A writer claims a block's bytes before it writes the first one. Claims of writers that died are taken back when the
+    ledger is opened and whenever room is short. Nothing is evicted for a block of its own data set or for a data set in
+    use: a row is read once per epoch, so that would only thrash (CoorDL's MinIO, https://arxiv.org/abs/2007.06775).
+    """
+
+    def __init__(self, directory: CacheDirectory, *, quota_bytes: int, min_free_bytes: int) -> None:
+        self._directory = directory
+        self._quota_bytes = quota_bytes
+        self._min_free_bytes = min_free_bytes
+        self._index = Index(directory.index, directory.locks / "index")
+        # A quota that the index alone would exceed leaves the directory empty.
+        self._open = quota_bytes >= smallest_quota(1) or self._index.file.exists()
+        if self._open:
+            with suppress(IndexFull):  # the first claim finds the disk as full
+                self._change(Shelf.catch_up)
+
+    @property
+    def used_bytes(self) -> int:
+        """What counts against the quota: never less than the directory takes of the disk."""
+        return self._told(lambda shelf: shelf.books.used_bytes) if self._open else 0
+
+    def datasets(self) -> list[DatasetUse]:
+        """What each data set takes, oldest first."""
+        found = self._told(lambda shelf: shelf.books.datasets) if self._open else {}
+        return sorted(found.values(), key=lambda use: (use.created_at, use.dataset))
+
+    def reserve(self, name: str, claim: Claim) -> bool:
+        """Claim room for the part file `name`, which exists and is locked. False if there is none to be had."""
+        if smallest_quota(claim.bytes) > self._quota_bytes:
+            return False
+
+        def work(shelf: Shelf) -> bool:
+            room = self._make_room(shelf, claim)
+            if room:
+                shelf.books = shelf.books.claim(name, claim)
+            return room
+
+        try:
+            return self._change(work)
+        except IndexFull:
+            return False
+
+    def commit(self, name: str, claim: Claim) -> None:
+        """The part file has been renamed to the block's place."""
+
+        def work(shelf: Shelf) -> None:
+            shelf.books = shelf.books.release(name)
+            shelf.record(claim)
+
+        self._settle(work)
+
+    def release(self, name: str) -> None:
+        """The part file has been removed; without a claim of that name this does nothing."""
+
+        def work(shelf: Shelf) -> None:
+            shelf.books = shelf.books.release(name)
+
+        self._settle(work)
+
+    def quarantine(self, key: str, inode: int) -> bool:
+        """Move a bad block aside. False if its file is gone or was replaced meanwhile."""
+        try:
+            return self._change(lambda shelf: shelf.quarantine(key, inode))
+        except IndexFull:
+            return not self._directory.block(key).exists()  # moved; still accounted for as a block
+
+    def clear(self, dataset: str | None) -> int:
+        """Remove the blocks of `dataset`, or all blocks and quarantined files; the bytes freed.
+
+        Raises `CacheUnusable` where the disk is so full that not even the index can change.
+        """
+
+        def work(shelf: Shelf) -> int:
+            shelf.reconcile()
+            doomed = [name for name in shelf.books.datasets if dataset in (None, name)]
+            freed = sum(shelf.evict(name) for name in doomed)
+            while dataset is None and shelf.books.quarantined:
+                freed += shelf.drop_oldest_quarantined()
+            return freed
+
+        return self._told(work) if self._open else 0
+
+    def reconcile(self) -> None:
+        """Make the accounts agree with the directory."""
+        if self._open:
+            self._told(Shelf.reconcile)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the quota leaves room for anything but blocks: the index, and who uses what."""
+        return self._open
+
+    def settle_leases(self) -> None:
+        """Add what ended leases hit to the accounts, those of dead processes too, and remove their files."""
+        with suppress(IndexFull), ended_users(self._directory) as ended:
+            hits: dict[str, int] = {}
+            for user in ended:
+                hits[user.dataset] = hits.get(user.dataset, 0) + user.hits
+
+            def work(shelf: Shelf) -> None:
+                shelf.books = shelf.books.add_hits(hits)
+
+            if self._open and any(hits.values()):
+                self._change(work)
+
+    def _told(self, work: Callable[[Shelf], T]) -> T:
+        """As `_change`, for those who asked for it by hand."""
+        try:
+            return self._change(work)
+        except IndexFull as error:
+            raise CacheUnusable(
+                f"cache directory {self._directory.root}: its disk is full, so that the index cannot change. Free some "
+                f"of the disk, or empty the cache by hand: remove what is in {self._directory.blocks}.",
+                path=str(self._directory.root),
+            ) from error
+
+    def _change(self, work: Callable[[Shelf], T]) -> T:
+        def transaction(rows: Rows) -> T:
+            shelf = Shelf(rows, self._directory)
+            before = shelf.books
+            result = work(shelf)
+            if shelf.books is not before or not rows.get("books"):
+                shelf.save()
+            return result
+
+        self._open = True
+        return self._index.transact(transaction)
+
+    def _settle(self, work: Callable[[Shelf], None]) -> None:
+        with suppress(IndexFull):  # the part file is gone, so the next sweep settles the claim in the same way
+            self._change(work)
+
+    def _make_room(self, shelf: Shelf, claim: Claim) -> bool:
+        if self._missing(shelf.books, claim) <= 0:
+            return True
+        shelf.settle_dead_writers()
+        while shelf.books.quarantined and self._missing(shelf.books, claim) > 0:
+            shelf.drop_oldest_quarantined()
+        missing = self._missing(shelf.books, claim)
+        if missing > 0:
+            self._evict(shelf, missing, keep=claim.dataset)
+        return self._missing(shelf.books, claim) <= 0
+
+    def _evict(self, shelf: Shelf, missing: int, keep: str) -> None:
+        """Remove data sets nobody uses, oldest first, if that makes up for the `missing` bytes."""
+        with ExitStack() as locks:
+            unused = []
+            for use in sorted(shelf.books.datasets.values(), key=lambda use: use.created_at):
+                lock = try_lock(self._directory.use_lock(use.dataset)) if use.dataset != keep else None
+                if lock:
+                    unused.append(use)
+                    locks.enter_context(lock)
+            if sum(use.bytes for use in unused) < missing:
+                return
+            for use in unused:
+                if missing > 0:
+                    missing -= shelf.evict(use.dataset)
+
+    def _missing(self, books: Books, claim: Claim) -> int:
+        """Bytes that must go before `claim` fits; 0 or less if it does."""
+        over_quota = books.used_bytes + charge(claim.bytes) - self._quota_bytes
+        # Changing the index takes some of the disk as well, if only for a moment.
+        free = shutil.disk_usage(self._directory.root).free - books.claimed_bytes - INDEX_BYTES
+        return max(over_quota, self._min_free_bytes - (free - charge(claim.bytes)))

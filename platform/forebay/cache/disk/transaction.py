@@ -1,0 +1,162 @@
+"""The files of a cache and their accounts, changed together within one transaction of the index."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from forebay.cache.block_file import BadBlock, read_header
+from forebay.cache.disk.accounts import Books, Claim
+from forebay.cache.disk.directory import CacheDirectory
+from forebay.cache.disk.index import DamagedRow, Rows
+from forebay.cache.disk.index_rows import read_books, read_entry, read_key
+from forebay.storage.file_lock import try_lock
+
+_BOOKS = "books"
+_BLOCK = "block/"
+_BOOT = "boot"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_KEPT_QUARANTINED = 8
+
+
+class Shelf:
+    """`books` and the files they speak of, for the length of one transaction."""
+
+    def __init__(self, rows: Rows, directory: CacheDirectory) -> None:
+        self._rows = rows
+        self._directory = directory
+        kept = rows.get(_BOOKS)
+        self.books = Books() if kept is None else read_books(kept)
+        if kept is None:
+            self.reconcile()
+
+    def save(self) -> None:
+        self._rows.set(_BOOKS, asdict(self.books))
+
+    def record(self, claim: Claim) -> None:
+        """The block is in its place: account for the file that is there."""
+        try:
+            size = self._directory.block(claim.key).stat().st_size
+        except FileNotFoundError:  # cleared or quarantined meanwhile
+            return
+        self._forget(claim.key)
+        found = Claim(key=claim.key, dataset=claim.dataset or self._dataset_of(claim.key), bytes=size)
+        self._rows.set(_BLOCK + claim.key, {"dataset": found.dataset, "bytes": size})
+        self.books = self.books.add(found, time.time())
+
+    def evict(self, dataset: str) -> int:
+        """Remove the blocks of `dataset`; the bytes of them."""
+        for key in self._keys():
+            if read_entry(self._rows.get(_BLOCK + key)).dataset == dataset:
+                self._directory.block(key).unlink(missing_ok=True)
+                self._rows.delete(_BLOCK + key)
+        freed = self.books.datasets[dataset].bytes
+        self.books = self.books.without_dataset(dataset)
+        return freed
+
+    def quarantine(self, key: str, inode: int) -> bool:
+        """Move the block aside, unless its file is no longer the one with `inode`."""
+        path = self._directory.block(key)
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            return False
+        if found.st_ino != inode:
+            return False
+        name = f"{time.time_ns():020d}-{key}"
+        self._forget(key)  # first: if the index is found to be damaged here, all of this is done again
+        path.rename(self._directory.quarantine / name)
+        self.books = self.books.with_quarantined({**self.books.quarantined, name: found.st_size})
+        while len(self.books.quarantined) > _KEPT_QUARANTINED:
+            self.drop_oldest_quarantined()
+        return True
+
+    def drop_oldest_quarantined(self) -> int:
+        name = min(self.books.quarantined)
+        with suppress(IsADirectoryError):  # which somebody has put in a block's place
+            (self._directory.quarantine / name).unlink(missing_ok=True)
+        rest = {other: size for other, size in self.books.quarantined.items() if other != name}
+        freed = self.books.quarantined[name]
+        self.books = self.books.with_quarantined(rest)
+        return freed
+
+    def settle_dead_writers(self) -> None:
+        """Take back what writers claimed who died, and remove what they left half-written."""
+        for name in {*self._directory.parts(), *self.books.claims}:
+            part = self._directory.temp / name
+            try:
+                lock = try_lock(part, flags=0)
+                if lock is None:
+                    continue
+                part.unlink(missing_ok=True)
+                lock.release()
+            except FileNotFoundError:
+                pass
+            if claim := self.books.claims.get(name):
+                self.books = self.books.release(name)
+                # It may have died after the rename: then the block is whole, and only its entry is missing.
+                self.record(claim)
+
+    def catch_up(self) -> None:
+        """Take account of what happened while nobody had the cache open."""
+        self.settle_dead_writers()
+        # The index is not synced to the disk: what it said before a power cut need not be what it says now.
+        if self._rows.get(_BOOT) != _boot() or self.num_files() != self.books.num_blocks:
+            self.reconcile()
+
+    def reconcile(self) -> None:
+        """Make the accounts say what the directory holds, whatever they said before."""
+        self._rows.set(_BOOT, _boot())
+        claims = dict(self.books.claims)
+        for name, size in self._directory.parts().items():
+            claims.setdefault(name, Claim(key=name[:40], dataset="", bytes=size))
+        known = set(self._keys())
+        entries = {key: read_entry(self._rows.get(_BLOCK + key)) for key in known}
+        earlier = self.books.datasets
+        created = {dataset: use.created_at for dataset, use in earlier.items()}
+        self.books = Books(claims=claims, quarantined=self._directory.quarantined())
+        for key in self._directory.block_keys():
+            dataset = entries[key].dataset if key in entries else self._dataset_of(key)
+            self._add_found(key, dataset, created)
+            known.discard(key)
+        for key in known:
+            self._rows.delete(_BLOCK + key)
+        self.books = self.books.add_hits({dataset: use.hits for dataset, use in earlier.items()})
+        self.settle_dead_writers()
+
+    def num_files(self) -> int:
+        return len(self._directory.block_keys())
+
+    def _add_found(self, key: str, dataset: str, created: dict[str, float]) -> None:
+        found = self._directory.block(key).stat()
+        since = created.setdefault(dataset, found.st_mtime)
+        self._rows.set(_BLOCK + key, {"dataset": dataset, "bytes": found.st_size})
+        self.books = self.books.add(Claim(key=key, dataset=dataset, bytes=found.st_size), since)
+
+    def _forget(self, key: str) -> None:
+        kept = self._rows.get(_BLOCK + key)
+        if kept is None:
+            return
+        entry = read_entry(kept)
+        use = self.books.datasets.get(entry.dataset)
+        if use is None or use.bytes < entry.bytes or use.blocks < 1:
+            raise DamagedRow(f"the accounts do not know block {key} of {entry.dataset!r:.100}")
+        self.books = self.books.remove(Claim(key=key, dataset=entry.dataset, bytes=entry.bytes))
+        self._rows.delete(_BLOCK + key)
+
+    def _keys(self) -> list[str]:
+        """Of all blocks that have a row."""
+        return [read_key(name[len(_BLOCK) :]) for name in list(self._rows.names()) if name.startswith(_BLOCK)]
+
+    def _dataset_of(self, key: str) -> str:
+        try:
+            return read_header(self._directory.block(key)).dataset
+        except BadBlock:
+            return "unknown"
+
+
+def _boot() -> str:
+    """Another one after each start of the machine; empty where there is none to be had."""
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""

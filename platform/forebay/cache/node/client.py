@@ -1,0 +1,186 @@
+"""The cache of a node as a Ray actor: one per node and directory, shared by all jobs, found by name.
+
+The others of the cache that know Ray: `peer_line`, by which such actors ask each other, and `ray_metrics`. Which block
+comes from where: docs/explanation/cache.md. Checked with Ray 2.60.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import ray
+from ray.exceptions import ActorUnschedulableError, ObjectLostError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.cache.node.actor import NodeCache
+from forebay.cache.node.peer_transport import NODE_DIGITS
+from forebay.cache.node.source import NodeSource
+from forebay.cache.source import BlockSource
+from forebay.cache.spec import CacheSpec
+from forebay.errors import CacheUnusable
+from forebay.manifest.manifest import Manifest
+from forebay.metrics import Tally
+from forebay.ray_cluster.actors import CACHE_PREFIX, NAMESPACE
+from forebay.storage.deadline import Cancelled
+from forebay.transform.transform import Transform
+
+_MOST_CALLS = 1024
+_POLL_S = 0.05
+_REVIVE_S = 60.0
+_REVIVE_WAIT_S = 0.2
+_PING_S = 5.0
+_SILENT_S = 120.0
+"""An actor answers at once that it is there, however busy its data workers are: silent for so long, it is stuck."""
+
+Actor: TypeAlias = Any
+
+
+class NodeCacheClient:
+    """The way to the cache actor of one node, which is created if it is not there (any more)."""
+
+    def __init__(self, spec: CacheSpec, node_id: str, *, is_here: bool) -> None:
+        self.spec = spec
+        self.node_id = node_id
+        self.is_here = is_here
+        path = hashlib.sha256(spec.directory.encode()).hexdigest()[:12]
+        self.name = f"{CACHE_PREFIX}{node_id[:NODE_DIGITS]}-{path}"
+        self._disk: DiskCache | None = None
+        self._actor = self._find_or_create()
+
+    def disk(self) -> DiskCache:
+        """The directory in this process, which must be on the node. Raises `CacheUnusable`."""
+        if self._disk is None:
+            self._disk = self.spec.open()
+        return self._disk
+
+    def source(self, manifest: Manifest, transform: Transform, tally: Tally) -> BlockSource:
+        """Blocks by way of the node. From another node they come without arrays: they are only made and stored."""
+        return NodeSource(self, manifest, transform, tally)
+
+    def facts(self) -> dict[str, Any]:
+        """`pid`, `node_id`, `path` and `used_bytes` of the actor; `loose_bytes`: of blocks in its memory now."""
+        found: dict[str, Any] = self.call(threading.Event(), "facts")
+        return found
+
+    def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
+        """What the actor answers; it may die meanwhile, then the next one is asked.
+
+        Raises `CacheUnusable` if it keeps dying, has stopped answering, or its node has left the cluster, and
+        `Cancelled` soon after `cancelled` is set.
+        """
+        give_up = time.monotonic() + _REVIVE_S
+        while True:
+            _check_connected(self.name)
+            try:
+                return self._wait(getattr(self._actor, method).remote(*arguments), cancelled)
+            except ActorUnschedulableError as error:
+                raise CacheUnusable(
+                    f"the cache actor {self.name} cannot be had: node {self.node_id} has left the cluster. "
+                    "Start again what was asked of it, on the nodes that are there now.",
+                    actor=self.name,
+                ) from error
+            except (RayActorError, ObjectLostError) as error:
+                if time.monotonic() > give_up:
+                    raise CacheUnusable(
+                        f"the cache actor {self.name} kept dying for {_REVIVE_S:.0f} s ({error}). Look into its log "
+                        "for the reason (out of memory?), or set cache=None to train without a cache.",
+                        actor=self.name,
+                    ) from error
+            cancelled.wait(_REVIVE_WAIT_S)
+            # The name of an actor that is just dying can be neither found nor taken: the next attempt will.
+            with suppress(ValueError):
+                self._actor = self._find_or_create()
+
+    def _wait(self, reply: Any, cancelled: threading.Event) -> Any:
+        pulse = _Pulse(self._actor)
+        # In steps, since a blocking get could not be ended by close().
+        while not ray.wait([reply], timeout=_POLL_S)[0]:
+            if cancelled.is_set():
+                raise Cancelled("the request to the node's cache was cancelled")
+            _check_connected(self.name)
+            if pulse.silent_s() > _SILENT_S:
+                raise CacheUnusable(
+                    f"the cache actor {self.name} has not answered for {_SILENT_S:.0f} s. Its process on node "
+                    f"{self.node_id} is stopped, or its interpreter is held. End it, and it is made again.",
+                    actor=self.name,
+                )
+        return ray.get(reply)
+
+    def _find_or_create(self) -> Actor:
+        return (
+            ray.remote(NodeCache)
+            .options(
+                name=self.name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=_MOST_CALLS,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(self.node_id, soft=False),
+            )
+            .remote()
+        )
+
+
+def _check_connected(name: str) -> None:
+    if not ray.is_initialized():
+        # Ray would start a cluster of its own for whoever still asks: a thread whose read was stuck, say.
+        raise CacheUnusable(
+            f"the cache actor {name} cannot be asked: this process has left its Ray cluster. Call ray.init() first, "
+            "and close loaders before ray.shutdown().",
+            actor=name,
+        )
+
+
+def attach(spec: CacheSpec) -> NodeCacheClient:
+    """The cache of this node, as a provider of blocks; Ray must be initialised.
+
+    Raises `CacheUnusable` if the directory cannot be used here.
+    """
+    client = NodeCacheClient(spec, ray.get_runtime_context().get_node_id(), is_here=True)
+    client.disk()
+    _configure(client)
+    return client
+
+
+def attach_all(spec: CacheSpec) -> dict[str, NodeCacheClient]:
+    """The caches of all living nodes, by the first 12 digits of the node's id.
+
+    Raises `CacheUnusable` if the directory cannot be used on one of them.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    clients = {node_id[:12]: NodeCacheClient(spec, node_id, is_here=node_id == here) for node_id in nodes}
+    for client in clients.values():
+        _configure(client)
+    return clients
+
+
+def _configure(client: NodeCacheClient) -> None:
+    problem = client.call(threading.Event(), "configure", client.spec)
+    if problem:
+        raise problem
+
+
+class _Pulse:
+    """Asks an actor now and then whether it is there."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+        self._ping: Any = None
+        self._since = time.monotonic()
+
+    def silent_s(self) -> float:
+        """Seconds for which it has owed an answer."""
+        now = time.monotonic()
+        if self._ping is not None and ray.wait([self._ping], timeout=0)[0]:
+            self._ping, self._since = None, now
+        if self._ping is None and now - self._since > _PING_S:
+            self._ping, self._since = self._actor.__ray_ready__.remote(), now
+        return now - self._since if self._ping is not None else 0.0

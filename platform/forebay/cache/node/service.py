@@ -1,0 +1,167 @@
+"""What the cache of a node does for the processes that ask it, whatever carries their questions."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from forebay.cache.block_builder import BlockMaker, Conditions, Peers
+from forebay.cache.cpu_share import Cores, keep_off_trainer
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.cache.node.inflight_bytes import LooseBytes
+from forebay.cache.node.payload import unpack
+from forebay.cache.single_flight import Workers
+from forebay.cache.spec import CacheSpec
+from forebay.errors import ForebayError
+from forebay.manifest.footer import FooterCache
+from forebay.manifest.manifest import Manifest
+from forebay.metrics import Tally
+from forebay.transform.block import BlockArray
+from forebay.transform.transform import Transform
+
+_MOST_DATASETS = 64
+_MOST_LOOSE_BYTES = 512 << 20
+_LOOSE_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The block is in the cache, under its key. `sums`: what was counted for it, to be counted by who asked."""
+
+    sums: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loose:
+    """The block did not fit, so here it is."""
+
+    sums: Mapping[str, float]
+    rows: int
+    arrays: Mapping[str, BlockArray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The block cannot be made; `trace` is where that happened."""
+
+    error: ForebayError
+    trace: str
+    sums: Mapping[str, float] = field(default_factory=dict)
+
+
+Reply: TypeAlias = Stored | Loose | Failed | Literal["unknown"]
+"""`unknown`: the data set must be registered first."""
+
+
+class NodeService:
+    """Makes blocks for all jobs of a node with one set of data workers; each block once, however many ask.
+
+    A block is taken from the node's disk, else from one of `peers` that holds it, else made from its source; then it is
+    stored. What does not fit leaves as `Loose`: while 512 MiB of such blocks have not been let go of, no other is made
+    (for 30 s at most: who asked may have died), so the memory they take is bounded however many processes ask.
+    """
+
+    def __init__(self, spec: CacheSpec, peers: Peers | None = None) -> None:
+        self._spec = spec
+        self._peers = peers
+        self.loose_bytes = LooseBytes()
+        self.tally = Tally()
+        self.cache = spec.open()
+        self._registered: dict[str, tuple[Manifest, Transform]] = {}
+        self._makers = threading.local()
+        self._footers = FooterCache()
+        self._cores = Cores(spec.data_workers.num_cores())
+        self._workers: Workers[tuple[str, int], _Outcome] = Workers(
+            self._make, num_threads=spec.num_reads, on_start=keep_off_trainer
+        )
+
+    def adopt(self, spec: CacheSpec) -> None:
+        """Keep within the bounds of `spec` from now on: those of the newest job count."""
+        if spec != self._spec:
+            self.cache = spec.open()
+            self._cores.resize(spec.data_workers.num_cores())
+            self._workers.resize(spec.num_reads)
+            self._spec = spec
+
+    def register(self, dataset_id: str, payload: bytes) -> None:
+        """Make `dataset_id` known. Raises `TransformFailed` if its code cannot be loaded here."""
+        self._registered.pop(dataset_id, None)
+        self._registered[dataset_id] = unpack(payload)
+        while len(self._registered) > _MOST_DATASETS:
+            del self._registered[next(iter(self._registered))]
+
+    def request(self, dataset_id: str, index: int) -> Future[_Outcome] | None:
+        """The outcome of making block `index`, or None if the data set is not known (any more)."""
+        if dataset_id not in self._registered:
+            return None
+        return self._workers.submit((dataset_id, index))
+
+    def measured(self) -> dict[str, float]:
+        """The gauges of `forebay.metrics.GAUGES`."""
+        cache = self.cache
+        return {"cache_used_bytes": cache.used_bytes, "cache_quota_bytes": cache.quota_bytes}
+
+    def close(self, timeout_s: float) -> None:
+        """Stop the data workers."""
+        self._cores.close()
+        self.loose_bytes.close()
+        self._workers.close(timeout_s)
+
+    def _make(self, task: tuple[str, int]) -> _Outcome:
+        dataset_id, index = task
+        self._cores.line_up()
+        found = self._maker(dataset_id)
+        if found is None:
+            return _Outcome("unknown")
+        maker, tally = found
+        before = tally.as_dict()
+        try:
+            self.loose_bytes.wait(_MOST_LOOSE_BYTES, _LOOSE_WAIT_S)
+            block, origin = maker.make(index)
+        except ForebayError as error:
+            trace = "".join(traceback.format_exception(error))
+            return _Outcome(Failed(error=error, trace=trace, sums=tally.since(before)))
+        finally:
+            self.tally.merge(tally.since(before))
+        sums = tally.since(before)
+        if origin == "bypass":
+            self.loose_bytes.count(block)
+            return _Outcome(Loose(sums=sums, rows=block.rows, arrays=dict(block.arrays)), block.nbytes)
+        return _Outcome(Stored(sums=sums), block.nbytes)
+
+    def _maker(self, dataset_id: str) -> tuple[BlockMaker, Tally] | None:
+        """This thread's own, so that what it counts between two moments belongs to one block."""
+        mine: dict[str, tuple[BlockMaker, Tally, DiskCache]] = self._makers.__dict__
+        known = mine.get(dataset_id)
+        if known is None or known[2] is not self.cache:
+            registered = self._registered.get(dataset_id)
+            if registered is None:
+                return None
+            while len(mine) >= _MOST_DATASETS:
+                del mine[next(iter(mine))]
+            tally, cache = Tally(), self.cache
+            conditions = Conditions(footers=self._footers, cores=self._cores, peers=self._peers)
+            maker = BlockMaker(*registered, cache, tally=tally, conditions=conditions)
+            known = maker, tally, cache
+            mine[dataset_id] = known
+        return known[0], known[1]
+
+
+class _Outcome:
+    """One reply for all who asked for one block: the first is told what it cost, the others had it for nothing."""
+
+    def __init__(self, reply: Reply, nbytes: int = 0) -> None:
+        self._reply = reply
+        self._nbytes = nbytes
+        self._told = threading.Lock()
+
+    def take(self) -> Reply:
+        """The reply for one of those who asked."""
+        if isinstance(self._reply, str) or self._told.acquire(blocking=False):
+            return self._reply
+        name, size = ("hits", "hit_bytes") if isinstance(self._reply, Stored) else ("bypasses", "bypass_bytes")
+        return replace(self._reply, sums={} if isinstance(self._reply, Failed) else {name: 1, size: self._nbytes})

@@ -1,0 +1,99 @@
+"""A run's events in TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import InvalidOption
+from forebay.events import (
+    EpochEnded,
+    Event,
+    Failed,
+    Finished,
+    Reported,
+    RolledBack,
+    Started,
+    Warned,
+    rows_per_s,
+    wait_share,
+)
+from forebay.runs.control import Control
+
+
+class TensorBoard:
+    """A callback that writes metrics of steps and epochs, the workers, and what monitors found, for TensorBoard.
+
+    `folder` is where the event files go, local or whatever the writer understands; None stands for
+    `tensorboard/<name of the run>` in the working directory. A run that goes on by name goes on in the same curves:
+    steps that it trains again replace those from before, also after a monitor sent it back or workers were lost.
+
+    Needs `tensorboardX` or `tensorboard` (`pip install 'forebay[tensorboard]'`); raises `InvalidOption` without.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self._writer_class = _writer_class()
+        self._folder = folder
+        self._name = "run"
+        self._world_size: int | None = None
+        self._writer: Any = None
+
+    def __call__(self, event: Event, control: Control) -> None:
+        match event:
+            case Started():
+                self._name, self._world_size = event.name, event.world_size
+            case Reported():
+                self._write_step(event, control)
+            case EpochEnded():
+                rates = {"rows_per_s": rows_per_s(event), "wait_share": wait_share(event)}
+                self._write("epoch", {**event.metrics, **rates}, event.step)
+            case Warned():
+                self._open(event.step).add_text("monitors", event.reason, event.step)
+            case RolledBack():
+                text = f"{event.reason}; back to step {event.to_step}, {event.skipped_rows:,} rows skipped"
+                # TensorBoard forgets what was given up only where a writer opens. Opened here, and not by the next step
+                # that is reported, which may be a later one, it forgets all of it, and keeps this text.
+                self._close()
+                self._open(event.to_step + 1).add_text("monitors", text, event.from_step)
+            case Finished() | Failed():
+                # Of a retry, too: the next step reported is one that is trained again, and opens a writer.
+                self._close()
+
+    def _write_step(self, event: Reported, control: Control) -> None:
+        self._write("step", event.metrics, event.step)
+        sizes = {"workers": self._world_size or control.world_size, "global_batch": event.global_batch}
+        self._write("run", sizes, event.step)
+
+    def _write(self, group: str, values: Mapping[str, float], step: int) -> None:
+        writer = self._open(step)
+        for name, value in values.items():
+            writer.add_scalar(f"{group}/{name}", value, step)
+
+    def _open(self, step: int) -> Any:
+        if self._writer is None:
+            folder = self._folder if self._folder is not None else Path("tensorboard") / self._name
+            # Their own names end in seconds: a run that goes on within the same one would write over what it has.
+            self._writer = self._writer_class(str(folder), purge_step=step, filename_suffix=f".{time.time_ns()}")
+        return self._writer
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _writer_class() -> Any:
+    """A `SummaryWriter`: that of tensorboardX, which is small and comes with Ray Train, or torch's."""
+    try:
+        from tensorboardX import SummaryWriter  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError:
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra
+        except ModuleNotFoundError as error:
+            raise InvalidOption(
+                "TensorBoard() needs the package tensorboardX or tensorboard, and neither is installed. Run: "
+                "pip install 'forebay[tensorboard]'"
+            ) from error
+    return SummaryWriter

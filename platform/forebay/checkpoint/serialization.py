@@ -1,0 +1,99 @@
+"""The state of a commit to bytes and back."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, cast
+
+import torch
+from torch.utils.serialization import config
+
+from forebay.checkpoint.buffer import Pad
+from forebay.checkpoint.encoded import Bytes
+from forebay.errors import BadJob
+
+
+def pack(state: Mapping[str, Any], pad: Pad) -> memoryview:
+    """`state` as the bytes of a file of `torch.save`, on `pad`."""
+    pad.rewind()
+    # It takes three quarters of the time, and the seal has a checksum. Without it `unzip` complains, PyTorch does not.
+    with config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
+        torch.save(dict(state), cast(IO[bytes], pad))
+    return pad.written()
+
+
+def unpack(state: Bytes) -> dict[str, Any]:
+    """What `pack` was given, in main memory. Raises `TypeError` for something else, and whatever unpicklers raise."""
+    found = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+    if not isinstance(found, dict):
+        raise TypeError("it holds no state")
+    return found
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, dict, list, tuple, str, int, float, bool, type(None))
+NUM_NAMED = 3
+_CONTAINERS = (Mapping, list, tuple)
+
+
+class LoadableTypes:
+    """The types that a commit was seen to give back; a state with another one is read back before it is written.
+
+    Reading back costs a second copy of the state, so it is done for the first save, and when a type is new: a scheduler
+    may hold None at first, and a NumPy number from the end of the first epoch on.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[type] = set()
+
+    def check(self, state: Mapping[str, Any], written: bytes | memoryview) -> None:
+        """Raises `BadJob` where `torch.load(weights_only=True)` refuses `written`, which holds `state`."""
+        found: set[type] = set()
+        _add_types(state, found)
+        if found <= self._seen:
+            return
+        try:
+            torch.load(io.BytesIO(written), map_location="cpu", weights_only=True)
+        except Exception as error:  # unpicklers raise anything
+            strange = [f"{where} is a {_name(value)}" for where, value in _walk(state, "") if type(value) not in PLAIN]
+            raise BadJob(
+                "the state of this run could be saved, but not be read back: "
+                f"{'; '.join(strange[:NUM_NAMED]) or str(error).partition(chr(10))[0]}. A commit holds tensors, "
+                "numbers, strings, None, and tuples, lists and dicts of these. In the state_dict() of what setup() and "
+                "track() were given, write float(x) for a NumPy number and torch.from_numpy(x) for an array.",
+                found=strange,
+            ) from error
+        self._seen |= found
+
+
+def _add_types(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], found: set[type]) -> None:
+    """Put the types of everything within `value` into `found`."""
+    if isinstance(value, Mapping):
+        found.update(map(type, value))
+        values = list(value.values())
+    else:
+        values = list(value)
+    kinds = set(map(type, values))
+    found |= kinds
+    # Nothing is within most of them: a random generator of each rank is 625 numbers.
+    if any(issubclass(kind, _CONTAINERS) for kind in kinds):
+        for each in values:
+            if isinstance(each, _CONTAINERS):
+                _add_types(each, found)
+
+
+def _walk(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Every value within `value` and its place, `objects.scheduler.best`; keys are values too."""
+    yield where, value
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            place = f"{where}.{key}" if where else str(key)
+            yield f"the key {place}", key
+            yield from _walk(each, place)
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _walk(each, f"{where}[{index}]")
+
+
+def _name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

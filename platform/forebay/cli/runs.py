@@ -1,0 +1,126 @@
+"""`forebay ps`, `forebay scale` and `forebay stop`: runs and sweeps that are under way on a Ray cluster.
+
+The cluster is the one at `RAY_ADDRESS`, or the one that runs on this machine; a Ray that a run has started for itself
+is one, too. Ray is imported where it is used: the other commands do without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from forebay.cli.arguments import AsJson
+from forebay.cli.output import only_the_document, print_json, print_parts, print_table
+from forebay.cli.sweep_table import headline, trial_table
+from forebay.formatting import human_age
+from forebay.runs.status import RunStatus
+from forebay.sweep.record.status import SweepStanding
+
+COLUMNS = ("run", "driver", "state", "workers", "epoch", "step", "rows/s", "last commit", "age")
+
+RunName = Annotated[str, typer.Argument(help="Its name, as `forebay ps` lists it.", metavar="RUN")]
+
+
+def ps(as_json: AsJson = False) -> None:
+    """List the runs of the cluster, and its sweeps with their trials: state, workers, epoch, rows per second."""
+    from forebay.driver.elastic.client import runs  # noqa: PLC0415
+    from forebay.sweep.record.status_actor import sweeps  # noqa: PLC0415
+
+    with _cluster(as_json):
+        found, swept = runs(), sweeps()
+    if as_json:
+        print_json({"runs": [asdict(status) for status in found], "sweeps": [asdict(sweep) for sweep in swept]})
+        return
+    by_name = {status.name: status for status in found}
+    for sweep in swept:
+        print_parts(Text(headline(sweep)), trial_table(sweep, by_name))
+    of_trials = {trial.run for sweep in swept for trial in sweep.trials}
+    others = [status for status in found if status.name not in of_trials]
+    if others:
+        print_table(COLUMNS, [_cells(status) for status in others])
+    elif not swept:
+        typer.echo("No run is under way on this cluster.")
+
+
+def scale(
+    run: RunName,
+    workers: Annotated[int, typer.Argument(help="How many workers it shall train on.", metavar="N")],
+    as_json: AsJson = False,
+) -> None:
+    """Train a run on N workers from its next commit on; as many as there is room for, until there is more."""
+    from forebay.driver.elastic import client as remote_control  # noqa: PLC0415
+
+    with _cluster(as_json):
+        before = remote_control.scale(run, workers)
+    if as_json:
+        print_json({"run": run, "before": before.target, "target": workers, "world_size": before.world_size})
+    else:
+        typer.echo(f"{run}: {before.target} -> {workers} workers asked for; {before.world_size} train now.")
+
+
+def stop(
+    run: RunName,
+    reason: Annotated[str, typer.Option(help="Kept in the run's result.")] = "forebay stop",
+    as_json: AsJson = False,
+) -> None:
+    """Let a run, or all trials of a sweep, commit, then end it. Run again by the same name, it goes on from there.
+
+    A trial that is stopped by the name of its run has ended for good: its sweep goes on without it.
+    """
+    from forebay.driver.elastic import client as remote_control  # noqa: PLC0415
+    from forebay.sweep.record.status_actor import is_sweep, stop_sweep  # noqa: PLC0415
+
+    with _cluster(as_json):
+        asked = stop_sweep(run, reason) if is_sweep(run) else remote_control.stop(run, reason)
+    if isinstance(asked, SweepStanding):
+        _say_stopped(asked, reason, as_json)
+        return
+    before = asked
+    if as_json:
+        print_json({"run": run, "reason": reason, "step": before.step, "path": before.path})
+    else:
+        typer.echo(f"{run}: ends at its next saved commit, after step {before.step}. It stays in {before.path}.")
+
+
+def _say_stopped(sweep: SweepStanding, reason: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"sweep": sweep.name, "reason": reason, "path": sweep.path})
+    else:
+        typer.echo(f"{sweep.name}: its trials end at their next saved commits. It stays in {sweep.path}.")
+
+
+@contextmanager
+def _cluster(as_json: bool) -> Iterator[None]:
+    """Connected for the length of the block; what Ray prints meanwhile is not for programs."""
+    from forebay.driver.elastic.client import reach_cluster  # noqa: PLC0415
+
+    with only_the_document(as_json), reach_cluster():
+        yield
+
+
+def _cells(status: RunStatus) -> tuple[object, ...]:
+    workers = f"{status.world_size}"
+    if status.target != status.world_size:
+        workers += f" -> {status.target}"
+    if status.min_workers != status.max_workers:
+        workers += f" ({status.min_workers} to {status.max_workers})"
+    committed = "-"
+    if status.last_commit_step is not None and status.last_commit_age_s is not None:
+        committed = f"step {status.last_commit_step}, {human_age(status.last_commit_age_s)} ago"
+    return (
+        status.name,
+        status.driver,
+        status.state,
+        workers,
+        f"{min(status.epoch + 1, status.epochs)} of {status.epochs}",
+        status.step,
+        f"{status.rows_per_s:,.0f}",
+        committed,
+        human_age(max(0.0, time.time() - status.started_at)),
+    )

@@ -1,0 +1,75 @@
+"""Training a job or a sweep, and showing what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from forebay.callbacks.progress import Progress
+from forebay.cli.arguments import job_or_sweep_of
+from forebay.cli.output import only_the_document, print_facts, print_json
+from forebay.driver.driver import named_driver, run
+from forebay.formatting import metric_text
+from forebay.job.job import Job
+from forebay.report.run_plots import write_plots
+from forebay.report.run_table import show_report
+from forebay.sweep.report.text import blocks_text, config_text, states_text
+from forebay.sweep.sweep import Sweep
+
+DRIVER = "ray"
+
+
+def train(path: str, words: Sequence[str], *, driver: str | None, as_json: bool) -> None:
+    """Train what the function of a job file makes. `driver` None is `DRIVER` for a job, the sweep's own for a sweep."""
+    if driver is not None:
+        named_driver(driver)  # first: a job may take minutes to write its data
+    with only_the_document(as_json):
+        made = job_or_sweep_of(path, words)
+    if isinstance(made, Sweep):
+        _run_sweep(made if driver is None else replace(made, driver=driver), as_json=as_json)
+    else:
+        _train_job(made, driver=driver or DRIVER, as_json=as_json)
+
+
+def _train_job(job: Job, *, driver: str, as_json: bool) -> None:
+    """Print the result and write its plots."""
+    with only_the_document(as_json):
+        result = run(job, named_driver(driver), callbacks=[Progress()])
+        plots = write_plots(result) if as_json else []
+    if as_json:
+        print_json(asdict(result) | {"plots": plots})
+    else:
+        show_report(result)
+
+
+def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:
+    """Print what was best and where everything is; the table of trials has been shown meanwhile."""
+    with only_the_document(as_json):
+        result = sweep.run()
+    facts = {
+        "name": result.name,
+        "path": result.path,
+        "metric": result.metric,
+        "mode": result.mode,
+        "stopped": result.stopped,
+        "best_value": result.best_value,
+        "best_trial": result.best_trial,
+        "best_config": result.best_config,
+        "best_run": result.best_run,
+        "html": result.html,
+    }
+    if as_json:
+        print_json(facts | {"trials": [asdict(trial) for trial in result.record.ranked]})
+        return
+    print_facts(
+        {
+            "sweep": result.name,
+            "trials": states_text(result.record.trials.values()),
+            **({"stopped": result.stopped} if result.stopped else {}),
+            f"best {result.metric}": "-" if result.best_value is None else metric_text(result.best_value),
+            "best config": config_text(result.best_config),
+            "best run": result.best_run or "-",
+            **({"cache": blocks} if (blocks := blocks_text(result.record)) else {}),
+            "page": result.html,
+        }
+    )

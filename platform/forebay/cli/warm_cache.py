@@ -1,0 +1,100 @@
+"""Filling caches before a job needs them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.cache.disk.lease import named_user
+from forebay.cache.local_source import LocalCache
+from forebay.cache.source import BlockSource, SourceProvider, open_source
+from forebay.cli.arguments import job_of
+from forebay.cli.output import only_the_document, print_json, print_table, progress_bar
+from forebay.errors import CacheUnusable
+from forebay.formatting import human_bytes
+from forebay.job.job import Job
+from forebay.loader.data import Data
+from forebay.metrics import Tally
+from forebay.transform.block import Block
+
+_PENDING = 8
+"""Requests that are open at once: enough to keep a node's data workers busy, few enough to bound memory."""
+_COUNTED = ("hits", "stores", "bypasses", "peer_hits", "stored_bytes", "source_bytes", "peer_bytes")
+
+
+def warm_job(path: str, words: Sequence[str], *, all_nodes: bool, as_json: bool) -> bool:
+    """Warm the caches for a job file and say what was done. False if some blocks did not fit."""
+    with only_the_document(as_json):
+        job = job_of(path, words)
+        job.check()
+        tallies = _warm_nodes(job, _caches(job, all_nodes=all_nodes))
+    if as_json:
+        print_json({node: {name: tally[name] for name in _COUNTED} for node, tally in tallies.items()})
+    else:
+        print_table(("node", *_COUNTED), [(node, *_cells(tally)) for node, tally in tallies.items()])
+    return not any(tally["bypasses"] for tally in tallies.values())
+
+
+def _cells(tally: Tally) -> list[str]:
+    return [human_bytes(tally[name]) if name.endswith("_bytes") else f"{tally[name]:.0f}" for name in _COUNTED]
+
+
+def _caches(job: Job, *, all_nodes: bool) -> dict[str, DiskCache | SourceProvider]:
+    if job.cache is None:
+        raise CacheUnusable("This job has cache=None, so there is nothing to warm. Give the job a CacheSpec.")
+    if not all_nodes:
+        return {"this node": LocalCache(job.cache)}
+    from forebay.cache.node.client import attach_all  # noqa: PLC0415 - only this option needs Ray, and it is slow to import
+
+    return dict(attach_all(job.cache))
+
+
+def _warm_nodes(job: Job, caches: dict[str, DiskCache | SourceProvider]) -> dict[str, Tally]:
+    """Fill all caches at once, one thread a node: the nodes do the work. A line for each, and one for all."""
+    datas = [job.data] if job.held_out is None else [job.data, job.held_out]
+    node_bytes = sum(data.plan.manifest.num_bytes for data in datas)
+    with progress_bar(in_bytes=True) as bar, ThreadPoolExecutor(len(caches)) as pool:
+        tasks = {node: [bar.add_task(node, total=node_bytes)] for node in caches}
+        if len(caches) > 1:
+            every = bar.add_task(f"{len(caches)} nodes", total=node_bytes * len(caches))
+            tasks = {node: [*own, every] for node, own in tasks.items()}
+
+        def advance(node: str, num_bytes: int) -> None:
+            for task in tasks[node]:
+                bar.advance(task, num_bytes)
+
+        futures = {node: pool.submit(_warm_node, datas, caches[node], partial(advance, node)) for node in caches}
+        return {node: future.result() for node, future in futures.items()}
+
+
+def _warm_node(datas: Sequence[Data], cache: DiskCache | SourceProvider, advance: Callable[[int], None]) -> Tally:
+    tally = Tally()
+    for data in datas:
+        with named_user("forebay warm"):
+            source = open_source(cache, data.plan.manifest, data.transform, tally)
+        try:
+            for done in _requested(source, len(data.plan.manifest)):
+                advance(int(data.plan.manifest.bytes[done]))
+        finally:
+            source.close()
+    return tally
+
+
+def _requested(source: BlockSource, num_blocks: int) -> Iterator[int]:
+    """Ask for every block, a few at a time; yields the index of each that has come."""
+    pending: deque[tuple[int, Future[Block]]] = deque()
+    for index in range(num_blocks):
+        pending.append((index, source.request(index)))
+        if len(pending) == _PENDING:
+            yield _finish(pending)
+    while pending:
+        yield _finish(pending)
+
+
+def _finish(pending: deque[tuple[int, Future[Block]]]) -> int:
+    index, future = pending.popleft()
+    future.result()
+    return index

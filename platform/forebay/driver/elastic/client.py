@@ -1,0 +1,121 @@
+"""Steering runs from outside: who is training on a cluster, with how many workers, and until when.
+
+The one private name of Ray that is needed (`ray._private.services.find_gcs_addresses`: the Rays of this machine, also
+those that a run has started for itself) was checked on Ray 2.60; tests/ray/driver/elastic/test_client.py fails when it
+moves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+from ray._private.services import find_gcs_addresses
+from ray.actor import ActorHandle
+
+from forebay.errors import InvalidOption
+from forebay.ray_cluster.actors import ANSWER_S, RUN_PREFIX, ask_all, find, find_or_refuse, names_of
+from forebay.ray_cluster.session import ADDRESS, connect
+from forebay.runs.status import RunStatus
+
+WHO = "remote control"
+
+
+@contextmanager
+def reach_cluster() -> Iterator[None]:
+    """Be connected to Ray for the length of the block: to this process's own, at `RAY_ADDRESS`, or on this machine.
+
+    Raises `InvalidOption` where there is none, where it does not answer, or where this machine has several.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    connect(os.environ.get(ADDRESS) or _only_address_here())
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def names(prefix: str = "") -> list[str]:
+    """What the runs under way are called whose names begin with `prefix`, without asking them."""
+    return names_of(RUN_PREFIX, prefix)
+
+
+def runs(prefix: str = "", wait_s: float = ANSWER_S) -> list[RunStatus]:
+    """The runs under way on the cluster this process is connected to, by name; those whose names begin with `prefix`.
+
+    A run that does not answer within `wait_s` is left out.
+    """
+    found = ask_all(RUN_PREFIX, lambda coordinator: coordinator.status.remote(), begin=prefix, wait_s=wait_s)
+    return sorted(found, key=lambda status: status.name)
+
+
+def scale(name: str, workers: int) -> RunStatus:
+    """Ask the run `name` to train on `workers` workers; returns how it stood before.
+
+    Raises `InvalidOption` for a run that is not there, one that is not elastic, and a number beyond its bounds: then
+    nothing is changed.
+    """
+    coordinator = _coordinator(name)
+    status: RunStatus = ray.get(coordinator.status.remote(), timeout=ANSWER_S)
+    low, high = status.min_workers, status.max_workers
+    if low == high:
+        raise InvalidOption(
+            f"run {name!r} has a fixed number of workers, {low}: nothing was changed. To scale it, stop it and run it "
+            "again with elastic=Elastic(min_workers=..., max_workers=...) in its job; it goes on from its last commit.",
+            name=name,
+        )
+    if not low <= workers <= high:
+        raise InvalidOption(
+            f"{workers} workers are out of bounds for run {name!r}, whose job allows {low} to {high}: nothing was "
+            f"changed, it is to train on {status.target}. Give a number from {low} to {high}.",
+            name=name,
+            min_workers=low,
+            max_workers=high,
+        )
+    ray.get(coordinator.set_target.remote(workers, WHO), timeout=ANSWER_S)
+    return status
+
+
+def stop(name: str, reason: str) -> RunStatus:
+    """Ask the run `name` to commit and end; returns how it stood. Raises `InvalidOption` for one that is not there."""
+    coordinator = _coordinator(name)
+    status: RunStatus = ray.get(coordinator.status.remote(), timeout=ANSWER_S)
+    ray.get(coordinator.ask_stop.remote(reason, WHO), timeout=ANSWER_S)
+    return status
+
+
+def steer(name: str, workers: int) -> None:
+    """Ask the run `name` for `workers` workers, within its bounds, without waiting; one that has ended is no error."""
+    if (coordinator := find(RUN_PREFIX, name)) is not None:
+        coordinator.set_target.remote(workers, WHO)
+
+
+def part(name: str, reason: str) -> None:
+    """Ask the run `name` to commit and end, without waiting; one that has ended is no error."""
+    if (coordinator := find(RUN_PREFIX, name)) is not None:
+        coordinator.ask_stop.remote(reason, WHO)
+
+
+def _only_address_here() -> str:
+    """Where the Ray of this machine is; of several, nobody can know which one is meant."""
+    addresses = sorted(find_gcs_addresses())
+    if not addresses:
+        raise InvalidOption(
+            f"there is no cluster to ask: {ADDRESS} is not set, and no Ray runs on this machine. Set {ADDRESS} to the "
+            "host:port of a cluster's head, or call this while a run is under way here. Runs with driver='local' are "
+            "not seen: they use no Ray."
+        )
+    if len(addresses) > 1:
+        raise InvalidOption(
+            f"{len(addresses)} Rays run on this machine: {', '.join(addresses)}. Set {ADDRESS} to the one you mean.",
+            addresses=addresses,
+        )
+    return str(addresses[0])
+
+
+def _coordinator(name: str) -> ActorHandle:
+    return find_or_refuse(RUN_PREFIX, name, "run")

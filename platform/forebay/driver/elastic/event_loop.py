@@ -1,0 +1,96 @@
+"""What the driver of a run on Ray does while others train: it tells what it hears, and passes on what is asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import ray
+from ray.actor import ActorHandle
+
+from forebay.checkpoint.ray_store import flush_stores
+from forebay.driver.elastic.coordinator import News
+from forebay.events import Event, Failed, Orders, Preempted, Preparing, Started
+from forebay.runs.control import Control
+from forebay.runs.run import Run
+
+POLL_S = 0.5
+FIRST_WAIT_S = 30.0
+NEXT_WAIT_S = 60.0
+
+
+def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) -> str | None:
+    """Tell the run what its workers report, and pass on what its callbacks ask, until all has been told.
+
+    Why to stop at once, where that was asked while nobody trains: workers may be long in coming.
+    """
+    watch = _StartWatch(run)
+    # Callbacks may have asked for something before there were workers, of which the coordinator knows nothing.
+    made_with = Orders(workers=run.job.start_workers if run.control.is_elastic else None)
+    asked = _pass_on(run.control, made_with, coordinator)
+    goes_on, gave_up = True, None
+    while goes_on or gave_up is not None:
+        goes_on = is_training()  # asked before the events are taken: the last ones came before the end
+        news: News = ray.get(coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0))
+        asked = _take_over(run.control, news, asked)
+        for event in news.events:
+            watch.see(event)
+            run.tell(event)
+            if isinstance(event, Preempted):
+                # Callbacks hear what comes next while the newest commit is on its way to storage.
+                threading.Thread(target=flush_stores, args=(run.name,), name="forebay-flush", daemon=True).start()
+        asked = _pass_on(run.control, asked, coordinator)
+        coordinator.noted.remote(news.count)
+        watch.tell_if_late()
+        if gave_up is not None:
+            return gave_up
+        if goes_on and asked.stop is not None and ray.get(coordinator.give_up.remote()):
+            # Once more round, for what was reported until then.
+            gave_up = asked.stop
+    return gave_up
+
+
+def _take_over(control: Control, news: News, asked: Orders) -> Orders:
+    """What others have asked for; what the run's own callbacks asked was passed on before."""
+    if control.is_elastic and news.target != asked.workers:
+        control.follow(target=news.target)
+    if news.stop is not None:
+        control.stop(news.stop)
+    return replace(asked, workers=news.target, stop=news.stop)
+
+
+def _pass_on(control: Control, asked: Orders, coordinator: ActorHandle) -> Orders:
+    resized, wanted = control.take_resize(), control.orders
+    if resized is not None:
+        # Also where there are as many now: whoever deals workers to several runs gives this one no more.
+        ray.get(coordinator.set_target.remote(resized))
+    if wanted.global_batch is not None and wanted.global_batch != asked.global_batch:
+        ray.get(coordinator.set_batch.remote(wanted.global_batch))
+    if wanted.stop is not None and asked.stop is None:
+        ray.get(coordinator.ask_stop.remote(wanted.stop))
+    return wanted
+
+
+class _StartWatch:
+    """Says so when workers are long in coming: most often the cluster has no room for them."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._is_training = False
+        self._due = time.monotonic() + FIRST_WAIT_S
+
+    def see(self, event: Event) -> None:
+        if isinstance(event, Started | Failed):
+            self._is_training = isinstance(event, Started)
+            self._due = time.monotonic() + FIRST_WAIT_S
+
+    def tell_if_late(self) -> None:
+        if self._is_training or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + NEXT_WAIT_S
+        job, free = self._run.job, ray.available_resources()
+        asked = f"{job.min_workers} workers of {job.resources.cpus:g} CPUs and {job.resources.gpus:g} GPUs"
+        left = f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free in the cluster"
+        self._run.tell(Preparing(what=f"still waiting for {asked}; {left}"))

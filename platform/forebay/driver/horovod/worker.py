@@ -1,0 +1,93 @@
+"""One worker process of the Horovod driver: warm before it is needed, and in one world after the other."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+
+import ray
+import torch
+from ray.actor import ActorHandle
+
+from forebay.cache.node.client import attach
+from forebay.cache.node.peer_transport import NODE_DIGITS
+from forebay.checkpoint.ray_store import open_commits
+from forebay.driver.elastic.coordinator_client import CoordinatorReporter
+from forebay.driver.horovod.collective import is_broken
+from forebay.driver.horovod.liveness import Lifeline, LineAddress
+from forebay.driver.horovod.world import Place, horovod_world, use_interface_of
+from forebay.driver.worker_error import Raised
+from forebay.driver.worker_main import Outcome, work
+from forebay.ray_cluster.metrics_export import exported
+from forebay.runs.worker_spec import device_of, unpack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """The world came apart; `raised` is how this rank noticed."""
+
+    raised: Raised
+
+
+Answer = Outcome | Broken | Raised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hiring:
+    """What a worker is made with: the run's coordinator, a reference to the packed `Launch`, the way to the driver."""
+
+    name: str
+    coordinator: ActorHandle
+    payload: list[ray.ObjectRef]
+    line: LineAddress
+
+
+class HorovodWorker:
+    """The actor. Ray gives it its GPUs, by `CUDA_VISIBLE_DEVICES`."""
+
+    def __init__(self, hiring: Hiring) -> None:
+        self._hiring = hiring
+        self._node = ray.get_runtime_context().get_node_id()
+        self._line = Lifeline(hiring.line, name=hiring.name, node=self._node)
+
+    def warm_up(self) -> Raised | None:
+        """Do all that takes time and needs nobody else; what it raised, if it did."""
+        try:
+            self._warm_up()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the driver judges
+            return Raised.of(error, rank=0)
+        return None
+
+    def _warm_up(self) -> None:
+        import horovod.torch  # noqa: PLC0415 - an extra
+
+        use_interface_of(ray.util.get_node_ip_address())
+        self._launch = unpack(ray.get(self._hiring.payload[0]))
+        self._device = device_of(self._launch.resources, local_rank=0)
+        self._cache = None if self._launch.cache is None else attach(self._launch.cache)
+        assert not horovod.torch.is_initialized()
+        _make_a_step()
+
+    def train(self, place: Place) -> Answer:
+        """Train in one world until it ends, the run does, or this worker is told to part."""
+        launch, coordinator = self._launch, self._hiring.coordinator
+        tags = {"role": "trainer", "run": launch.name, "node": self._node[:NODE_DIGITS]}
+        # Here and not in a method: Ray puts frames of its own between those of an actor.
+        try:
+            with horovod_world(place, self._device, launch.hang_timeout_s) as collective:
+                self._line.entered(place.number)
+                with closing(open_commits(launch.name, launch.safekeeping, coordinator)) as commits:
+                    reporter = CoordinatorReporter(coordinator)
+                    return work(launch, collective, self._cache, reporter, commits, partial(exported, tags))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
+            raised = Raised.of(error, place.world.rank)
+            return Broken(raised=raised) if is_broken(error) else raised
+
+
+def _make_a_step() -> None:
+    """What PyTorch puts off until the first step, up to a few seconds of imports, is done while nobody waits."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()

@@ -1,0 +1,95 @@
+"""Horovod for the length of one world: a process may go through many, one after the other."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from forebay.driver.horovod.collective import HorovodCollective
+from forebay.driver.horovod.watchdog import Patience
+from forebay.train.collectives.collective import Alone, Collective
+from forebay.world import World
+
+# What Horovod reads from the environment, besides who is where. A variable that is set already is left alone.
+SETTINGS: Mapping[str, str] = {
+    # Horovod lays tensors together as they happen to come, which no later run repeats; our buckets are fixed.
+    "HOROVOD_FUSION_THRESHOLD": "0",
+    # It shouts about every peer that is lost, which is the driver's to tell.
+    "HOROVOD_LOG_LEVEL": "fatal",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A worker's place in one world. `number` counts the worlds of a run, `rendezvous` is where its ranks meet.
+
+    `host` is what Horovod knows the worker by: each is a host of its own, with one slot, so that it comes and goes
+    alone.
+    """
+
+    number: int
+    world: World
+    host: str
+    rendezvous: tuple[str, int] | None
+
+
+@contextmanager
+def horovod_world(place: Place, device: torch.device, hang_timeout_s: float) -> Iterator[Collective]:
+    """Meet the other ranks, and part at the end. A world of one needs nobody, and no Horovod.
+
+    Raises Horovod's own error where the world comes apart. Should a rank die while the others wait for it here, Horovod
+    ends their processes: they cannot be called back.
+    """
+    if place.world.size == 1:
+        yield Alone(device)
+        return
+    import horovod.torch as hvd  # noqa: PLC0415 - an extra
+
+    os.environ.update(_environment(place, hang_timeout_s))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    hvd.init()
+    # As `hvd.shutdown()`, but for the handles of operations, which the waiting thread still holds.
+    patience = Patience(hang_timeout_s, hvd.mpi_ops._basics.shutdown)  # noqa: SLF001 - no public way
+    try:
+        yield HorovodCollective(place.world, device, patience)
+    finally:
+        patience.close()
+        hvd.shutdown()
+
+
+def _environment(place: Place, hang_timeout_s: float) -> dict[str, str]:
+    assert place.rendezvous is not None, "ranks must meet"
+    address, port = place.rendezvous
+    rank, size, seconds = str(place.world.rank), str(place.world.size), str(math.ceil(hang_timeout_s))
+    return {
+        **{name: value for name, value in SETTINGS.items() if name not in os.environ},
+        "HOROVOD_ELASTIC": "1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": seconds,
+        "HOROVOD_HOSTNAME": place.host,
+        **{f"HOROVOD_{scope}RANK": rank for scope in ("", "CROSS_")},
+        **{f"HOROVOD_{scope}SIZE": size for scope in ("", "CROSS_")},
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+    }
+
+
+def use_interface_of(address: str) -> None:
+    """Let this process's gloo speak through the network interface that has `address`: the node's, as Ray knows it.
+
+    The host's name, which gloo would look up otherwise, may stand for an address that nobody can reach.
+    """
+    import psutil  # noqa: PLC0415 - Horovod brings it
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            os.environ.setdefault("HOROVOD_GLOO_IFACE", name)

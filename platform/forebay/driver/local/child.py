@@ -1,0 +1,139 @@
+"""One worker process of the local driver: trains as one rank, and talks to its driver over one connection."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+import torch
+
+from forebay.cache.local_source import LocalCache
+from forebay.checkpoint.local_store import open_local_commits
+from forebay.driver.worker_error import Raised
+from forebay.driver.worker_main import Outcome, work
+from forebay.events import Event, Orders
+from forebay.runs.worker_spec import device_of, unpack
+from forebay.train.collectives.torch_collective import process_group
+from forebay.world import World
+
+NODE = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The driver's first message: who the worker is, where the ranks meet, and the pickled `Launch`."""
+
+    world: World
+    rendezvous: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The worker asks for its orders, as they are when callbacks have heard all that it reported before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """The driver's answer."""
+
+    orders: Orders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The worker's last message when its train function has returned."""
+
+    outcome: Outcome
+
+
+Message = Event | Settle | Done | Raised
+Instruction = Start | Orders | Settled
+"""What the driver says: who the worker is, then its orders whenever they change, and when it asks for them."""
+
+
+class DriverLink:
+    """The worker's end of the connection; implements `Reporter`. Ends this process when the driver is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._orders = Orders()
+        self._settled: queue.SimpleQueue[Orders] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        # A thread sends, so that a slow driver never holds up a training step.
+        self._sender = threading.Thread(target=self._send, name="forebay-send", daemon=True)
+        self._sender.start()
+        threading.Thread(target=self._listen, name="forebay-listen", daemon=True).start()
+
+    def report(self, event: Message) -> None:
+        self._outbox.put(event)
+
+    def orders(self) -> Orders:
+        return self._orders
+
+    def settled_orders(self) -> Orders:
+        # Behind all events in the one line to the driver, who tells them in that order.
+        self._outbox.put(Settle())
+        return self._settled.get()
+
+    def close(self) -> None:
+        """Return when everything reported has left this process."""
+        self._outbox.put(None)
+        self._sender.join()
+
+    def _send(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            self._connection.send(message)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                match self._connection.recv():
+                    case Settled(orders=orders):
+                        self._settled.put(orders)
+                    case Orders() as orders:
+                        self._orders = orders
+        except (EOFError, OSError):
+            os._exit(1)  # the driver is gone: nobody would read what this orphan does
+
+
+def main(descriptor: int) -> None:
+    """Entry of the process; `descriptor` is the inherited socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the driver decides
+    connection = Connection(descriptor)
+    start = connection.recv()
+    assert isinstance(start, Start)
+    with closing(DriverLink(connection)) as link:
+        try:
+            link.report(Done(outcome=_train(start, link)))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
+            _tell_and_stay(error, start, link)
+
+
+def _train(start: Start, link: DriverLink) -> Outcome:
+    launch = unpack(start.payload)
+    torch.set_num_threads(max(1, int(launch.resources.cpus)))
+    cache = None if launch.cache is None else LocalCache(launch.cache, num_processes=start.world.size)
+    device = device_of(launch.resources, start.world.local_rank)
+    ranks = process_group(start.world, start.rendezvous, device=device, timeout_s=launch.hang_timeout_s)
+    with closing(open_local_commits(launch.safekeeping)) as commits, ranks as collective:
+        try:
+            return work(launch, collective, cache, link, commits)
+        except BaseException as error:  # noqa: BLE001 - as above; told before the process group is left
+            _tell_and_stay(error, start, link)
+
+
+def _tell_and_stay(error: BaseException, start: Start, link: DriverLink) -> NoReturn:
+    """Wait for the driver to end this process.
+
+    Leaving, the process group included, would break the other ranks' connections, and their errors would hide this one.
+    """
+    link.report(Raised.of(error, start.world.rank))
+    while True:
+        threading.Event().wait()

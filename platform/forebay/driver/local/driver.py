@@ -1,0 +1,106 @@
+"""The local driver: one worker in this process, or some in processes of this machine. Needs no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+import torch
+
+from forebay.cache.local_source import LocalCache
+from forebay.checkpoint.local_store import open_local_commits
+from forebay.driver.local.child import Settle
+from forebay.driver.local.processes import WorkerLost, WorkerRaised, Workers, worker_processes
+from forebay.driver.worker_error import Raised
+from forebay.driver.worker_main import work
+from forebay.errors import ForebayError
+from forebay.events import Event, Orders, Preparing
+from forebay.job.job import Job
+from forebay.runs.callback import Callback
+from forebay.runs.result import Result
+from forebay.runs.run import Run
+from forebay.runs.worker_spec import device_of, pack
+from forebay.train.collectives.collective import Alone
+from forebay.train.state import rng
+
+
+class LocalDriver:
+    """`Driver` without Ray, for notebooks, tests and single machines."""
+
+    def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result:
+        """Train `job` here. Raises `RunFailed` when its train function raises, or workers die too often."""
+        with Run(job, callbacks) as run:
+            if run.is_finished:
+                return run.result
+            # An elastic worker may have to make room for two, which a process cannot do for the one that holds it.
+            return _run_here(run) if job.elastic is None and job.workers == 1 else _run_processes(run)
+
+
+class DirectReporter:
+    """A `Reporter` for a worker in the driver's own process: events are told while the worker waits."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def report(self, event: Event) -> None:
+        self._run.tell(event)
+
+    def orders(self) -> Orders:
+        return self._run.control.orders
+
+    def settled_orders(self) -> Orders:
+        return self._run.control.orders
+
+
+def _run_here(run: Run) -> Result:
+    launch = run.launch
+    device = device_of(launch.resources, local_rank=0)
+    cache = None if launch.cache is None else LocalCache(launch.cache)
+    try:
+        with _generators_put_back(device), closing(open_local_commits(launch.safekeeping)) as commits:
+            outcome = work(launch, Alone(device), cache, DirectReporter(run), commits)
+    except ForebayError:
+        raise
+    except (Exception, SystemExit) as error:  # sys.exit() would end this process as if all were well
+        raise Raised.of(error, rank=0).as_error(run.name) from error
+    return run.finish(outcome.stopped)
+
+
+@contextmanager
+def _generators_put_back(device: torch.device) -> Iterator[None]:
+    """A run seeds this process's random generators; the notebook around it should not notice."""
+    state = rng.capture(device)
+    try:
+        yield
+    finally:
+        rng.put_back(state, device)
+
+
+def _run_processes(run: Run) -> Result:
+    payload = pack(run.launch)
+    while True:
+        size = run.control.workers
+        run.tell(Preparing(what=f"starting {size} worker process{'es' if size > 1 else ''}"))
+        try:
+            with worker_processes(size, payload) as workers:
+                _follow(run, workers)
+            if workers.outcome.parting is None:
+                return run.finish(workers.outcome.stopped)
+        except WorkerLost as lost:
+            if not run.lost_workers(str(lost)):
+                raise run.too_many_failures(str(lost)) from lost
+        except WorkerRaised as failure:
+            error = failure.raised.as_error(run.name)
+            raise error from error.__cause__
+
+
+def _follow(run: Run, workers: Workers) -> None:
+    for event in workers.events():
+        match event:
+            case Settle():
+                workers.settle(run.control.orders)
+            case None:
+                pass
+            case _:
+                run.tell(event)
+        workers.order(run.control.orders)

@@ -1,0 +1,167 @@
+"""The worker processes of the local driver, from their start to the verdict on how they ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from forebay.driver.local.child import NODE, Done, Instruction, Message, Settle, Settled, Start
+from forebay.driver.worker_error import Raised
+from forebay.driver.worker_main import Outcome
+from forebay.events import Event, Orders
+from forebay.world import World
+
+EXIT_S = 10.0
+# A rank whose peer was killed raises too, and may be heard first; the peer's end of file follows within this time.
+PEER_S = 1.0
+POLL_S = 0.1
+
+
+class WorkerLost(Exception):
+    """A worker process ended without a last word."""
+
+
+class WorkerRaised(Exception):
+    """A train function raised, while all workers were alive."""
+
+    def __init__(self, raised: Raised) -> None:
+        super().__init__(raised.summary)
+        self.raised = raised
+
+
+class WorkerProcess:
+    """One rank: its process and the driver's end of the connection."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
+                [sys.executable, "-c", _entry(theirs.fileno())], pass_fds=[theirs.fileno()], env=_environment()
+            )
+        self.connection = Connection(ours.detach())
+
+    def send(self, message: Instruction) -> None:
+        """Tell the worker; one that is gone is found out by `Workers.events`, not here."""
+        try:
+            self.connection.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def how_it_ended(self) -> str:
+        """For a message: the exit code or the signal of a process whose connection closed."""
+        try:
+            code = self._process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+    def end(self) -> None:
+        """Kill the process unless it has ended; nothing of it is left afterwards."""
+        self.connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def leave(self) -> None:
+        """Let a process that is done end by itself."""
+        try:
+            self._process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            return  # a thread of the train function hangs; `end` follows
+
+
+class Workers:
+    """All ranks of one attempt."""
+
+    def __init__(self, members: list[WorkerProcess]) -> None:
+        self._members = members
+        self._told = Orders()
+        self.outcome = Outcome()
+
+    def order(self, orders: Orders) -> None:
+        """Tell rank 0, on whose word all act at its next saved commit."""
+        if orders != self._told:
+            self._told = orders
+            self._members[0].send(orders)
+
+    def settle(self, orders: Orders) -> None:
+        """Answer rank 0, who has asked for its orders and waits for them."""
+        self._members[0].send(Settled(orders=orders))
+
+    def events(self) -> Iterator[Event | Settle | None]:
+        """What the workers say, and None now and then while they are silent; ends when all are done.
+
+        Raises `WorkerLost` when a process died, `WorkerRaised` when a train function raised.
+        """
+        silent = {member.connection: member for member in self._members}
+        raised: list[Raised] = []
+        deadline = float("inf")
+        while silent:
+            for ready in wait(list(silent), timeout=POLL_S):
+                assert isinstance(ready, Connection)
+                match _receive(ready, silent[ready]):
+                    case Raised() as failure:
+                        raised.append(failure)
+                        deadline = min(deadline, time.monotonic() + (PEER_S if len(silent) > 1 else 0))
+                        del silent[ready]
+                    case Done() as done:
+                        # All ranks come to the same end.
+                        self.outcome = done.outcome
+                        del silent[ready]
+                    case event:
+                        yield event
+            if raised and (time.monotonic() >= deadline or not silent):
+                raise WorkerRaised(_cause(raised))
+            yield None
+        # Whoever parts has nothing left to do, and the next world waits.
+        for member in self._members if self.outcome.parting is None else ():
+            member.leave()
+
+
+def _cause(raised: list[Raised]) -> Raised:
+    """The first one; but where a rank knows what is the matter, the others only lost their connection to it."""
+    return next((each for each in raised if each.summary.startswith("forebay.errors.")), raised[0])
+
+
+def _receive(connection: Connection, member: WorkerProcess) -> Message:
+    try:
+        return connection.recv()  # type: ignore[no-any-return]
+    except (EOFError, ConnectionResetError):
+        raise WorkerLost(f"worker {member.rank} {member.how_it_ended()}") from None
+
+
+@contextmanager
+def worker_processes(size: int, payload: bytes) -> Iterator[Workers]:
+    """Start `size` workers on this machine; none is left afterwards, however the block ends."""
+    members: list[WorkerProcess] = []
+    with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
+        rendezvous = (Path(folder) / "ranks").as_uri()
+        try:
+            members.extend(WorkerProcess(rank) for rank in range(size))
+            for rank, member in enumerate(members):
+                world = World(rank=rank, size=size, local_rank=rank, node=NODE)
+                member.send(Start(world=world, rendezvous=rendezvous, payload=payload))
+            yield Workers(members)
+        finally:
+            for member in members:
+                member.end()
+
+
+def _entry(descriptor: int) -> str:
+    # Not multiprocessing: its spawn imports the user's script again, which then needs an `if __name__` guard.
+    return f"import sys; sys.path[:] = {sys.path!r}; from forebay.driver.local.child import main; main({descriptor})"
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with gloo told to stay on this machine: the host's name may resolve to nothing a worker can reach."""
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    return {**({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}), **os.environ}

@@ -1,0 +1,293 @@
+"""`TorchTrainer` as Forebay uses it: its world is the coordinator's to set, and its workers outlive a change of it.
+
+Every private name of Ray Train that Forebay touches is in this file, checked on Ray 2.60:
+`TorchTrainer._initialize_and_run_controller` (where policies are put in), `TorchTrainer._create_default_callbacks`,
+`ScalingPolicy`, `ResizeDecision`, `NoopDecision`, `DefaultFailurePolicy`, `FailureDecision`,
+`PlacementGroupCleanerCallback`, `AcceleratorSetupCallback`, `TrainController.worker_group_cls`, `PlacementGroupHandle`,
+`RayTrainWorker`, `Worker`, `bundle_to_remote_args`, `WorkerGroupStartupFailedError`, and of `WorkerGroup`:
+`_start_impl`, `_create_placement_group`, `_create_workers`, `_assign_worker_ranks`, `_get_worker_runtime_env`,
+`_worker_group_state`, `_clear_state`.
+tests/ray/driver/ray_train/test_trainer.py fails when one of them moves.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, ScalingPolicy
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
+from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
+from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
+from ray.train.v2._internal.util import bundle_to_remote_args
+from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from forebay.driver.ray_train.conductor import Conductor
+from forebay.driver.ray_train.worker import PeerLost, leave, train_loop, warm_up
+from forebay.errors import RunFailed
+from forebay.ray_cluster.pool import Hired, Seats
+from forebay.runs.run import Run
+from forebay.runs.worker_spec import pack
+from forebay.storage.filesystem import resolve
+from forebay.train.collectives.torch_collective import MEET_S
+
+CHECKED_VERSION = "2.60"
+RAY_FOLDER = "ray"
+"""Below the run's folder: Ray Train needs a place for checkpoints, of which Forebay makes none there."""
+POLL_S = 0.2
+# The first removes one placement group, which is not how ours are kept: the driver removes what is left. The second
+# shows every worker the GPUs of all workers of its node, but CUDA looks once, and the workers of a node change.
+LEFT_OUT = (PlacementGroupCleanerCallback, AcceleratorSetupCallback)
+
+
+def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
+    """The trainer of `run`, ready for `fit()`."""
+    job = run.job
+    folder = resolve(run.path)
+    payload = ray.put(pack(run.launch))
+    return ForebayTrainer(
+        crew=Crew(coordinator=coordinator, payload=payload, least=job.min_workers, run=run.name),
+        train_loop_config={"coordinator": coordinator, "payload": payload},
+        torch_config=TorchConfig(
+            backend="nccl" if job.resources.gpus else "gloo", timeout_s=max(job.hang_timeout_s, MEET_S)
+        ),
+        scaling_config=ScalingConfig(
+            num_workers=job.max_workers,
+            use_gpu=job.resources.gpus > 0,
+            resources_per_worker={"CPU": job.resources.cpus, "GPU": job.resources.gpus},
+        ),
+        run_config=RunConfig(
+            name=RAY_FOLDER,
+            storage_path=folder.path,
+            storage_filesystem=folder.fs,
+            failure_config=FailureConfig(max_failures=job.max_failures),
+            # What goes wrong is raised or told as an event; Ray's own log files keep the rest.
+            logging_config=LoggingConfig(log_level="CRITICAL"),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """What the controller needs to start workers: whom to ask, what to warm them up with, how few will do."""
+
+    coordinator: ActorHandle
+    payload: Any
+    least: int
+    run: str
+
+
+class ForebayTrainer(TorchTrainer):  # type: ignore[misc]
+    """Ray Train with Forebay's answer to changes of the world, planned or not."""
+
+    def __init__(self, *, crew: Crew, **options: Any) -> None:
+        super().__init__(train_loop, **options)
+        self._crew = crew
+
+    def _initialize_and_run_controller(self, **parts: Any) -> Any:
+        if not {"failure_policy", "scaling_policy"} <= parts.keys():
+            raise RunFailed(
+                f"Ray {ray.__version__} builds its training controller another way than Ray {CHECKED_VERSION}, which "
+                f"this driver was written for. Install ray=={CHECKED_VERSION}.*, or use driver='local'.",
+                version=ray.__version__,
+            )
+        parts["scaling_policy"] = CoordinatedScaling(self.scaling_config, self._crew)
+        parts["failure_policy"] = ReplaceTheDead(self.run_config.failure_config, self._crew.coordinator)
+        return super()._initialize_and_run_controller(**parts)
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks: list[Any] = super()._create_default_callbacks()
+        return [callback for callback in callbacks if not isinstance(callback, LEFT_OUT)]
+
+
+class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
+    """As many workers as the coordinator wants, of those that are warm.
+
+    Ray Train's own elastic policy reserves the most it may have with an AutoscalingCoordinator, which starves the next
+    run of the cluster; here, places are asked for one by one.
+    """
+
+    def __init__(self, scaling_config: ScalingConfig, crew: Crew) -> None:
+        super().__init__(scaling_config)
+        self._crew = crew
+        self._conductor: Conductor | None = None
+
+    def after_controller_start(self, train_run_context: Any) -> None:  # noqa: ARG002
+        """Begin to hire, here in the controller's process; nothing is reserved."""
+        hiring = Hiring(self._bundle, WorkerGroup._get_worker_runtime_env({}), self._crew.payload)  # noqa: SLF001
+        seats = Seats(hiring, self._bundle, self._crew.run, leave)
+        adopts = not self._bundle.get("GPU")
+        self._conductor = Conductor(self._crew.coordinator, seats, self._crew.least, adopts_survivors=adopts)
+        TrainController.worker_group_cls = SeatedGroups(seats)
+
+    async def before_controller_shutdown(self) -> None:
+        """End the workers, those on standby too."""
+        self._close()
+
+    def before_controller_abort(self) -> None:
+        """As above."""
+        self._close()
+
+    def make_decision_for_non_running_worker_group(self) -> Any:
+        """The first world, or the one after a failure."""
+        return self._decision(self._conducting.start())
+
+    def make_decision_for_running_worker_group(
+        self,
+        worker_group_state: Any,  # noqa: ARG002 - asked by keyword
+        worker_group_status: Any,  # noqa: ARG002
+    ) -> Any:
+        """The next world, once the present one has parted for it."""
+        return self._decision(self._conducting.go_on(), is_running=True)
+
+    def _decision(self, workers: int | None, *, is_running: bool = False) -> Any:
+        if workers is not None:
+            return ResizeDecision(num_workers=workers, resources_per_worker=self._bundle)
+        if not is_running:
+            time.sleep(POLL_S)  # the controller of Ray 2.60 asks again at once, ten thousand times a second
+        return NoopDecision()
+
+    @property
+    def _conducting(self) -> Conductor:
+        assert self._conductor is not None, "Ray Train has not called after_controller_start"
+        return self._conductor
+
+    @property
+    def _bundle(self) -> dict[str, float]:
+        return dict(self.scaling_config._resources_per_worker_not_none)  # noqa: SLF001
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        return 0
+
+    def _close(self) -> None:
+        if self._conductor is not None:
+            self._conductor.close()
+
+
+class Hiring:
+    """Has Ray Train's worker actors started, in given places."""
+
+    def __init__(self, bundle: dict[str, float], runtime_env: dict[str, Any], payload: Any) -> None:
+        self._actor = ray.remote(runtime_env=runtime_env, **bundle_to_remote_args(bundle))(RayTrainWorker)
+        self._payload = payload
+
+    def __call__(self, place: PlacementGroup) -> Hired:
+        there = PlacementGroupSchedulingStrategy(placement_group=place, placement_group_bundle_index=0)
+        actor = self._actor.options(scheduling_strategy=there).remote()
+        return Hired(actor, actor.execute.remote(warm_up, self._payload), actor.get_metadata.remote())
+
+
+class SeatedGroups:
+    """Where Ray Train's controller looks for the class of its worker groups."""
+
+    def __init__(self, seats: Seats) -> None:
+        self._seats = seats
+
+    def create(self, train_run_context: Any, worker_group_context: Any, callbacks: Any) -> SeatedGroup:
+        """As `WorkerGroup.create`."""
+        group = SeatedGroup(train_run_context, worker_group_context, callbacks)
+        group.seats = self._seats
+        group._start()  # noqa: SLF001
+        return group
+
+
+class CouldNotMeet(WorkerGroupError):  # type: ignore[misc]
+    """The workers did not begin together: most often one of them has just died, which the others meet as an error."""
+
+    @classmethod
+    def of(cls, error: Exception) -> CouldNotMeet:
+        """What was raised in one of them, as Ray passes it on."""
+        cause = getattr(error, "cause", None) or error.__cause__ or error
+        return cls(f"{type(cause).__name__}: {cause}", {})
+
+    @property
+    def reason(self) -> str:
+        """One line of what was raised."""
+        return str(self._error_message).partition("\n")[0]
+
+
+class SeatedGroup(WorkerGroup):  # type: ignore[misc]
+    """A worker group of workers that are there already, and that stay when it ends."""
+
+    seats: Seats
+
+    def _start_impl(self, worker_group_state_builder: Any) -> None:
+        try:
+            super()._start_impl(worker_group_state_builder)
+        except (RayError, WorkerGroupStartupFailedError) as error:
+            # Ray Train itself would end the run, or try again for ever, as either is known first.
+            if self.has_started():
+                ray.kill(self._worker_group_state.sync_actor)
+            raise CouldNotMeet.of(error) from error
+
+    def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> PlacementGroupHandle:  # noqa: ARG002
+        return NoPlacementGroup()
+
+    def _create_workers(self, num_workers: int, placement_group: Any, resources_per_worker: Any, **_: Any) -> list[Any]:  # noqa: ARG002
+        seated = self.seats.seated
+        assert len(seated) == num_workers, "the world was decided without its seats"
+        workers = [Worker(seat.actor, seat.metadata, resources_per_worker) for seat in seated]
+        ranked: list[Any] = WorkerGroup._assign_worker_ranks(workers)  # noqa: SLF001
+        by_actor = {seat.actor: seat for seat in seated}
+        self.seats.seated = [by_actor[worker.actor] for worker in ranked]
+        return ranked
+
+    def shutdown(self) -> None:
+        """End the group, not its workers."""
+        self._assert_active()
+        ray.kill(self._worker_group_state.sync_actor)
+        self._clear_state()
+
+
+class NoPlacementGroup(PlacementGroupHandle):  # type: ignore[misc]
+    """Every worker has a place of its own."""
+
+    placement_group = None
+
+    def ready(self) -> Any:
+        return ray.put(None)
+
+    def wait(self, timeout_seconds: float = 30) -> bool:  # noqa: ARG002
+        return True
+
+    def shutdown(self) -> None:
+        """There is none."""
+
+
+class ReplaceTheDead(DefaultFailurePolicy):  # type: ignore[misc]
+    """Only lost processes are worth another attempt: an exception of the train function would be raised again."""
+
+    def __init__(self, failure_config: FailureConfig, coordinator: ActorHandle) -> None:
+        super().__init__(failure_config)
+        self._coordinator = coordinator
+
+    def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
+        if not ray.get(self._coordinator.may_retry.remote()):
+            return FailureDecision.RAISE
+        decision = super().make_decision(training_failed_error)
+        if decision is FailureDecision.RETRY and isinstance(training_failed_error, WorkerGroupError):
+            ray.get(self._coordinator.lost_workers.remote(lost_workers_text(training_failed_error)))
+        return decision
+
+
+def lost_workers_text(error: WorkerGroupError) -> str:
+    """One line on who was lost; a rank that only missed the lost one is not mentioned."""
+    if isinstance(error, CouldNotMeet):
+        return f"the workers could not meet ({error.reason})"
+    failures = error.worker_failures
+    lost = sorted(rank for rank, failure in failures.items() if not isinstance(failure, PeerLost)) or sorted(failures)
+    ranks = ", ".join(map(str, lost))
+    return f"lost worker{'s' if len(lost) > 1 else ''} {ranks}"

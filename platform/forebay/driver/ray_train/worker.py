@@ -1,0 +1,152 @@
+"""What runs in each worker process of Ray Train: Forebay's worker, in the process group that Ray Train has made."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import closing
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import ray
+import ray.train
+import torch
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+
+from forebay.cache.node.client import attach
+from forebay.cache.node.peer_transport import NODE_DIGITS
+from forebay.checkpoint.ray_store import open_commits
+from forebay.driver.elastic.coordinator_client import CoordinatorReporter
+from forebay.driver.ray_train.attempt import attempt
+from forebay.driver.worker_error import Raised
+from forebay.driver.worker_main import Outcome, work
+from forebay.errors import Hung
+from forebay.ray_cluster.metrics_export import exported
+from forebay.runs.worker_spec import device_of, unpack
+from forebay.train.collectives.collective import Alone, Collective
+from forebay.train.collectives.torch_collective import TorchCollective
+from forebay.world import World
+
+log = logging.getLogger(__name__)
+
+PEER_TIMEOUT_S = 5.0
+"""A process that was killed is known within milliseconds. One that is silent for longer is most likely busy: a train
+function that holds the interpreter's lock answers nobody."""
+NODE_TIMEOUT_S = 60.0
+"""A node that was lost is known as slowly as the cluster checks its health. Waited for only by a rank whose connection
+to another broke."""
+SAME_TIME_S = 0.1
+LAST_WORD_S = 5.0
+
+
+class RunEnding(Exception):
+    """The driver has given up on the run, or another worker was lost, while this worker was starting."""
+
+
+class PeerLost(Exception):
+    """A collective failed because another worker's process had died; the train function is not to blame."""
+
+
+def warm_up(payload: bytes) -> None:
+    """Do what takes time before the first step, and needs no other worker: called while the others train."""
+    import_module("forebay.driver.elastic.warm_up").make_a_step()
+    try:
+        launch = unpack(payload)  # imports what the job needs
+        if launch.cache is not None:
+            attach(launch.cache)
+    except Exception:  # whatever it is, the train loop meets it again, and tells it
+        log.warning("A worker could not be warmed up.", exc_info=True)
+
+
+def leave() -> bool:
+    """End this process's part in a world that has ended; whether it can take part in another one."""
+    return attempt.leave()
+
+
+def train_loop(config: dict[str, Any]) -> None:
+    """The train function given to Ray Train; `config` holds the coordinator and a reference to the packed `Launch`."""
+    attempt.begin()
+    coordinator: ActorHandle = config["coordinator"]
+    world = _world()
+    number: int | None = ray.get(coordinator.join.remote(world.rank, ray.get_runtime_context().current_actor))
+    if number is None:
+        raise RunEnding
+    try:
+        outcome = _train(ray.get(config["payload"]), world, coordinator)
+    except BaseException as error:  # whatever it is, SystemExit too, is the driver's to judge
+        if lost := _lost_peers(coordinator, world, PEER_TIMEOUT_S if _is_its_own(error) else NODE_TIMEOUT_S):
+            raise PeerLost(f"rank {world.rank} could not go on without rank {', '.join(map(str, lost))}") from error
+        ray.get(coordinator.raise_error.remote(_told(error, world, coordinator), number))
+        raise
+    if outcome.parting is not None:
+        ray.get(coordinator.park.remote(world.rank))
+        attempt.wait_for_end()
+    elif world.is_first:
+        ray.get(coordinator.finished.remote(outcome.stopped))
+
+
+def _train(payload: bytes, world: World, coordinator: ActorHandle) -> Outcome:
+    launch = unpack(payload)
+    device = device_of(launch.resources, world.local_rank)
+    collective: Collective = Alone(device)
+    if world.size > 1:
+        collective = TorchCollective(world, device, timeout_s=launch.hang_timeout_s)
+    cache = None if launch.cache is None else attach(launch.cache)
+    tags = {"role": "trainer", "run": launch.name, "node": world.node[:NODE_DIGITS]}
+    with closing(open_commits(launch.name, launch.safekeeping, coordinator)) as commits:
+        return work(launch, collective, cache, CoordinatorReporter(coordinator), commits, partial(exported, tags))
+
+
+def _world() -> World:
+    context = ray.train.get_context()
+    return World(
+        rank=context.get_world_rank(),
+        size=context.get_world_size(),
+        local_rank=context.get_local_rank(),
+        node=ray.get_runtime_context().get_node_id(),
+    )
+
+
+def _told(error: BaseException, world: World, coordinator: ActorHandle) -> Raised:
+    """What to tell of what was raised here; of an error that only followed from another rank's, after that rank's."""
+    if isinstance(error, Hung) or not _is_its_own(error):
+        missing = ray.get(coordinator.missing.remote(world.rank, LAST_WORD_S))
+        if isinstance(error, Hung) and missing:
+            error = _naming(error, missing)
+    return Raised.of(error, world.rank)
+
+
+def _naming(error: Hung, missing: list[int]) -> Hung:
+    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    named = Hung(f"{ranks} did not arrive. {error}", **error.facts, missing=missing)
+    return named.with_traceback(error.__traceback__)
+
+
+def _is_its_own(error: BaseException) -> bool:
+    """Whether `error` came up in this rank's own doing, and not because its connection to another one broke."""
+    text = str(error)
+    is_collective = isinstance(error, torch.distributed.DistError) or "gloo" in text or "NCCL" in text
+    return not (is_collective or isinstance(error, Hung))
+
+
+def _lost_peers(coordinator: ActorHandle, world: World, wait_s: float) -> list[int]:
+    """Ranks of this attempt whose process is gone: then the error at hand only followed from that."""
+    workers: dict[int, ActorHandle] = ray.get(coordinator.workers.remote())
+    answers = {peer.__ray_ready__.remote(): rank for rank, peer in workers.items() if rank != world.rank}
+    give_up, lost = time.monotonic() + wait_s, list[int]()
+    while answers and not lost and (left_s := give_up - time.monotonic()) > 0:
+        ray.wait(list(answers), num_returns=1, timeout=left_s)
+        answered, _ = ray.wait(list(answers), num_returns=len(answers), timeout=SAME_TIME_S)
+        lost = sorted(answers[answer] for answer in answered if not _is_alive(answer))
+        answers = {answer: rank for answer, rank in answers.items() if answer not in answered}
+    return lost
+
+
+def _is_alive(answer: Any) -> bool:
+    try:
+        ray.get(answer)
+    except RayActorError:
+        return False
+    return True

@@ -1,0 +1,93 @@
+"""An exception of a train function, on its way from the worker to the person who wrote it."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import cloudpickle
+
+from forebay.errors import ForebayError, RunFailed
+
+# Frames that only lead up to the train function; the person who reads the traceback did not write them.
+_OUR_FILES = (
+    "driver/local/child.py",
+    "driver/horovod/worker.py",
+    "driver/local/driver.py",
+    "driver/ray_train/worker.py",
+    "driver/worker_main.py",
+    "train/worker.py",
+)
+_OUR_PATHS = {str(Path(__file__).parents[1] / name) for name in _OUR_FILES}
+
+
+class WorkerTraceback(Exception):
+    """The traceback of another process, as text; shown as the cause of the error that was raised there."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """What was raised, where: picklable, whatever the exception holds."""
+
+    rank: int
+    summary: str
+    traceback: str
+    pickled: bytes | None
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> Raised:
+        """Describe `error` while it is being handled, with the frames of the train function on."""
+        lines = traceback.format_exception(type(error), error, _from_train_function(error.__traceback__))
+        return cls(
+            rank=rank,
+            summary="".join(traceback.format_exception_only(error)).strip(),
+            traceback="".join(lines),
+            pickled=_pickle(error),
+        )
+
+    def as_error(self, name: str) -> ForebayError:
+        """The error to raise on the driver: a `ForebayError` as itself, all others as the cause of a `RunFailed`."""
+        original = self._original()
+        if isinstance(original, ForebayError):
+            original.__cause__ = WorkerTraceback(self.traceback)
+            return original
+        failed = RunFailed(
+            f"run {name!r}: the train function raised {self.summary} on rank {self.rank}. It was not tried again: only "
+            f"workers whose process died are replaced. What was committed is kept; correct the function and run "
+            f"{name!r} again to continue from there.\n\n{self.traceback}",
+            name=name,
+            rank=self.rank,
+            summary=f"{self.summary} on rank {self.rank}",
+            traceback=self.traceback,
+        )
+        failed.__cause__ = original
+        return failed
+
+    def _original(self) -> BaseException | None:
+        if self.pickled is None:
+            return None
+        try:
+            original = cloudpickle.loads(self.pickled)
+        except Exception:  # noqa: BLE001 - a stranger's constructor may raise anything; the traceback is kept as text
+            return None
+        return original if isinstance(original, BaseException) else None
+
+
+def _pickle(error: BaseException) -> bytes | None:
+    try:
+        return bytes(cloudpickle.dumps(error))
+    except Exception:  # noqa: BLE001 - what an exception holds may raise anything; the traceback is kept as text
+        return None
+
+
+def _from_train_function(frames: TracebackType | None) -> TracebackType | None:
+    """Without the leading frames of ours; all of them if there are no others."""
+    first = frames
+    while first is not None and first.tb_frame.f_code.co_filename in _OUR_PATHS:
+        first = first.tb_next
+    return first or frames

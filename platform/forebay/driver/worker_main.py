@@ -1,0 +1,90 @@
+"""What a worker process is started with, how it gets there, and what it does first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.cache.disk.lease import named_user
+from forebay.cache.source import SourceProvider
+from forebay.checkpoint.checkpoint import Commits
+from forebay.errors import BadJob, Hung
+from forebay.events import Reporter, Started
+from forebay.runs.worker_spec import Launch
+from forebay.train.collectives.collective import Collective
+from forebay.train.collectives.torch_collective import is_timeout
+from forebay.train.worker import Worker
+
+Watch = Callable[[Callable[[], Mapping[str, float]]], AbstractContextManager[object]]
+"""Given a function that tells what a worker has counted so far, a context to train in."""
+
+
+def _unwatched(_counted: Callable[[], Mapping[str, float]]) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a worker came to its end: with all epochs trained, `stopped` for a reason, or `parting`.
+
+    `parting` is the world size to go on with from the newest commit, which every rank has left at the same step.
+    """
+
+    stopped: str | None = None
+    parting: int | None = None
+
+
+def work(
+    launch: Launch,
+    collective: Collective,
+    cache: DiskCache | SourceProvider | None,
+    reporter: Reporter,
+    commits: Commits,
+    watch: Watch = _unwatched,
+) -> Outcome:
+    """Train to the end as one of the workers.
+
+    Raises `BadJob` for a train function that returns before the last epoch though nobody asked it to, and `Hung` where
+    another rank did not answer within the job's `hang_timeout_s`.
+    """
+    if collective.world.is_first:
+        reporter.report(
+            Started(
+                name=launch.name,
+                world_size=collective.world.size,
+                epochs=launch.assignment.epochs,
+                num_batches=launch.assignment.data.num_batches,
+            )
+        )
+    worker = Worker(launch.assignment, collective, cache, commits, reporter)
+    with named_user(launch.name), watch(worker.counted), _hang_named(launch, collective):
+        worker.run(launch.train)
+    if not worker.is_finished and worker.stopped is None and worker.parting is None:
+        raise BadJob(
+            f"the train function returned in epoch {worker.epoch + 1} of {worker.epochs}, after step {worker.step}. "
+            "Iterate worker.loader() to its end and commit every step; to end a run early, let a callback call "
+            "control.stop(reason).",
+            epoch=worker.epoch,
+            step=worker.step,
+        )
+    return Outcome(stopped=worker.stopped, parting=worker.parting)
+
+
+@contextmanager
+def _hang_named(launch: Launch, collective: Collective) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_timeout(error):
+            raise
+        rank = collective.world.rank
+        raise Hung(
+            f"rank {rank} of run {launch.name!r} waited in vain for another rank, with hang_timeout_s="
+            f"{launch.hang_timeout_s:g}: one of them hangs, though its process lives. Look for a rank that takes "
+            "another number of steps, waits for a lock, or reads without an end; if a step may take that long, raise "
+            f"hang_timeout_s. What was committed is kept: run {launch.name!r} again to continue.",
+            rank=rank,
+            timeout_s=launch.hang_timeout_s,
+        ) from error

@@ -1,0 +1,95 @@
+"""Numbers as people read them, the same in the progress bar, the table and the plots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+def metric_text(value: float) -> str:
+    """Four digits that matter: `0.4312`, `12.35`, `3.1e-05`."""
+    if not math.isfinite(value):
+        return str(value)
+    if value != 0 and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.1e}"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """`loss 0.4312, auc 0.7731`, in the order they were given."""
+    return ", ".join(f"{name} {metric_text(value)}" for name, value in metrics.items())
+
+
+def rate_text(rows: float | None) -> str:
+    """`312k rows/s`."""
+    return "- rows/s" if rows is None else f"{count_text(rows)} rows/s"
+
+
+def count_text(count: float) -> str:
+    """`950`, `12.3k`, `312k`, `2.00M`."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= 0.9995 * size:
+            return f"{_three_digits(count / size)}{unit}"
+    return f"{count:.0f}"
+
+
+def bytes_text(nbytes: float) -> str:
+    """`0`, `412 KiB`, `1.23 GiB`."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{_three_digits(nbytes / size)} {unit}"
+    return f"{nbytes:.0f}"
+
+
+def share_text(share: float | None) -> str:
+    """`3 %`."""
+    return "- %" if share is None else f"{share:.0%}".replace("%", " %")
+
+
+def time_text(seconds: float | None) -> str:
+    """`0:42`, `1:02:03`."""
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits that matter, for a column or a list of seconds: `0.04`, `3.10`, `12.3`, `250`; `0` for none.
+
+    >>> [seconds_text(seconds) for seconds in (0, 0.042, 3.1, 12.34, 250.1, 7200)]
+    ['0', '0.04', '3.10', '12.3', '250', '7200']
+    """
+    return _three_digits(seconds) if seconds else "0"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def human_bytes(count: float) -> str:
+    """Bytes in the largest unit that leaves a number of 1 or more.
+
+    >>> human_bytes(1536), human_bytes(7)
+    ('1.5 KiB', '7 B')
+    """
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def human_age(seconds: float) -> str:
+    """Seconds in the largest unit that leaves a number of 1 or more.
+
+    >>> human_age(59), human_age(3 * 3600 + 1), human_age(200_000)
+    ('59 s', '3 h', '2 d')
+    """
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,69 @@
+"""A rank's rows of one global batch after another, planned ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from forebay.loader.serial_executor import Planner
+from forebay.plan.lanes import Rows
+from forebay.plan.plan import Last, Plan
+from forebay.world import World
+
+_CHUNK_ROWS = 1 << 17
+
+
+class Part(NamedTuple):
+    """One rank's `rows` of the global batch of `size` rows at `position`."""
+
+    position: int
+    size: int
+    rows: Rows
+
+
+class Cut(NamedTuple):
+    """How epochs are cut: into batches of `global_batch` rows, shared out to the ranks of `world`."""
+
+    global_batch: int
+    last: Last
+    world: World
+
+
+def parts_in_order(plan: Plan, cut: Cut, planner: Planner, *, epoch: int, position: int) -> Iterator[Part]:
+    """This rank's part of every global batch from `position` to the end of the epoch.
+
+    Many batches are planned at once, since a call costs as much as a thousand rows per lane; the first one alone, so
+    that it comes early, then two, then four: a trainer takes no longer to use them than the next ones to be planned.
+    `planner` runs ahead by one call while the rows before are gathered: neither holds the GIL, and what the order costs
+    is no longer part of the time of an epoch. At last it orders the lanes of the next epoch, which the plan keeps.
+    """
+    lanes = plan.owned_lanes(cut.world)
+    batches = _batches(plan, cut, position, least_rows=1)
+    planned = planner.submit(_rows, plan, epoch, batches, lanes)
+    while batches:
+        rows, done = planned.result(), batches
+        last_position, last_size = done[-1]
+        least_rows = min(2 * (last_position + last_size - done[0][0]), _CHUNK_ROWS)
+        batches = _batches(plan, cut, last_position + last_size, least_rows=least_rows)
+        planned = planner.submit(_rows, plan, epoch, batches, lanes)
+        if not batches:
+            planner.submit(plan.rows, epoch + 1, 0, plan.lanes, lanes)
+        first = plan.rows_before(done[0][0], lanes)
+        for start, size in done:
+            own = slice(plan.rows_before(start, lanes) - first, plan.rows_before(start + size, lanes) - first)
+            yield Part(start, size, Rows(rows.block[own], rows.row[own]))
+
+
+def _batches(plan: Plan, cut: Cut, position: int, *, least_rows: int) -> list[tuple[int, int]]:
+    """(position, size) of the next global batches: as many as have `least_rows` together, or all that are left."""
+    found, stop = [], position + least_rows
+    while position < stop and (size := plan.batch_size(position, cut.global_batch, last=cut.last)):
+        found.append((position, size))
+        position += size
+    return found
+
+
+def _rows(plan: Plan, epoch: int, batches: list[tuple[int, int]], lanes: range) -> Rows:
+    if not batches:
+        return Rows(plan.manifest.rows[:0], plan.manifest.rows[:0])
+    return plan.rows(epoch, batches[0][0], sum(batches[-1]), lanes)

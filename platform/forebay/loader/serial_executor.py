@@ -1,0 +1,34 @@
+"""A thread for what the gather would only wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from forebay.cache.single_flight import Workers
+
+T = TypeVar("T")
+
+
+class Planner:
+    """Calls functions one after the other in a daemon thread.
+
+    Not a ThreadPoolExecutor: that one takes no more calls once the main thread has ended, whatever other threads do.
+    """
+
+    def __init__(self) -> None:
+        self._workers: Workers[Callable[[], Any], Any] = Workers(_call, num_threads=1)
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """The outcome of `function(*arguments)`."""
+        return cast("Future[T]", self._workers.submit(partial(function, *arguments)))
+
+    def close(self) -> None:
+        """End the thread, after the call it is in; what was not begun is cancelled."""
+        self._workers.close(timeout_s=1)
+
+
+def _call(function: Callable[[], T]) -> T:
+    return function()

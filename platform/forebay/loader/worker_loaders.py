@@ -1,0 +1,62 @@
+"""The loaders of one worker, opened with its data and closed whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.cache.source import SourceProvider
+from forebay.loader.batch import Batch
+from forebay.loader.data import Data
+from forebay.loader.loader import Loader
+from forebay.metrics import Tally
+from forebay.world import World
+
+
+class Feed:
+    """This rank's part of any `Data`, on its device.
+
+    A training loop that raises leaves its loader open in the frames of the traceback; `close` ends those too.
+    """
+
+    def __init__(self, world: World, device: torch.device, cache: DiskCache | SourceProvider | None) -> None:
+        self._world, self._device, self._cache = world, device, cache
+        self._open: set[Loader] = set()
+
+    @contextmanager
+    def loader(self, data: Data, tally: Tally, epochs: int = 1) -> Iterator[Loader]:
+        """A loader of `epochs` epochs at the start of the first, closed at the end of the block."""
+        with Loader(
+            data.plan,
+            data.transform,
+            self._cache,
+            world=self._world,
+            global_batch=data.global_batch,
+            epochs=epochs,
+            last=data.last,
+            tally=tally,
+        ) as loader:
+            self._open.add(loader)
+            yield loader
+        self._open.discard(loader)
+
+    def once(self, data: Data, tally: Tally) -> Iterator[Batch]:
+        """The batches of one epoch."""
+        with self.loader(data, tally) as loader:
+            for batch in loader:
+                yield self.on_device(batch, tally)
+
+    def on_device(self, batch: Batch, tally: Tally) -> Batch:
+        """The batch where the model is. Copies from page-locked memory go on beside the host: they cost little here."""
+        if self._device.type == "cpu":
+            return batch
+        with tally.timed("copy_s"):
+            return batch.to(self._device)
+
+    def close(self) -> None:
+        """End the threads of all loaders that are open."""
+        while self._open:
+            self._open.pop().close()

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import cloudpickle
+
+from forebay.installed import package_of
+
+
+@contextmanager
+def own_code_by_value() -> Iterator[None]:
+    """Pickle the user's own modules (a job loaded by path, a notebook's neighbours, a test) as what they hold.
+
+    Modules of Python, of installed packages and of Forebay stay names; cloudpickle takes `__main__` by value anyway.
+    """
+    already = cloudpickle.list_registry_pickle_by_value()
+    own = [
+        module
+        for name, module in list(sys.modules.items())
+        if getattr(module, "__file__", None)
+        and getattr(module, "__name__", None) == name
+        and name.partition(".")[0] not in ("__main__", "forebay")
+        and name not in already
+        and package_of(name) is None
+    ]
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,71 @@
+"""Actors that are found by their names from any process of the cluster: the runs and the sweeps under way."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from forebay.errors import InvalidOption
+
+NAMESPACE = "forebay"
+"""Ray namespace of all named actors of Forebay."""
+RUN_PREFIX = "run-"
+"""Prefix of a coordinator's actor name; the run's name follows."""
+_CACHE_PROTOCOL = 2
+CACHE_PREFIX = f"forebay-cache-{_CACHE_PROTOCOL}-"
+"""Prefix of a cache actor's name.
+
+The protocol number rises with every change of its calls or replies: actors of another release are left alone.
+"""
+
+ANSWER_S = 10.0
+
+
+def names_of(prefix: str, begin: str = "") -> list[str]:
+    """The names behind `prefix` that begin with `begin`, in order, without asking anybody."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(
+        actor["name"].removeprefix(prefix)
+        for actor in actors
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(f"{prefix}{begin}")
+    )
+
+
+def find(prefix: str, name: str) -> ActorHandle | None:
+    """The actor of this name; None where there is none, or where it has ended since its name was read."""
+    try:
+        return ray.get_actor(f"{prefix}{name}", namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def find_or_refuse(prefix: str, name: str, kind: str) -> ActorHandle:
+    """Raises `InvalidOption` with the names there are, for a `kind` of thing that is not there."""
+    found = find(prefix, name)
+    if found is not None:
+        return found
+    there = names_of(prefix)
+    near = difflib.get_close_matches(name, there, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    known = f"Under way: {', '.join(there)}." if there else "None is under way."
+    raise InvalidOption(f"no {kind} named {name!r} is under way on this cluster.{hint} {known}", name=name, there=there)
+
+
+def ask_all(
+    prefix: str, ask: Callable[[ActorHandle], ray.ObjectRef], *, begin: str = "", wait_s: float = ANSWER_S
+) -> list[Any]:
+    """What those of `names_of` answer, in this order; without whoever has ended, or is silent for `wait_s`."""
+    asked = [ask(actor) for name in names_of(prefix, begin) if (actor := find(prefix, name)) is not None]
+    ready, _ = ray.wait(asked, num_returns=len(asked), timeout=wait_s) if asked else ([], [])
+    answers = []
+    for answer in ready:
+        try:
+            answers.append(ray.get(answer))
+        except RayError:  # it has ended since
+            continue
+    return answers

@@ -1,0 +1,84 @@
+"""What a process counts and measures, for Prometheus by way of Ray; the one file that knows `ray.util.metrics`.
+
+Ray's agent on each node serves `ray_<name>` for all processes of the node. Checked with Ray 2.60.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from ray.util.metrics import Counter, Gauge
+
+from forebay.errors import ForebayError
+from forebay.metrics import GAUGES, METRICS, TAGS, exported_name
+
+FLUSH_S = 3.0
+"""Not per block: every change of a Ray metric takes a lock and a message."""
+_END_S = 2.0
+
+log = logging.getLogger(__name__)
+
+Numbers = Callable[[], Mapping[str, float]]
+
+
+class RayMetrics:
+    """Tells Ray, when flushed, what was added to `counted()` since the last time, and what `measured()` says now.
+
+    `tags` give a value to some of `TAGS`; the others are empty.
+    """
+
+    def __init__(self, tags: Mapping[str, str], counted: Numbers, measured: Numbers) -> None:
+        self._tags = {name: tags.get(name, "") for name in TAGS}
+        self._counted, self._measured = counted, measured
+        self._told: dict[str, float] = {}
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+
+    def flush(self) -> None:
+        """Raises what `measured` raises."""
+        for name, total in self._counted().items():
+            added = total - self._told.get(name, 0.0)
+            if added > 0:  # Ray refuses 0
+                self._counter(name).inc(added, self._tags)
+                self._told[name] = total
+        for name, value in self._measured().items():
+            self._gauge(name).set(value, self._tags)
+
+    def _counter(self, name: str) -> Counter:
+        if name not in self._counters:
+            self._counters[name] = Counter(exported_name(name), METRICS[name], tuple(TAGS))
+        return self._counters[name]
+
+    def _gauge(self, name: str) -> Gauge:
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(exported_name(name), GAUGES[name], tuple(TAGS))
+        return self._gauges[name]
+
+
+@contextmanager
+def exported(tags: Mapping[str, str], counted: Numbers, measured: Numbers = dict) -> Iterator[None]:
+    """Flush `RayMetrics` every few seconds of the block, in a thread of its own, and once at its end."""
+    metrics, over = RayMetrics(tags, counted, measured), threading.Event()
+
+    def run() -> None:
+        while not over.wait(FLUSH_S):
+            _flush(metrics)
+        _flush(metrics)
+
+    thread = threading.Thread(target=run, name="forebay-metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_END_S)
+
+
+def _flush(metrics: RayMetrics) -> None:
+    try:
+        metrics.flush()
+    except (ForebayError, OSError) as error:  # who reads blocks of a cache that is gone will say so
+        log.debug("no metrics of the cache: %s", error)

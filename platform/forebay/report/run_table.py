@@ -1,0 +1,87 @@
+"""What a run came to, as a table for people."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from forebay.events import EpochEnded, rows_per_s, wait_share
+from forebay.formatting import bytes_text, count_text, metric_text, seconds_text, share_text, time_text
+from forebay.report.run_plots import write_plots
+from forebay.report.stages import CAPTION, stage_s, stages_of
+from forebay.runs.result import Result
+
+
+def show_report(result: Result, console: Console | None = None) -> None:
+    """Print the tables of epochs and stages, write the two plots into the run's folder, and say where they are."""
+    console = console or Console(highlight=False)
+    console.print(epoch_table(result))
+    if stages_of(result.epochs):
+        console.print(stage_table(result))
+    for path in write_plots(result):
+        console.print(path, markup=False, soft_wrap=True)
+
+
+def epoch_table(result: Result) -> Table:
+    """One row per epoch: metrics, speed, and what the cache did.
+
+    `wait` is the share of the time that training waited for data, `hits` counts blocks from the cache, `cached` and
+    `stored` are the bytes it gave and took, `opens` counts Parquet files that were opened. A run whose blocks did not
+    all fit shows the bytes handed out uncached.
+    """
+    metrics = metric_names(result)
+    bypassed = any(epoch.tally.get("bypasses") for epoch in result.epochs)
+    title = f"{result.name}, stopped: {result.stopped}" if result.stopped else result.name
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    columns = ["epoch", *metrics, "rows/s", "time", "wait", "hits", "cached", "stored", "opens"]
+    for name in [*columns, *(["uncached"] if bypassed else [])]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for epoch in result.epochs:
+        given = [metric_text(epoch.metrics[name]) if name in epoch.metrics else "-" for name in metrics]
+        table.add_row(str(epoch.epoch + 1), *given, *_cost(epoch), *([_uncached(epoch)] if bypassed else []))
+    return table
+
+
+def stage_table(result: Result) -> Table:
+    """One row per epoch: seconds by stage, summed over threads and ranks."""
+    stages = stages_of(result.epochs)
+    table = Table(
+        title="seconds by stage, summed over workers",
+        caption=CAPTION,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("epoch", *stages):
+        table.add_column(name, justify="right", no_wrap=True, min_width=6)
+    for epoch in result.epochs:
+        table.add_row(str(epoch.epoch + 1), *(seconds_text(stage_s(epoch, stage)) for stage in stages))
+    return table
+
+
+def metric_names(result: Result) -> list[str]:
+    """All metrics of all epochs, the loss first, the others in the order they came up."""
+    names = {name: None for epoch in result.epochs for name in epoch.metrics}
+    return sorted(names, key=lambda name: name != "loss")
+
+
+def _cost(epoch: EpochEnded) -> list[str]:
+    tally = epoch.tally
+    hits, stores, bypasses = (tally.get(name, 0) for name in ("hits", "stores", "bypasses"))
+    blocks = hits + stores + bypasses
+    return [
+        count_text(rows_per_s(epoch)),
+        time_text(epoch.seconds),
+        share_text(wait_share(epoch)),
+        f"{hits:.0f}/{blocks:.0f}",
+        bytes_text(tally.get("hit_bytes", 0)),
+        bytes_text(tally.get("stored_bytes", 0)),
+        f"{tally.get('parquet_opens', 0):.0f}",
+    ]
+
+
+def _uncached(epoch: EpochEnded) -> str:
+    return bytes_text(epoch.tally.get("bypass_bytes", 0))

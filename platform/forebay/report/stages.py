@@ -1,0 +1,41 @@
+"""Where the time of an epoch went, by stage on the way from storage into the model."""
+
+from __future__ import annotations
+
+from forebay.events import EpochEnded
+from forebay.formatting import seconds_text
+
+BESIDE: dict[str, str] = {
+    "read": "remote_read_s",
+    "peers": "peer_s",
+    "decode": "decode_s",
+    "transform": "transform_s",
+    "write": "write_s",
+    "map": "map_s",
+    "gather": "gather_s",
+}
+"""Stage -> counter. Data workers and loaders do these beside training; their seconds may exceed those of the epoch."""
+HOLDING_UP: dict[str, str] = {"copy": "copy_s", "wait": "wait_s"}
+"""Stages for which training stands still."""
+STAGES = BESIDE | HOLDING_UP
+CAPTION = "read to gather: done by data workers and loaders, beside training; copy, wait: training stood still"
+
+
+def stages_of(epochs: tuple[EpochEnded, ...]) -> list[str]:
+    """The stages worth a column: `peers` only if another node was asked; none if nothing was counted."""
+    if not any(epoch.tally.get(counter) for epoch in epochs for counter in STAGES.values()):
+        return []
+    asked_peers = any(epoch.tally.get(BESIDE["peers"]) for epoch in epochs)
+    return [stage for stage in STAGES if stage != "peers" or asked_peers]
+
+
+def stage_s(epoch: EpochEnded, stage: str) -> float:
+    """Seconds of a stage, summed over all threads and ranks."""
+    return float(epoch.tally.get(STAGES[stage], 0.0))
+
+
+def stages_text(epoch: EpochEnded) -> str:
+    """`read 2.10, decode 11.8, ..., wait 3.00 s`; empty if nothing was counted."""
+    stages = stages_of((epoch,))
+    facts = ", ".join(f"{stage} {seconds_text(stage_s(epoch, stage))}" for stage in stages)
+    return f"{facts} s" if facts else ""

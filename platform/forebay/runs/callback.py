@@ -1,0 +1,66 @@
+"""What a run tells its callbacks; what they may ask of it is in `forebay.runs.control`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from forebay.errors import RunFailed
+from forebay.events import Event
+from forebay.runs.control import Control as Control
+
+log = logging.getLogger(__name__)
+
+
+Callback = Callable[[Event, Control], object]
+"""Called on the driver with every event, in order. Raising stops the run, unless the callback is `optional`."""
+
+
+class Optional:
+    """A callback that the run can do without; see `optional`."""
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback = callback
+        self._failed = False
+
+    def __call__(self, event: Event, control: Control) -> None:
+        if self._failed:
+            return
+        try:
+            self._callback(event, control)
+        except Exception:
+            self._failed = True
+            log.warning("%s raised and is left out from here on.", name_of(self._callback), exc_info=True)
+
+
+def optional(callback: Callback) -> Callback:
+    """Mark `callback` as one that must never stop a run: when it raises, that is logged, and it is not called again."""
+    return Optional(callback)
+
+
+def notify(callbacks: Iterable[Callback], event: Event, control: Control) -> None:
+    """Tell every callback. Raises `RunFailed`, naming the callback, if one raised, after all have been told."""
+    failures = [failure for callback in callbacks if (failure := _told(callback, event, control))]
+    if failures:
+        raise failures[0] from failures[0].__cause__
+
+
+def _told(callback: Callback, event: Event, control: Control) -> RunFailed | None:
+    try:
+        callback(event, control)
+    except Exception as error:  # noqa: BLE001 - whatever it raises is named, and ends the run
+        failure = RunFailed(
+            f"the callback {name_of(callback)} raised {type(error).__name__}: {error} on {type(event).__name__}. "
+            "The run was stopped; what it committed is kept. Correct the callback, or wrap it in "
+            "forebay.runs.callback.optional if the run can do without it.",
+            callback=name_of(callback),
+            event=type(event).__name__,
+        )
+        failure.__cause__ = error
+        return failure
+    return None
+
+
+def name_of(callback: Callback) -> str:
+    """What to call a callback in a message."""
+    return getattr(callback, "__qualname__", None) or type(callback).__qualname__

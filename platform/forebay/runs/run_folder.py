@@ -1,0 +1,102 @@
+"""A run has its folder to itself: two that commit into one would each delete what the other has saved.
+
+On storage of this machine (a mounted share included) a lock in the folder says so; it dies with its process. Other
+storage knows no locks: there, whoever starts a name twice is told only by the Ray driver, within one cluster.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyarrow.fs import FileType
+
+from forebay.errors import InvalidOption, UnderWay
+from forebay.storage.file_lock import FileLock, wait_lock
+from forebay.storage.filesystem import Location, below, resolve
+
+LOCK_NAME = ".running"
+# Long enough for another process to look up a finished run.
+WAIT_S = 1.0
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Name and folder of a run, held until `release`."""
+
+    name: str
+    path: str
+    lock: FileLock | None = None
+
+    def release(self) -> None:
+        """Let others run under this name."""
+        if self.lock is not None and self.lock.fd >= 0:
+            # Removed while it is held: whoever opened it meanwhile sees that it is gone, and tries again.
+            (Path(self.path) / LOCK_NAME).unlink(missing_ok=True)
+            self.lock.release()
+
+
+def claim(storage: str, name: str) -> Claim:
+    """The folder of the run `name`, made if need be.
+
+    Raises `InvalidOption` where that run is under way, or a folder cannot be made or written.
+    """
+    path = below(resolve(storage).uri, name)
+    place = resolve(path)
+    if place.fs.get_file_info(place.path).type == FileType.File:
+        raise InvalidOption(
+            f"name={name!r} names {path}, which is a file; a run keeps what it makes in a folder. Give the run another "
+            "name, or another storage.",
+            name=name,
+        )
+    if not place.is_local:
+        return Claim(name=name, path=path)
+    try:
+        Path(place.path).mkdir(parents=True, exist_ok=True)
+        return Claim(name=name, path=path, lock=_lock(place, name))
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            log.warning("%s knows no locks (%s): run %r from one place at a time.", path, error, name)
+            return Claim(name=name, path=path)
+        raise InvalidOption(
+            f"the folder {path} of run {name!r} cannot be written ({error}). Give the run another name or storage.",
+            name=name,
+        ) from error
+
+
+def claim_new(storage: str, title: str) -> Claim:
+    """The folder of a run that nobody has named: `title`, or `title-2`, ... if there is one.
+
+    The folder is made at once: two jobs that start in one second must not come to the same name. (A bucket has no
+    folders to make; there the first save decides.)
+    """
+    place = resolve(storage)
+    name, number = title, 2
+    while not _is_new(place, name):
+        name, number = f"{title}-{number}", number + 1
+    return claim(storage, name)
+
+
+def _is_new(storage: Location, name: str) -> bool:
+    if not storage.is_local:
+        return bool(storage.fs.get_file_info(f"{storage.path}/{name}").type == FileType.NotFound)
+    try:
+        Path(storage.path, name).mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _lock(place: Location, name: str) -> FileLock:
+    lock = wait_lock(Path(place.path) / LOCK_NAME, WAIT_S)
+    if lock is None:
+        raise UnderWay(
+            f"a run named {name!r} is under way in {place.uri}. Wait for its end, or give this one another name.",
+            name=name,
+        )
+    return lock

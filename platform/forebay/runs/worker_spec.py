@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import partial
+
+import cloudpickle
+import torch
+
+from forebay.cache.spec import CacheSpec
+from forebay.checkpoint.config import Safekeeping
+from forebay.errors import BadJob, InvalidOption
+from forebay.job.job import Resources
+from forebay.pickling import own_code_by_value
+from forebay.train.spec import Assignment
+from forebay.train.worker import TrainFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything a worker needs besides its place among the others."""
+
+    name: str
+    train: TrainFunction
+    assignment: Assignment
+    resources: Resources
+    cache: CacheSpec | None
+    safekeeping: Safekeeping
+    hang_timeout_s: float = 120.0
+
+
+def pack(launch: Launch) -> bytes:
+    """Pickle `launch` for another process.
+
+    Code of installed packages travels as names. Code of the user's own files (a job loaded by path, a notebook, a test)
+    travels as itself, since the other process may not be able to import it. Raises `BadJob`, naming what cannot travel.
+    """
+    with own_code_by_value():
+        try:
+            return bytes(cloudpickle.dumps(launch))
+        except Exception as error:  # what a job holds may raise anything
+            parts = {"the data": launch.assignment, "the cache": launch.cache, **_parts_of(launch.train)}
+            stuck = [f"{name} ({reason})" for name, part in parts.items() if (reason := _why_not_pickled(part))]
+            title = title_of(launch.train)
+            raise BadJob(
+                f"the train function {title} cannot be sent to a worker process: "
+                f"{', '.join(stuck) or f'{type(error).__name__}: {error}'}. Make locks, connections, open files and "
+                f"the like within {title}, or use workers=1 and driver='local'.",
+                train=title,
+            ) from error
+
+
+def unpack(payload: bytes) -> Launch:
+    """What `pack` was given."""
+    launch = cloudpickle.loads(payload)
+    assert isinstance(launch, Launch)
+    return launch
+
+
+def title_of(train: object) -> str:
+    """The train function's name."""
+    while isinstance(train, partial):
+        train = train.func
+    return str(getattr(train, "__name__", type(train).__name__))
+
+
+def device_of(resources: Resources, local_rank: int) -> torch.device:
+    """The GPU of this worker if it asks for one, else the CPU. Raises `InvalidOption` where there is no GPU."""
+    if resources.gpus == 0:
+        return torch.device("cpu")
+    found = torch.cuda.device_count()
+    if found == 0:
+        raise InvalidOption(
+            f"Resources(gpus={resources.gpus}) was asked for, but PyTorch sees no GPU here. Set gpus=0, or install a "
+            "build of PyTorch for this machine's GPUs.",
+            gpus=resources.gpus,
+        )
+    return torch.device("cuda", local_rank % found)
+
+
+def _parts_of(train: object) -> dict[str, object]:
+    """What a train function takes along: arguments of a `partial`, and the variables around it that it uses."""
+    if isinstance(train, partial):
+        given = {f"argument {number + 1}": value for number, value in enumerate(train.args)}
+        given |= {f"argument {name!r}": value for name, value in train.keywords.items()}
+        return given | _parts_of(train.func)
+    if not inspect.isfunction(train):
+        return {title_of(train): train}
+    try:
+        around = inspect.getclosurevars(train)
+    except ValueError:  # a variable around it has no value yet
+        return {title_of(train): train}
+    return {f"variable {name!r}": value for name, value in {**around.globals, **around.nonlocals}.items()}
+
+
+def _why_not_pickled(part: object) -> str | None:
+    try:
+        cloudpickle.dumps(part)
+    except Exception as error:  # noqa: BLE001 - what a job holds may raise anything
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -1,0 +1,62 @@
+"""What the runs of a sweep's trials are called, and where everything of a sweep lies."""
+
+from __future__ import annotations
+
+from forebay.storage.filesystem import below
+
+RUNS, TUNE = "runs", "tune"
+"""Below a sweep's folder: the runs of its trials, and Tune's own files."""
+
+
+def run_name(sweep: str, trial_id: str, generation: int = 0) -> str:
+    """The run of a trial; a trial that has gone on from another one's commit has a new run, of the next generation.
+
+    >>> run_name("ctr", "1a2b_00000"), run_name("ctr", "1a2b_00000", 2)
+    ('ctr.1a2b_00000', 'ctr.1a2b_00000.2')
+    """
+    return f"{sweep}.{trial_id}.{generation}" if generation else f"{sweep}.{trial_id}"
+
+
+def trial_of(run: str, sweep: str) -> str | None:
+    """The id of the trial whose run is called `run`; None where it is no trial of `sweep`.
+
+    >>> trial_of("ctr.1a2b_00000.2", "ctr"), trial_of("ctr.v2.1a2b_00000", "ctr"), trial_of("ctr", "ctr")
+    ('1a2b_00000', None, None)
+    """
+    parts = _parts(run, sweep)
+    return None if parts is None else parts[0]
+
+
+def generation_of(run: str, sweep: str) -> int:
+    """How often the trial whose run is called `run` has gone on from another one's commit.
+
+    >>> generation_of("ctr.1a2b_00000.2", "ctr"), generation_of("ctr.1a2b_00000", "ctr")
+    (2, 0)
+    """
+    parts = _parts(run, sweep)
+    assert parts is not None, f"{run} is no run of sweep {sweep}"
+    return parts[1]
+
+
+def sweep_path(storage: str, sweep: str) -> str:
+    """The folder of a sweep."""
+    return below(storage, sweep)
+
+
+def runs_path(storage: str, sweep: str) -> str:
+    """The storage of its trials' runs.
+
+    >>> runs_path("s3://bucket/runs?region=eu-west-1", "ctr")
+    's3://bucket/runs/ctr/runs?region=eu-west-1'
+    """
+    return below(sweep_path(storage, sweep), RUNS)
+
+
+def _parts(run: str, sweep: str) -> tuple[str, int] | None:
+    prefix = f"{sweep}."
+    if not run.startswith(prefix):
+        return None
+    trial_id, dot, generation = run.removeprefix(prefix).partition(".")
+    if not trial_id or (dot and not (generation.isdigit() and generation[0] != "0")):
+        return None
+    return trial_id, int(generation or 0)

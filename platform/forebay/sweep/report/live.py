@@ -1,0 +1,263 @@
+"""The table of a sweep's trials while it is under way: in a terminal, in a notebook, or as lines in a log."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import Any, Protocol
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, JustifyMethod
+from rich.live import Live as Screen
+from rich.table import Table
+from rich.text import Text
+
+from forebay.formatting import time_text
+from forebay.sweep.record.record import Record, State, lively_first
+from forebay.sweep.report.text import best_text, cells, columns, config_text, footing, value_text
+
+FIRST_LINE_EVERY_S, LAST_LINE_EVERY_S = 10.0, 60.0
+LOG_WIDTH = 160
+"""A log has no width of its own; a table folded at 80 columns there helps nobody."""
+LINES_AROUND = 4
+"""Lines of a table that are not trials: an empty one, the head, the rule, and an empty one before the footing."""
+ROOMY = 100
+"""From so many columns on there is room for all beside the config."""
+NOT_IF_NARROW = ("rows/s", "time")
+COLOURS: dict[State, str] = {
+    "running": "green",
+    "paused": "yellow",
+    "pending": "dim",
+    "finished": "blue",
+    "stopped": "dim",
+    "failed": "red",
+}
+
+log = logging.getLogger(__name__)
+
+
+class Display(Protocol):
+    """Somewhere to show a record; `end` shows it for the last time."""
+
+    def show(self, record: Record) -> None: ...
+
+    def end(self, record: Record) -> None: ...
+
+
+class Live:
+    """Called with the record about once a second; shows it wherever this process is watched.
+
+    Output that nobody takes any more (a closed terminal) ends the showing, not the sweep.
+    """
+
+    def __init__(self, display: Display) -> None:
+        self._display: Display | None = display
+        self._record: Record | None = None
+
+    def __call__(self, record: Record) -> None:
+        self._record = record
+        self._try(lambda display: display.show(record))
+
+    def close(self) -> None:
+        """Show the record as it is now, for the last time."""
+        record = self._record
+        if record is not None:
+            self._try(lambda display: display.end(record))
+
+    def _try(self, show: Callable[[Display], None]) -> None:
+        if self._display is None:
+            return
+        try:
+            show(self._display)
+        except (OSError, ValueError) as error:  # ValueError: what Python says of a file that was closed
+            self._display = None
+            log.warning("The sweep goes on, but it is shown no longer: %s", error)
+
+
+@contextmanager
+def showing(wanted: bool = True, console: Console | None = None) -> Iterator[Callable[[Record], None]]:
+    """What to call with the record of a sweep, about once a second, for the length of the block.
+
+    `console` is where it shows unless this is a notebook: standard error if it is not given.
+    """
+    if not wanted:
+        yield lambda record: None  # noqa: ARG005
+        return
+    live = Live(_display(console))
+    try:
+        yield live
+    finally:
+        live.close()
+
+
+def _display(console: Console | None) -> Display:
+    if console is None and _is_notebook():
+        return NotebookTable()
+    console = console or Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        return TerminalTable(console)
+    return Lines(Console(file=console.file, width=LOG_WIDTH, highlight=False))
+
+
+def _is_notebook() -> bool:
+    """Whether a notebook shows what this process displays; IPython is there already if so."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class TerminalTable:
+    """A table that is drawn anew in its place."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._screen: Screen | None = None
+
+    def show(self, record: Record) -> None:
+        if self._screen is None:
+            # What trials print comes above the table; where it goes into a file or a pipe, it goes on doing so.
+            is_seen = sys.stdout.isatty()
+            self._screen = Screen(console=self._console, auto_refresh=False, redirect_stdout=is_seen)
+            self._screen.start()
+        below = len(Text(footing(record)).wrap(self._console, self._console.width))
+        room = max(self._console.height - LINES_AROUND - below, 2)
+        self._screen.update(self._drawn(record, room), refresh=True)
+
+    def end(self, record: Record) -> None:
+        screen, self._screen = self._screen, None
+        if screen is not None:
+            screen.update(self._drawn(record), refresh=True)
+            screen.stop()
+
+    def _drawn(self, record: Record, most: int | None = None) -> Group:
+        return Group(trial_table(record, most, self._console.width), Text(footing(record)))
+
+
+class NotebookTable:
+    """A table in the output of a cell, replaced as a whole."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, record: Record) -> None:
+        from IPython.display import HTML, display  # noqa: PLC0415 - an extra: only notebooks have it
+
+        shown = HTML(html_table(record))  # type: ignore[no-untyped-call]
+        if self._handle is None:
+            self._handle = display(shown, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(shown)
+
+    def end(self, record: Record) -> None:
+        self.show(record)
+
+
+class Lines:
+    """A line per new best value, per trial that ends, and ever more rarely how the sweep stands; a table at the end."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._began: float | None = None
+        self._due = 0.0
+        self._ended: set[str] = set()
+        self._best: float | None = None
+
+    def show(self, record: Record) -> None:
+        now = self._clock()
+        if self._began is None:
+            self._begin(record, now)
+        self._tell_ends(record)
+        if record.best_value != self._best:
+            self._best = record.best_value
+            best = record.best
+            self._say(record, f"{best_text(record)}: {config_text(best.config_at_best) if best else '-'}")
+            self._put_off(now)
+        elif now >= self._due:
+            self._say(record, footing(record))
+            self._put_off(now)
+
+    def end(self, record: Record) -> None:
+        self._tell_ends(record)
+        self._console.print(trial_table(record))
+        self._say(record, footing(record))
+
+    def _begin(self, record: Record, now: float) -> None:
+        """What an earlier start has come to is no news."""
+        self._began, self._due = now, now + FIRST_LINE_EVERY_S
+        self._ended = {trial.id for trial in record.trials.values() if trial.has_ended}
+        self._best = record.best_value
+        limit = "" if record.deadline_left_s is None else f", {time_text(record.deadline_left_s)} until the deadline"
+        goal = "highest" if record.mode == "max" else "lowest"
+        self._say(record, f"sweep {record.name}: for the {goal} {record.metric}{limit}")
+
+    def _put_off(self, now: float) -> None:
+        assert self._began is not None
+        self._due = now + min(max(FIRST_LINE_EVERY_S, (now - self._began) / 10), LAST_LINE_EVERY_S)
+
+    def _tell_ends(self, record: Record) -> None:
+        for trial in record.trials.values():
+            if trial.has_ended and trial.id not in self._ended:
+                self._ended.add(trial.id)
+                last = trial.last
+                came_to = f", {record.metric} {value_text(last.value)}" if last else ""
+                why = f": {trial.error}" if trial.error else ""
+                self._say(record, f"{trial.id} {trial.state} after {_epochs(trial.epochs)}{came_to}{why}")
+
+    def _say(self, record: Record, text: str) -> None:
+        self._console.print(f"{time_text(record.elapsed_s):>7}  {text}", markup=False, soft_wrap=True)
+
+
+def trial_table(record: Record, most: int | None = None, width: int = LOG_WIDTH) -> Table:
+    """A line per trial, at most `most` lines; the best trial in bold. `width` is that of the terminal, in columns."""
+    best = record.best
+    names = columns(record)
+    shown = [number for number, name in enumerate(names) if width >= ROOMY or name not in NOT_IF_NARROW]
+    table = empty_table([names[number] for number in shown], record.metric)
+    trials = lively_first(record) if most is not None else record.ranked
+    fitting = len(trials) if most is None or len(trials) <= most else most - 1
+    for trial in trials[:fitting]:
+        texts = [one_line(cell) for cell in cells(record, trial)]
+        texts[1].stylize(COLOURS[trial.state])
+        style = "bold" if best is not None and trial.id == best.id else None
+        table.add_row(*(texts[number] for number in shown), style=style)
+    if fitting < len(trials):
+        table.add_row(Text(f"and {len(trials) - fitting} more", style="dim"))
+    return table
+
+
+def empty_table(names: Iterable[str], metric: str) -> Table:
+    """A table of trials without a line. Where there is no room for all, configs are cut, and a long metric's name."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in names:
+        is_text = name in ("trial", "state", "config")
+        may_be_cut = name in ("config", metric)  # rich narrows what may be wrapped before anything else
+        justify: JustifyMethod = "left" if is_text else "right"
+        table.add_column(one_line(name), justify=justify, no_wrap=not may_be_cut, overflow="ellipsis")
+    return table
+
+
+def one_line(text: str) -> Text:
+    """In one line, with `…` for what there is no room for."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epoch{'' if count == 1 else 's'}"
+
+
+def html_table(record: Record) -> str:
+    """The same as HTML."""
+    best = record.best
+    head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in columns(record))
+    rows = []
+    for trial in lively_first(record):
+        weight = " style='font-weight:bold'" if best is not None and trial.id == best.id else ""
+        line = "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in cells(record, trial))
+        rows.append(f"<tr{weight}>{line}</tr>")
+    return (
+        f"<p><b>{escape(record.name)}</b>: {escape(footing(record))}</p>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )

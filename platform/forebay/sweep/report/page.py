@@ -1,0 +1,194 @@
+"""A sweep as one HTML file that needs nothing beside it: no network, no other file."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable
+from html import escape
+
+from matplotlib.figure import Figure
+
+from forebay.errors import WriteFailed
+from forebay.formatting import time_text
+from forebay.storage.atomic import write_atomically
+from forebay.storage.credentials import redact, redacted
+from forebay.storage.filesystem import below
+from forebay.sweep.record.record import Record, TrialRecord
+from forebay.sweep.report.colours import Colours
+from forebay.sweep.report.parallel import configs_figure
+from forebay.sweep.report.plots import as_png, metric_figure, workers_figure
+from forebay.sweep.report.text import blocks_text, config_text, states_text, value_text, word
+
+FILE_NAME = "sweep.html"
+
+log = logging.getLogger(__name__)
+
+# Light whatever surrounds it: the pictures are, and a notebook may be dark.
+STYLE = """
+.forebay-sweep { font: 14px/1.45 system-ui, sans-serif; color: #22313f; background: #fff; color-scheme: light;
+  max-width: 1150px; margin: 0 auto; padding: 0.1em 1em 1em; }
+.forebay-sweep h1 { font-size: 1.5em; margin: 0.6em 0 0.2em; overflow-wrap: anywhere; }
+.forebay-sweep h2 { font-size: 1.1em; margin: 1.4em 0 0.3em; }
+.forebay-sweep dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.15em 1.2em; margin: 0.5em 0; }
+.forebay-sweep dt { color: #5f6b76; } .forebay-sweep dd { margin: 0; overflow-wrap: anywhere; }
+.forebay-sweep dd.best { color: #b93546; font-weight: 600; }
+.forebay-sweep img { display: block; width: 100%; height: auto; }
+.forebay-sweep .wide { overflow-x: auto; }
+.forebay-sweep table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+.forebay-sweep th, .forebay-sweep td { text-align: left; padding: 0.25em 0.8em 0.25em 0; white-space: nowrap;
+  border-bottom: 1px solid #e4e8ec; vertical-align: top; background: #fff; }
+.forebay-sweep th:first-child, .forebay-sweep td:first-child { position: sticky; left: 0; }
+.forebay-sweep td i { display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.5em; border-radius: 2px; }
+.forebay-sweep dl.errors { grid-template-columns: fit-content(14em) 1fr; }
+.forebay-sweep dl.errors dt { overflow-wrap: anywhere; }
+.forebay-sweep th { border-bottom: 2px solid #c3cad1; }
+.forebay-sweep th[data-up="yes"]::after { content: " \\25b2"; }
+.forebay-sweep th[data-up="no"]::after { content: " \\25bc"; }
+.forebay-sweep tr.best td { font-weight: 600; background: #fdf1f3; }
+.forebay-sweep td.failed { color: #b3261e; } .forebay-sweep td.running { color: #1b7a3d; }
+.forebay-sweep td.paused { color: #8a5a00; } .forebay-sweep td.pending { color: #5f6b76; }
+"""
+
+# A click on a head sorts by that column, another one the other way round; what has no value stays at the end.
+SCRIPT = """
+const heads = document.querySelectorAll(".forebay-sweep th");
+heads.forEach((head, column) => { head.style.cursor = "pointer"; head.addEventListener("click", () => {
+  const body = head.closest("table").tBodies[0], up = head.dataset.up !== "yes";
+  heads.forEach(other => delete other.dataset.up);
+  head.dataset.up = up ? "yes" : "no";
+  const key = row => row.cells[column].dataset.key;
+  const order = (a, b) => isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b;
+  [...body.rows].sort((a, b) => key(a) === "" || key(b) === "" ? (key(a) === "") - (key(b) === "")
+    : (up ? 1 : -1) * order(key(a), key(b))).forEach(row => body.append(row));
+}); });
+"""
+POINTS_PER_INCH = 80
+"""How small a picture may be shown: on a narrow screen it scrolls rather than shrinks further."""
+RED = ("best value", "best config")
+"""Facts in the colour that the best trial has in the pictures."""
+
+
+def write_page(record: Record, path: str) -> str:
+    """Write `sweep.html` into the sweep's folder `path`; the answer is where it is.
+
+    Raises `WriteFailed` where storage refuses.
+    """
+    html = below(path, FILE_NAME)
+    try:
+        write_atomically(html, page(record).encode())
+    except OSError as error:
+        raise WriteFailed(
+            f"the page of sweep {record.name!r} cannot be written to {html} ({redact(str(error))}). Make room or give "
+            "access, and run the same sweep again: it trains nothing twice.",
+            path=html,
+        ) from redacted(error)
+    return html
+
+
+def page(record: Record) -> str:
+    """The whole document."""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(record.name)}</title></head>"
+        f"<body>{body(record)}<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def body(record: Record) -> str:
+    """What stands in the document, and in the output of a notebook's cell."""
+    pictures = (
+        (f"{record.metric} over time", metric_figure),
+        ("Workers over time", workers_figure),
+        ("Configs", configs_figure),
+    )
+    shown = "".join(f"<h2>{escape(title)}</h2>{_picture(title, draw, record)}" for title, draw in pictures)
+    return (
+        f'<style>{STYLE}</style><div class="forebay-sweep"><h1>{escape(record.name)}</h1>{_header(record)}{shown}'
+        f'<h2>Trials</h2><div class="wide">{_table(record)}</div>{_errors(record)}</div>'
+    )
+
+
+def _picture(title: str, draw: Callable[[Record], Figure], record: Record) -> str:
+    try:
+        figure = draw(record)
+        drawn = base64.b64encode(as_png(figure)).decode()
+    except Exception as error:  # noqa: BLE001 - of whatever values there are; a sweep is not lost for a picture
+        log.warning("The picture %r of sweep %r cannot be drawn: %s", title, record.name, error)
+        return f"<p>This picture cannot be drawn: {escape(str(error))}</p>"
+    least = round(figure.get_figwidth() * POINTS_PER_INCH)
+    shown = f'<img alt="{escape(title)}" style="min-width: {least}px" src="data:image/png;base64,{drawn}">'
+    return f'<div class="wide">{shown}</div>'
+
+
+def _header(record: Record) -> str:
+    best = record.best
+    goal = "the highest is the best" if record.mode == "max" else "the lowest is the best"
+    facts = {"metric": f"{record.metric}, {goal}"}
+    if best is not None:
+        point = best.best(record.mode)
+        facts["best value"] = f"{value_text(record.best_value)}, trial {best.id}, epoch {point.epoch if point else '-'}"
+        facts["best config"] = config_text(best.config_at_best)
+        facts["best run"] = f"runs/{best.run_at_best}"
+    else:
+        facts["best value"] = "no trial has a value"
+    facts["trials"] = states_text(record.trials.values())
+    facts["time"] = time_text(record.elapsed_s)
+    facts["deadline"] = "none" if record.deadline_s is None else time_text(record.deadline_s)
+    if blocks := blocks_text(record):
+        facts["cache"] = blocks
+    if record.stopped:
+        facts["stopped"] = record.stopped
+    lines = (
+        f"<dt>{escape(name)}</dt><dd{_class('best' if name in RED else '')}>{escape(fact)}</dd>"
+        for name, fact in facts.items()
+    )
+    return f"<dl>{''.join(lines)}</dl>"
+
+
+def _table(record: Record) -> str:
+    names, best, colours = record.parameters, record.best, Colours(record)
+    titles = ("trial", "state", "epochs", f"best {record.metric}", f"last {record.metric}", "seconds", *names)
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    rows = [
+        f"<tr{_class('best' if trial == best else '')}>{_cells(record, trial, colours.of(trial))}</tr>"
+        for trial in record.ranked
+    ]
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _cells(record: Record, trial: TrialRecord, colour: str) -> str:
+    """`colour` is that of the trial in the pictures."""
+    best, last, config = trial.best(record.mode), trial.last, trial.config_at_best
+    seconds = trial.seconds(record.elapsed_s)
+    cells = [
+        f'<td data-key="{escape(trial.id)}"><i style="background: {colour}"></i>{escape(trial.id)}</td>',
+        _cell(trial.state, trial.state, trial.state, trial.error),
+        _cell(str(trial.epochs), trial.epochs),
+        _cell(value_text(best.value if best else None), best.value if best else None),
+        _cell(value_text(last.value if last else None), last.value if last else None),
+        _cell(f"{seconds:.0f}", seconds),
+        *(_cell("-" if name not in config else word(config[name]), config.get(name)) for name in record.parameters),
+    ]
+    return "".join(cells)
+
+
+def _cell(text: str, key: object, kind: str = "", hint: str | None = None) -> str:
+    """`key` is what the column is sorted by, `hint` what is shown where the pointer rests."""
+    title = f' title="{escape(hint)}"' if hint else ""
+    return f'<td{_class(kind)}{title} data-key="{escape("" if key is None else str(key))}">{escape(text)}</td>'
+
+
+def _errors(record: Record) -> str:
+    """A list of its own: a message of some length would make the table too wide to be read."""
+    found: dict[str, list[str]] = {}
+    for trial in record.trials.values():
+        if trial.error:
+            found.setdefault(trial.error, []).append(trial.id)
+    lines = (f"<dt>{escape(', '.join(ids))}</dt><dd>{escape(error)}</dd>" for error, ids in found.items())
+    return f'<h2>Errors</h2><dl class="errors">{"".join(lines)}</dl>' if found else ""
+
+
+def _class(name: str) -> str:
+    return f' class="{name}"' if name else ""

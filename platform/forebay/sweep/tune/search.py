@@ -1,0 +1,177 @@
+"""The scheduler and the searcher of one start of a sweep: the user's own, or those that fit what was asked for.
+
+Beyond Tune's documented surface, checked on Ray 2.60, is where both keep their metric and mode.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ray.tune.schedulers import FIFOScheduler, HyperBandForBOHB, PopulationBasedTraining, TrialScheduler
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlgorithm, Searcher, create_searcher
+
+from forebay.errors import InvalidOption
+from forebay.job.job import Job
+from forebay.sweep.deadline.scheduler import DeadlineScheduler
+from forebay.sweep.space import Grid, depends_on_others
+from forebay.sweep.sweep import Sweep
+from forebay.sweep.tune.sync_schedulers import is_synchronous, keep_rounds_going
+
+RANDOM = ("random", "variant_generator")
+SEEDED = ("optuna", "bohb")
+QUANTIZED = "Quantized"
+"""What Ray Tune calls the samplers of `tune.quniform` and its like; BOHB leaves their steps out."""
+
+
+def scheduler_of(sweep: Sweep, job: Job) -> TrialScheduler:
+    """A scheduler for one start of `sweep`. Raises `InvalidOption` for one that is none, or for another metric."""
+    given = sweep.scheduler
+    if given is None:
+        scheduler = _own_scheduler(sweep, job)
+    elif not isinstance(given, TrialScheduler):
+        raise InvalidOption(f"scheduler={given!r} is none of ray.tune.schedulers. Give one, or None.")
+    else:
+        # They keep what they have seen of trials: the next start of the same sweep has to begin without it.
+        scheduler = copy.deepcopy(given)
+    _check_aim("scheduler", scheduler, sweep)
+    _check_bohb(scheduler, sweep)
+    keep_rounds_going(scheduler)
+    return scheduler
+
+
+def searcher_of(sweep: Sweep) -> Any:
+    """A searcher for one start of `sweep`. Raises `InvalidOption` for one that is none, or needs what is missing."""
+    given = sweep.searcher
+    if given is None or given in RANDOM:
+        return BasicVariantGenerator(random_state=sweep.seed)
+    if isinstance(given, str | Searcher):
+        _check_drawable(sweep)
+    if not isinstance(given, str):
+        if not isinstance(given, Searcher | SearchAlgorithm):
+            raise InvalidOption(f"searcher={given!r} is none of ray.tune.search. Give one, the name of one, or None.")
+        searcher = copy.deepcopy(given)
+        _check_aim("searcher", searcher, sweep)
+        return searcher
+    try:
+        return create_searcher(given, **({"seed": sweep.seed} if given in SEEDED else {}))
+    except (ImportError, AssertionError) as error:
+        raise InvalidOption(
+            f"searcher={given!r} needs packages that are not installed ({error}). Install them, or leave searcher out "
+            "to draw at random.",
+            searcher=given,
+        ) from error
+    except ValueError as error:
+        raise InvalidOption(f"searcher={given!r} is unknown to Ray Tune: {error}", searcher=given) from error
+
+
+def check_population(scheduler: TrialScheduler, num_trials: int, *, slots: int | None, most: int | None) -> None:
+    """Raises `InvalidOption` for trials that are to go on from each other's commits, and never stand side by side.
+
+    `slots` is how many can train at a time, `most` how many may: None where that is no limit. Those of a synchronous
+    population take turns in the slots; but whoever may not begin before another one ends is compared with nobody.
+    """
+    if not isinstance(scheduler, PopulationBasedTraining):
+        return
+    if most is not None and num_trials > most:
+        raise InvalidOption(
+            f"{type(scheduler).__name__} is to compare {num_trials} trials while they train, and only "
+            f"max_concurrent={most} may at a time. Leave max_concurrent out, or give num_trials={most}.",
+            num_trials=num_trials,
+            max_concurrent=most,
+        )
+    if slots is not None and num_trials > slots and not is_synchronous(scheduler):
+        raise InvalidOption(
+            f"{type(scheduler).__name__} is to compare {num_trials} trials while they train, and only {slots} can at a "
+            f"time. Give it synch=True, which lets them take turns, or num_trials={slots}.",
+            num_trials=num_trials,
+            slots=slots,
+        )
+
+
+def _own_scheduler(sweep: Sweep, job: Job) -> TrialScheduler:
+    if _is_bohb(sweep.searcher):
+        return HyperBandForBOHB(time_attr="training_iteration", max_t=max(job.epochs, 2))
+    return FIFOScheduler() if sweep.deadline_s is None else DeadlineScheduler(sweep.deadline_s)
+
+
+def _is_bohb(searcher: Any) -> bool:
+    within = searcher.searcher if isinstance(searcher, ConcurrencyLimiter) else searcher
+    # By its name: its module imports packages that take seconds, and may be missing.
+    return within == "bohb" or any(kind.__name__ == "TuneBOHB" for kind in type(within).__mro__)
+
+
+def _check_bohb(scheduler: TrialScheduler, sweep: Sweep) -> None:
+    """They talk to each other: alone the one learns nothing, and the other one fails at its first result."""
+    is_bohb, is_for_bohb = _is_bohb(sweep.searcher), isinstance(scheduler, HyperBandForBOHB)
+    if is_bohb and not is_for_bohb:
+        raise InvalidOption(
+            f"searcher='bohb' learns from the rounds of HyperBandForBOHB alone, and scheduler is a "
+            f"{type(scheduler).__name__}. Leave scheduler out, or give another searcher ('optuna').",
+            scheduler=type(scheduler).__name__,
+        )
+    if is_for_bohb and not is_bohb:
+        raise InvalidOption(
+            "HyperBandForBOHB works with searcher='bohb' alone. Give that, or HyperBandScheduler.",
+            searcher=sweep.searcher,
+        )
+    rounded = [name for name, each in sweep.space.items() if type(getattr(each, "sampler", None)).__name__ == QUANTIZED]
+    if is_bohb and rounded:
+        raise InvalidOption(
+            f"searcher='bohb' does not round, and {rounded[0]} is to be drawn in steps. Give a list of values, or a "
+            "range of whole numbers.",
+            parameter=rounded[0],
+        )
+
+
+def _check_drawable(sweep: Sweep) -> None:
+    """Raises `InvalidOption` for parameters that are drawn before, or after, a searcher could know them."""
+    for name, domain in sweep.domains().items():
+        if isinstance(domain, Grid) or depends_on_others(domain):
+            raise InvalidOption(
+                f"space[{name!r}] is a {'grid' if isinstance(domain, Grid) else 'tune.sample_from'}, which no searcher "
+                "but the random one draws. Give a list or a range, or leave searcher out.",
+                parameter=name,
+            )
+
+
+def _check_aim(option: str, made: Any, sweep: Sweep) -> None:
+    """Tune refuses a metric or mode in two places, even the same; a searcher with a space of its own needs its own."""
+    if getattr(made, "_space", None):
+        return
+    for name, wanted in (("metric", sweep.metric), ("mode", sweep.mode)):
+        found = getattr(made, f"_{name}", None)
+        if found not in (None, wanted):
+            raise InvalidOption(
+                f"{option}={type(made).__name__}({name}={found!r}) is for another {name} than the sweep's, {wanted!r}. "
+                "Leave it out there: the sweep hands on its own.",
+                **{name: found},
+            )
+        if found is not None:
+            setattr(made, f"_{name}", None)
+
+
+LIMITED = (BasicVariantGenerator, ConcurrencyLimiter)
+"""They have a limit of their own, and Tune takes none beside it."""
+
+
+def most_at_once(searcher: Any, given: int | None) -> int | None:
+    """The lesser of `given` and the limit that the searcher has of its own; None where there is neither."""
+    own = searcher.max_concurrent if isinstance(searcher, LIMITED) else 0
+    return min((number for number in (own, given) if number), default=None)
+
+
+def limit_trials(searcher: Any, scheduler: TrialScheduler, most: int | None) -> int | None:
+    """Have `searcher` make no more than `most` trials at once, None for all; the answer is what Tune has to see to.
+
+    A `DeadlineScheduler` admits trials itself. It may know all that are to come of those that are drawn at random. A
+    searcher learns from results, and is asked for a few more than can train: somebody has to wait for a trial to end.
+    """
+    if isinstance(scheduler, DeadlineScheduler):
+        most = None if isinstance(searcher, BasicVariantGenerator) or most is None else most + max(most // 2, 1)
+    if isinstance(searcher, LIMITED):
+        searcher.max_concurrent = most or (
+            0 if isinstance(searcher, BasicVariantGenerator) else searcher.max_concurrent
+        )
+        return None
+    return most if isinstance(searcher, Searcher) else None

@@ -1,0 +1,170 @@
+"""Jobs that train in a second, can be disturbed at a step, and whose model counts the rows that shaped it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from forebay.cache.spec import CacheSpec
+from forebay.checkpoint.checkpoint import Commit, CommitDirectory
+from forebay.driver.local.driver import LocalDriver
+from forebay.job.job import Job
+from forebay.loader.data import Data
+from forebay.manifest.scan import scan
+from forebay.plan.plan import build_plan
+from forebay.runs.result import Result
+from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
+from forebay.testing.drivers.events import ATTEMPTS, Attempt, happened_at, recording_train
+from forebay.train.worker import Worker
+from forebay.transform.features.groups import Dense, Label
+from forebay.transform.transform import Transform
+
+ROWS = 120
+STEPS_PER_EPOCH = 8
+
+
+class DriverBench:
+    """`job(name)` makes jobs over the same 120 rows below `folder`; the other methods read what a run left behind.
+
+    A second bench in the same folder, be it in another process, makes the same jobs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._data = Data(
+            plan=build_plan(scan(_write_rows(folder / "data")), seed=3, lanes=4),
+            transform=Transform(row=Dense("id"), inputs=Dense(["a", "b", "c"]), label=Label("target")),
+            global_batch=16,
+        )
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def job(self, name: str, *, at_step: int = -1, event: str = "", step_s: float = 0.0, **options: Any) -> Job:
+        """Two epochs with a commit every 3 steps, each step at least `step_s` long.
+
+        After step `at_step` the last rank meets `event`: `raise` (a `ValueError`), `hang`, `kill` (SIGKILL, once) or
+        `kill always`.
+        """
+        log = self._folder / "rows" / name
+        log.mkdir(parents=True, exist_ok=True)
+        train = partial(recording_train, num_rows=ROWS, log=str(log), at_step=at_step, event=event, step_s=step_s)
+        defaults: dict[str, Any] = {
+            "train": train,
+            "data": self._data,
+            "epochs": 2,
+            "cache": CacheSpec(path=str(self._folder / "cache"), quota_bytes=1 << 24, min_free_bytes=0),
+            "storage": str(self._folder / "runs"),
+            "commit_every": 3,
+        }
+        return Job(name=name, **(defaults | options))
+
+    def rows(self, name: str) -> dict[str, list[int]]:
+        """Ids of the rows that shaped the model, by `step-rank`; a step that was done again counts once."""
+        return {path.name: json.loads(path.read_text()) for path in sorted((self._folder / "rows" / name).glob("0*"))}
+
+    def attempts(self, name: str) -> list[Attempt]:
+        """Every step that a rank has made or tried to make, in order."""
+        path = self._folder / "rows" / name / ATTEMPTS
+        return [Attempt.from_line(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def members(self, name: str) -> dict[int, Attempt]:
+        """The last attempt of each rank that trains now."""
+        attempts = self.attempts(name)
+        return {each.rank: each for each in attempts if each.size == attempts[-1].size}
+
+    def steps_redone(self, name: str) -> int:
+        """How many steps rank 0 has made again."""
+        tries = Counter(each.step for each in self.attempts(name) if each.rank == 0)
+        return sum(tries.values()) - len(tries)
+
+    def happened_at(self, name: str) -> float:
+        """Unix time of the event that met the job."""
+        return happened_at(self._folder / "rows" / name)
+
+    def assert_every_row_once(self, result: Result) -> None:
+        """The newest commit's model was shaped by each row once in each whole epoch, and then by those that came next.
+
+        Asked of the model itself: see `CountingModel`. Every loss has to be finite, too.
+        """
+        commit = newest_commit(result)
+        counts = weights(result)["counts"].round().int().numpy()
+        wanted = np.zeros_like(counts)
+        wanted[: commit.cursor.epoch] = 1
+        if commit.cursor.position:
+            wanted[commit.cursor.epoch, self._ids(commit)] = 1
+        wrong = [
+            f"row {row} of epoch {epoch} {counts[epoch, row]} times" for epoch, row in np.argwhere(counts != wanted)
+        ]
+        assert not wrong, f"{result.name}, {len(wrong)} rows of the model at step {commit.step}: {wrong[:8]}"
+        told = [step.metrics for step in result.steps] + [epoch.metrics for epoch in result.epochs]
+        numbers = [number for metrics in told for number in metrics.values()]
+        assert all(math.isfinite(number) for number in numbers), f"{result.name}: a loss is not finite"
+
+    def assert_like_undisturbed(self, result: Result) -> None:
+        """The newest commit's model is the one of a run that nobody disturbed, but for the order of sums."""
+        commit, ours = newest_commit(result), weights(result)
+        undisturbed = self._undisturbed(commit.step)
+        assert undisturbed, f"{result.name}: a run that nobody disturbed never came to step {commit.step}"
+        for name, wanted in undisturbed.items():
+            torch.testing.assert_close(ours[name], wanted, rtol=1e-3, atol=1e-4)
+
+    def _undisturbed(self, step: int) -> Mapping[str, torch.Tensor]:
+        """The model after `step` steps by one worker in this process."""
+        found: dict[str, torch.Tensor] = {}
+
+        def train(worker: Worker) -> None:
+            model, optimizer = worker.setup(CountingModel(ROWS), build_optimizer)
+            for batch in worker.loader():
+                worker.commit(loss=train_step(model, optimizer, batch, worker.world.size))
+                if worker.step == step:
+                    found.update({name: value.clone() for name, value in model.state_dict().items()})
+
+        needed = -(-step // STEPS_PER_EPOCH)
+        alone = replace(self.job("undisturbed"), train=train, epochs=needed, commit_every=1 << 30, name=None)
+        LocalDriver().run(alone)
+        return found
+
+    def _ids(self, commit: Commit) -> np.ndarray:
+        """Ids of the rows before the commit's position, in its epoch: the plan's answer."""
+        plan, cursor = self._data.plan, commit.cursor
+        first = np.concatenate([[0], np.cumsum(plan.manifest.rows)[:-1]])
+        found = plan.rows(cursor.epoch, 0, cursor.position, range(plan.lanes))
+        ids: np.ndarray = first[found.block] + found.row
+        return ids
+
+
+def newest_commit(result: Result) -> Commit:
+    """The newest commit of a run in storage."""
+    commit = CommitDirectory(f"{result.path}/commits").newest()
+    assert commit is not None, f"{result.path} has no commit"
+    return commit
+
+
+def weights(result: Result) -> Mapping[str, torch.Tensor]:
+    """The model in the newest commit of a run."""
+    state: Any = newest_commit(result).state
+    model: Mapping[str, torch.Tensor] = state["objects"]["model"]
+    return model
+
+
+def _write_rows(folder: Path) -> str:
+    path = folder / "rows.parquet"
+    if not path.exists():
+        folder.mkdir(parents=True)
+        rng = np.random.default_rng(0)
+        columns = {name: rng.standard_normal(ROWS, dtype=np.float32) for name in ("a", "b", "c", "target")}
+        pq.write_table(pa.table({"id": np.arange(ROWS), **columns}), path, row_group_size=28)
+    return str(folder)

@@ -1,0 +1,73 @@
+"""The train function of `DriverBench`: it writes down every step it makes, and may meet an event at one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
+from forebay.train.worker import Worker
+
+ATTEMPTS = "attempts"
+HAPPENED = "happened"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One rank at one step: it has taken the optimizer's step, and is about to commit."""
+
+    time: float
+    step: int
+    rank: int
+    size: int
+    pid: int
+    node: str
+
+    def to_line(self) -> str:
+        return f"{self.time} {self.step} {self.rank} {self.size} {self.pid} {self.node}\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Self:
+        seconds, step, rank, size, pid, node = line.split(" ")
+        return cls(time=float(seconds), step=int(step), rank=int(rank), size=int(size), pid=int(pid), node=node)
+
+
+def recording_train(worker: Worker, *, num_rows: int, log: str, at_step: int, event: str, step_s: float) -> None:
+    """Least squares, with one file per step and rank that holds the rows it saw, and a line per step and rank."""
+    model, optimizer = worker.setup(CountingModel(num_rows), build_optimizer)
+    world = worker.world
+    with Path(log, ATTEMPTS).open("ab", buffering=0) as attempts:  # one write a line: ranks share the file
+        for batch in worker.loader():
+            loss = train_step(model, optimizer, batch, world.size)
+            time.sleep(step_s)
+            rows = [int(row) for row in batch["row"][:, 0]] if batch.weight else []
+            Path(log, f"{worker.step:05}-{world.rank}").write_text(json.dumps(rows))
+            attempt = Attempt(
+                time=time.time(), step=worker.step, rank=world.rank, size=world.size, pid=os.getpid(), node=world.node
+            )
+            attempts.write(attempt.to_line().encode())
+            if worker.step == at_step and world.rank == world.size - 1:
+                _happen(event, Path(log, HAPPENED))
+            worker.commit(loss=loss)
+
+
+def happened_at(log: Path) -> float:
+    """Unix time at which the event of `recording_train` came."""
+    return (log / HAPPENED).stat().st_mtime
+
+
+def _happen(event: str, mark: Path) -> None:
+    if event == "kill" and mark.exists():
+        return
+    mark.write_text(str(time.time()))
+    if event == "raise":
+        raise ValueError("boom in the train function")
+    if event == "hang":
+        while True:
+            time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,222 @@
+"""The laws of `Driver` that hold for a fixed number of workers, as tests."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from forebay.driver.driver import Driver
+from forebay.errors import Hung, NullLabel, RunFailed
+from forebay.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Started
+from forebay.runs.callback import Callback
+from forebay.runs.control import Control
+from forebay.runs.result import Result, load_result
+from forebay.testing.drivers.bench import ROWS, STEPS_PER_EPOCH, DriverBench, weights
+from forebay.train.worker import Worker
+
+PROMPT_S = 60.0
+GRACE_S = 30.0
+WORKERS = 2
+HANG_S = 10.0
+HANG_GRACE_S = 120.0  # with the start of the workers, which takes most of a minute where others use the machine
+
+
+class Heard(list[Event]):
+    """A callback that keeps all events."""
+
+    def __call__(self, event: Event, _control: Control) -> None:
+        self.append(event)
+
+
+class FixedSuite:
+    """Laws of every driver, for a fixed number of workers; part of `forebay.testing.drivers.suite.DriverSuite`.
+
+    After every test nothing may be left.
+    """
+
+    def make_driver(self) -> Driver:
+        """A driver to test."""
+        raise NotImplementedError
+
+    def leftovers(self) -> list[str]:
+        """What runs have not cleaned up: processes and the like."""
+        raise NotImplementedError
+
+    @pytest.fixture(autouse=True)
+    def nothing_left(self) -> Iterator[None]:
+        """Processes take a moment to end; this gives them a few."""
+        yield
+        deadline = time.monotonic() + GRACE_S
+        while (left := self.leftovers()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert left == [], f"left behind: {left}"
+
+    shared: ClassVar[dict[type[FixedSuite], DriverBench]] = {}
+
+    @pytest.fixture
+    def bench(self, tmp_path_factory: pytest.TempPathFactory) -> DriverBench:
+        """Data, jobs and runs, shared by all tests of the class."""
+        if type(self) not in self.shared:
+            self.shared[type(self)] = DriverBench(tmp_path_factory.mktemp("driver"))
+        return self.shared[type(self)]
+
+    @pytest.fixture
+    def calm(self, bench: DriverBench) -> Result:
+        """An undisturbed run; trained once, looked up by name from then on."""
+        return self.run(bench, "calm")
+
+    def run(self, bench: DriverBench, name: str, *callbacks: Callback, **options: object) -> Result:
+        """Train the bench's job `name` on two workers."""
+        return self.make_driver().run(bench.job(name, **({"workers": WORKERS} | options)), callbacks)  # type: ignore[arg-type]
+
+    def test_every_row_once_per_epoch_and_all_of_it_told(self, bench: DriverBench) -> None:
+        heard = Heard()
+        result = self.run(bench, "calm", heard)
+        told = [event for event in heard if not isinstance(event, Preparing | Reported)]
+        assert told[0] == Started(name="calm", world_size=WORKERS, epochs=2, num_batches=STEPS_PER_EPOCH)
+        assert [event.epoch for event in told if isinstance(event, EpochEnded)] == [0, 1]
+        assert told[-1] == Finished(name="calm", path=result.path)
+        assert result.is_finished
+        assert result == load_result(result.path)
+        assert result.steps[-1].step == 2 * STEPS_PER_EPOCH
+        for epoch in (0, 1):
+            steps = range(epoch * STEPS_PER_EPOCH, (epoch + 1) * STEPS_PER_EPOCH)
+            parts = [bench.rows("calm")[f"{step:05}-{rank}"] for step in steps for rank in range(WORKERS)]
+            assert sorted(row for part in parts for row in part) == list(range(ROWS))
+        bench.assert_every_row_once(result)
+        bench.assert_like_undisturbed(result)
+
+    def test_killed_worker_is_replaced_and_changes_nothing(self, bench: DriverBench, calm: Result) -> None:
+        heard = Heard()
+        killed = self.run(bench, "killed", heard, at_step=10, event="kill")
+        failed = [event for event in heard if isinstance(event, Failed)]
+        assert [(event.failures, event.will_retry) for event in failed] == [(1, True)]
+        assert "worker 1" in failed[0].error
+        assert killed.failures == 1
+        assert bench.rows("killed") == bench.rows("calm")
+        assert_same_model(killed, calm)
+        bench.assert_every_row_once(killed)
+
+    def test_too_many_deaths_end_the_run_and_keep_its_commits(self, bench: DriverBench) -> None:
+        heard = Heard()
+        with pytest.raises(RunFailed, match=r"lost workers 1 time, and max_failures=0 .*worker 1") as end:
+            self.run(bench, "dying", heard, at_step=4, event="kill always", max_failures=0)
+        assert isinstance(heard[-1], Failed)
+        assert not heard[-1].will_retry
+        assert len(heard[-1].error) < 60, "one line, for a callback"
+        assert "'dying' again" in str(end.value)
+
+    def test_exception_stops_at_once_with_its_traceback(self, bench: DriverBench) -> None:
+        heard = Heard()
+        with pytest.raises(RunFailed, match=r"ValueError: boom in the train function") as failure:
+            self.run(bench, "raising", heard, at_step=5, event="raise")
+        assert time.time() - bench.happened_at("raising") < PROMPT_S
+        assert 'raise ValueError("boom in the train function")' in str(failure.value)
+        assert "forebay/driver/" not in str(failure.value), "the traceback shows frames that the user did not write"
+        assert isinstance(failure.value.__cause__, ValueError)
+        assert len([event for event in heard if isinstance(event, Started)]) == 1
+        error = "ValueError: boom in the train function on rank 1"
+        assert heard[-1] == Failed(error=error, failures=1, will_retry=False)
+
+    def test_forebay_error_of_a_train_function_arrives_as_itself(self, bench: DriverBench) -> None:
+        def train(_worker: Worker) -> None:
+            raise NullLabel("column 'target' has nulls", column="target")
+
+        with pytest.raises(NullLabel) as failure:
+            self.run(bench, "null", train=train, workers=1)
+        assert failure.value.facts["column"] == "target"
+
+    def test_hang_ends_the_run_and_is_named(self, bench: DriverBench) -> None:
+        heard = Heard()
+        with ends_within(HANG_S + HANG_GRACE_S), pytest.raises(Hung, match=r"hang_timeout_s=10"):
+            self.run(bench, "hanging", heard, at_step=5, event="hang", hang_timeout_s=HANG_S)
+        assert len([event for event in heard if isinstance(event, Started)]) == 1, "what hangs was tried again"
+        assert isinstance(heard[-1], Failed)
+
+    def test_callback_that_raises_ends_the_run_and_the_others_are_told(self, bench: DriverBench) -> None:
+        heard = Heard()
+
+        def meddle(event: Event, _control: Control) -> None:
+            if isinstance(event, Reported):
+                raise KeyError("no such metric")
+
+        with pytest.raises(RunFailed, match=r"callback .*meddle raised KeyError"):
+            self.run(bench, "meddled", meddle, heard)
+        assert isinstance(heard[-1], Failed)
+        assert not heard[-1].will_retry
+
+    def test_stopped_run_goes_on_under_its_name(self, bench: DriverBench, calm: Result) -> None:
+        def stop_soon(event: Event, control: Control) -> None:
+            if isinstance(event, Reported):
+                control.stop("enough for today")
+
+        first = self.run(bench, "stopped", stop_soon, epochs=40)
+        assert first.stopped == "enough for today"
+        assert not first.is_finished
+        steps = [step.step for step in first.steps]
+        second = self.run(bench, "stopped", epochs=max(2, steps[-1] // STEPS_PER_EPOCH + 1))
+        assert second.is_finished
+        assert second.stopped is None
+        bench.assert_every_row_once(second)
+        assert {name: bench.rows("stopped")[name] for name in bench.rows("calm")} == bench.rows("calm")
+        assert [epoch.metrics for epoch in second.epochs[:2]] == [epoch.metrics for epoch in calm.epochs]
+
+    def test_finished_run_returns_its_result_without_training(self, bench: DriverBench, calm: Result) -> None:
+        def train(_worker: Worker) -> None:
+            raise AssertionError("trained again")
+
+        heard = Heard()
+        job = replace(bench.job("calm", workers=WORKERS), train=train)
+        assert self.make_driver().run(job, [heard]) == calm
+        assert heard == []
+
+    def test_interrupt_leaves_nothing(self, bench: DriverBench) -> None:
+        heard = Heard()
+
+        def interrupt(event: Event, _control: Control) -> None:
+            heard.append(event)
+            if isinstance(event, Started):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.run(bench, "interrupted", interrupt)
+        assert heard[-1] == Failed(error="interrupted", failures=1, will_retry=False)
+
+
+@contextmanager
+def ends_within(limit_s: float) -> Iterator[None]:
+    """Interrupt the main thread after `limit_s`: a driver that waits for ever fails one test, and not the session."""
+    late = threading.Event()
+
+    def interrupt() -> None:
+        late.set()
+        # To that thread, since only a signal of its own ends a wait in C.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    watch = threading.Timer(limit_s, interrupt)
+    watch.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not late.is_set():
+            raise
+    finally:
+        watch.cancel()
+        watch.join()
+    assert not late.is_set(), f"it did not end within {limit_s:g} s"
+
+
+def assert_same_model(left: Result, right: Result) -> None:
+    """The newest commits hold equal parameters, to the bit, and every epoch came to the same metrics."""
+    ours, theirs = weights(left), weights(right)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert [epoch.metrics for epoch in left.epochs] == [epoch.metrics for epoch in right.epochs]

@@ -1,0 +1,119 @@
+"""A Ray cluster of a few small nodes on this machine, which may be taken away."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
+
+from forebay.checkpoint.memory_store_actor import stores_of
+
+STORE_BYTES = 80 << 20  # of each node's object store; Ray takes no less than 75 MiB
+SYSTEM_CONFIG = {
+    # Who was killed is known to be dead after two seconds.
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_failure_threshold": 6,
+    # Ray 2.60: once a node is lost, the process that collects metrics on another may keep a core busy for minutes.
+    "enable_metrics_collection": False,
+}
+ALIVE_S = 60.0
+
+
+class SmallNodes:
+    """A head, where this process is a driver, and other nodes; `close` ends them all.
+
+    A node that was killed is known to be dead after two seconds; by default Ray takes fifteen.
+
+    The private names `ray._raylet.GcsClient`, `ray.core.generated.autoscaler_pb2` (to announce that a node will be
+    drained, as a cloud does) and `ray.cluster_utils` were checked on Ray 2.60.
+    """
+
+    def __init__(self, *, others: int, cpus: int = 1, head_cpus: int = 1) -> None:
+        options: dict[str, Any] = {
+            "num_cpus": head_cpus,
+            "include_dashboard": False,
+            "object_store_memory": STORE_BYTES,
+            "_system_config": SYSTEM_CONFIG,
+        }
+        self._cpus = cpus
+        self._cluster = Cluster(initialize_head=True, head_node_args=options)
+        self._others: list[Any] = []
+        try:
+            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+            for _ in range(others):
+                self.add()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    @property
+    def others(self) -> list[str]:
+        """Ids of the nodes that may be taken away."""
+        return [str(node.node_id) for node in self._others]
+
+    def add(self) -> str:
+        """One more node; the answer is its id."""
+        node = self._cluster.add_node(num_cpus=self._cpus, object_store_memory=STORE_BYTES)
+        self._others.append(node)
+        deadline = time.monotonic() + ALIVE_S
+        while node.node_id not in {found["NodeID"] for found in ray.nodes() if found["Alive"]}:
+            assert time.monotonic() < deadline, "a new node does not come up"
+            time.sleep(0.05)
+        return str(node.node_id)
+
+    def kill(self, node_id: str) -> None:
+        """As a machine that loses power: all its processes end at once, and nobody is told."""
+        node = self._pop(node_id)
+        for raylet in node.all_processes["raylet"]:
+            for worker in _children(raylet.process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def announce_drain(self, node_id: str, deadline_s: float) -> None:
+        """As a cloud that takes a machine back: the node will be gone at `deadline_s`, Unix time."""
+        reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+        accepted = GcsClient(address=self.address).drain_node(node_id, reason, "taken back", int(deadline_s * 1000))
+        assert accepted[0] if isinstance(accepted, tuple) else accepted, f"the drain was refused: {accepted}"
+
+    def close(self) -> None:
+        ray.shutdown()
+        self._cluster.shutdown()
+
+    def _pop(self, node_id: str) -> Any:
+        node = next(node for node in self._others if node.node_id == node_id)
+        self._others.remove(node)
+        return node
+
+
+def kill_stores(run: str) -> int:
+    """End the stores of a run's commits, with all they hold and nothing brought to storage; how many there were."""
+    stores = stores_of(run)
+    assert stores, f"run {run!r} holds no commit in memory"
+    for store in stores.values():
+        ray.kill(store)
+    return len(stores)
+
+
+def _children(pid: int) -> list[int]:
+    listing = subprocess.run(  # noqa: S603
+        ["ps", "-o", "pid=", "--ppid", str(pid)],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [int(each) for each in listing.stdout.split()]

@@ -1,0 +1,76 @@
+"""How many rows a step has, who decides, and the learning rate that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forebay.train.batch_size.lr_scaling import ScaledRate
+from forebay.train.batch_size.policy import BatchPolicy, LiveBatchPolicy, Place, RateScaling
+from forebay.train.setup import Training
+
+
+class Batching:
+    """A job's batch policy and rate scaling at work on one rank, from `begin` on.
+
+    `base` is the global batch that the job's learning rate was chosen for.
+    """
+
+    def __init__(self, policy: BatchPolicy | None, rate: RateScaling | None, *, base: int) -> None:
+        self._policy, self._rate, self._base = policy, rate, base
+        self._live: LiveBatchPolicy | None = None
+        self._fresh: dict[str, Any] = {}
+        self._scaled: ScaledRate | None = None
+        self._batch = self._previous = base
+        self._changed_at = 0
+
+    def begin(self, training: Training) -> None:
+        """Put policy and rate to work."""
+        if self._policy is not None:
+            self._live = self._policy.begin(training)
+            self._fresh = self._live.state_dict()
+        if self._rate is not None:
+            self._scaled = ScaledRate(training.optimizer, self._rate, base_batch=self._base)
+
+    def step(self, *, rows: int, size: int) -> None:
+        """See one step of `size` rows, of which `rows` were this rank's."""
+        if self._live is not None:
+            self._live.step(rows=rows, size=size)
+
+    def measured(self) -> tuple[float, ...]:
+        """What this rank has to say to all before they decide."""
+        return () if self._live is None else self._live.measured()
+
+    def decide(self, place: Place, measured: Sequence[tuple[float, ...]]) -> int:
+        """Rows per step from `place` on, the same on all ranks."""
+        return place.global_batch if self._live is None else self._live.global_batch(place, measured)
+
+    def use(self, global_batch: int, *, step: int) -> None:
+        """Batches have `global_batch` rows after `step`: scale the learning rate of the next one accordingly."""
+        if global_batch != self._batch:
+            self._previous, self._batch, self._changed_at = self._batch, global_batch, step
+        if self._scaled is not None:
+            self._scaled.at(
+                global_batch=self._batch, previous_batch=self._previous, steps_since_change=step - self._changed_at
+            )
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "policy": {} if self._live is None else self._live.state_dict(),
+            "base": self._base,
+            "batch": self._batch,
+            "previous": self._previous,
+            "changed_at": self._changed_at,
+        }
+
+    def put_back(self, state: Mapping[str, Any]) -> int:
+        """Go on from `state`; returns the rows per step.
+
+        A job that begins with another global batch than the one that made `state` goes on with its own.
+        """
+        is_ours = state.get("base") == self._base
+        self._batch = state["batch"] if is_ours else self._base
+        self._previous, self._changed_at = (state["previous"], state["changed_at"]) if is_ours else (self._base, 0)
+        if self._live is not None:
+            self._live.load_state_dict(state.get("policy") or self._fresh)
+        return self._batch

@@ -1,0 +1,156 @@
+"""The global batch grows with the noise of the gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+
+from forebay.errors import InvalidOption, whole_number
+from forebay.loader.data import Data
+from forebay.train.batch_size.gradient_samples import RankParts, Sampler, StepPairs, TwoSizes
+from forebay.train.batch_size.policy import Place
+from forebay.train.setup import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseScale:
+    """Doubles the global batch where the gradient's noise scale is twice as large, halves it where it is half as large.
+
+    The noise scale is the batch at which the gradient's noise is as large as the gradient: tr(cov) / |mean|^2 over
+    single rows (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A). It
+    is estimated from the gradients of two batch sizes: the ranks' parts against the whole, or, in a world of one, two
+    steps in succession against their mean; there one copy of the gradient is kept for one step. Rows of one part must
+    be weighted alike, and `batch.weight` be used.
+
+    Args:
+        min_batch: What the batch may shrink to.
+        max_batch: What it may grow to.
+        every: Steps between two samples; no other step costs anything.
+        horizon: Samples that an estimate goes back, and samples between two decisions.
+
+    Raises `InvalidOption` for bounds that are none.
+    """
+
+    min_batch: int
+    max_batch: int
+    every: int = 20
+    horizon: int = 50
+
+    def __post_init__(self) -> None:
+        for option in ("min_batch", "max_batch", "every", "horizon"):
+            object.__setattr__(self, option, whole_number(option, getattr(self, option), least=1))
+        if self.min_batch > self.max_batch:
+            raise InvalidOption(
+                f"NoiseScale(min_batch={self.min_batch}, max_batch={self.max_batch}): give min_batch <= max_batch."
+            )
+
+    def check(self, reduction: str, data: Data) -> None:
+        """Raises `InvalidOption` where ranks do not average their gradients: nothing could be read from those.
+
+        And `BatchTooSmall` or `InvalidOption` for bounds that `data` cannot be cut into.
+        """
+        if reduction != "mean":
+            raise InvalidOption(
+                f'batch=NoiseScale(...) compares each rank\'s gradient with their mean, but reduction="{reduction}" '
+                'does not leave the mean of the ranks. Use reduction="mean", or batch=BatchSchedule(...).'
+            )
+        for option in ("min_batch", "max_batch"):
+            rows = getattr(self, option)
+            data.check_batch(f"batch=NoiseScale({option}={rows})", rows)
+
+    def begin(self, training: Training) -> LiveNoiseScale:
+        """See `BatchPolicy`."""
+        return LiveNoiseScale(self, training)
+
+    def next_batch(self, global_batch: int, noise_scale: float) -> int:
+        """Rows per step after steps of `global_batch` rows that had this noise scale."""
+        if noise_scale >= 2 * global_batch:
+            return max(min(2 * global_batch, self.max_batch), global_batch)
+        if noise_scale <= global_batch / 2:
+            return min(max(global_batch // 2, self.min_batch), global_batch)
+        return global_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Running means of both, over the last `horizon` samples or so; their ratio is steadier than a mean of ratios."""
+
+    trace: float = 0.0
+    signal: float = 0.0
+    samples: int = 0
+
+    @property
+    def noise_scale(self) -> float:
+        """In rows; infinite where no signal is to be seen."""
+        return self.trace / self.signal if self.signal > 0 else math.inf
+
+    def learn(self, sample: TwoSizes, horizon: int) -> Estimate:
+        """With one more sample."""
+        samples = self.samples + 1
+        share = 1 / min(samples, horizon)
+        return Estimate(
+            trace=self.trace + share * (sample.trace - self.trace),
+            signal=self.signal + share * (sample.signal - self.signal),
+            samples=samples,
+        )
+
+
+class LiveNoiseScale:
+    """`NoiseScale` at work on one rank: its samples since the last commit, and the estimate of all ranks."""
+
+    def __init__(self, options: NoiseScale, training: Training) -> None:
+        parameters = training.model.parameters()
+        self._sampler: Sampler = (
+            RankParts(parameters, training.world_size) if training.world_size > 1 else StepPairs(parameters)
+        )
+        self._options = options
+        self._steps, self._since_change = 0, 0
+        self.estimate = Estimate()
+
+    def step(self, *, rows: int, size: int) -> None:
+        """See `LiveBatchPolicy`. Raises `BadJob` where one step takes several `backward()`."""
+        self._sampler.finish_step(rows=rows, size=size)
+        self._steps += 1
+        if self._steps % self._options.every == 0:
+            self._sampler.start()
+
+    def measured(self) -> tuple[float, ...]:
+        """The fields of `TwoSizes`, sample by sample."""
+        return tuple(number for sample in self._sampler.taken() for number in astuple(sample))
+
+    def global_batch(self, place: Place, measured: Sequence[tuple[float, ...]]) -> int:
+        """See `LiveBatchPolicy`."""
+        for sample in _over_ranks(measured):
+            if sample.is_sound:
+                self.estimate = self.estimate.learn(sample, self._options.horizon)
+                self._since_change += 1
+        if self._since_change < self._options.horizon:
+            return place.global_batch
+        batch = self._options.next_batch(place.global_batch, self.estimate.noise_scale)
+        if batch != place.global_batch:
+            self._since_change = 0
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The estimate, and when to sample next. Of a world of one, the first step of a pair is not saved."""
+        estimate = (self.estimate.trace, self.estimate.signal, self.estimate.samples)
+        return {"steps": self._steps, "since_change": self._since_change, "estimate": estimate}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `LiveMonitor`."""
+        self._steps, self._since_change = state["steps"], state["since_change"]
+        self.estimate = Estimate(*state["estimate"])
+        self._sampler.forget()
+        if self._steps % self._options.every == 0 and self._steps:
+            self._sampler.start()
+
+
+def _over_ranks(measured: Sequence[tuple[float, ...]]) -> Iterator[TwoSizes]:
+    """One sample of what ranks saw of the same steps."""
+    ranks = np.array(measured, dtype=np.float64).reshape(len(measured), -1, 4)
+    for small, parts, large, rows in zip(*ranks[:, :, :2].sum(0).T, *ranks[0, :, 2:].T, strict=True):
+        yield TwoSizes(float(small), float(parts), float(large), float(rows))

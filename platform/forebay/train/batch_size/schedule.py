@@ -1,0 +1,72 @@
+"""The global batch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.errors import InvalidOption, whole_number
+from forebay.loader.data import Data
+from forebay.train.batch_size.policy import Place
+from forebay.train.setup import Training
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSchedule:
+    """Rows per step from given epochs on; epochs before the first one have the global batch of the job's data.
+
+    A pure function of the epoch: it says the same again at every commit, so what a callback asks for in between lasts
+    until the next one. Raises `InvalidOption` for an empty schedule, an epoch below 1 or a batch without rows.
+
+    >>> BatchSchedule({30: 2048, 60: 4096}).rows(45)
+    2048
+    """
+
+    rows_from: Mapping[int, int]
+
+    def __post_init__(self) -> None:
+        if not self.rows_from:
+            raise InvalidOption("BatchSchedule({}) schedules nothing. Give it {epoch: rows}, e.g. {30: 2048}.")
+        if 0 in self.rows_from:
+            raise InvalidOption(
+                f"BatchSchedule({dict(self.rows_from)}) gives epoch 0 a batch, but a run starts with the global_batch "
+                "of its data. Set that one instead."
+            )
+        epochs = {
+            whole_number("epoch", epoch, least=1): whole_number("rows", rows, least=1)
+            for epoch, rows in self.rows_from.items()
+        }
+        object.__setattr__(self, "rows_from", dict(sorted(epochs.items())))
+
+    def rows(self, epoch: int) -> int | None:
+        """Rows per step in `epoch`, or None before the first epoch that is scheduled."""
+        due = [rows for start, rows in self.rows_from.items() if start <= epoch]
+        return due[-1] if due else None
+
+    def check(self, reduction: str, data: Data) -> None:  # noqa: ARG002 - a `BatchPolicy`; it works with any reduction
+        """Raises `BatchTooSmall` or `InvalidOption` for rows that `data` cannot be cut into."""
+        for epoch, rows in self.rows_from.items():
+            data.check_batch(f"batch=BatchSchedule({{{epoch}: {rows}}})", rows)
+
+    def begin(self, training: Training) -> BatchSchedule:  # noqa: ARG002 - a `BatchPolicy`; it is its own live part
+        """A function of the place alone has nothing to look at."""
+        return self
+
+    def step(self, *, rows: int, size: int) -> None:
+        """Nothing is learned from a step."""
+
+    def measured(self) -> tuple[float, ...]:
+        """Nothing."""
+        return ()
+
+    def global_batch(self, place: Place, measured: Sequence[tuple[float, ...]]) -> int:  # noqa: ARG002
+        """The rows of the place's epoch."""
+        return self.rows(place.epoch) or place.global_batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the place says it all."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to go on from."""

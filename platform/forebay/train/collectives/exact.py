@@ -1,0 +1,161 @@
+"""Gradients that no world size changes, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forebay.errors import BadJob
+from forebay.loader.batch import Batch
+from forebay.plan.plan import Plan
+from forebay.train.collectives.lane_tree import LaneTree, Node, nodes_of
+from forebay.train.collectives.tensor_collectives import Slices, padded
+from forebay.train.state import rng
+from forebay.world import World
+
+LossOf = Callable[[Batch], Tensor]
+"""Mean loss of the rows of a batch, or of a part of one."""
+
+
+class ExactReduction:
+    """Makes the gradient of a global batch from the gradients of its lanes, each computed by itself.
+
+    What a rank computes for a lane - shapes, rows and their order, random numbers - is then the same whichever rank
+    does it, and lanes are added up in a tree that is fixed for the run (`LaneTree`). Losses, gradients and so the model
+    are bit-equal in every world, on devices of one kind with one number of threads (Li et al. 2022, "EasyScale", arXiv
+    2208.14228, has the idea of virtual workers that stay). It costs: each lane is a small batch of its own.
+
+    Args:
+        model: Not wrapped, on its device; the same on all ranks after this call.
+        optimizer: Of its parameters; it refuses a step that `backward` has not prepared.
+        plan: Which rows belong to which lane.
+        slices: How ranks exchange.
+        seed: The job's; dropout draws from (seed, epoch, position, lane).
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, plan: Plan, slices: Slices, *, seed: int) -> None:
+        self._model, self._plan, self._slices, self._seed = model, plan, slices, seed
+        worlds = [World(rank=rank, size=slices.world_size) for rank in range(slices.world_size)]
+        self._owned = plan.owned_lanes(worlds[slices.rank])
+        self._nodes = [nodes_of(plan.owned_lanes(world), plan.lanes) for world in worlds]
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._is_ready = False
+        for values in (*model.parameters(), *model.buffers()):
+            slices.share(values.detach())
+        optimizer.register_step_pre_hook(lambda *_: self._check_ready())
+        optimizer.register_step_post_hook(lambda *_: self._used())
+
+    def backward(self, batch: Batch, loss_of: LossOf) -> Tensor:
+        """Add the gradient of the global batch's mean loss to `.grad`, and return that loss; the same on all ranks.
+
+        `loss_of` is called once per lane that this rank owns and that has rows in the batch, and must not call
+        `backward()` itself. Raises `BadJob` for a model that changes its buffers, as batch norm does.
+        """
+        before = [parameter.grad for parameter in self._parameters]
+        versions = self._buffer_versions()
+        tree, width = LaneTree(self._plan.lanes), self._width()
+        parts = dict(self._parts(batch))
+        for lane in self._owned:
+            part = parts.get(lane)
+            values = self._lane(part, loss_of, lane) if part is not None else self._empty(width)
+            tree.add(Node(0, lane), values)
+        self._check_buffers(versions)
+        total = self._over_ranks(tree.sums, width)
+        self._put(total, before)
+        self._is_ready = True
+        return total[-1].clone()
+
+    def _parts(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
+        """The rows of each lane: they come at a distance of as many rows as lanes are owned."""
+        count = len(self._owned)
+        first = self._plan.rows_before(batch.position, self._owned)
+        for offset in range(min(count, batch.rows)):
+            # Always a copy: kernels choose their ways by strides and alignment, too.
+            arrays = {
+                name: values[offset : batch.rows : count].clone(memory_format=torch.contiguous_format)
+                for name, values in batch.items()
+            }
+            rows = len(range(offset, batch.rows, count))
+            part = Batch(arrays, position=batch.position, size=batch.size, rows=rows, weight=rows / batch.size)
+            part.epoch, part.ends_epoch = batch.epoch, batch.ends_epoch
+            yield self._owned[(first + offset) % count], part
+
+    def _lane(self, part: Batch, loss_of: LossOf, lane: int) -> Tensor:
+        """Gradients, which of them there are, and the loss, one after the other."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        rng.seed_everything(self._seed, part.epoch, part.position, lane)
+        loss = loss_of(part) * part.weight
+        loss.backward()  # type: ignore[no-untyped-call]
+        pieces = []
+        for parameter in self._parameters:
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                raise BadJob('reduction="exact" needs dense gradients. Build embeddings with sparse=False.')
+            pieces.append(torch.zeros_like(parameter).reshape(-1) if gradient is None else gradient.reshape(-1))
+        used = [parameter.grad is not None for parameter in self._parameters]
+        dtype, device = self._kind()
+        tail = [torch.tensor(used, dtype=dtype, device=device), loss.detach().reshape(1).to(dtype)]
+        return torch.cat([*(piece.to(dtype) for piece in pieces), *tail])
+
+    def _over_ranks(self, sums: list[Tensor], width: int) -> Tensor:
+        most = max(map(len, self._nodes))
+        outgoing = [padded(values, self._slices.world_size) for values in sums]
+        outgoing += [torch.zeros_like(outgoing[0])] * (most - len(sums))
+        dealt = self._slices.deal(torch.stack(outgoing))
+        tree = LaneTree(self._plan.lanes)
+        for rank, nodes in enumerate(self._nodes):
+            for node, values in zip(nodes, dealt[rank], strict=False):
+                tree.add(node, values)
+        (root,) = tree.sums
+        return self._slices.collect(root)[:width]
+
+    def _put(self, total: Tensor, before: list[Tensor | None]) -> None:
+        count = len(self._parameters)
+        is_used = total[-1 - count : -1].tolist()
+        start = 0
+        for parameter, used, grown in zip(self._parameters, is_used, before, strict=True):
+            stop = start + parameter.numel()
+            gradient = total[start:stop].view_as(parameter).to(parameter.dtype) if used else None
+            parameter.grad = gradient if grown is None or gradient is None else grown.add_(gradient)
+            if gradient is None:
+                parameter.grad = grown
+            start = stop
+
+    def _width(self) -> int:
+        return sum(parameter.numel() for parameter in self._parameters) + len(self._parameters) + 1
+
+    def _kind(self) -> tuple[torch.dtype, torch.device]:
+        dtype = torch.float32
+        for parameter in self._parameters:
+            dtype = torch.promote_types(dtype, parameter.dtype)
+        return dtype, self._parameters[0].device
+
+    def _empty(self, width: int) -> Tensor:
+        dtype, device = self._kind()
+        return torch.zeros(width, dtype=dtype, device=device)
+
+    def _buffer_versions(self) -> dict[str, int]:
+        return {name: buffer._version for name, buffer in self._model.named_buffers()}  # noqa: SLF001
+
+    def _check_buffers(self, before: dict[str, int]) -> None:
+        changed = [name for name, version in self._buffer_versions().items() if before.get(name) != version]
+        if changed:
+            raise BadJob(
+                f'reduction="exact" computes lane by lane, and {", ".join(changed)} of the model changed on the way: '
+                "what it would hold depends on which rank has which lanes. Use a norm without running statistics "
+                '(LayerNorm, GroupNorm), or reduction="mean".'
+            )
+
+    def _check_ready(self) -> None:
+        if not self._is_ready:
+            raise BadJob(
+                'reduction="exact": optimizer.step() was called with gradients of this rank alone. Call '
+                "worker.backward(batch, loss_of) instead of loss.backward(), or use fit()."
+            )
+
+    def _used(self) -> None:
+        self._is_ready = False

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import torch
+
+from forebay.errors import InvalidOption
+
+Metric = torch.Tensor | float
+
+
+def scalar(name: str, value: Metric) -> Metric:
+    """A metric without its graph, and in float64: 10^5 float32 losses would not add up. Does not wait for the device.
+
+    Raises `InvalidOption` for a tensor of more than one number.
+    """
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    if value.numel() != 1:
+        raise InvalidOption(
+            f"metric {name!r} has shape {tuple(value.shape)}, but a metric is one number. Give {name}.mean().",
+            name=name,
+        )
+    return value.detach().reshape(()).double()

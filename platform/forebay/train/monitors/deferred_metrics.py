@@ -1,0 +1,61 @@
+"""Numbers of single steps that stay on their device until they are read, all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forebay.train.metric import Metric, scalar
+
+CHUNK = 512
+"""Values per tensor: a scalar takes a whole block of a GPU's memory, a row of them no more than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read in one step."""
+
+    step: int
+    name: str
+    value: float
+
+
+class Readings:
+    """Keeps a number per step and name. `add` never waits for a device, `take` does, once."""
+
+    def __init__(self) -> None:
+        self._labels: list[tuple[int, str]] = []
+        self._values: list[Metric] = []
+        self._chunks: list[list[float] | Tensor] = []
+
+    def add(self, step: int, name: str, value: Metric) -> None:
+        """Keep a copy of `value`: a train function may write the next loss over the tensor of this one."""
+        number = scalar(name, value)
+        if isinstance(number, Tensor) and isinstance(value, Tensor) and number.data_ptr() == value.data_ptr():
+            number = number.clone()
+        self._labels.append((step, name))
+        self._values.append(number)
+        if len(self._values) >= CHUNK:
+            self._close_chunk()
+
+    def take(self) -> list[Reading]:
+        """All readings since the last call, in the order they were added."""
+        self._close_chunk()
+        values = [value for chunk in self._chunks for value in (chunk if isinstance(chunk, list) else chunk.tolist())]
+        taken = [Reading(step, name, value) for (step, name), value in zip(self._labels, values, strict=True)]
+        self.forget()
+        return taken
+
+    def forget(self) -> None:
+        """Drop what was not taken."""
+        self._labels, self._values, self._chunks = [], [], []
+
+    def _close_chunk(self) -> None:
+        values, self._values = self._values, []
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        if len(tensors) == len(values) and len({tensor.device for tensor in tensors}) == 1:
+            self._chunks.append(torch.stack(tensors))
+        else:
+            self._chunks.append([float(value) for value in values])

@@ -1,0 +1,138 @@
+"""Embedding rows that run away: seen in their norms long before the loss shows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from forebay.errors import InvalidOption
+from forebay.train.metric import Metric
+from forebay.train.monitors.monitor import Action, ActionWord, Verdict, action_of
+from forebay.train.monitors.table_norms import TableNorms
+from forebay.train.setup import Training
+
+EVERY = 8
+"""Steps per measurement: launching a dozen small operations is most of what one costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingNorms:
+    """A monitor for embedding rows whose length (Euclidean norm) exceeds `limit`.
+
+    It watches every `nn.Embedding` and `nn.EmbeddingBag` of the model, and parameters of two dimensions whose names fit
+    one of `tables`. Every few steps it measures, of one table after the other, a sample of the rows that the last batch
+    looked up, and the next slice, so that all rows have their turn. When one is too long, its table is measured as a
+    whole, so that the reason counts the runaway rows.
+
+    `action` is "warn" (again whenever the longest row has doubled), "roll back" or "stop". Leaving out a batch would
+    not help, since a row grows over many.
+    """
+
+    limit: float
+    action: ActionWord | Action = field(default="warn", kw_only=True)
+    tables: Sequence[str] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "action", action_of(self.action))
+        object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
+        if not 0 < self.limit < math.inf:
+            raise InvalidOption(f"limit={self.limit!r}: a norm is limited by a finite number above 0, e.g. 10.")
+        if self.action is Action.SKIP:
+            raise InvalidOption(
+                'action="skip": no single batch makes a row run away. EmbeddingNorms can "warn", "roll back" or "stop".'
+            )
+
+    def begin(self, training: Training) -> LiveEmbeddingNorms:
+        """A `LiveMonitor` for one rank. Raises `InvalidOption` where the model has nothing to watch."""
+        tables = list(_tables_of(training.model, self.tables))
+        if not tables:
+            raise InvalidOption(
+                f"EmbeddingNorms(tables={list(self.tables)}) found no embedding in {type(training.model).__name__}. "
+                f"Name its tables among {[name for name, p in training.model.named_parameters() if p.dim() == 2]}."
+            )
+        return LiveEmbeddingNorms(self, tables)
+
+
+class LiveEmbeddingNorms:
+    """`EmbeddingNorms` at work."""
+
+    def __init__(self, norms: EmbeddingNorms, tables: Sequence[TableNorms]) -> None:
+        self._limit, self._action = norms.limit, action_of(norms.action)
+        self._tables = tables
+        self._turn = 0
+        self._warned: dict[str, float] = {}
+        self._measured: dict[str, float] = {}
+
+    def step(self, step: int, metrics: Mapping[str, Metric]) -> None:  # noqa: ARG002 - it watches tables alone
+        if step % EVERY == 0:
+            table = self._next
+            table.measure(self._limit, turn=self._turn // len(self._tables))
+            table.is_next = False
+            self._turn += 1
+        # The table that is measured after the next step keeps what that step looks up.
+        self._next.is_next = (step + 1) % EVERY == 0
+
+    def verdict(self) -> Verdict:
+        seen = [table for table in self._tables if table.is_measured]
+        if not seen:
+            return Verdict()
+        for table, (longest, runaway) in zip(seen, torch.stack([table.take() for table in seen]).tolist(), strict=True):
+            self._measured[f"embedding_norms/{table.name}/max_norm"] = longest
+            self._measured[f"embedding_norms/{table.name}/runaway_rows"] = runaway
+        reasons = [reason for table in seen if (reason := self._reason(table))]
+        if not reasons:
+            return Verdict()
+        return Verdict(action=self._action, reason="EmbeddingNorms: " + "; ".join(reasons))
+
+    def metrics(self) -> Mapping[str, float]:
+        measured, self._measured = self._measured, {}
+        return measured
+
+    def state_dict(self) -> dict[str, Any]:
+        places = {table.name: table.row for table in self._tables}
+        return {"turn": self._turn, "is_next": self._next.is_next, "rows": places, "warned": dict(self._warned)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._turn, self._warned, self._measured = state["turn"], dict(state["warned"]), {}
+        for table in self._tables:
+            table.start(state["rows"].get(table.name, 0))
+        self._next.is_next = state.get("is_next", False)
+
+    @property
+    def _next(self) -> TableNorms:
+        """The table that is measured next."""
+        return self._tables[self._turn % len(self._tables)]
+
+    def _reason(self, table: TableNorms) -> str | None:
+        longest = self._measured[f"embedding_norms/{table.name}/max_norm"]
+        if not longest > max(self._limit, 2 * self._warned.get(table.name, 0.0)):
+            return None
+        longest, row, runaway = table.measure_all(self._limit)
+        self._measured[f"embedding_norms/{table.name}/max_norm"] = longest
+        self._measured[f"embedding_norms/{table.name}/runaway_rows"] = float(runaway)
+        if self._action is Action.WARN:
+            self._warned[table.name] = longest
+        return (
+            f"{runaway:,} of the {table.num_rows:,} rows of {table.name!r} are longer than limit={self._limit:g}, "
+            f"the longest is row {row} with {longest:.6g}"
+        )
+
+
+def _tables_of(model: nn.Module, patterns: Sequence[str]) -> Iterator[TableNorms]:
+    """Each table once, also where two modules share it."""
+    seen: set[int] = set()
+    for module_name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) not in seen:
+            seen.add(id(module.weight))
+            yield TableNorms(f"{module_name}.weight".lstrip("."), module.weight, module)
+    for name, parameter in model.named_parameters():
+        fits = any(fnmatchcase(name, pattern) for pattern in patterns)
+        if fits and parameter.dim() == 2 and id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield TableNorms(name, parameter, None)

@@ -1,0 +1,169 @@
+"""NaN and infinity, found where they begin: in the loss, in gradients, and in what is about to be committed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from forebay.train.metric import Metric
+from forebay.train.monitors.deferred_metrics import Readings
+from forebay.train.monitors.monitor import Action, ActionWord, Verdict, action_of
+from forebay.train.setup import Training
+
+LONGEST_PROBE = 65_536
+"""Numbers from which on a gradient, or a row of it, is not probed at every step."""
+
+GRADIENT = "gradient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NanGuard:
+    """A monitor for numbers that are none.
+
+    Every step it looks at the metrics that fit `metrics`, and at the gradients of one dimension (biases, scales; where
+    the model has none, at the first row of all others). That shows what matters at next to no cost: an error that is
+    not finite spoils the gradients of all layers below it. All parameters are looked at before they are committed.
+    Where that finds what no step has shown, the steps since the last commit are trained again, with each gradient read
+    in full, so that the batch that did it can be named.
+
+    `action` is "skip" (go back to the newest commit, and leave out the batch), "roll back" (train the same batches
+    again), "stop" or "warn".
+
+    >>> NanGuard(action="stop").metrics
+    ('*loss*', '*norm*')
+    """
+
+    action: ActionWord | Action = "skip"
+    metrics: tuple[str, ...] = ("*loss*", "*norm*")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "action", action_of(self.action))
+        object.__setattr__(self, "metrics", tuple(self.metrics))
+
+    def begin(self, training: Training) -> LiveNanGuard:
+        """A `LiveMonitor` for one rank."""
+        return LiveNanGuard(self, training)
+
+
+class LiveNanGuard:
+    """`NanGuard` at work. Gradients are seen at `optimizer.step()`, before the train function can clear them."""
+
+    def __init__(self, guard: NanGuard, training: Training) -> None:
+        self._action, self._patterns = action_of(guard.action), guard.metrics
+        self._model = training.model
+        self._wanted: dict[str, bool] = {}
+        self._probes: list[Tensor] = []
+        self._readings = Readings()
+        self._steps: list[int] = []
+        self._closely = False
+        self._warned = False
+        parameters = list(_parameters(training.optimizer))
+        short = [parameter for parameter in parameters if parameter.dim() < 2]
+        self._probed = short or parameters
+        training.optimizer.register_step_pre_hook(self._probe)
+
+    def step(self, step: int, metrics: Mapping[str, Metric]) -> None:
+        self._steps = [*self._steps[:1], step]
+        for name, value in metrics.items():
+            if self._is_wanted(name):
+                self._readings.add(step, name, value)
+        for probe in self._probes:
+            self._readings.add(step, GRADIENT, probe)
+        self._probes.clear()
+
+    def verdict(self) -> Verdict:
+        found = self._found()
+        self._steps = []
+        # Not before a commit is healthy again: what made this one unhealthy is likely to come back.
+        self._closely = found is not None
+        if found is None:
+            self._warned = False
+            return Verdict()
+        step, what = found
+        action = self._action
+        if action is Action.WARN:
+            action, self._warned = Action.GO_ON if self._warned else action, True
+        if action is Action.SKIP and step is None:
+            action = Action.ROLL_BACK
+            what += "; no step since the last commit has shown it, so they are trained again and watched more closely"
+        return Verdict(action=action, reason=f"NanGuard: {what}", step=step)
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: ARG002 - all it knows is of steps since a commit
+        self._readings.forget()
+        self._probes.clear()
+        self._steps = []
+
+    def _is_wanted(self, name: str) -> bool:
+        if name not in self._wanted:
+            self._wanted[name] = any(fnmatchcase(name, pattern) for pattern in self._patterns)
+        return self._wanted[name]
+
+    def _found(self) -> tuple[int | None, str] | None:
+        """The first bad step, where it is known, and what was bad."""
+        bad = [reading for reading in self._readings.take() if not math.isfinite(reading.value)]
+        if bad:
+            names = dict.fromkeys(reading.name for reading in bad if reading.step == bad[0].step)
+            return bad[0].step, f"{' and '.join(names)} of step {bad[0].step} not finite"
+        name = self._bad_parameter()
+        if name is None:
+            return None
+        only_step = self._steps[0] if len(set(self._steps)) == 1 else None
+        return only_step, f"parameter {name!r} not finite" + ("" if only_step is None else f" after step {only_step}")
+
+    def _bad_parameter(self) -> str | None:
+        """The name of one parameter with a NaN or an infinity in it. Buffers may hold one by right, as masks do."""
+        watched = [
+            (name, parameter.detach())
+            for name, parameter in self._model.named_parameters()
+            if parameter.is_floating_point() and parameter.numel()
+        ]
+        # One pass at the speed of memory, read once. A sum may overflow where no number has: then all are looked at.
+        totals: dict[torch.device, list[Tensor]] = {}
+        for _, parameter in watched:
+            totals.setdefault(parameter.device, []).append(parameter.sum().double())
+        if all(math.isfinite(torch.stack(found).sum().item()) for found in totals.values()):
+            return None
+        return next((name for name, parameter in watched if not bool(torch.isfinite(parameter).all())), None)
+
+    def _probe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - a hook of torch
+        # A fused optimizer under a GradScaler is told here that it shall leave out this step.
+        if getattr(optimizer, "found_inf", None) is not None:
+            return
+        with torch.no_grad():
+            probed = _parameters(optimizer) if self._closely else self._probed
+            gradients = [gradient for parameter in probed if (gradient := parameter.grad) is not None]
+            parts: dict[torch.device, list[Tensor]] = {}
+            for gradient in gradients:
+                for part in _all_of(gradient) if self._closely else _first_row(gradient):
+                    parts.setdefault(part.device, []).append(part)
+            # In float64 no sum of finite numbers overflows: it is finite exactly where all of them are.
+            self._probes += [torch.cat(found).sum(dtype=torch.float64) for found in parts.values()]
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _all_of(gradient: Tensor) -> Iterator[Tensor]:
+    yield (gradient.coalesce().values() if gradient.is_sparse else gradient).reshape(-1)
+
+
+def _first_row(gradient: Tensor) -> Iterator[Tensor]:
+    if gradient.is_sparse or gradient.numel() == 0:
+        return
+    part = gradient.reshape(-1) if gradient.dim() < 2 else gradient[0].reshape(-1)
+    if part.numel() <= LONGEST_PROBE:
+        yield part

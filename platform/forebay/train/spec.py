@@ -1,0 +1,29 @@
+"""What one worker must know of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.loader.data import Data
+from forebay.train.batch_size.policy import BatchPolicy, RateScaling
+from forebay.train.collectives.collective import Reduction
+from forebay.train.monitors.monitor import Monitor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The part of a job that reaches a worker: what to train on, for how long, and how often to save.
+
+    `commit_every` counts steps between saved commits; the end of an epoch is saved besides. `monitors` watch training,
+    `batch` decides on the rows per step, which begin with those of `data`, and `rate` lets the learning rate follow.
+    """
+
+    data: Data
+    held_out: Data | None = None
+    epochs: int = 1
+    seed: int = 0
+    commit_every: int = 100
+    monitors: tuple[Monitor, ...] = ()
+    batch: BatchPolicy | None = None
+    rate: RateScaling | None = None
+    reduction: Reduction = "mean"

@@ -1,0 +1,68 @@
+"""The whole state of a run at a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from forebay.checkpoint.checkpoint import Commit
+from forebay.events import EpochEnded
+from forebay.plan.cursor import Cursor
+from forebay.train.state.data_progress import Span
+from forebay.train.state.epoch_totals import Facts
+from forebay.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What a worker puts into a commit, and goes on from.
+
+    `objects` holds the state of model, optimizer and whatever else is tracked; `rng` the random generators of every
+    rank; `rows` the global rows trained since the run began; `facts` the account of the epoch that is under way;
+    `ended` every epoch that has ended, in order: whoever follows the run may have missed any of them. `monitors` and
+    `batching` are the states of what steers the run, `skipped` the rows that are passed over from here on.
+    """
+
+    step: int
+    cursor: Cursor
+    objects: Mapping[str, Any]
+    rng: Sequence[Mapping[str, Any]]
+    rows: int
+    facts: Facts
+    ended: Sequence[EpochEnded]
+    monitors: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    batching: Mapping[str, Any] = field(default_factory=dict)
+    skipped: tuple[Span, ...] = ()
+
+    def to_commit(self, world: World) -> Commit:
+        """As plain containers, which `torch.load(weights_only=True)` accepts."""
+        state = {
+            "objects": dict(self.objects),
+            "rng": list(self.rng),
+            "rows": self.rows,
+            "facts": asdict(self.facts),
+            "ended": [asdict(epoch) for epoch in self.ended],
+            "monitors": dict(self.monitors),
+            "batching": dict(self.batching),
+            "skipped": list(self.skipped),
+        }
+        return Commit(step=self.step, cursor=self.cursor, world=world, state=state)
+
+    @classmethod
+    def from_commit(cls, commit: Commit) -> Snapshot:
+        """What `to_commit` made."""
+        state = commit.state
+        return cls(
+            step=commit.step,
+            cursor=commit.cursor,
+            objects=state["objects"],
+            rng=state["rng"],
+            rows=state["rows"],
+            facts=Facts(**state["facts"]),
+            ended=tuple(EpochEnded(**epoch) for epoch in state["ended"]),
+            # Commits of a run that was begun without these hold none of them.
+            monitors=state.get("monitors", {}),
+            batching=state.get("batching", {}),
+            skipped=tuple(tuple(span) for span in state.get("skipped", ())),
+        )

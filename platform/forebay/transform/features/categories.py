@@ -1,0 +1,163 @@
+"""From values to ids: hashed into buckets, or looked up in a vocabulary. 0 is always null."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import WrongType
+from forebay.transform.features.columns import wrong_type
+from forebay.transform.features.hashing import Hashes, Ids, bucket_ids, column_salt, hash_integers, hash_texts
+
+_TEXT = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+_COUNTABLE = (
+    pa.types.is_integer,
+    pa.types.is_boolean,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_timestamp,
+    pa.types.is_duration,
+)
+_WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
+
+def value_type(found: pa.DataType) -> pa.DataType:
+    """The type of the values themselves, below dictionaries and extension types, in a form Arrow can look up."""
+    while pa.types.is_dictionary(found) or isinstance(found, pa.BaseExtensionType):
+        found = found.value_type if pa.types.is_dictionary(found) else found.storage_type
+    if pa.types.is_decimal32(found) or pa.types.is_decimal64(found):
+        return pa.decimal128(found.precision, found.scale)
+    return _WITHOUT_VIEWS.get(found, found)
+
+
+def is_text(found: pa.DataType) -> bool:
+    """Whether values are bytes underneath: strings and binary."""
+    return any(kind(found) for kind in _TEXT)
+
+
+def is_countable(found: pa.DataType) -> bool:
+    """Whether values are integers underneath: ints, bools, dates, times."""
+    return any(kind(found) for kind in _COUNTABLE)
+
+
+def check_categories(feature: str, column: str, found: pa.DataType) -> None:
+    """Raises `WrongType` unless values of this type have an identity worth an id."""
+    values = value_type(found)
+    if pa.types.is_floating(values):
+        raise wrong_type(feature, column, found, "Floats have no stable identity: use Dense, or cast them to integers.")
+    if not (is_text(values) or is_countable(values) or pa.types.is_decimal(values) or pa.types.is_null(values)):
+        raise wrong_type(
+            feature, column, found, "It takes integers, bools, strings, binary, decimals, dates and times."
+        )
+
+
+def hashed_ids(array: pa.Array, column: str, buckets: int) -> Ids:
+    """int64 [len(array)]: 0 for null, otherwise a hash in [1, buckets).
+
+    An integer counts by its value, whatever its width; dates and times by their integer in the unit they are stored in;
+    decimals by their text.
+    """
+    salt = column_salt(column)
+
+    def encode(values: pa.Array) -> Ids:
+        if is_countable(values.type):
+            return bucket_ids(hash_integers(_as_uint64(values), salt), buckets)
+        texts = _as_bytes(values)
+        return bucket_ids(hash_texts(texts, salt, len(texts)), buckets)
+
+    array = _storage(array)
+    if is_text(array.type) or pa.types.is_decimal(array.type):
+        array = array.dictionary_encode()
+    return _ids(array, encode)
+
+
+def vocabulary_ids(array: pa.Array, vocabulary: pa.Array) -> Ids:
+    """int64 [len(array)]: 0 for null, 1 for a value not in the vocabulary, otherwise 2 + its position there."""
+
+    def encode(values: pa.Array) -> Ids:
+        positions: Ids = pc.fill_null(pc.index_in(values, value_set=vocabulary), -1).to_numpy().astype(np.int64)
+        return positions + 2
+
+    return _ids(_storage(array), encode)
+
+
+def vocabulary_array(column: str, vocabulary: Sequence[object], found: pa.DataType) -> pa.Array:
+    """The vocabulary as values of the column's type. Raises `WrongType` where one of them cannot be."""
+    try:
+        return pa.array(vocabulary, type=value_type(found))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise WrongType(
+            f"The vocabulary of column {column!r} does not fit its type {found}: {error}. Fit it on this data again.",
+            column=column,
+            found=str(found),
+        ) from error
+
+
+def plain_values(array: pa.Array) -> pa.Array:
+    """`array` without dictionaries; dates and times as the integers they are. What a vocabulary is fitted on."""
+    array = _storage(array)
+    while pa.types.is_dictionary(array.type):
+        array = _storage(array.dictionary_decode())
+    is_time = is_countable(array.type) and not (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type))
+    return _integers(array) if is_time else array
+
+
+def _ids(array: pa.Array, encode: Callable[[pa.Array], Ids]) -> Ids:
+    """`encode` for the values, 0 for nulls; a dictionary's values are encoded once each."""
+    if pa.types.is_null(array.type):
+        return np.zeros(len(array), np.int64)
+    if pa.types.is_dictionary(array.type):
+        # Row -1 + 1 is the id of null, so an empty dictionary (all rows null) needs no special case.
+        id_of = np.concatenate((np.zeros(1, np.int64), _ids(_storage(array.dictionary), encode)))
+        rows = pc.fill_null(pc.cast(array.indices, pa.int64()), -1).to_numpy()
+        ids: Ids = id_of[rows + 1]
+        return ids
+    ids = encode(array)
+    if array.null_count:
+        ids[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return ids
+
+
+def _storage(array: pa.Array) -> pa.Array:
+    array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+    return array if pa.types.is_dictionary(array.type) else pc.cast(array, value_type(array.type))
+
+
+def _as_uint64(array: pa.Array) -> Hashes:
+    """The values' integers, two's complement in 64 bits; whatever lies under a null becomes 0."""
+    if pa.types.is_boolean(array.type):
+        array = pc.cast(array, pa.uint8())
+    elif not pa.types.is_integer(array.type):
+        array = _integers(array)
+    filled = pc.fill_null(array, 0) if array.null_count else array
+    values: Hashes = filled.to_numpy().astype(np.uint64)
+    return values
+
+
+def _integers(times: pa.Array) -> pa.Array:
+    return times.view(pa.int32() if times.type.bit_width == 32 else pa.int64())
+
+
+def _as_bytes(array: pa.Array) -> list[bytes]:
+    if pa.types.is_decimal(array.type):
+        array = pc.cast(array, pa.string())
+    if not len(array):
+        return []
+    array = pc.cast(array, pa.large_binary())
+    _, offsets_buffer, data = array.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64, len(array) + 1, array.offset * 8).tolist()
+    # Slicing one bytes object is several times faster than Array.to_pylist, which makes a scalar per value.
+    text = data.to_pybytes() if data is not None else b""
+    return [text[start:stop] for start, stop in itertools.pairwise(offsets)]

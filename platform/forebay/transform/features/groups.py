@@ -1,0 +1,301 @@
+"""Feature groups: which columns become which arrays of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import InvalidOption, NullLabel
+from forebay.transform.block import BlockArray
+from forebay.transform.features.categories import check_categories, hashed_ids, vocabulary_array, vocabulary_ids
+from forebay.transform.features.columns import column_names, column_type, wrong_type
+from forebay.transform.features.numeric import cast_numbers, check_dtype, check_numeric, pack_rows, whole
+from forebay.transform.features.ragged import is_list, list_parts, pad_rows
+from forebay.transform.fingerprint.values import Identity, value_identity
+
+Schema: TypeAlias = Mapping[str, pa.DataType]
+
+
+class Feature(Protocol):
+    """One keyword of a `Transform`; `name` is that keyword.
+
+    `check` raises `MissingColumn` or `WrongType` before any data is read. `arrays` is a pure function of the table's
+    values: how they are cut into chunks, or encoded in dictionaries, changes nothing. `identity` covers all that
+    `arrays` depends on.
+    """
+
+    @property
+    def columns(self) -> Sequence[str]: ...
+    def array_names(self, name: str) -> tuple[str, ...]: ...
+    def check(self, name: str, schema: Schema) -> None: ...
+    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]: ...
+    def identity(self) -> Identity: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Numbers side by side: array [rows, len(columns)] of `dtype`. Nulls become `fill`; NaN stays NaN.
+
+    Takes columns of integers, floats, bools and decimals; floats round to a narrower float `dtype`. Raises
+    `InvalidOption` for an unknown dtype or a fill that is no `dtype`, `WrongType` for other columns.
+    """
+
+    columns: Sequence[str]
+    dtype: str = "float32"
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", column_names("Dense", self.columns))
+        object.__setattr__(self, "dtype", check_dtype("Dense", self.dtype))
+        try:
+            pa.scalar(float(self.fill), pa.float64()).cast(pa.from_numpy_dtype(np.dtype(self.dtype)))
+        except (pa.ArrowInvalid, TypeError, ValueError) as error:
+            raise InvalidOption(
+                f"Dense(fill={self.fill!r}) is no {self.dtype}: {error}. Give a fill that is.", fill=self.fill
+            ) from error
+
+    def array_names(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+    def check(self, name: str, schema: Schema) -> None:
+        feature = f"Dense {name!r}"
+        for column in self.columns:
+            check_numeric(feature, column, column_type(feature, column, schema), self.dtype)
+
+    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+        return {
+            name: pack_rows([self._filled(name, column, whole(table[column])) for column in self.columns], self.dtype)
+        }
+
+    def identity(self) -> Identity:
+        return ["Dense", list(self.columns), self.dtype, repr(float(self.fill))]
+
+    def _filled(self, name: str, column: str, array: pa.Array) -> pa.Array:
+        array = cast_numbers(f"Dense {name!r}", column, array, self.dtype)
+        return (
+            pc.fill_null(array, pa.scalar(float(self.fill), pa.float64()).cast(array.type))
+            if array.null_count
+            else array
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Categorical:
+    """Values as ids: array [rows, len(columns)] of int64; 0 is null.
+
+    Without `vocabulary` an id is a hash of (column name, value) in [1, buckets). With it (column -> values, as
+    `fit_vocabulary` makes it; entries of other columns are ignored) 1 is any unknown value and 2 + i the value at
+    position i. Takes integers, bools, strings, binary, decimals, dates, times and dictionaries of them; floats raise
+    `WrongType`. Raises `InvalidOption` for fewer than 2 buckets and for a vocabulary that lacks a column, or holds a
+    null or a value twice.
+    """
+
+    columns: Sequence[str]
+    buckets: int = 1_000_000
+    vocabulary: Mapping[str, Sequence[Any]] | None = field(default=None, hash=False)
+    # A vocabulary of a million Python values takes longer to become an Arrow array than a row group takes to look up.
+    _typed: dict[tuple[str, str], pa.Array] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", column_names("Categorical", self.columns))
+        check_buckets("Categorical", self.buckets)
+        if self.vocabulary is not None:
+            object.__setattr__(self, "vocabulary", {c: _vocabulary_of(c, self.vocabulary) for c in self.columns})
+
+    @property
+    def num_ids(self) -> tuple[int, ...]:
+        """How many ids each column can take, null and unknown included: the number of rows of its embedding."""
+        if self.vocabulary is None:
+            return (self.buckets,) * len(self.columns)
+        return tuple(len(self.vocabulary[column]) + 2 for column in self.columns)
+
+    def array_names(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+    def check(self, name: str, schema: Schema) -> None:
+        feature = f"Categorical {name!r}"
+        for column in self.columns:
+            found = column_type(feature, column, schema)
+            check_categories(feature, column, found)
+            if self.vocabulary is not None:
+                self._vocabulary(column, found)
+
+    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+        out = np.empty((table.num_rows, len(self.columns)), np.int64)
+        for position, column in enumerate(self.columns):
+            start = 0
+            # Chunk by chunk, because every chunk may bring a dictionary of its own.
+            for chunk in table[column].chunks:
+                out[start : start + len(chunk), position] = self._ids(column, chunk)
+                start += len(chunk)
+        return {name: out}
+
+    def identity(self) -> Identity:
+        if self.vocabulary is None:
+            return ["Categorical", list(self.columns), self.buckets]
+        return ["Categorical", list(self.columns), value_identity(self.vocabulary)]
+
+    def _ids(self, column: str, chunk: pa.Array) -> BlockArray:
+        if self.vocabulary is None:
+            return hashed_ids(chunk, column, self.buckets)
+        return vocabulary_ids(chunk, self._vocabulary(column, chunk.type))
+
+    def _vocabulary(self, column: str, found: pa.DataType) -> pa.Array:
+        assert self.vocabulary is not None
+        key = (column, str(found))
+        if key not in self._typed:
+            self._typed[key] = vocabulary_array(column, self.vocabulary[column], found)
+        return self._typed[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Lists: array NAME [rows, max_len] of `dtype`, cut at `max_len` and padded with 0, and array NAME_lengths int32
+    [rows] with what is left of each list. A null list has length 0; a null within a list is 0 and counts.
+
+    Takes lists of integers, floats and bools; with `buckets` lists of all that `Categorical` takes, hashed as there
+    (then `dtype` must hold the ids). Lists of lists raise `WrongType`. Raises `InvalidOption` for `max_len` < 1.
+    """
+
+    column: str
+    max_len: int
+    dtype: str = "int64"
+    buckets: int | None = None
+
+    def __post_init__(self) -> None:
+        column_names("Ragged", [self.column])
+        object.__setattr__(self, "dtype", check_dtype("Ragged", self.dtype))
+        if not isinstance(self.max_len, int) or self.max_len < 1:
+            raise InvalidOption(
+                f"Ragged(max_len={self.max_len!r}) cannot be. Give an integer from 1 on.", max_len=self.max_len
+            )
+        if self.buckets is None:
+            return
+        check_buckets("Ragged", self.buckets)
+        if self.dtype.startswith("float") or self.buckets - 1 > np.iinfo(self.dtype).max:
+            raise InvalidOption(
+                f"Ragged(buckets={self.buckets}, dtype={self.dtype!r}): ids below {self.buckets} need a wider integer "
+                "dtype. Leave dtype out for int64.",
+                buckets=self.buckets,
+                dtype=self.dtype,
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def array_names(self, name: str) -> tuple[str, ...]:
+        return (name, f"{name}_lengths")
+
+    def check(self, name: str, schema: Schema) -> None:
+        feature = f"Ragged {name!r}"
+        found = column_type(feature, self.column, schema)
+        if pa.types.is_null(found):
+            return
+        if not is_list(found):
+            raise wrong_type(feature, self.column, found, "It takes lists; use Dense or Categorical for single values.")
+        if is_list(found.value_type):
+            raise wrong_type(feature, self.column, found, "It takes lists of values, not of lists: flatten them first.")
+        if self.buckets is not None:
+            check_categories(feature, self.column, found.value_type)
+        elif not pa.types.is_null(found.value_type):
+            remedy = "Lists of strings, dates and the like need buckets=... to become ids."
+            check_numeric(feature, self.column, found.value_type, self.dtype, remedy)
+
+    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+        padded = np.empty((table.num_rows, self.max_len), self.dtype)
+        lengths = np.zeros(table.num_rows, np.int32)
+        start = 0
+        for chunk in table[self.column].chunks:
+            rows = slice(start, start + len(chunk))
+            if pa.types.is_null(chunk.type):
+                padded[rows] = 0
+            else:
+                values, starts, found = list_parts(chunk)
+                lengths[rows] = np.minimum(found, self.max_len)
+                pad_rows(padded[rows], self._numbers(name, values), starts, lengths[rows])
+            start += len(chunk)
+        return dict(zip(self.array_names(name), (padded, lengths), strict=True))
+
+    def identity(self) -> Identity:
+        return ["Ragged", self.column, self.max_len, self.dtype, self.buckets]
+
+    def _numbers(self, name: str, values: pa.Array) -> BlockArray:
+        if self.buckets is not None:
+            return hashed_ids(values, self.column, self.buckets)
+        numbers = cast_numbers(f"Ragged {name!r}", self.column, values, self.dtype)
+        array: BlockArray = pc.fill_null(numbers, pa.scalar(0).cast(numbers.type)).to_numpy()
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What is to be predicted: array [rows] of `dtype` from a column of numbers or bools. A null raises `NullLabel`
+    with their count and the first row; other columns raise `WrongType`.
+    """
+
+    column: str
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        column_names("Label", [self.column])
+        object.__setattr__(self, "dtype", check_dtype("Label", self.dtype))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def array_names(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+    def check(self, name: str, schema: Schema) -> None:
+        feature = f"Label {name!r}"
+        found = column_type(feature, self.column, schema)
+        check_numeric(
+            feature, self.column, found, self.dtype, "It takes numbers and bools: map classes to numbers first."
+        )
+
+    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+        array = cast_numbers(f"Label {name!r}", self.column, whole(table[self.column]), self.dtype)
+        if array.null_count:
+            first = pc.index(array.is_null(), True).as_py()
+            raise NullLabel(
+                f"Label {name!r} found {array.null_count} nulls in column {self.column!r}, the first in row {first} of "
+                f"{len(array)}. Drop those rows, or fill them, before writing the Parquet files.",
+                column=self.column,
+                nulls=array.null_count,
+                first_row=first,
+            )
+        return {name: array.to_numpy()}
+
+    def identity(self) -> Identity:
+        return ["Label", self.column, self.dtype]
+
+
+def check_buckets(feature: str, buckets: int) -> None:
+    """Raises `InvalidOption` unless there is an id for null, one for values, and all of them fit int64."""
+    if not isinstance(buckets, int) or not 2 <= buckets < 2**63:
+        raise InvalidOption(
+            f"{feature}(buckets={buckets!r}) cannot be. Give an integer from 2 on; id 0 is null.", buckets=buckets
+        )
+
+
+def _vocabulary_of(column: str, vocabulary: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
+    if column not in vocabulary:
+        raise InvalidOption(
+            f"Categorical has a vocabulary for {', '.join(map(repr, vocabulary))}, not for column {column!r}. Fit it "
+            "on this column too, or give the column to another Categorical.",
+            column=column,
+        )
+    values = tuple(vocabulary[column])
+    if None in values or len(set(values)) < len(values):
+        raise InvalidOption(
+            f"The vocabulary of column {column!r} holds a null or a value twice. Null has id 0; keep each once.",
+            column=column,
+        )
+    return values

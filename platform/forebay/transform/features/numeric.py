@@ -1,0 +1,102 @@
+"""Columns of numbers, cast to one dtype and packed into arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import InvalidOption, WrongType
+from forebay.kernels import pack_columns
+from forebay.transform.block import BlockArray
+from forebay.transform.features.columns import wrong_type
+
+NUMERIC_DTYPES = (
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+)
+
+_WORDS = {4: np.int32, 8: np.int64}
+"""Integers of the size of what is packed; its bits are all that matters."""
+_REMEDY = "It takes integers, floats, bools and decimals; use Categorical for ids."
+
+
+def check_dtype(feature: str, dtype: object) -> str:
+    """The name of `dtype`. Raises `InvalidOption` for one that is no integer or float of a tensor."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype
+    if name not in NUMERIC_DTYPES:
+        raise InvalidOption(
+            f"{feature}(dtype={dtype!r}) is not known. Give one of {', '.join(NUMERIC_DTYPES)}.", dtype=dtype
+        )
+    return str(name)
+
+
+def check_numeric(feature: str, column: str, found: pa.DataType, dtype: str, remedy: str = _REMEDY) -> None:
+    """Raises `WrongType` unless every value of type `found` can become a `dtype` without losing its fraction."""
+    values = found.value_type if pa.types.is_dictionary(found) else found
+    fractional = pa.types.is_floating(values) or (pa.types.is_decimal(values) and values.scale > 0)
+    if not (
+        fractional
+        or pa.types.is_integer(values)
+        or pa.types.is_decimal(values)
+        or pa.types.is_boolean(values)
+        or pa.types.is_null(values)
+    ):
+        raise wrong_type(feature, column, found, remedy)
+    if fractional and not dtype.startswith("float"):
+        raise wrong_type(feature, column, found, f"dtype={dtype!r} would cut off fractions: use a float dtype.")
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """`column` as one array, without a copy where it already is one."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def cast_numbers(feature: str, column: str, array: pa.Array, dtype: str) -> pa.Array:
+    """`array` as `dtype`; nulls stay. To floats it rounds; an integer that does not fit raises `WrongType`."""
+    target = pa.from_numpy_dtype(np.dtype(dtype))
+    if array.type == target:
+        return array
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_decimal(array.type) and dtype.startswith("float"):
+        array = pc.cast(array, pa.float64(), safe=False)
+    if pa.types.is_boolean(array.type):
+        array = pc.cast(array, pa.uint8())
+    try:
+        return pc.cast(array, target, safe=not dtype.startswith("float"))
+    except pa.ArrowInvalid as error:
+        raise WrongType(
+            f"{feature} cannot turn column {column!r} ({array.type}) into {dtype}: {error}. Use a wider dtype.",
+            column=column,
+            found=str(array.type),
+            dtype=dtype,
+        ) from error
+
+
+def pack_rows(arrays: Sequence[pa.Array], dtype: str) -> BlockArray:
+    """[rows, len(arrays)] of `dtype`, row-major; the arrays have that type and no nulls."""
+    rows, item = len(arrays[0]), np.dtype(dtype)
+    packed: BlockArray
+    if rows == 0:
+        return np.empty((0, len(arrays)), dtype)
+    if item.itemsize in _WORDS:
+        packed = np.empty((rows, len(arrays)), dtype)
+        addresses = [array.buffers()[1].address + array.offset * item.itemsize for array in arrays]
+        pack_columns(np.array(addresses, np.uint64), rows, packed.reshape(-1).view(_WORDS[item.itemsize]))
+        return packed
+    # Interleaves 4-5 times faster than `np.stack(..., axis=1)`.
+    batch = pa.RecordBatch.from_arrays(list(arrays), names=[str(i) for i in range(len(arrays))])
+    packed = batch.to_tensor(row_major=True).to_numpy()
+    return packed

@@ -1,0 +1,60 @@
+"""Which values a column takes, counted over a data set, so that each can have an id of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import InvalidOption
+from forebay.manifest.manifest import Manifest
+from forebay.manifest.reading import RowGroupReader
+from forebay.transform.features.arrow_types import parse_type
+from forebay.transform.features.categories import check_categories, plain_values
+from forebay.transform.features.columns import column_names, column_type
+
+
+def fit_vocabulary(
+    manifest: Manifest, columns: Sequence[str], *, min_count: int = 1, max_size: int | None = None
+) -> dict[str, tuple[Any, ...]]:
+    """Per column its values, the most frequent first and equally frequent ones in rising order, for `Categorical`.
+
+    One pass over the row groups, of these columns only. Nulls are left out, and values seen less than `min_count`
+    times; `max_size` keeps the most frequent ones. Dates and times come as the integers they are stored as. Fit on the
+    training part only (`manifest.split`): what is held out may then be unknown, as it will be in production.
+
+    Raises `MissingColumn`, `WrongType` (floats, lists), `InvalidOption` and whatever reading raises.
+    """
+    names = column_names("fit_vocabulary", columns)
+    if min_count < 1 or (max_size is not None and max_size < 1):
+        raise InvalidOption(
+            f"fit_vocabulary(min_count={min_count}, max_size={max_size}) keeps no value. Give both at least 1.",
+            min_count=min_count,
+            max_size=max_size,
+        )
+    schema = {field.name: parse_type(field.type) for field in manifest.fields}
+    for name in names:
+        check_categories("fit_vocabulary", name, column_type("fit_vocabulary", name, schema))
+    counts: dict[str, Counter[Any]] = {name: Counter() for name in names}
+    reader = RowGroupReader(manifest)
+    for index in range(len(manifest)):
+        table = reader.read(index, names)
+        for name in names:
+            for chunk in table[name].chunks:
+                _count(counts[name], chunk)
+    return {name: _kept(counts[name], min_count, max_size) for name in names}
+
+
+def _count(counts: Counter[Any], chunk: pa.Array) -> None:
+    found = pc.value_counts(plain_values(chunk).drop_null())
+    values, times = found.field("values").to_pylist(), found.field("counts").to_pylist()
+    for value, count in zip(values, times, strict=True):
+        counts[value] += count
+
+
+def _kept(counts: Counter[Any], min_count: int, max_size: int | None) -> tuple[Any, ...]:
+    frequent = (value for value, count in counts.items() if count >= min_count)
+    return tuple(sorted(frequent, key=lambda value: (-counts[value], value))[:max_size])

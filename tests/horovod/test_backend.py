@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+import ray
+from ray.actor import ActorHandle
+from tests.ray.driver.under_ray import title_of
+
+from forebay.driver.horovod.backend import Crew
+from forebay.job.job import Resources
+
+WAIT_S = 120.0
+
+
+@ray.remote(num_cpus=0)
+class Nobody:
+    """In place of a run's coordinator, whom a worker does not need before it trains."""
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_workers_that_ray_does_not_end_end_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray declares an actor dead before it ends the process, and has been seen to leave one alive."""
+    crew = Crew("deaf", Nobody.remote(), b"", Resources(cpus=1.0))
+    try:
+        crew.ask_for(2)
+        until(lambda: all(member.is_warm for member in crew.members.values()), crew)
+        assert len(processes()) == 2
+    finally:
+        spared: list[ActorHandle] = []
+        with monkeypatch.context() as ray_is_deaf:
+            ray_is_deaf.setattr(ray, "kill", spared.append)
+            crew.close()
+    assert len(spared) == 2
+    deadline = time.monotonic() + WAIT_S
+    while processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes() == []
+
+
+def until(is_so: Callable[[], bool], crew: Crew) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so() and time.monotonic() < deadline:
+        crew.hear(0.1)
+    assert is_so()
+
+
+def processes() -> list[str]:
+    titles = [title_of(process) for process in psutil.Process().children(recursive=True)]
+    return [title for title in titles if title.startswith("ray::HorovodWorker")]

@@ -1,0 +1,147 @@
+"""Ranks in processes of their own, over Horovod; each size of a world is started once, and asked for everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.horovod.conftest import run_ranks
+from torch import nn
+
+from forebay.driver.horovod.collective import HorovodCollective
+from forebay.train.collectives.collective import Collective
+
+SIZES = (1, 2, 3)
+
+
+def build_model() -> nn.Module:
+    return nn.ModuleDict(
+        {"used": nn.Linear(40, 30), "norm": nn.BatchNorm1d(30), "sometimes": nn.Linear(30, 1), "never": nn.Linear(2, 2)}
+    )
+
+
+def backward(model: nn.ModuleDict, rank: int, *, inputs: torch.Tensor, uses_last: bool) -> None:
+    hidden = model["norm"](model["used"](inputs))
+    (model["sometimes"](hidden) if uses_last else hidden).mean().mul(rank + 1).backward()
+
+
+def gradients(model: nn.Module) -> list[np.ndarray | None]:
+    return [None if p.grad is None else p.grad.double().numpy().copy() for p in model.parameters()]
+
+
+def wrapped(collective: Collective, reduction: str = "mean") -> nn.Module:
+    torch.manual_seed(collective.world.rank)
+    return collective.wrap(build_model(), reduction)
+
+
+def laws(collective: Collective) -> dict[str, Any]:
+    rank, size = collective.world.rank, collective.world.size
+    counts = np.array([[rank, 1], [2**60, rank]], dtype=np.int64)
+    answer: dict[str, Any] = {
+        "sum": collective.sum(counts),
+        "float": collective.sum(np.array([0.1 * rank])),
+        "gather": collective.gather({"rank": rank, "blob": "x" * 1000 * rank}),
+        "share": collective.share(("from", rank) if rank == 0 else None),
+        "nothing": collective.share(None),
+        "unchanged": counts[0].tolist() == [rank, 1],
+    }
+    inputs = torch.randn(8, 40, generator=torch.Generator().manual_seed(rank))
+    model = wrapped(collective)
+    answer["parameters"] = [p.detach().numpy().copy() for p in model.parameters()]
+    passes = []
+    for _ in range(2):
+        backward(model, rank, inputs=inputs, uses_last=rank == size - 1)
+        passes.append(gradients(model))
+        model.zero_grad()
+    answer["passes"] = passes
+    alone = build_model()
+    alone.load_state_dict(model.state_dict())
+    backward(alone, rank, inputs=inputs, uses_last=rank == size - 1)
+    answer["alone"] = gradients(alone)
+    adaptive = wrapped(collective, "adasum")
+    backward(adaptive, 0, inputs=torch.ones(8, 40) + torch.arange(8.0)[:, None], uses_last=True)
+    answer["adasum of equals"] = gradients(adaptive)
+    if size > 1:
+        means: list[float] = []
+        model.register_forward_pre_hook(lambda module, _: means.append(float(module["norm"].running_mean[0])))
+        for trains, counts_gradients in ((False, True), (True, False), (True, True)):
+            model["norm"].running_mean.fill_(rank)
+            model.train(trains)
+            with torch.set_grad_enabled(counts_gradients), pytest.raises(NotImplementedError):
+                model(inputs)
+        answer["means"] = means
+    return answer
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def answers(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return run_ranks(request.param, laws)
+
+
+def test_values_are_exchanged(answers: list[dict[str, Any]]) -> None:
+    size = len(answers)
+    total = sum(range(size))
+    for answer in answers:
+        assert answer["sum"].dtype == np.int64
+        assert answer["sum"].tolist() == [[total, size], [size * 2**60, total]]
+        assert answer["float"][0] == pytest.approx(0.1 * total)
+        assert [len(each["blob"]) for each in answer["gather"]] == [1000 * rank for rank in range(size)]
+        assert (answer["share"], answer["nothing"], answer["unchanged"]) == (("from", 0), None, True)
+
+
+def test_all_begin_with_rank_0s_parameters(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        for ours, theirs in zip(answer["parameters"], answers[0]["parameters"], strict=True):
+            assert np.array_equal(ours, theirs)
+
+
+def test_gradients_are_the_mean_and_equal_to_the_bit(answers: list[dict[str, Any]]) -> None:
+    for number, found in enumerate(answers[0]["passes"][0]):
+        parts = [answer["alone"][number] for answer in answers]
+        if all(part is None for part in parts):
+            assert found is None, "nobody has used it"
+            continue
+        mean = sum(np.zeros_like(found) if part is None else part for part in parts) / len(answers)
+        np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-7)
+        for answer in answers:
+            for each in answer["passes"]:
+                assert np.array_equal(each[number], found)
+
+
+def test_adasum_of_equal_gradients_is_that_gradient(answers: list[dict[str, Any]]) -> None:
+    (alone,) = run_alone()
+    for answer in answers:
+        for ours, theirs in zip(answer["adasum of equals"], alone, strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_are_rank_0s_where_it_trains_and_each_ranks_own_where_it_evaluates(
+    answers: list[dict[str, Any]],
+) -> None:
+    assert [answer["means"] for answer in answers if "means" in answer] == [
+        [rank, rank, 0.0] for rank in range(len(answers)) if len(answers) > 1
+    ]
+
+
+def test_collective_checks_its_world() -> None:
+    def claim(collective: Collective) -> str:
+        from forebay.world import World
+
+        try:
+            HorovodCollective(World(rank=0, size=3))
+        except AssertionError as error:
+            return str(error)
+        return collective.device.type
+
+    assert run_ranks(2, claim) == ["World of another Horovod"] * 2
+
+
+def run_alone() -> list[list[np.ndarray | None]]:
+    torch.manual_seed(0)
+    model = build_model()
+    backward(model, 0, inputs=torch.ones(8, 40) + torch.arange(8.0)[:, None], uses_last=True)
+    return [gradients(model)]

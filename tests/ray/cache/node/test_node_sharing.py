@@ -1,0 +1,85 @@
+"""Jobs and trials of one node, each a process with a loader of its own: they share the blocks, and read each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from forebay.cache.block_key import BlockNames
+from forebay.cache.disk.directory import CacheDirectory
+from forebay.cache.node.actor import NAMESPACE
+from forebay.cache.node.client import attach
+from forebay.cache.spec import CacheSpec
+from forebay.loader.loader import Loader
+from forebay.manifest.manifest import Manifest
+from forebay.manifest.scan import scan
+from forebay.metrics import Tally
+from forebay.plan.plan import Plan, build_plan
+from forebay.transform.features.groups import Dense
+from forebay.transform.transform import Transform
+
+TRANSFORM = Transform(id=Dense("id", dtype="float64"))
+COUNTED = ("hits", "stores", "bypasses", "peer_hits", "parquet_opens")
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Iterator[CacheSpec]:
+    """A cache of this test alone, whose actor ends with it."""
+    yield CacheSpec(path=str(tmp_path / "cache"), quota_bytes=16 << 20, min_free_bytes=0)
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == NAMESPACE:
+            ray.kill(ray.get_actor(actor["name"], namespace=NAMESPACE))
+
+
+def lock_of(manifest: Manifest, spec: CacheSpec) -> Path:
+    return CacheDirectory(Path(spec.path)).use_lock(BlockNames(manifest, TRANSFORM).dataset)
+
+
+def read_epochs(plan: Plan, spec: CacheSpec, num_epochs: int) -> tuple[list[list[int]], dict[str, float]]:
+    """The ids of each epoch in the order they came, and what was counted."""
+    tally = Tally()
+    with Loader(plan, TRANSFORM, attach(spec), global_batch=64, as_numpy=True, tally=tally) as loader:
+        epochs = [[int(row) for batch in loader for row in np.asarray(batch["id"]).ravel()] for _ in range(num_epochs)]
+    return epochs, {name: tally[name] for name in COUNTED}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_two_jobs_and_four_trials_read_the_source_once(parquet_folder: Callable[..., Path], spec: CacheSpec) -> None:
+    manifest = scan(parquet_folder({"a.parquet": [100] * 7, "b.parquet": [50] * 6}))
+    job, other_job = (build_plan(manifest, seed=seed, lanes=4) for seed in (1, 2))
+    # The jobs go through the data twice and at once, each in its own order; the trials are four of the first job.
+    users = [(job, 2), (other_job, 2), *[(job, 1)] * 4]
+    read = ray.remote(num_cpus=1)(read_epochs)
+    replies = ray.get([read.remote(plan, spec, num_epochs) for plan, num_epochs in users], timeout=300)
+    for epochs, counted in replies:
+        assert all(sorted(ids) == list(range(manifest.num_rows)) for ids in epochs)
+        assert counted["bypasses"] == counted["peer_hits"] == 0
+    assert sum(counted["parquet_opens"] for _, counted in replies) == len(manifest)
+    assert sum(counted["stores"] for _, counted in replies) == len(manifest)
+    first_epochs = [epochs[0] for epochs, _ in replies]
+    assert all(ids == first_epochs[0] for ids in first_epochs[2:]) and first_epochs[0] != first_epochs[1]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_data_set_of_a_running_job_is_not_evicted_by_the_next_job(
+    parquet_folder: Callable[..., Path], spec: CacheSpec
+) -> None:
+    found = (scan(parquet_folder({"a.parquet": [20_000] * 3}, folder=name)) for name in "abcde")
+    old = next(found)
+    # Data sets that share a lock are in use together.
+    new = next(other for other in found if lock_of(other, spec) != lock_of(old, spec))
+    first, second = (build_plan(manifest, lanes=4) for manifest in (old, new))
+    read_epochs(first, spec, 1)
+    full = CacheSpec(path=spec.path, quota_bytes=attach(spec).facts()["used_bytes"] + 100_000, min_free_bytes=0)
+    with Loader(first, TRANSFORM, attach(full), global_batch=64) as running:
+        batches = iter(running)
+        next(batches)
+        _, counted = ray.get(ray.remote(num_cpus=1)(read_epochs).remote(second, full, 1), timeout=300)
+        assert counted["bypasses"] == counted["parquet_opens"] > 0 and counted["stores"] == 0
+    _, counted = ray.get(ray.remote(num_cpus=1)(read_epochs).remote(second, full, 1), timeout=300)
+    assert counted["stores"] == 3 and counted["bypasses"] == 0
+    assert [use.dataset for use in full.open().datasets()] == [BlockNames(new, TRANSFORM).dataset]

@@ -1,0 +1,632 @@
+"""Commits in the memory of nodes: what is left of them when workers, stores, nodes and drivers are killed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.actor import ActorHandle
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tests.ray.ending import kill
+from tests.storage.conftest import free_port, s3_store, serving
+from tests.unit.checkpoint.store_laws import CommitsLaws
+
+from forebay.checkpoint import memory_store_actor as store_actors
+from forebay.checkpoint import ray_store as ray_commits
+from forebay.checkpoint.checkpoint import Commit
+from forebay.checkpoint.config import Safekeeping
+from forebay.checkpoint.encoded import TornError
+from forebay.checkpoint.files import CommitFiles
+from forebay.checkpoint.memory_store import Holding
+from forebay.checkpoint.memory_store_actor import end_stores, holdings, stores_of
+from forebay.checkpoint.ray_store import StoredCommits, commit_stores, flush_stores, open_commits
+from forebay.checkpoint.shared_buffer import SEAL_BYTES
+from forebay.errors import WriteFailed
+from forebay.plan.cursor import Cursor
+from forebay.storage.credentials import Access, without_credentials
+from forebay.storage.filesystem import resolve
+from forebay.testing.drivers.nodes import STORE_BYTES, SYSTEM_CONFIG
+from forebay.world import World
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+PATIENCE_S = 60.0
+_NODE = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
+
+
+def commit_at(step: int, **state: Any) -> Commit:
+    cursor = Cursor(plan_id="9c02", epoch=1, position=10 * step, global_batch=10)
+    weight = torch.arange(50_000.0) + step
+    return Commit(step=step, cursor=cursor, world=World(rank=0, size=2), state={"weight": weight, **state})
+
+
+def newest_step(commits: StoredCommits) -> int | None:
+    found = commits.newest()
+    assert found is None or found.state["weight"][0] == found.step
+    return None if found is None else found.step
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def stores_take_their_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others use the machine; until then commits would go straight to storage."""
+    monkeypatch.setattr(ray_commits, "START_S", PATIENCE_S)
+
+
+@ray.remote(num_cpus=0)
+class Something:
+    """Stands for the run's coordinator: all that is asked of it is to be there."""
+
+
+@ray.remote(num_cpus=0)
+class Rank0:
+    """A worker on a node of its own choice."""
+
+    def __init__(self, run: str, safekeeping: Safekeeping, coordinator: ActorHandle) -> None:
+        ray_commits.START_S = PATIENCE_S
+        self._commits = open_commits(run, safekeeping, coordinator)
+
+    def save(self, *steps: int) -> int:
+        for step in steps:
+            self._commits.save(commit_at(step))
+        return os.getpid()
+
+    def newest(self) -> int | None:
+        return newest_step(self._commits)
+
+    def flush(self) -> None:
+        self._commits.flush()
+
+    def save_and_die(self, step: int) -> None:
+        """As one that is killed before its word of the commit leaves the process."""
+        self._commits._store = SimpleNamespace(commit=SimpleNamespace(remote=lambda _number: None))  # type: ignore[assignment]
+        self._commits.save(commit_at(step))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Place:
+    """One run: its name, its storage and its coordinator."""
+
+    def __init__(self, uri: str) -> None:
+        self.name = f"run-{uuid.uuid4().hex[:8]}"
+        access = Access([without_credentials(uri)])
+        self.safekeeping = Safekeeping(uri=uri, storage_every_s=1e6, keep_every=5, access=access)
+        head = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self.coordinator = Something.options(scheduling_strategy=head).remote()
+        self._workers: list[ActorHandle] = []
+
+    @property
+    def files(self) -> CommitFiles:
+        return CommitFiles(self.safekeeping)
+
+    @property
+    def held(self) -> dict[str, Holding]:
+        return holdings(stores_of(self.name))
+
+    def open(self) -> StoredCommits:
+        return open_commits(self.name, self.safekeeping, self.coordinator)
+
+    def rank0_on(self, node: str) -> Any:
+        pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+        worker = Rank0.options(scheduling_strategy=pinned).remote(self.name, self.safekeeping, self.coordinator)
+        self._workers.append(worker)
+        return worker
+
+    def store_pid(self, node: str) -> int:
+        return int(ray.get(stores_of(self.name)[node].shown.remote())[1].split("/")[2])
+
+    def kill_store(self, node: str) -> None:
+        process = os.pidfd_open(self.store_pid(node))
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        assert select.select([process], [], [], PATIENCE_S)[0]
+        os.close(process)
+
+    def end(self) -> None:
+        for actor in (*self._workers, self.coordinator):
+            ray.kill(actor)
+        end_stores(self.name)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    made: list[Place] = []
+
+    def make(uri: str = "") -> Place:
+        made.append(Place(uri or str(tmp_path / "commits")))
+        return made[-1]
+
+    yield make
+    for place in made:
+        place.end()
+
+
+class Nodes:
+    """A head, where the tests run, and others that come and go."""
+
+    def __init__(self) -> None:
+        ray.shutdown()
+        head = {**_NODE, "include_dashboard": False, "_system_config": SYSTEM_CONFIG}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        self.head: str = ray.get_runtime_context().get_node_id()
+        self._others: dict[str, Any] = {}
+
+    def add(self) -> str:
+        node = self._cluster.add_node(**_NODE)
+        self._others[node.node_id] = node
+        until(lambda: node.node_id in store_actors.steady_nodes())
+        return str(node.node_id)
+
+    def kill(self, node_id: str) -> None:
+        self._cluster.remove_node(self._others.pop(node_id), allow_graceful=False)
+
+    def only(self, count: int) -> list[str]:
+        """Exactly so many besides the head."""
+        for node in list(self._others)[count:]:
+            self.kill(node)
+        while len(self._others) < count:
+            self.add()
+        until(lambda: store_actors.steady_nodes() == {self.head, *self._others})
+        return list(self._others)
+
+    def close(self) -> None:
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    nodes = Nodes()
+    yield nodes
+    nodes.close()
+
+
+class TestStoredCommits(CommitsLaws):
+    @pytest.fixture(autouse=True)
+    def one_run(self, cluster: Nodes, make_run: Callable[..., Place]) -> None:
+        cluster.only(0)
+        self._place = make_run()
+
+    @pytest.fixture
+    def safekeeping(self) -> Safekeeping:
+        return self._place.safekeeping
+
+    def open(self, safekeeping: Safekeeping) -> StoredCommits:
+        return self._place.open()
+
+
+def test_a_killed_worker_leaves_its_commits(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    worker = run.rank0_on(cluster.head)
+    pid = ray.get(worker.save.remote(1, 2, 3))
+    os.kill(pid, 9)
+    with closing(run.open()) as commits:
+        assert newest_step(commits) == 3
+        commits.flush()
+    assert run.files.steps()[0] == 3
+
+
+def save_until_copied(save: Callable[[Commit], object], step: int, run: Place, node: str) -> int:
+    """The first step, of `step` and those after it, that has a copy on `node`: one that is too slow is given up."""
+    steps = [step]
+    save(commit_at(step))
+
+    def is_copied() -> bool:
+        if run.held.get(node) == Holding(steps[-1], is_origin=False):
+            return True
+        steps.append(steps[-1] + 1)
+        save(commit_at(steps[-1]))
+        return False
+
+    until(is_copied)
+    return steps[-1]
+
+
+def test_a_worker_that_is_killed_before_it_told_of_its_commit_leaves_it(
+    cluster: Nodes, make_run: Callable[..., Place]
+) -> None:
+    (other,) = cluster.only(1)
+    run = make_run()
+    worker = run.rank0_on(cluster.head)
+    ray.get(worker.save.remote(1, 2))
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(worker.save_and_die.remote(3))
+    with closing(run.open()) as commits:
+        assert newest_step(commits) == 3
+        last = save_until_copied(commits.save, 4, run, other)
+    worker = run.rank0_on(cluster.head)
+    assert ray.get(worker.newest.remote()) == last
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(worker.save_and_die.remote(last + 1))
+    flush_stores(run.name)
+    assert run.files.steps()[0] == last + 1
+
+
+@pytest.mark.parametrize(
+    ("has_opened_it", "lost_with"),
+    [
+        pytest.param(True, "commits is lost (Actor", id="in-a-slot-it-had-opened"),
+        pytest.param(False, "commits is lost (FileNotFoundError)", id="in-a-new-slot"),
+    ],
+)
+def test_a_store_that_is_killed_is_noticed_by_the_very_next_commit(
+    cluster: Nodes,
+    make_run: Callable[..., Place],
+    caplog: pytest.LogCaptureFixture,
+    has_opened_it: bool,
+    lost_with: str,
+) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        assert commits.newest() is None
+        commits.save(commit_at(1))
+        commits.save(commit_at(2))
+        assert commits._place()[0] is not None, "as it will have been answered when the next step is over"
+        if not has_opened_it:
+            assert commits._desk is not None
+            commits._desk._pads.clear()
+        run.kill_store(cluster.head)
+        commits.save(commit_at(3))
+        assert run.files.steps()[0] == 3
+        assert lost_with in caplog.text
+
+
+def test_a_killed_store_is_made_again_and_commits_go_to_storage_meanwhile(
+    cluster: Nodes, make_run: Callable[..., Place], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        commits.save(commit_at(1))
+        commits.save(commit_at(2))
+        run.kill_store(cluster.head)
+        commits.save(commit_at(3))
+        assert "The memory of this node for commits is lost" in caplog.text
+        assert run.files.steps()[0] == 3, "straight to storage"
+        assert newest_step(commits) == 3
+        steps = iter(range(4, 1000))
+        until(lambda: commits.save(commit_at(next(steps))) or run.held)
+        last = next(steps) - 1
+        assert run.held == {cluster.head: Holding(last, is_origin=True)}
+        assert newest_step(commits) == last
+        run.kill_store(cluster.head)
+        commits.flush()
+        assert run.files.steps()[0] == last, "a flush needs no store either"
+
+
+def test_a_killed_node_takes_one_commit_along_at_most(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    (other,) = cluster.only(1)
+    run = make_run()
+    worker = run.rank0_on(other)
+    ray.get(worker.save.remote(1))
+    ray.get(worker.flush.remote())
+    ray.get(worker.save.remote(6, 7, 8, 9))
+    cluster.kill(other)
+    with closing(run.open()) as commits:
+        found = newest_step(commits)
+        assert found in (8, 9)
+        assert {1} <= set(run.files.steps()) <= {1, found}, "from memory, or brought to storage from there"
+        commits.save(commit_at(found + 1))
+        assert newest_step(commits) == found + 1
+
+
+def test_when_all_nodes_are_lost_storage_is_left(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        for step in range(1, 5):
+            commits.save(commit_at(step))
+            if step == 3:
+                flush_stores(run.name)
+    for store in stores_of(run.name).values():
+        ray.kill(store)
+    until(lambda: not stores_of(run.name))
+    with closing(run.open()) as commits:
+        assert newest_step(commits) == 3
+
+
+def test_a_torn_upload_is_not_restored_nor_a_torn_memory(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        commits.save(commit_at(1))
+        commits.flush()
+        commits.save(commit_at(2))
+        shown = ray.get(stores_of(run.name)[cluster.head].shown.remote())
+        with Path(shown[1]).open("r+b") as memory:
+            memory.seek(SEAL_BYTES + 1000)
+            memory.write(b"flipped")
+        assert newest_step(commits) == 1
+
+
+@contextmanager
+def silent_for(seconds: float, run: Place, node: str) -> Iterator[None]:
+    """The store of a node does nothing, though its process and its node live."""
+    pid = run.store_pid(node)
+
+    def wake() -> None:
+        with suppress(ProcessLookupError):  # it was given up
+            os.kill(pid, signal.SIGCONT)
+
+    os.kill(pid, signal.SIGSTOP)
+    waking = threading.Timer(seconds, wake)
+    waking.start()
+    try:
+        yield
+    finally:
+        waking.cancel()
+        wake()
+
+
+def test_a_store_that_is_silent_for_a_while_is_waited_for(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        commits.save(commit_at(1))
+        commits.flush()
+        commits.save(commit_at(2))
+        with silent_for(2 * store_actors.ANSWER_S, run, cluster.head):
+            assert newest_step(commits) == 2
+        assert run.files.steps() == [1]
+        with silent_for(2 * store_actors.ANSWER_S, run, cluster.head):
+            end_stores(run.name)
+        assert run.files.steps()[0] == 2
+
+
+def test_a_store_that_is_stuck_does_not_hold_its_worker_for_long(
+    cluster: Nodes, make_run: Callable[..., Place], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.only(0)
+    run = make_run()
+    run.safekeeping = replace(run.safekeeping, patience_s=1.0)
+    with closing(run.open()) as commits:
+        steps = iter(range(1, 10_000))
+        until(lambda: commits.save(commit_at(next(steps))) or run.held)
+        with silent_for(25.0, run, cluster.head):
+            commits.save(commit_at(10_001))
+            commits.save(commit_at(10_002))
+            assert run.files.steps()[0] == 10_002
+    assert "commits is lost (GetTimeoutError)" in caplog.text
+
+
+@pytest.fixture
+def never() -> Iterator[Any]:
+    """Nobody ever answers."""
+    nowhere = Something.options(resources={"nowhere": 1}).remote()
+    yield nowhere.__ray_ready__.remote()
+    ray.kill(nowhere)
+
+
+def test_a_store_that_is_late_keeps_its_commit_until_the_next_is_in_storage_and_touches_that_no_more(
+    cluster: Nodes, make_run: Callable[..., Place], never: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        commits.save(commit_at(1))
+        commits.flush()
+        commits.save(commit_at(2))
+    run.safekeeping = replace(run.safekeeping, patience_s=0.3)
+    with closing(run.open()) as commits:
+        assert newest_step(commits) == 2
+        assert commits._patience_s == 0.3
+        commits._leasing = never
+        with monkeypatch.context() as storage:
+            storage.setattr(CommitFiles, "write", _refuse)
+            with pytest.raises(WriteFailed):
+                commits.save(commit_at(3))
+        assert run.held[cluster.head].step == 2, "it has the last one that was saved"
+        commits._leasing = never
+        commits.save(commit_at(3))
+        commits.flush()
+        assert run.files.steps()[0] == 3
+    end_stores(run.name)
+    assert run.files.steps()[0] == 3
+
+
+def _refuse(_files: CommitFiles, _sealed: object) -> None:
+    raise PermissionError("not yours")
+
+
+def test_a_store_that_dies_before_it_took_a_commit_that_is_to_stay(
+    cluster: Nodes, make_run: Callable[..., Place]
+) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        for step in (1, 2):
+            commits.save(commit_at(step))
+        assert commits._leased() is not None
+        pid = run.store_pid(cluster.head)
+        os.kill(pid, signal.SIGSTOP)
+        commits.save(commit_at(5))
+        os.kill(pid, signal.SIGKILL)
+        commits.save(commit_at(6))
+    assert run.files.sealed_steps()[:2] == [6, 5]
+
+
+def test_what_a_store_does_not_show_in_time_is_lost(
+    cluster: Nodes, never: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_commits, "READ_S", 0.1)
+    answer: Any = SimpleNamespace(remote=lambda: never)
+    store: Any = SimpleNamespace(shown=answer, given=answer)
+    for is_here in (True, False):
+        with pytest.raises(TornError, match="GetTimeoutError"):
+            ray_commits._read(store, 1000, is_here=is_here)
+
+
+def test_a_node_that_comes_later_has_the_copy(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    with closing(run.open()) as commits:
+        commits.save(commit_at(1))
+        late = cluster.add()
+        steps = iter(range(2, 10_000))
+        until(lambda: commits.save(commit_at(next(steps))) or late in run.held)
+        assert not run.held[late].is_origin and run.held[cluster.head].is_origin
+    worker = run.rank0_on(late)
+    assert ray.get(worker.newest.remote()) == next(steps) - 1
+    last = save_until_copied(lambda commit: ray.get(worker.save.remote(commit.step)), 20_000, run, cluster.head)
+    assert run.held == {late: Holding(last, is_origin=True), cluster.head: Holding(last, is_origin=False)}
+
+
+def test_a_draining_neighbour_is_left(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    first, second = cluster.only(2)
+    run = make_run()
+    with closing(run.open()) as commits:
+        for step in (1, 2, 3):
+            commits.save(commit_at(step))
+        (neighbour,) = run.held.keys() - {cluster.head}
+        drain(neighbour)
+        stays = second if neighbour == first else first
+        steps = iter(range(4, 10_000))
+        until(
+            lambda: commits.save(commit_at(next(steps))) or time.sleep(0.05) or set(run.held) == {cluster.head, stays}
+        )
+    cluster.kill(neighbour)
+
+
+def drain(node_id: str) -> None:
+    from ray._raylet import GcsClient
+    from ray.core.generated import autoscaler_pb2
+
+    client = GcsClient(address=ray.get_runtime_context().gcs_address)
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    accepted, told = client.drain_node(node_id, reason, "a test", int(time.time() * 1000) + 600_000)
+    assert accepted, told
+
+
+def test_stores_follow_the_coordinator_and_leave_the_newest_in_storage(
+    cluster: Nodes, make_run: Callable[..., Place]
+) -> None:
+    cluster.only(1)
+    run = make_run()
+    with closing(run.open()) as commits:
+        for step in range(1, 7):
+            commits.save(commit_at(step))
+        until(lambda: len(run.held) == 2)
+    ray.kill(run.coordinator)
+    until(lambda: not stores_of(run.name))
+    assert run.files.steps()[0] == 6
+    run.files.read(6).check()
+
+
+def test_an_orphan_ends_itself(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(0)
+    run = make_run()
+    worker = run.rank0_on(cluster.head)
+    ray.get(worker.save.remote(1))
+    kill(run.coordinator)
+    end_stores(run.name)  # as the next driver of this name does
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(worker.save.remote(2, 3))
+    assert run.files.steps() == [1]
+    assert not stores_of(run.name)
+
+
+def test_a_driver_ends_all_stores_before_and_after(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    cluster.only(1)
+    run = make_run()
+    left = run.open()
+    left.save(commit_at(1))
+    left.save(commit_at(2))
+    with commit_stores(run.name):
+        until(lambda: not stores_of(run.name))
+        assert run.files.steps()[0] == 2
+        with closing(run.open()) as commits:
+            assert newest_step(commits) == 2
+            commits.save(commit_at(3))
+    until(lambda: not stores_of(run.name))
+    assert run.files.steps()[0] == 3
+
+
+class SlowToTravel(Safekeeping):
+    """Whoever makes a store takes its time."""
+
+    def __reduce__(self) -> Any:
+        time.sleep(1.0)
+        return partial(SlowToTravel, uri=self.uri, storage_every_s=self.storage_every_s, access=self.access), ()
+
+
+def test_no_store_is_left_that_another_was_just_making(
+    cluster: Nodes, make_run: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.only(1)
+    run = make_run()
+    kept = run.safekeeping
+    run.safekeeping = SlowToTravel(uri=kept.uri, storage_every_s=kept.storage_every_s, access=kept.access)
+    kill, most = ray.kill, [1]
+
+    def kill_late(store: ActorHandle) -> None:
+        # An end comes when it comes: the other store, once begun, may be there before.
+        until(lambda: most.append(len(stores_of(run.name))) or max(most) == 2)
+        kill(store)
+
+    with closing(run.open()) as commits:
+        commits.newest()
+        until(lambda: commits._leased() is not None)
+        commits.save(commit_at(1))  # whose copy needs a store on the other node
+    monkeypatch.setattr(ray, "kill", kill_late)
+    end_stores(run.name)
+    monkeypatch.undo()
+    time.sleep(1.0)
+    assert not stores_of(run.name)
+
+
+def test_storage_that_refuses_is_named_at_a_flush(
+    cluster: Nodes, make_run: Callable[..., Place], tmp_path: Path
+) -> None:
+    cluster.only(0)
+    (tmp_path / "a-file").write_text("no folder")
+    run = make_run(str(tmp_path / "a-file" / "commits"))
+    worker = run.rank0_on(cluster.head)
+    ray.get(worker.save.remote(1, 2))
+    with pytest.raises(WriteFailed, match=r"a-file/commits .*Check that the storage answers"):
+        ray.get(worker.flush.remote())
+    assert run.held == {cluster.head: Holding(2, is_origin=True)}
+
+
+def test_s3_with_credentials_in_its_uri(cluster: Nodes, make_run: Callable[..., Place], tmp_path: Path) -> None:
+    cluster.only(0)
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with serving(command, port, tmp_path / "moto.log"):
+        store = s3_store(port)
+        resolve(store.uri("")).fs.create_dir("bucket")
+        run = make_run(store.uri("run/commits"))
+        worker = run.rank0_on(cluster.head)
+        ray.get(worker.save.remote(1, 2, 3))
+        ray.get(worker.flush.remote())
+        assert run.files.steps()[0] == 3
+        ray.get(worker.save.remote(4))
+        end_stores(run.name)
+        files = run.files
+        files._write(f"{files._folder(9)}/state.pt", b"an upload that was cut short")
+        with closing(run.open()) as commits:
+            assert newest_step(commits) == 4
+        end_stores(run.name)

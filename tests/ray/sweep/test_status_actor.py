@@ -1,0 +1,134 @@
+"""A sweep under way is found, shown with its trials, and stopped, by the command."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import ray
+from ray.actor import ActorHandle
+from tests.ray.ending import await_end
+from tests.unit.sweep.made import record, trial
+
+from forebay.cli.app import main
+from forebay.driver.elastic.coordinator import Coordinator
+from forebay.errors import InvalidOption
+from forebay.ray_cluster.actors import NAMESPACE, RUN_PREFIX, find
+from forebay.runs.status import RunStatus
+from forebay.sweep.record import status_actor as board
+from forebay.sweep.record.record import Record
+from forebay.sweep.record.status_actor import Board, open_board, stop_sweep, sweeps
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def forebay(ray_session: None, capsys: pytest.CaptureFixture[str]) -> Call:
+    """The command in this process, on the cluster of the tests: code, output, errors."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def run_of_a(ray_session: None) -> Iterator[ActorHandle]:
+    """The coordinator of trial a's run, which is to have two workers."""
+    status = RunStatus(
+        name="ctr.a",
+        driver="ray",
+        target=2,
+        min_workers=1,
+        max_workers=4,
+        epoch=2,
+        epochs=40,
+        started_at=time.time(),
+        node="here",
+        path="runs/ctr/runs/ctr.a",
+    )
+    actor = ray.remote(Coordinator).options(name=f"{RUN_PREFIX}ctr.a", namespace=NAMESPACE, num_cpus=0).remote(status)
+    ray.get(actor.target.remote())
+    yield actor
+    ray.kill(actor)
+
+
+def made() -> Record:
+    return record(trial("a", 0.6, 0.7), trial("b", 0.65, state="stopped"), slots=4, deadline_at_s=100.0)
+
+
+def until_told(board: Board, made: Record) -> str | None:
+    """Why the sweep shall end, asked for as a sweep does it."""
+    for _ in range(1200):
+        board.show(made)
+        if board.stop_reason is not None:
+            break
+        time.sleep(0.05)
+    return board.stop_reason
+
+
+@contextmanager
+def opened() -> Iterator[Board]:
+    """A board that answers."""
+    with open_board(made(), "runs/ctr") as there:
+        ray.get(find(board.PREFIX, "ctr").read.remote())
+        yield there
+
+
+def test_ps_shows_a_sweep_with_its_trials(forebay: Call, run_of_a: ActorHandle) -> None:
+    with opened():
+        code, shown, _ = forebay("ps")
+        assert code == 0
+        assert "sweep ctr: best auc 0.7000 (a), 1 of 4 slots in use, 0:40 until the deadline" in shown
+        lines = [line.split() for line in shown.splitlines()]
+        assert [line for line in lines if line and line[0] in ("a", "b")] == [
+            ["a", "running", "1", "->", "2", "2", "of", "40", "0.7000", "0.7000", "0", "1:00"],
+            ["b", "stopped", "-", "1", "0.6500", "0.6500", "-", "0:11"],
+        ]
+        facts = json.loads(forebay("ps", "--json")[1])
+        assert [run["name"] for run in facts["runs"]] == ["ctr.a"]
+        sweep = facts["sweeps"][0]
+        assert (sweep["name"], sweep["best"], sweep["deadline_left_s"], sweep["stopping"]) == ("ctr", 0.7, 40.0, None)
+        assert [each["state"] for each in sweep["trials"]] == ["running", "stopped"]
+    deadline = time.monotonic() + 60.0
+    while sweeps() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert sweeps() == []
+
+
+def test_stop_ends_a_sweep_by_its_name(forebay: Call) -> None:
+    shown = made()
+    with opened() as board:
+        board.show(shown)
+        assert board.stop_reason is None
+        code, told, _ = forebay("stop", "ctr", "--reason", "seen enough")
+        assert (code, told) == (0, "ctr: its trials end at their next saved commits. It stays in runs/ctr.\n")
+        assert until_told(board, shown) == "seen enough"
+        assert "stopping: seen enough" in forebay("ps")[1]
+        assert json.loads(forebay("stop", "ctr", "--json")[1])["sweep"] == "ctr"
+        assert until_told(board, shown) == "seen enough"
+        code, _, error = forebay("stop", "ct")
+        assert code == 2 and "no run named 'ct' is under way" in error
+
+
+def test_one_sweep_of_a_name_at_a_time(ray_session: None) -> None:
+    again = open_board(made(), "runs/ctr")
+    with open_board(made(), "runs/ctr"), pytest.raises(InvalidOption, match="sweep named 'ctr' is under way"), again:
+        pass
+
+
+def test_a_sweep_that_ends_while_it_is_asked_to(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened():
+        there = find(board.PREFIX, "ctr")
+    await_end(there)
+    monkeypatch.setattr(board, "find_or_refuse", lambda prefix, name, kind: there)
+    with pytest.raises(InvalidOption, match="'ctr' has ended meanwhile"):
+        stop_sweep("ctr", "enough")

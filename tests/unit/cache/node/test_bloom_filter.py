@@ -1,0 +1,30 @@
+"""What a node says it holds: never a no to what it holds, rarely a yes to what it does not, in few bytes."""
+
+from __future__ import annotations
+
+import hashlib
+
+from forebay.cache.node.bloom_filter import Summary
+
+
+def key(number: int) -> str:
+    return hashlib.sha256(str(number).encode()).hexdigest()[:40]
+
+
+def test_says_yes_to_all_it_was_made_of_and_rarely_to_others() -> None:
+    held = [key(number) for number in range(5_000)]
+    summary = Summary.of(held)
+    assert all(one in summary for one in held)
+    wrong = sum(key(number) in summary for number in range(5_000, 45_000))
+    assert 20 < wrong < 200, "1 in 400 of 40,000"
+    assert len(summary.bits) == 2 * len(held)
+
+
+def test_nothing_and_one() -> None:
+    assert key(1) not in Summary.of([])
+    assert key(1) in Summary.of([key(1)])
+
+
+def test_equal_for_equal_keys_in_any_order() -> None:
+    keys = [key(number) for number in range(100)]
+    assert Summary.of(keys) == Summary.of(keys[::-1]) != Summary.of(keys[1:])

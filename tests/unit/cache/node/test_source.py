@@ -1,0 +1,83 @@
+"""A block whose making ends the actor is asked for again, and not for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.cache.node.service import Stored
+from forebay.cache.node.source import NodeSource
+from forebay.cache.spec import CacheSpec
+from forebay.errors import CacheUnusable
+from forebay.manifest.manifest import Manifest
+from forebay.manifest.scan import scan
+from forebay.metrics import Tally
+from forebay.storage.credentials import Access, without_credentials
+from forebay.transform.features.groups import Dense
+from forebay.transform.transform import Transform
+
+TRANSFORM = Transform(id=Dense("id", dtype="float64"))
+
+
+@dataclass
+class MortalLine:
+    """The line to an actor that dies `deaths` times when it is asked for a block; each new one knows no data set."""
+
+    spec: CacheSpec
+    deaths: int
+    is_here: bool = False
+    is_told: bool = False
+    calls: list[str] = field(default_factory=list)
+
+    def disk(self) -> DiskCache:
+        return self.spec.open()
+
+    def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
+        self.calls.append(method)
+        if method == "register":
+            self.is_told = True
+            return None
+        if self.is_told and self.deaths:
+            self.is_told, self.deaths = False, self.deaths - 1
+        return Stored(sums={}) if self.is_told else "unknown"
+
+
+@pytest.fixture
+def manifest(parquet_folder: Callable[..., Path]) -> Manifest:
+    return scan(parquet_folder({"a.parquet": [30, 20]}))
+
+
+def ask(line: MortalLine, manifest: Manifest) -> int:
+    with closing(NodeSource(line, manifest, TRANSFORM, Tally())) as source:
+        return source.request(1).result(30).rows
+
+
+def test_an_actor_that_died_is_told_about_the_data_again(manifest: Manifest, tmp_path: Path) -> None:
+    line = MortalLine(CacheSpec(path=str(tmp_path / "cache")), deaths=4)
+    assert ask(line, manifest) == 20
+    assert line.calls.count("register") == 5
+
+
+def test_a_block_that_always_ends_the_actor_is_given_up(manifest: Manifest, tmp_path: Path) -> None:
+    line = MortalLine(CacheSpec(path=str(tmp_path / "cache")), deaths=1000)
+    with pytest.raises(CacheUnusable, match=r"row group 1 of .*a\.parquet .*out of memory.*cache=None") as raised:
+        ask(line, manifest)
+    assert raised.value.row_group == 1 and str(raised.value.uri).endswith("a.parquet")
+    assert line.calls.count("fetch") < 10
+
+
+def test_renewed_credentials_are_told_to_an_actor_that_knows_the_data(manifest: Manifest, tmp_path: Path) -> None:
+    line, ids = MortalLine(CacheSpec(path=str(tmp_path / "cache")), deaths=0), []
+    for secret in ("first-secret", "second-secret", "second-secret"):
+        place = without_credentials(f"s3://AKIAKEY:{secret}@bucket/renewed")
+        with closing(NodeSource(line, replace(manifest, access=Access([place])), TRANSFORM, Tally())) as source:
+            ids.append(source._id)
+    assert ids[0] != ids[1] == ids[2]
+    assert "secret" not in "".join(ids)

@@ -1,0 +1,217 @@
+"""How many cores data workers take, who goes first, and what this process may use at all."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forebay.cache.cpu_share import NICENESS, Cores, DataWorkers, keep_off_trainer, usable_cores
+from forebay.errors import InvalidOption
+from forebay.storage.deadline import Cancelled
+
+
+@pytest.mark.parametrize(
+    ("share", "usable", "expected"),
+    [
+        (0.4, 1, 1),
+        (0.4, 2, 1),
+        (0.4, 4, 2),
+        (0.4, 8, 3),
+        (0.4, 16, 6),
+        (0.4, 96, 38),
+        (1, 8, 8),
+        (0.01, 8, 1),
+        (1, 0.5, 1),
+    ],
+)
+def test_share_of_the_cores_and_at_least_one(share: float, usable: float, expected: int) -> None:
+    assert DataWorkers(core_share=share).num_cores(usable) == expected
+
+
+def test_processes_side_by_side_share_what_there_is() -> None:
+    one_of_four = DataWorkers(core_share=0.5, num_reads=10).among(4)
+    assert (one_of_four.num_cores(32), one_of_four.num_reads) == (4, 3)
+    assert DataWorkers(num_reads=1).among(8).num_reads == 1
+
+
+@pytest.mark.parametrize("core_share", [0, -0.1, 1.1, math.nan, "0.4", None, True])
+def test_a_share_is_above_nothing_and_at_most_everything(core_share: float) -> None:
+    with pytest.raises(InvalidOption, match="core_share="):
+        DataWorkers(core_share=core_share)
+
+
+@pytest.mark.parametrize("num_reads", [0, 1.5, True])
+def test_somebody_must_read(num_reads: int) -> None:
+    with pytest.raises(InvalidOption, match="num_reads="):
+        DataWorkers(num_reads=num_reads)
+
+
+def test_data_workers_travel() -> None:
+    workers = DataWorkers(core_share=0.25, num_reads=3)
+    assert pickle.loads(pickle.dumps(workers)) == workers
+
+
+class Queue:
+    """Threads that line up for `cores` in a given order and note when they get in; each stays until let go."""
+
+    def __init__(self, cores: Cores) -> None:
+        self.cores = cores
+        self.entered: list[int] = []
+        self.refused: list[int] = []
+        self.leave = [threading.Event() for _ in range(8)]
+        self.threads: list[threading.Thread] = []
+
+    def add(self, number: int, rounds: int = 1) -> None:
+        lined_up = threading.Event()
+
+        def visit() -> None:
+            self.cores.line_up()
+            lined_up.set()
+            for _ in range(rounds):
+                try:
+                    with self.cores:
+                        self.entered.append(number)
+                        self.leave[number].wait(120)
+                except Cancelled:
+                    self.refused.append(number)
+
+        self.threads.append(threading.Thread(target=visit))
+        self.threads[-1].start()
+        assert lined_up.wait(60)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, (self.entered, self.refused)
+            time.sleep(0.001)
+
+    def join(self) -> None:
+        for event in self.leave:
+            event.set()
+        for thread in self.threads:
+            thread.join(60)
+
+
+def num_waiting(queue: Queue) -> int:
+    return len(queue.cores._waiting)
+
+
+def test_no_more_than_so_many_at_once_and_the_first_in_line_comes_next() -> None:
+    queue = Queue(Cores(2))
+    for number in range(6):
+        queue.add(number)
+        queue.until(lambda wanted=number + 1: len(queue.entered) + num_waiting(queue) == wanted)
+    assert queue.entered == [0, 1]
+    for number in range(4):
+        queue.leave[number].set()
+        queue.until(lambda wanted=number + 3: len(queue.entered) == wanted)
+    assert queue.entered == [0, 1, 2, 3, 4, 5]
+    queue.join()
+
+
+def test_whoever_comes_back_for_the_same_task_goes_before_later_ones() -> None:
+    """A block that was made is written before another one is decoded."""
+    queue = Queue(Cores(1))
+    queue.add(0, rounds=2)
+    queue.until(lambda: queue.entered == [0])
+    queue.add(1, rounds=2)
+    queue.until(lambda: num_waiting(queue) == 1)
+    queue.add(2)
+    queue.until(lambda: num_waiting(queue) == 2)
+    queue.leave[0].set()
+    queue.until(lambda: len(queue.entered) == 3)
+    assert sorted(queue.entered) == [0, 0, 1], "2 came last and waits, whenever 0 got in again"
+    queue.join()
+    assert queue.entered[-1] == 2
+
+
+def test_more_are_let_in_after_it_was_made_larger() -> None:
+    queue = Queue(Cores(1))
+    for number in range(3):
+        queue.add(number)
+    queue.until(lambda: len(queue.entered) + num_waiting(queue) == 3)
+    assert len(queue.entered) == 1
+    queue.cores.resize(3)
+    queue.until(lambda: len(queue.entered) == 3)
+    queue.join()
+
+
+def test_closed_lets_nobody_wait() -> None:
+    queue = Queue(Cores(1))
+    for number in range(3):
+        queue.add(number)
+    queue.until(lambda: num_waiting(queue) == 2)
+    queue.cores.close()
+    queue.until(lambda: len(queue.refused) == 2)
+    with pytest.raises(Cancelled), queue.cores:
+        pass
+    queue.join()
+    assert len(queue.entered) == 1
+
+
+def test_an_error_inside_gives_the_core_back() -> None:
+    cores = Cores(1)
+    with pytest.raises(ValueError, match="boom"), cores:
+        raise ValueError("boom")
+    with cores:
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to the process")
+def test_only_the_thread_itself_becomes_nicer_and_never_less_nice() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    seen: list[int] = []
+
+    def look() -> None:
+        keep_off_trainer()
+        seen.append(os.getpriority(os.PRIO_PROCESS, 0))
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+        keep_off_trainer()
+        seen.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join(60)
+    assert seen == [max(NICENESS, before), 19]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_a_system_that_forbids_it_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", forbid)
+    keep_off_trainer()
+
+
+def test_cores_are_those_it_may_run_on(tmp_path: Path) -> None:
+    assert usable_cores(str(tmp_path)) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "50000 100000", "proc/self/cgroup": "0::/"}, 0.5),
+        ({"sys/fs/cgroup/cpu.max": "max 100000", "proc/self/cgroup": "0::/"}, None),
+        ({"sys/fs/cgroup/a/cpu.max": "25000 100000", "proc/self/cgroup": "0::/a/b"}, 0.25),
+        ({"sys/fs/cgroup/other/cpu.max": "25000 100000", "proc/self/cgroup": "0::/a/b"}, None),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "75000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 0.75),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"sys/fs/cgroup/cpu.max": "of no sense", "proc/self/cgroup": "0::/"}, None),
+        ({"sys/fs/cgroup/cpu.max": "100000 0", "proc/self/cgroup": "0::/"}, None),
+    ],
+)
+def test_quota_of_a_container_counts(tmp_path: Path, files: dict[str, str], expected: float | None) -> None:
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content + "\n")
+    assert usable_cores(str(tmp_path)) == (len(os.sched_getaffinity(0)) if expected is None else expected)

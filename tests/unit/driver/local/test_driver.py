@@ -1,0 +1,264 @@
+"""The local driver: the laws of all drivers with processes, and what is its own: training in this process."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.driver.driver import Driver, run
+from forebay.driver.local.driver import LocalDriver
+from forebay.errors import BadJob, CursorMismatch, InvalidOption, RunFailed
+from forebay.events import EpochEnded, Event, Failed, Reported, Started
+from forebay.job.job import Job, Resources
+from forebay.plan.plan import build_plan
+from forebay.runs.control import Control
+from forebay.runs.result import Result, load_result, save_result
+from forebay.testing.drivers.bench import DriverBench
+from forebay.testing.drivers.fixed_suite import assert_same_model
+from forebay.testing.drivers.suite import DriverSuite
+from forebay.train.worker import TrainFunction, Worker
+
+
+class TestLocalProcesses(DriverSuite):
+    driver_path = "forebay.driver.local.driver:LocalDriver"
+
+    def make_driver(self) -> Driver:
+        return LocalDriver()
+
+    def leftovers(self) -> list[str]:
+        command = ["ps", "-eo", "ppid,args"]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return [
+            line for line in listing if "forebay.driver.local.child" in line and line.split()[0] == str(os.getpid())
+        ]
+
+    def lose_memory(self, run: str) -> int:
+        return 0  # it keeps commits on disk
+
+    # Every change starts processes anew, which takes a minute in all; test_local_elastic.py has one of each,
+    # and one killed worker is among the tests of all drivers that are always run.
+    @pytest.mark.soak
+    def test_grows_and_shrinks_as_asked(self, bench: DriverBench) -> None:
+        super().test_grows_and_shrinks_as_asked(bench)
+
+    @pytest.mark.soak
+    def test_changes_of_mind_come_to_the_last_one(self, bench: DriverBench) -> None:
+        super().test_changes_of_mind_come_to_the_last_one(bench)
+
+    @pytest.mark.soak
+    def test_killed_workers_are_replaced_one_or_all(self, bench: DriverBench) -> None:
+        super().test_killed_workers_are_replaced_one_or_all(bench)
+
+    def test_rank_that_returns_early_is_the_one_to_blame(self, bench: DriverBench) -> None:
+        def train(worker: Worker) -> None:
+            for _ in worker.loader():
+                worker.commit()
+                if worker.world.rank == 1:
+                    return
+
+        with pytest.raises(BadJob, match=r"returned in epoch 1 of 2, after step 1\."):
+            self.run(bench, "uneven", train=train, commit_every=1)
+
+    def test_one_worker_here_comes_to_the_same_rows(self, bench: DriverBench, calm: Result) -> None:
+        self.run(bench, "alone", workers=1)
+        together, alone = bench.rows("calm"), bench.rows("alone")
+        for step in range(16):
+            parts = together[f"{step:05}-0"] + together[f"{step:05}-1"]
+            assert sorted(parts) == sorted(alone[f"{step:05}-0"])
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> DriverBench:
+    return DriverBench(tmp_path)
+
+
+def test_one_worker_trains_in_this_thread(bench: DriverBench) -> None:
+    places: list[tuple[int, str]] = []
+    heard: list[Event] = []
+
+    def train(worker: Worker) -> None:
+        places.append((os.getpid(), threading.current_thread().name))
+        bench.job("one").train(worker)
+
+    result = run(replace(bench.job("one"), train=train), "local", [lambda event, control: heard.append(event)])
+    assert places == [(os.getpid(), "MainThread")]
+    assert isinstance(heard[0], Started)
+    assert [event.epoch for event in heard if isinstance(event, EpochEnded)] == [0, 1]
+    assert result.is_finished
+
+
+def test_random_state_around_a_run_is_untouched(bench: DriverBench) -> None:
+    before = random_state()
+    run(bench.job("one", epochs=1), "local")
+    assert random_state() == before
+
+
+def random_state() -> list[object]:
+    numpy_state = np.random.get_state(legacy=False)
+    assert isinstance(numpy_state, dict)
+    return [torch.get_rng_state().tolist(), numpy_state["state"]["key"].tolist(), random.getstate()]
+
+
+def test_exception_is_told_and_keeps_its_frames(bench: DriverBench) -> None:
+    heard: list[Event] = []
+    with pytest.raises(RunFailed, match="ValueError: boom in the train function on rank 0") as failure:
+        run(bench.job("one", at_step=5, event="raise"), "local", [lambda event, control: heard.append(event)])
+    cause = failure.value.__cause__
+    assert isinstance(cause, ValueError)
+    assert cause.__traceback__ is not None, "a debugger could not go to the train function"
+    assert isinstance(heard[-1], Failed)
+
+
+def test_stop_and_go_on_in_this_process(bench: DriverBench) -> None:
+    def stop_soon(event: Event, control: Control) -> None:
+        if isinstance(event, Reported):
+            control.stop("enough for today")
+
+    first = run(bench.job("stopped"), "local", [stop_soon])
+    assert (first.stopped, first.is_finished) == ("enough for today", False)
+    second = run(bench.job("stopped"), "local")
+    assert bench.rows("stopped") == {**bench.rows("stopped"), **bench.rows("calm")}
+    assert_same_model(second, run(bench.job("calm"), "local"))
+    assert bench.rows("stopped") == bench.rows("calm")
+
+
+def test_finished_run_can_be_given_more_epochs(bench: DriverBench) -> None:
+    run(bench.job("done", epochs=1), "local")
+    longer = run(bench.job("done", epochs=2), "local")
+    assert [epoch.epoch for epoch in longer.epochs] == [0, 1]
+    assert_same_model(longer, run(bench.job("calm", epochs=2), "local"))
+    assert run(bench.job("done", epochs=1), "local") == longer
+
+
+def test_name_of_another_plan_is_refused(bench: DriverBench) -> None:
+    job = bench.job("mine", epochs=1)
+    run(job, "local")
+    other = replace(job.data, plan=build_plan(job.data.plan.manifest, seed=4, lanes=4))
+    with pytest.raises(CursorMismatch, match="give the run a new name"):
+        run(replace(job, data=other), "local")
+
+
+def test_raising_callback_ends_the_run_and_the_others_are_told(bench: DriverBench) -> None:
+    heard: list[Event] = []
+
+    def meddle(event: Event, control: Control) -> None:
+        if isinstance(event, Reported):
+            raise KeyError("no such metric")
+
+    with pytest.raises(RunFailed, match="callback .*meddle raised KeyError"):
+        run(bench.job("one"), "local", [meddle, lambda event, control: heard.append(event)])
+    assert isinstance(heard[-1], Failed)
+    assert not heard[-1].will_retry
+
+
+def test_names_are_made_from_the_train_function(bench: DriverBench) -> None:
+    job = replace(bench.job("x", epochs=1), name=None)
+    first, second = run(job, "local"), run(job, "local")
+    assert first.name.startswith("recording_train-20")
+    assert first.name != second.name
+
+
+def test_gpu_that_is_not_there_is_refused(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(InvalidOption, match="no GPU"):
+        run(bench.job("one", resources=Resources(gpus=1)), "local")
+
+
+def commit_once(worker: Worker) -> None:
+    for _ in worker.loader():
+        worker.commit()
+        break
+
+
+@pytest.mark.parametrize("train", [commit_once, lambda worker: None])
+def test_train_function_that_returns_early_has_not_finished(bench: DriverBench, train: TrainFunction) -> None:
+    with pytest.raises(BadJob, match=r"returned in epoch 1 of 2, after step [01]\. Iterate worker.loader\(\)"):
+        run(bench.job("early", train=train), "local")
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_exit_of_the_train_function_is_a_failure(bench: DriverBench, code: int) -> None:
+    def train(worker: Worker) -> None:
+        sys.exit(code)
+
+    with pytest.raises(RunFailed, match=f"the train function raised SystemExit: {code} on rank 0"):
+        run(bench.job("exit", train=train), "local")
+
+
+def test_epochs_that_no_driver_heard_of_are_made_up_for(bench: DriverBench) -> None:
+    """Workers of a driver that was killed commit on for a while; its result knows nothing of that."""
+    whole = run(bench.job("a", epochs=4), "local")
+    save_result(replace(whole, epochs=whole.epochs[:1], steps=()))
+    heard: list[Event] = []
+    again = run(bench.job("a", epochs=4), "local", [lambda event, control: heard.append(event)])
+    assert again.is_finished
+    assert [epoch.metrics for epoch in again.epochs] == [epoch.metrics for epoch in whole.epochs]
+    assert [event.epoch for event in heard if isinstance(event, EpochEnded)] == [1, 2, 3], "no news was told"
+    assert load_result(again.path) == again
+
+
+def test_hole_in_an_old_result_does_not_make_it_endless(bench: DriverBench) -> None:
+    whole = run(bench.job("a"), "local")
+    save_result(replace(whole, epochs=whole.epochs[1:]))
+
+    def train(worker: Worker) -> None:
+        raise AssertionError("trained again")
+
+    assert run(bench.job("a", train=train), "local").is_finished
+
+
+def test_run_folder_that_is_a_file_is_refused(bench: DriverBench, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "taken").write_text("")
+    with pytest.raises(InvalidOption, match=r"'taken' names .*taken, which is a file"):
+        run(bench.job("taken"), "local")
+
+
+def test_lock_around_the_train_function_is_named(bench: DriverBench) -> None:
+    lock = threading.Lock()
+
+    def train(worker: Worker) -> None:
+        with lock:
+            commit_once(worker)
+
+    with pytest.raises(BadJob, match=r"train function train .*variable 'lock'"):
+        run(bench.job("locked", train=train, workers=2), "local")
+
+
+def test_unknown_driver_and_a_driver_of_ones_own(bench: DriverBench) -> None:
+    with pytest.raises(InvalidOption, match="driver='slurm' is unknown. Choose one of 'local', 'ray'"):
+        run(bench.job("one"), "slurm")
+
+    class Pretend:
+        def run(self, job: Job, callbacks: object = ()) -> Result:
+            return Result(name="pretended", path="", plan_id="", num_epochs=job.epochs)
+
+    assert run(bench.job("one"), Pretend()).name == "pretended"
+
+
+def test_orphaned_worker_ends_itself() -> None:
+    """A driver that is killed cannot end its workers: they notice that nobody listens."""
+    code = (
+        "import os\n"
+        "from forebay.driver.local.processes import WorkerProcess\n"
+        "worker = WorkerProcess(0)\n"
+        "print(worker._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    driver = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    pid = int(driver.stdout)
+    for _ in range(300):
+        status = Path(f"/proc/{pid}/status")
+        if not status.exists() or "zombie" in status.read_text():
+            return
+        threading.Event().wait(0.1)
+    pytest.fail("the worker of a dead driver is still there")

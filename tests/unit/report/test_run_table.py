@@ -1,0 +1,154 @@
+"""The table and the plots of a run: complete, and right where numbers are odd."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+from rich.table import Table
+
+from forebay.events import EpochEnded, Reported
+from forebay.report.run_plots import PARTS, learning_figure, time_figure, write_plots
+from forebay.report.run_table import epoch_table, metric_names, show_report, stage_table
+from forebay.runs.result import Result
+
+COLD = {"hits": 0, "stores": 120, "stored_bytes": 555 << 20, "parquet_opens": 120}
+WARM = {"hits": 120, "hit_bytes": 555 << 20}
+STAGES_S = {"remote_read_s": 2.1, "decode_s": 11.83, "transform_s": 4.2, "write_s": 3.05}
+STAGES_S |= {"map_s": 0.3, "gather_s": 2.2, "copy_s": 0.042, "wait_s": 8.0}
+
+
+def result(folder: Path, *, epochs: int = 2, **options: object) -> Result:
+    steps = [Reported(step=s, epoch=0, position=0, metrics={"loss": 1 / s}, rows=s) for s in range(1, 200)]
+    ended = [
+        EpochEnded(
+            epoch=number,
+            step=100 * (number + 1),
+            metrics={"auc": 0.7 + 0.01 * number, "loss": 0.5},
+            rows=2_000_000,
+            seconds=20.0,
+            wait_s=4.0,
+            eval_s=1.0,
+            commit_s=0.5,
+            tally=WARM if number else COLD,
+        )
+        for number in range(epochs)
+    ]
+    facts = {"name": "ctr", "path": str(folder), "plan_id": "p", "num_epochs": epochs, "steps": tuple(steps)}
+    return Result(**(facts | {"epochs": tuple(ended)} | options))  # type: ignore[arg-type]
+
+
+def with_stages(folder: Path, **more_s: float) -> Result:
+    """A cold epoch whose stages were timed, and a warm one."""
+    run = result(folder)
+    cold, warm = run.epochs
+    warm_s = {"map_s": 1.2, "gather_s": 2.2, "wait_s": 0.04}
+    return replace(run, epochs=(replace(cold, tally=STAGES_S | more_s), replace(warm, tally=warm_s)))
+
+
+def printed(run: Result, width: int = 80, table: Callable[[Result], Table] = epoch_table) -> list[str]:
+    screen = io.StringIO()
+    Console(file=screen, width=width).print(table(run))
+    return screen.getvalue().splitlines()
+
+
+def test_table_fits_80_columns_and_tells_what_the_cache_did(tmp_path: Path) -> None:
+    title, _, head, _, cold, warm, *_ = printed(result(tmp_path))
+    assert title.strip() == "ctr"
+    assert head.split() == ["epoch", "loss", "auc", "rows/s", "time", "wait", "hits", "cached", "stored", "opens"]
+    assert " ".join(cold.split()) == "1 0.5000 0.7000 100k 0:20 20 % 0/120 0 555 MiB 120"
+    assert " ".join(warm.split()) == "2 0.5000 0.7100 100k 0:20 20 % 120/120 555 MiB 0 0"
+
+
+def test_table_shows_what_did_not_fit_in_the_cache(tmp_path: Path) -> None:
+    run = result(tmp_path, epochs=1)
+    tally = COLD | {"bypasses": 5, "bypass_bytes": 3 << 20}
+    epoch = EpochEnded(
+        epoch=0, step=1, metrics={}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0, tally=tally
+    )
+    lines = printed(Result(name="ctr", path=run.path, plan_id="p", num_epochs=1, epochs=(epoch,)), width=100)
+    assert lines[2].split()[-1] == "uncached"
+    assert lines[4].split()[-2:] == ["3.00", "MiB"]
+
+
+def test_stages_of_every_epoch_fit_80_columns(tmp_path: Path) -> None:
+    title, _, head, _, cold, warm, _, *caption = printed(with_stages(tmp_path), table=stage_table)
+    assert title.strip() == "seconds by stage, summed over workers"
+    assert head.split() == ["epoch", "read", "decode", "transform", "write", "map", "gather", "copy", "wait"]
+    assert cold.split() == ["1", "2.10", "11.8", "4.20", "3.05", "0.30", "2.20", "0.04", "8.00"]
+    assert warm.split() == ["2", "0", "0", "0", "0", "1.20", "2.20", "0", "0.04"]
+    said = " ".join(" ".join(caption).split())
+    assert "beside training" in said and "copy, wait: training stood still" in said
+
+
+def test_peers_have_a_column_where_they_were_asked(tmp_path: Path) -> None:
+    lines = printed(with_stages(tmp_path, peer_s=0.5), width=90, table=stage_table)
+    assert lines[2].split()[:4] == ["epoch", "read", "peers", "decode"]
+    assert lines[4].split()[2] == "0.50" and lines[5].split()[2] == "0"
+
+
+def test_report_shows_stages_only_where_they_were_timed(tmp_path: Path) -> None:
+    for run, shown in ((with_stages(tmp_path), True), (result(tmp_path), False)):
+        screen = io.StringIO()
+        show_report(run, Console(file=screen, width=100))
+        assert ("by stage" in screen.getvalue()) == shown
+
+
+def test_result_file_carries_the_stages(tmp_path: Path) -> None:
+    facts = json.loads(with_stages(tmp_path).to_json())
+    assert facts["epochs"][0]["tally"] == STAGES_S
+
+
+def test_reason_to_stop_is_in_the_title(tmp_path: Path) -> None:
+    assert "stopped: enough" in printed(result(tmp_path, stopped="enough"))[0]
+
+
+def test_loss_comes_first_among_metrics(tmp_path: Path) -> None:
+    assert metric_names(result(tmp_path)) == ["loss", "auc"]
+
+
+def test_plots_lie_beside_the_result(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    show_report(result(tmp_path), Console(file=screen, width=200))
+    for name in ("loss_and_auc.png", "time_per_epoch.png"):
+        assert f"{tmp_path}/{name}" in screen.getvalue()
+        height, width, _ = imread(tmp_path / name).shape
+        assert width > 1000 and height > 300
+
+
+def test_bars_add_up_to_the_epoch(tmp_path: Path) -> None:
+    (axes,) = time_figure(result(tmp_path)).axes
+    ends = [max(part.get_x() + part.get_width() for part in parts) for parts in zip(*axes.containers, strict=True)]
+    assert ends == [20.0, 20.0]
+    assert len(axes.containers) == len(PARTS)
+
+
+def test_stages_are_bars_of_their_own(tmp_path: Path) -> None:
+    _, axes = time_figure(with_stages(tmp_path)).axes
+    ends = [max(part.get_x() + part.get_width() for part in parts) for parts in zip(*axes.containers, strict=True)]
+    assert ends == pytest.approx([2.1 + 11.83 + 4.2 + 3.05 + 0.3 + 2.2, 3.4])
+    assert [bars.get_label() for bars in axes.containers] == ["read", "decode", "transform", "write", "map", "gather"]
+
+
+def test_both_curves_are_drawn(tmp_path: Path) -> None:
+    loss, others = learning_figure(result(tmp_path)).axes
+    raw, smooth = loss.get_lines()[:2]
+    assert len(raw.get_xdata()) == len(smooth.get_xdata()) == 199
+    assert list(others.get_lines()[0].get_ydata()) == [0.7, 0.71]
+    assert others.get_ylabel() == "auc"
+
+
+def test_diverged_and_empty_runs_can_be_drawn(tmp_path: Path) -> None:
+    steps = tuple(
+        Reported(step=s, epoch=0, position=0, metrics={"loss": value}, rows=s)
+        for s, value in enumerate([math.nan, math.inf, 2.0])
+    )
+    write_plots(result(tmp_path, steps=steps))
+    write_plots(Result(name="none", path=str(tmp_path), plan_id="p", num_epochs=1))

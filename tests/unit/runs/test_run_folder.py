@@ -1,0 +1,113 @@
+"""A run has its folder to itself, as long as its process lives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forebay.driver.driver import run
+from forebay.errors import CursorMismatch, InvalidOption
+from forebay.plan.plan import build_plan
+from forebay.runs import run_folder as claiming
+from forebay.runs.run import Run
+from forebay.runs.run_folder import claim, claim_new
+from forebay.testing.drivers.bench import DriverBench
+from forebay.train.worker import Worker
+
+HOLD = """
+import sys
+from forebay.runs.run_folder import claim
+held = claim(sys.argv[1], "a")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claiming, "WAIT_S", 0.05)
+
+
+def test_second_claim_is_refused_until_the_first_is_let_go(tmp_path: Path) -> None:
+    first = claim(str(tmp_path), "a")
+    with pytest.raises(InvalidOption, match=r"a run named 'a' is under way in .*Wait for its end, or give"):
+        claim(str(tmp_path), "a")
+    claim(str(tmp_path), "b").release()
+    first.release()
+    second = claim(str(tmp_path), "a")
+    first.release()
+    with pytest.raises(InvalidOption, match="under way"):
+        claim(str(tmp_path), "a")
+    second.release()
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_claim_dies_with_its_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(InvalidOption, match="under way"):
+            claim(str(tmp_path), "a")
+        other.kill()
+    claim(str(tmp_path), "a").release()
+
+
+def test_names_made_at_one_time_differ(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        claims = list(pool.map(lambda _: claim_new(str(tmp_path), "train-20260101"), range(24)))
+    assert len({each.name for each in claims}) == 24
+    assert {"train-20260101", "train-20260101-24"} <= {each.name for each in claims}
+    for each in claims:
+        each.release()
+
+
+def test_storage_without_locks() -> None:
+    assert claim("memory://claims", "a") == claim("memory://claims", "a")
+    assert claim_new("memory://claims", "b").path == "memory://claims/b"
+
+
+def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(InvalidOption, match="'a' names .* is a file"):
+        claim(str(tmp_path), "a")
+    (tmp_path / "b" / ".running").mkdir(parents=True)
+    with pytest.raises(InvalidOption, match="folder .*b of run 'b' cannot be written"):
+        claim(str(tmp_path), "b")
+
+
+def test_run_of_a_name_that_is_under_way_is_refused(tmp_path: Path) -> None:
+    bench = DriverBench(tmp_path)
+    refused: list[InvalidOption] = []
+
+    def train(worker: Worker) -> None:
+        with pytest.raises(InvalidOption, match="'cc' is under way") as refusal:
+            run(bench.job("cc"), "local")
+        refused.append(refusal.value)
+        bench.job("cc").train(worker)
+
+    assert run(bench.job("cc", train=train), "local").is_finished
+    assert len(refused) == 1
+    assert run(bench.job("cc"), "local").is_finished
+    assert not list((tmp_path / "runs").rglob(".running"))
+
+
+def test_two_nameless_runs_before_either_saves(tmp_path: Path) -> None:
+    nameless = replace(DriverBench(tmp_path).job("x"), name=None)
+    with Run(nameless) as first, Run(nameless) as second:
+        assert first.path != second.path
+
+
+def test_run_that_cannot_begin_lets_go(tmp_path: Path) -> None:
+    job = DriverBench(tmp_path).job("a", epochs=1)
+    run(job, "local")
+    other = replace(job, data=replace(job.data, plan=build_plan(job.data.plan.manifest, seed=4, lanes=4)))
+    for _ in range(2):
+        with pytest.raises(CursorMismatch):
+            run(other, "local")
+    assert run(job, "local").is_finished

@@ -1,0 +1,91 @@
+"""A launch reaches another process whole, though that process knows nothing of the user's files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+
+from forebay.checkpoint.config import Safekeeping
+from forebay.errors import BadJob, InvalidOption
+from forebay.job.job import Job, Resources
+from forebay.runs.worker_spec import Launch, device_of, pack, unpack
+from forebay.testing.drivers.bench import DriverBench
+
+MODULE = """
+RATE = 0.5
+def scaled(x):
+    return x * RATE
+def train(worker):
+    return scaled(worker)
+"""
+
+
+def launch_of(job: Job) -> Launch:
+    return Launch(
+        name="a",
+        train=job.train,
+        assignment=job.assignment,
+        resources=job.resources,
+        cache=job.cache,
+        safekeeping=Safekeeping(uri="/runs/a/commits"),
+    )
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    job = DriverBench(tmp_path).job("a")
+    launch = unpack(pack(launch_of(job)))
+    assert launch.assignment.data.plan.id == job.data.plan.id
+    assert launch.assignment.data.transform.fingerprint == job.data.transform.fingerprint
+    assert launch.resources == job.resources
+
+
+def test_code_of_the_users_files_travels_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "somewhere").mkdir()
+    (tmp_path / "somewhere" / "my_training.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path / "somewhere")
+    import my_training  # type: ignore[import-not-found]
+
+    try:
+        payload = tmp_path / "payload"
+        payload.write_bytes(pack(launch_of(replace(DriverBench(tmp_path).job("a"), train=my_training.train))))
+        code = (
+            f"from forebay.runs.worker_spec import unpack; from pathlib import Path; "
+            f"print(unpack(Path({str(payload)!r}).read_bytes()).train(8)); "
+            "import sys, forebay.driver.local.driver; assert 'ray' not in sys.modules"
+        )
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert answer.stdout.strip() == "4.0", answer.stderr
+        assert not cloudpickle.list_registry_pickle_by_value()
+    finally:
+        del sys.modules["my_training"]
+
+
+def test_without_a_gpu_none_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_of(Resources(), local_rank=3) == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device_of(Resources(gpus=1), local_rank=3) == torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(InvalidOption, match="PyTorch sees no GPU"):
+        device_of(Resources(gpus=1), local_rank=0)
+
+
+def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
+    job, lock = DriverBench(tmp_path).job("a"), threading.Lock()
+
+    def train(worker: object, guard: object = None) -> None:
+        with lock:
+            print(worker, guard)
+
+    reason = r"\(TypeError: cannot pickle '_thread.lock'"
+    with pytest.raises(BadJob, match=rf"train function train .*variable 'lock' {reason}.* within train, or use"):
+        pack(launch_of(replace(job, train=train)))
+    with pytest.raises(BadJob, match=rf"train function print .*: argument 'guard' {reason}"):
+        pack(launch_of(replace(job, train=partial(print, guard=lock))))

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.sweep.deadline.allocation import Claim, allot
+
+POLICIES = ("top", "uniform", "softmax")
+promises = st.one_of(st.floats(-1e6, 1e6), st.just(float("-inf")))
+
+
+@st.composite
+def claims(draw: st.DrawFn) -> list[Claim]:
+    found = []
+    for number in range(draw(st.integers(0, 8))):
+        low = draw(st.integers(1, 4))
+        high = low + draw(st.integers(0, 6))
+        found.append(Claim(trial_id=str(number), min_workers=low, max_workers=high, promise=draw(promises)))
+    return found
+
+
+@given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
+def test_never_more_than_there_are_and_each_within_its_bounds(found, atoms, policy):
+    shares = allot(found, atoms, policy)
+    assert list(shares) == [claim.trial_id for claim in found]
+    assert sum(shares.values()) <= atoms
+    for claim in found:
+        assert shares[claim.trial_id] == 0 or claim.min_workers <= shares[claim.trial_id] <= claim.max_workers
+
+
+@given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
+def test_everybody_gets_the_minimum_as_long_as_atoms_allow(found, atoms, policy):
+    shares, needed = allot(found, atoms, policy), 0
+    for claim in found:
+        needed += claim.min_workers
+        assert (shares[claim.trial_id] > 0) == (needed <= atoms)
+
+
+@given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
+def test_nothing_is_left_over_while_somebody_could_take_it(found, atoms, policy):
+    shares = allot(found, atoms, policy)
+    if all(shares.values()):
+        assert sum(shares.values()) == min(atoms, sum(claim.max_workers for claim in found))
+
+
+@given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
+def test_one_more_atom_takes_none_from_anybody(found, atoms, policy):
+    before, after = allot(found, atoms, policy), allot(found, atoms + 1, policy)
+    if all(before.values()):
+        assert all(after[trial_id] >= before[trial_id] for trial_id in before)
+
+
+@given(claims(), st.integers(0, 40), st.sampled_from(["top", "softmax"]))
+def test_a_better_promise_never_gets_less_with_the_same_bounds(found, atoms, policy):
+    alike = [Claim(trial_id=claim.trial_id, max_workers=9, promise=claim.promise) for claim in found]
+    shares = allot(alike, atoms, policy)
+    if all(shares.values()):
+        for better in alike:
+            # One atom may be the last of those that are dealt.
+            assert all(
+                shares[better.trial_id] >= shares[worse.trial_id] - (policy == "softmax")
+                for worse in alike
+                if worse.promise < better.promise
+            )
+
+
+THREE = [Claim(trial_id=name, max_workers=8, promise=promise) for name, promise in [("a", 0.1), ("b", 0.9), ("c", 0.5)]]
+
+
+@pytest.mark.parametrize(
+    ("policy", "shares"),
+    [("top", {"a": 1, "b": 8, "c": 1}), ("uniform", {"a": 4, "b": 3, "c": 3}), ("softmax", {"a": 1, "b": 7, "c": 2})],
+)
+def test_policies(policy, shares):
+    assert allot(THREE, 10, policy) == shares
+
+
+def test_top_fills_the_next_one_after_the_best():
+    assert allot(THREE, 14, "top") == {"a": 1, "b": 8, "c": 5}

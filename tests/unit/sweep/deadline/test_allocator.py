@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.sweep.deadline.allocator import Allotting, moves
+from forebay.sweep.deadline.trial_workers import Held
+
+ATOMS = 8
+
+
+def run(target: int, world: int | None = None, low: int = 1, high: int = ATOMS) -> Held:
+    return Held(target=target, world_size=target if world is None else world, min_workers=low, max_workers=high)
+
+
+class Runs:
+    """Runs whose workers come and go when the test says so."""
+
+    def __init__(self, **held: Held) -> None:
+        self.there: dict[str, Held] = dict(held)
+        self.asked: list[tuple[str, int]] = []
+        self.ended: list[str] = []
+
+    def held(self) -> Mapping[str, Held]:
+        return dict(self.there)
+
+    def ask(self, trial_id: str, workers: int) -> None:
+        self.asked.append((trial_id, workers))
+        was = self.there[trial_id]
+        self.there[trial_id] = run(workers, was.world_size, was.min_workers, was.max_workers)
+
+    def end(self, trial_id: str, reason: str) -> None:
+        self.ended.append(trial_id)
+
+    def settle(self, trial_id: str) -> None:
+        self.there[trial_id] = run(self.there[trial_id].target)
+
+    @property
+    def occupied(self) -> int:
+        return sum(each.occupied for each in self.there.values())
+
+
+def test_a_worker_is_given_on_only_once_it_is_free():
+    runs = Runs(a=run(4), b=run(4))
+    shares = {"a": 7, "b": 1}
+    shrink, grow = moves(shares, runs.held(), ATOMS)
+    assert (shrink, grow) == ({"b": 1}, {})
+    runs.ask("b", 1)
+    assert moves(shares, runs.held(), ATOMS) == ({}, {})
+    runs.settle("b")
+    assert moves(shares, runs.held(), ATOMS) == ({}, {"a": 7})
+
+
+def test_it_grows_by_what_there_is_when_nothing_more_will_come():
+    assert moves({"a": 8}, {"a": run(2)}, 6) == ({}, {"a": 6})
+
+
+def test_a_run_that_is_ending_still_has_its_workers():
+    held = {"a": run(1), "gone": run(7)}
+    assert moves({"a": 8}, held, ATOMS) == ({}, {})
+    assert moves({"a": 8}, {"a": run(1)}, ATOMS) == ({}, {"a": 8})
+
+
+def test_what_is_reserved_for_a_run_that_begins_is_left_free():
+    assert moves({"a": 8, "new": 1}, {"a": run(1)}, ATOMS, reserved=1) == ({}, {"a": 7})
+
+
+def test_a_run_that_is_shrinking_is_not_asked_to_grow():
+    assert moves({"a": 4}, {"a": run(2, world=4)}, ATOMS) == ({}, {})
+
+
+runs_of_trials = st.dictionaries(st.sampled_from("abcde"), st.builds(run, st.integers(1, 4), st.integers(0, 4)))
+
+
+@given(
+    runs_of_trials, st.dictionaries(st.sampled_from("abcde"), st.integers(0, 8)), st.integers(1, 16), st.integers(0, 3)
+)
+def test_moves_never_ask_for_more_than_there_is(held, shares, atoms, reserved):
+    shrink, grow = moves(shares, held, atoms, reserved)
+    occupied = sum(each.occupied for each in held.values())
+    gained = sum(workers - held[trial_id].target for trial_id, workers in grow.items())
+    assert not grow or occupied + reserved + gained <= atoms
+    assert all(workers < held[trial_id].target for trial_id, workers in shrink.items())
+    assert all(held[trial_id].target < workers <= shares[trial_id] for trial_id, workers in grow.items())
+
+
+def test_without_shares_all_trials_have_an_even_part():
+    runs = Runs(a=run(1), b=run(1))
+    allotting = Allotting(runs, lambda: ATOMS, scheduler=object())
+    allotting.turn(["a", "b"])
+    assert runs.asked == [("a", 4), ("b", 4)]
+
+
+def test_a_trial_that_begins_gets_room_from_the_others():
+    runs = Runs(a=run(4), b=run(4))
+    allotting = Allotting(runs, lambda: ATOMS)
+    allotting.turn(["a", "b", "new"])
+    assert runs.asked == [("a", 3), ("b", 3)]
+    for name in "ab":
+        runs.settle(name)
+    assert runs.occupied < ATOMS
+
+
+def test_bounds_of_a_run_hold():
+    runs = Runs(a=run(1, high=2), b=run(3, low=3))
+    Allotting(runs, lambda: ATOMS).turn(["a", "b"])
+    assert dict(runs.asked) == {"a": 2, "b": 6}
+
+
+class Steering:
+    """A scheduler that knows what it wants."""
+
+    def __init__(self, shares: Mapping[str, int], ending: Mapping[str, str]) -> None:
+        self._shares, self._ending = shares, ending
+        self.noted: list[tuple[Mapping[str, Held], int]] = []
+
+    def note_held(self, held: Mapping[str, Held], atoms: int) -> None:
+        self.noted.append((held, atoms))
+
+    def shares(self) -> Mapping[str, int]:
+        return self._shares
+
+    def ending(self) -> Mapping[str, str]:
+        return self._ending
+
+
+def test_it_follows_a_scheduler_with_shares_and_ends_whom_that_gives_up():
+    runs = Runs(a=run(2), b=run(2))
+    scheduler = Steering({"a": 8}, {"b": "too slow"})
+    Allotting(runs, lambda: ATOMS, scheduler).turn(["a", "b"])
+    assert scheduler.noted == [({"a": run(2), "b": run(2)}, ATOMS)]
+    assert runs.ended == ["b"]
+    assert runs.asked == []
+    del runs.there["b"]
+    Allotting(runs, lambda: ATOMS, scheduler).turn(["a"])
+    assert runs.asked == [("a", 8)]

@@ -1,0 +1,87 @@
+"""A coordinator that does not answer holds up nobody, and keeps what it was given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from forebay.runs.status import RunStatus
+from forebay.sweep.deadline import trial_workers
+from forebay.sweep.deadline.trial_workers import ANSWER_S, SILENT_S, RayTrialWorkers
+
+
+class Runs:
+    """Coordinators by name; those that are `silent` do not answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.silent: set[str] = set()
+        self.waits: list[float] = []
+        self._there = {
+            name: RunStatus(
+                name=name,
+                driver="ray",
+                target=1,
+                world_size=1,
+                min_workers=1,
+                max_workers=8,
+                epochs=3,
+                started_at=0.0,
+                node="here",
+                path=name,
+            )
+            for name in names
+        }
+        for name in ("names", "runs", "steer"):
+            monkeypatch.setattr(trial_workers, name, getattr(self, name))
+
+    def names(self, prefix: str) -> list[str]:
+        return [name for name in self._there if name.startswith(prefix)]
+
+    def runs(self, prefix: str, wait_s: float) -> list[RunStatus]:
+        self.waits.append(wait_s)
+        return [self._there[name] for name in self.names(prefix) if name not in self.silent]
+
+    def steer(self, name: str, workers: int) -> None:
+        self.change(name, target=workers)
+
+    def change(self, name: str, **facts: int) -> None:
+        self._there[name] = replace(self._there[name], **facts)
+
+
+def test_silence_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, workers = Runs(monkeypatch, "ctr.a", "ctr.b"), RayTrialWorkers("ctr")
+    workers.held()
+    runs.silent = {"ctr.a"}
+    assert set(workers.held()) == {"a", "b"}
+    workers.held()
+    runs.silent = set()
+    workers.held()
+    workers.held()
+    assert runs.waits == [ANSWER_S, ANSWER_S, SILENT_S, SILENT_S, ANSWER_S]
+
+
+def test_who_only_looks_on_asks_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, workers = Runs(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
+    assert workers.lately_held() == workers.lately_held() == workers.held()
+    assert len(runs.waits) == 2
+
+
+def test_silent_runs_hold_what_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, workers = Runs(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
+    workers.held()
+    workers.ask("a", 4)
+    runs.silent = {"ctr.a"}
+    assert workers.held()["a"].target == 4
+    # Until it says so itself it may not have let go of any.
+    workers.ask("a", 2)
+    assert workers.held()["a"].target == 4
+    runs.silent = set()
+    assert workers.held()["a"].target == 2
+
+
+def test_what_a_trials_own_callbacks_ask_for_is_the_most_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, workers = Runs(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
+    assert workers.held()["a"].max_workers == 8
+    runs.change("ctr.a", asked=2)
+    assert workers.held()["a"].max_workers == 2

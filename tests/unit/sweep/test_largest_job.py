@@ -1,0 +1,48 @@
+"""The greatest trial of a space, where a first sample is a small one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+
+from forebay.job.elastic import Elastic
+from forebay.job.job import Job, Resources
+from forebay.sweep.largest_job import greatest_job
+from forebay.sweep.sweep import Sweep
+from forebay.testing.drivers.bench import DriverBench
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., Job]:
+    bench = DriverBench(tmp_path)
+
+    def make(workers: int = 1, size: str = "small", lr: float = 0.1, most: int = 0) -> Job:
+        if workers == 13:
+            raise ValueError("bad luck")
+        elastic = Elastic(min_workers=1, max_workers=most) if most else None
+        cpus = {"small": 1.0, "big": 9.0}[size]
+        return bench.job("x", workers=workers, elastic=elastic, resources=Resources(cpus=cpus), seed=int(lr))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("space", "workers", "cpus"),
+    [
+        ({"workers": [1, 4, 2]}, 4, 1.0),
+        ({"workers": (1, 4), "lr": (0.0, 99.0)}, 4, 1.0),
+        ({"workers": tune.randint(1, 3)}, 2, 1.0),
+        ({"workers": tune.choice([2, 4])}, 4, 1.0),
+        ({"workers": {"grid_search": [1, 3]}, "size": ["small", "big"]}, 1, 9.0),
+        ({"workers": [2, 13]}, 2, 1.0),
+        ({"most": [2, 64]}, 1, 1.0),
+    ],
+)
+def test_the_greatest_trial(job: Callable[..., Job], space: dict[str, Any], workers: int, cpus: float) -> None:
+    sweep = Sweep(job, space, "loss", "min")
+    greatest = greatest_job(sweep, sweep.check())
+    assert (greatest.min_workers, greatest.resources.cpus) == (workers, cpus)

@@ -1,0 +1,83 @@
+"""What a trial tells Tune of an epoch, and how it waits for the end of its run; whole trials are run under Ray."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay.errors import Hung
+from forebay.events import EpochEnded, Event, Finished
+from forebay.runs.control import Control
+from forebay.sweep.trial import trainable as trial
+from forebay.sweep.trial.nested_run import NestedRun
+from forebay.sweep.trial.trainable import CHECKPOINT, TrialRun
+from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
+
+
+def trial_of(**task: Any) -> TrialRun:
+    """A trial in no process of its own."""
+    made = TrialRun.__new__(TrialRun)
+    made._task, made._generation, made._trial_info = SimpleNamespace(sweep="ctr", **task), 0, None
+    return made
+
+
+@pytest.mark.parametrize(("mode", "worst"), [("min", math.inf), ("max", -math.inf)])
+def test_a_metric_that_is_no_finite_number_ends_the_trial(mode: str, worst: float) -> None:
+    made = trial_of(metric="auc", mode=mode)
+    for value in (math.nan, math.inf, -math.inf):
+        ended = EpochEnded(epoch=0, step=3, metrics={"auc": value}, rows=1, seconds=1, wait_s=0, eval_s=0, commit_s=0)
+        told = made._told_of(ended, is_over=False, is_finished=False)
+        assert (told["auc"], told["diverged"], told["done"]) == (worst, True, True)
+
+
+def test_a_run_that_hangs_after_its_last_epoch_is_not_waited_for(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def linger(event: Event, control: Control) -> None:
+        if isinstance(event, Finished):
+            over.wait(60.0)
+
+    nested = NestedRun(DriverBench(tmp_path).job("lingers", epochs=1), "local", [linger])
+    assert nested.next_epoch(60.0) is not None
+    with pytest.raises(Hung, match="hang_timeout_s=0.1"):
+        trial_of(hang_timeout_s=0.1)._join(nested)
+    over.set()
+    assert nested.join(60.0)
+
+
+def test_a_checkpoint_that_is_asked_for_twice_is_the_same_though_the_run_has_gone_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "STORED_S", 60.0)
+    bench = DriverBench(tmp_path)
+    nested = NestedRun(bench.job("donor", epochs=3), "local")
+    made = trial_of(metric="loss", mode="min", exchanges=True, hang_timeout_s=60.0)
+    made._nested, made._told, made._held = nested, -1, None
+    monkeypatch.setattr(TrialRun, "_path", property(lambda _: str(tmp_path / "runs" / "donor")))
+
+    def saved() -> int:
+        made.save_checkpoint(str(tmp_path))
+        return int(json.loads((tmp_path / CHECKPOINT).read_text())["step"])
+
+    for epoch in (1, 2):
+        assert made.step()["epoch"] == epoch
+        step = saved()
+        assert epoch * STEPS_PER_EPOCH <= step < (epoch + 1) * STEPS_PER_EPOCH
+        until(lambda: nested.standing_at is not None or not nested.is_running)
+        assert saved() == step
+    assert made.step()["done"] and nested.join(60.0)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert is_so()

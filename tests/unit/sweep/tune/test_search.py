@@ -1,0 +1,109 @@
+"""The scheduler and the searcher of a start of a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ray import tune
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    HyperBandForBOHB,
+    HyperBandScheduler,
+    PopulationBasedTraining,
+)
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
+
+from forebay.errors import InvalidOption
+from forebay.job.job import Job
+from forebay.sweep.sweep import Sweep
+from forebay.sweep.tune.search import check_population, scheduler_of, searcher_of
+
+
+def job(lr: float = 0.1) -> Job:
+    raise NotImplementedError
+
+
+def sweep(**options: Any) -> Sweep:
+    return Sweep(job, {"lr": (0.1, 0.2)}, "loss", "min", **options)
+
+
+def test_every_start_has_a_scheduler_and_a_searcher_that_have_seen_nothing() -> None:
+    made = sweep(scheduler=ASHAScheduler(max_t=9), searcher=BasicVariantGenerator())
+    for _ in range(2):
+        assert scheduler_of(made, None).set_search_properties("loss", "min")  # type: ignore[arg-type]
+        assert searcher_of(made) is not made.searcher
+
+
+def test_a_metric_of_its_own_may_be_the_sweeps() -> None:
+    made = scheduler_of(sweep(scheduler=ASHAScheduler(metric="loss", mode="min")), None)  # type: ignore[arg-type]
+    assert made.set_search_properties("loss", "min") and made.metric == "loss"
+
+
+@pytest.mark.parametrize("own", [{"metric": "auc"}, {"mode": "max"}])
+def test_another_metric_is_refused(own: dict[str, str]) -> None:
+    with pytest.raises(
+        InvalidOption, match=r"AsyncHyperBandScheduler\(.*is for another (metric|mode) than the sweep's"
+    ):
+        scheduler_of(sweep(scheduler=ASHAScheduler(**own)), None)  # type: ignore[arg-type]
+
+
+def test_a_population_has_to_stand_side_by_side_unless_it_takes_turns() -> None:
+    with pytest.raises(InvalidOption, match="compare 5 trials while they train, and only 4 can"):
+        check_population(population(), 5, slots=4, most=None)
+    for scheduler, trials in ((population(), 4), (population(synch=True), 5), (FIFOScheduler(), 5)):
+        check_population(scheduler, trials, slots=4, most=None)
+    check_population(population(), 5, slots=None, most=5)
+
+
+@pytest.mark.parametrize("is_synchronous", [True, False])
+def test_a_population_of_which_some_have_to_wait_for_the_end_of_others_is_refused(is_synchronous: bool) -> None:
+    with pytest.raises(InvalidOption, match=r"compare 5 trials while they train, and only max_concurrent=4 may"):
+        check_population(population(synch=is_synchronous), 5, slots=8, most=4)
+
+
+def population(**options: Any) -> PopulationBasedTraining:
+    return PopulationBasedTraining(hyperparam_mutations={"lr": tune.uniform(0, 1)}, **options)
+
+
+def test_bohb_and_its_scheduler_come_together() -> None:
+    made = scheduler_of(sweep(searcher="bohb", deadline_s=60.0), Epochs(9))  # type: ignore[arg-type]
+    assert isinstance(made, HyperBandForBOHB) and made._max_t_attr == 9
+    for wrong in (ASHAScheduler(), FIFOScheduler(), HyperBandScheduler()):
+        with pytest.raises(InvalidOption, match=r"learns from the rounds of HyperBandForBOHB alone, and scheduler is"):
+            scheduler_of(sweep(searcher="bohb", scheduler=wrong), None)  # type: ignore[arg-type]
+    for searcher in (None, "optuna", BasicVariantGenerator()):
+        with pytest.raises(InvalidOption, match="HyperBandForBOHB works with searcher='bohb' alone"):
+            scheduler_of(sweep(searcher=searcher, scheduler=HyperBandForBOHB()), None)  # type: ignore[arg-type]
+
+
+def test_bohb_is_known_within_a_limit_and_draws_no_steps() -> None:
+    given = ConcurrencyLimiter(TuneBOHB(), 2)
+    assert isinstance(scheduler_of(sweep(searcher=given), Epochs(1)), HyperBandForBOHB)  # type: ignore[arg-type]
+    stepwise = replace(sweep(searcher="bohb"), space={"lr": tune.quniform(0.2, 0.8, 0.2)})
+    with pytest.raises(InvalidOption, match="does not round, and lr is to be drawn in steps"):
+        scheduler_of(stepwise, Epochs(9))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "what"), [({"grid_search": [1, 2]}, "grid"), (tune.sample_from(lambda _: 1), "tune")]
+)
+def test_a_searcher_draws_no_grid_and_nothing_that_depends_on_others(given: Any, what: str) -> None:
+    for searcher in ("optuna", ConcurrencyLimiter(TuneBOHB(), 2)):
+        with pytest.raises(InvalidOption, match=rf"space\['lr'\] is a {what}.* which no searcher but the random one"):
+            searcher_of(replace(sweep(searcher=searcher), space={"lr": given}))
+    for drawn in (None, "random", BasicVariantGenerator()):
+        searcher_of(replace(sweep(searcher=drawn), space={"lr": given}))
+
+
+class Epochs:
+    """As much of a job as a scheduler is made from."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+
+
+class TuneBOHB(Searcher):  # type: ignore[misc]
+    """By the name that Ray Tune's has; that one needs packages which take seconds to import."""
