@@ -66,7 +66,7 @@ EXPERIMENTS = {
 
 
 @dataclass(slots=True)
-class Recorder:
+class ExperimentRecorder:
     """A callback that keeps what the plots need: seconds since the first step, rows trained, workers, accuracies."""
 
     began: float = 0.0
@@ -130,7 +130,7 @@ def main(
 
 
 def _run(name: str, driver: str, seed: int, period_s: float, work: Path, options: dict[str, Any]) -> dict[str, Any]:
-    experiment, recorder = EXPERIMENTS[name], Recorder()
+    experiment, recorder = EXPERIMENTS[name], ExperimentRecorder()
     most = int(options["max_workers"])
     made = job(
         **options,

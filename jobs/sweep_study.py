@@ -88,10 +88,10 @@ def job(
 def train(worker: fb.Worker, lr: float, weight_decay: float, dropout: float) -> None:
     torch.set_num_threads(1)  # as many trials as slots share the cores
     optimizer = partial(torch.optim.SGD, lr=lr, momentum=0.9, weight_decay=weight_decay)
-    fb.fit(worker, Clicks(dropout), optimizer, nn.BCEWithLogitsLoss(), evaluate)
+    fb.fit(worker, StudyClicks(dropout), optimizer, nn.BCEWithLogitsLoss(), evaluate)
 
 
-class Clicks(nn.Module):
+class StudyClicks(nn.Module):
     """Logit of a click: floats and embedded ids through one hidden layer."""
 
     def __init__(self, dropout: float) -> None:
@@ -120,7 +120,7 @@ def _auc(bins: ScoreBins) -> float:
 
 
 @dataclass(slots=True)
-class Ledger:
+class EpochLedger:
     """A callback that writes down every epoch that a trial has trained, in the order of their ends."""
 
     log: str
@@ -137,9 +137,9 @@ class Ledger:
                 file.write(json.dumps({"run": self.run, "epoch": event.epoch + 1, **scores}) + "\n")
 
 
-def ledger(log: str) -> list[Ledger]:
+def ledger(log: str) -> list[EpochLedger]:
     """The callbacks of a trial."""
-    return [Ledger(log)]
+    return [EpochLedger(log)]
 
 
 def space() -> dict[str, Any]:

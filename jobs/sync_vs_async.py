@@ -32,7 +32,7 @@ ROWS, BATCH = 20_480, 256
 TABLES = ("users", "items")
 
 
-class Clicks(nn.Module):
+class AsyncClicks(nn.Module):
     """The logit of a click: the dot product of a user's and an item's row."""
 
     def __init__(self, seed: int) -> None:
@@ -85,7 +85,7 @@ def job(
 
 
 def train(worker: fb.Worker, rate: float, history: str | None) -> None:
-    clicks = Clicks(worker.seed)
+    clicks = AsyncClicks(worker.seed)
     model, optimizer = worker.setup(clicks, partial(torch.optim.Adam, lr=rate))
     norms = []
     for batch in worker.loader():
@@ -107,7 +107,7 @@ class Server:
     """A parameter server: one table, and the Adam that all workers' gradients of it go through, one after another."""
 
     def begin(self, name: str, seed: int, rate: float) -> None:
-        self._weight = getattr(Clicks(seed), name).weight
+        self._weight = getattr(AsyncClicks(seed), name).weight
         self._adam = torch.optim.Adam([self._weight], lr=rate)
         self._version, self._staleness, self._norms = 0, 0, []
 
@@ -127,13 +127,13 @@ class Server:
         return self._norms, self._staleness / max(self._version, 1), self._weight.tolist()
 
 
-class Trainer:
+class AsyncTrainer:
     """A worker: fetches the tables once for `fetch_every` batches, and sends their gradients when it has them."""
 
     def __init__(self, data: str) -> None:
         torch.set_num_threads(1)
         self._rows = read_clicks(data)
-        self._model = Clicks(seed=0)
+        self._model = AsyncClicks(seed=0)
 
     def train(self, servers: Mapping[str, Any], updates: int, fetch_every: int, seed: tuple[int, int]) -> None:
         dice = np.random.default_rng(seed)
@@ -162,7 +162,7 @@ class Trainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AsyncOutcome:
     """One training: `norms` are the longest rows after each update, `loss` is that of the final model on all rows."""
 
     rate: float
@@ -172,19 +172,19 @@ class Outcome:
     loss: float
 
 
-def synchronous(folder: Path, rate: float, updates: int, seed: int) -> Outcome:
+def synchronous(folder: Path, rate: float, updates: int, seed: int) -> AsyncOutcome:
     history = folder / "history.json"
     data, runs = str(folder / "clicks"), str(folder / "runs")
     fb.run(job(rate=rate, updates=updates, seed=seed, data=data, history=str(history), storage=runs), driver="local")
     found = json.loads(history.read_text())
-    return Outcome(
+    return AsyncOutcome(
         rate=rate, fetch_every=0, staleness=0, norms=found["norms"], loss=loss_of(found["tables"], folder / "clicks")
     )
 
 
 def asynchronous(
     servers: Mapping[str, Any], trainers: Sequence[Any], folder: Path, sweep: tuple[float, int, int, int]
-) -> Outcome:
+) -> AsyncOutcome:
     rate, fetch_every, updates, seed = sweep
     ray.get([server.begin.remote(name, seed, rate) for name, server in servers.items()])
     share = updates // len(trainers)
@@ -194,10 +194,10 @@ def asynchronous(
     tables = {name: table for name, (_, _, table) in found.items()}
     staleness = mean(each for _, each, _ in found.values())
     loss = loss_of(tables, folder / "clicks")
-    return Outcome(rate=rate, fetch_every=fetch_every, staleness=staleness, norms=norms, loss=loss)
+    return AsyncOutcome(rate=rate, fetch_every=fetch_every, staleness=staleness, norms=norms, loss=loss)
 
 
-def sweep(folder: Path, options: argparse.Namespace) -> list[Outcome]:
+def sweep(folder: Path, options: argparse.Namespace) -> list[AsyncOutcome]:
     data = write_clicks(folder / "clicks")
     outcomes = [
         synchronous(folder, rate, options.updates, seed) for rate in options.rates for seed in range(options.seeds)
@@ -205,7 +205,7 @@ def sweep(folder: Path, options: argparse.Namespace) -> list[Outcome]:
     ray.init(address="local", num_cpus=options.workers, include_dashboard=False, logging_level="ERROR")
     try:
         servers = {name: ray.remote(num_cpus=0)(Server).remote() for name in TABLES}
-        trainers = [ray.remote(num_cpus=1)(Trainer).remote(data) for _ in range(options.workers)]
+        trainers = [ray.remote(num_cpus=1)(AsyncTrainer).remote(data) for _ in range(options.workers)]
         for rate in options.rates:
             for fetch_every in options.fetch_every:
                 for seed in range(options.seeds):
@@ -240,14 +240,14 @@ def read_clicks(folder: str) -> dict[str, Tensor]:
 
 
 def loss_of(tables: Mapping[str, list[list[float]]], data: Path) -> float:
-    model, rows = Clicks(seed=0), read_clicks(str(data))
+    model, rows = AsyncClicks(seed=0), read_clicks(str(data))
     with torch.no_grad():
         for name, table in tables.items():
             getattr(model, name).weight.copy_(torch.tensor(table))
         return nn.functional.binary_cross_entropy_with_logits(model(rows), rows["label"]).item()
 
 
-def table_of(outcomes: Sequence[Outcome]) -> str:
+def table_of(outcomes: Sequence[AsyncOutcome]) -> str:
     lines = ["| rate | updates | staleness | longest row: peak | at the end | loss of the model |", "|" + "---|" * 6]
     for rate, fetch_every in dict.fromkeys((each.rate, each.fetch_every) for each in outcomes):
         group = [each for each in outcomes if (each.rate, each.fetch_every) == (rate, fetch_every)]
@@ -269,7 +269,7 @@ def spread(values: Sequence[float], form: str) -> str:
     return f"{mean(values):{form}} ({min(values):{form}}-{max(values):{form}})"
 
 
-def plot(outcomes: Sequence[Outcome], path: Path) -> None:
+def plot(outcomes: Sequence[AsyncOutcome], path: Path) -> None:
     """One panel per rate: the longest row over updates, the mean and the range over seeds."""
     rates = list(dict.fromkeys(each.rate for each in outcomes))
     figure = Figure(figsize=(4.2 * len(rates), 3.6), layout="constrained")

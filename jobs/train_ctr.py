@@ -124,7 +124,7 @@ def kind_of(type_name: str) -> str:
     return "ids" if type_name.startswith(("int", "uint", "string", "large_string", "bool", "dictionary")) else "other"
 
 
-class Tower(nn.Module):
+class ClickTower(nn.Module):
     """Dense features and embedded ids of one side to a vector [rows, WIDTH]."""
 
     def __init__(self, num_inputs: int) -> None:
@@ -146,8 +146,8 @@ class TwoTower(nn.Module):
         self.sizes = {name: size for name, size in sizes.items() if size}
         self.table = nn.Embedding(buckets, dim)
         nn.init.normal_(self.table.weight, std=0.01)
-        self.user = Tower(sizes["user_dense"] + dim * sizes["user_ids"])
-        self.item = Tower(sizes["item_dense"] + dim * sizes["item_ids"])
+        self.user = ClickTower(sizes["user_dense"] + dim * sizes["user_ids"])
+        self.item = ClickTower(sizes["item_dense"] + dim * sizes["item_ids"])
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, batch: fb.Batch) -> Tensor:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from consumer import CONSUMERS, consume
-from setting import Setting
+from setting import LoaderSetting
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:
     """Open a system and run its phases, each a `peers.Phase`; the answer holds an account of each by name."""
     paths = {name: Path(request["setting"][name]) for name in ("data", "work", "converted")}
-    setting = Setting(**request["setting"] | paths)
+    setting = LoaderSetting(**request["setting"] | paths)
     start = time.perf_counter()
     module = importlib.import_module(f"systems.{request['system']}")
     imported = time.perf_counter()

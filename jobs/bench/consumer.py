@@ -32,7 +32,7 @@ CONSUMERS = {"touch": Consumer(), "step": Consumer(step_s=STEP_S), "count": Cons
 
 
 @dataclass
-class Account:
+class ConsumerTotals:
     """What one epoch brought. `complete` is False where it was stopped at its time limit; then nothing counts as lost.
 
     `neighbours` is the share of rows that follow the row they follow in the files: near 1 in file order, near 0 if
@@ -68,7 +68,7 @@ def consume(
     num_rows: int,
     limit_s: float,
     epochs: int = 1,
-) -> Account:
+) -> ConsumerTotals:
     """Run through an epoch, or several. The clock starts before the iterator is made and stops when it has ended.
 
     Args:
@@ -79,7 +79,7 @@ def consume(
         limit_s: When to stop what takes longer.
         epochs: How many epochs `batches` holds, one after the other.
     """
-    account, numbers = Account(), []
+    account, numbers = ConsumerTotals(), []
     start = time.perf_counter()
     iterator = iter(batches)
     while True:
@@ -154,7 +154,7 @@ def _close(iterator: Iterator[Any]) -> None:
         close()
 
 
-def _check(account: Account, numbers: np.ndarray, num_rows: int, epochs: int) -> None:
+def _check(account: ConsumerTotals, numbers: np.ndarray, num_rows: int, epochs: int) -> None:
     """Which rows came, and in what order: never trust a loader's own count."""
     counts = np.bincount(numbers, minlength=num_rows)
     account.repeated = int((counts - epochs).clip(min=0).sum())

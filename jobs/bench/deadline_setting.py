@@ -17,7 +17,7 @@ FAMILIES = ("power", "exponential", "sigmoid", "overfitting", "crossing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class DeadlineSetting:
     """One sweep: what trial i would tell (`seen`) and be worth (`true`) after each epoch, higher is better.
 
     `epoch_s` is each trial's epoch with one worker; with n workers it takes `epoch_s / speedup(n)`.
@@ -50,7 +50,7 @@ class Setting:
         return workers / (1 + self.serial * (workers - 1)) if self.serial else workers**self.power
 
 
-def draw(seed: int, family: str | None = None) -> Setting:
+def draw(seed: int, family: str | None = None) -> DeadlineSetting:
     """The sweep of a seed; `family="digits"` takes recorded curves, otherwise it goes round `FAMILIES`."""
     rng = np.random.default_rng(seed)
     family = family or FAMILIES[seed % len(FAMILIES)]
@@ -60,7 +60,7 @@ def draw(seed: int, family: str | None = None) -> Setting:
     epoch_s, startup_s = _log_uniform(rng, 3, 60), float(rng.uniform(3, 12))
     length = "short" if rng.random() < 0.5 else "long"
     epochs_in_time = _log_uniform(rng, 4, 15) if length == "short" else _log_uniform(rng, 15, 60)
-    return Setting(
+    return DeadlineSetting(
         seed=seed,
         family=family,
         length=length,

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from deadline_setting import Setting
+from deadline_setting import DeadlineSetting
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import AsyncHyperBandScheduler, TrialScheduler
 
-from forebay.sweep.deadline.allocator import Allotting
+from forebay.sweep.deadline.allocator import WorkerAllocator
 from forebay.sweep.deadline.policy import Rules
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
-from forebay.sweep.deadline.trial_workers import Held
+from forebay.sweep.deadline.trial_workers import TrialAllocation
 
 TICKS = 100
 NEVER = math.inf
@@ -55,19 +55,19 @@ class FakeTrial:
         self.history.append((now, workers))
 
 
-class World:
-    """Runs one sweep to its deadline: `World(setting, scheduler).run()` is what its best trial is worth then."""
+class SimulatedWorld:
+    """One simulated sweep. `SimulatedWorld(setting, scheduler).run()` returns the value of its best trial."""
 
-    def __init__(self, setting: Setting, scheduler: TrialScheduler, workers_each: int = 1) -> None:
+    def __init__(self, setting: DeadlineSetting, scheduler: TrialScheduler, workers_each: int = 1) -> None:
         self.now = 0.0
         self._setting, self._scheduler, self._workers_each = setting, scheduler, workers_each
         self.trials = [FakeTrial(number=n, trial_id=f"{n:04d}") for n in range(setting.num_trials)]
         self._by_id = {trial.trial_id: trial for trial in self.trials}
-        self._allotting: Allotting | None = None
+        self._allotting: WorkerAllocator | None = None
         if isinstance(scheduler, DeadlineScheduler):
             scheduler.clock = lambda: self.now
             scheduler.prepare(setting.atoms, (1, setting.atoms), setting.epochs)
-            self._allotting = Allotting(self, lambda: setting.atoms, scheduler)
+            self._allotting = WorkerAllocator(self, lambda: setting.atoms, scheduler)
         for trial in self.trials:
             scheduler.on_trial_add(self, trial)
 
@@ -113,9 +113,9 @@ class World:
 
     # The trials' workers (`TrialWorkers`).
 
-    def held(self) -> Mapping[str, Held]:
+    def held(self) -> Mapping[str, TrialAllocation]:
         return {
-            trial.trial_id: Held(
+            trial.trial_id: TrialAllocation(
                 target=trial.target,
                 world_size=trial.world,
                 min_workers=1,
@@ -207,13 +207,13 @@ class World:
         }
 
 
-def play_deadline(setting: Setting, rules: Rules | None = None, policy: str = "top") -> float:
+def play_deadline(setting: DeadlineSetting, rules: Rules | None = None, policy: str = "top") -> float:
     """What `DeadlineScheduler` ends with."""
     scheduler = DeadlineScheduler(setting.deadline_s, setting.atoms, policy, metric="score", mode="max", rules=rules)
-    return World(setting, scheduler).run()
+    return SimulatedWorld(setting, scheduler).run()
 
 
-def play_asha(setting: Setting, workers_each: int, reduction: int) -> float | None:
+def play_asha(setting: DeadlineSetting, workers_each: int, reduction: int) -> float | None:
     """What Ray's ASHA ends with when every trial has so many workers; None where not even one trial has a place."""
     if workers_each > setting.atoms:
         return None
@@ -221,4 +221,4 @@ def play_asha(setting: Setting, workers_each: int, reduction: int) -> float | No
     scheduler = AsyncHyperBandScheduler(
         metric="score", mode="max", max_t=setting.epochs, grace_period=1, reduction_factor=reduction
     )
-    return World(setting, scheduler, workers_each).run()
+    return SimulatedWorld(setting, scheduler, workers_each).run()

@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastic_log import Answer, Log, answers, commits, steps, unanswered
+from elastic_log import Answer, EventLog, answers, commits, steps, unanswered
 from elastic_report import plot, report, table
-from elastic_setting import Setting
+from elastic_setting import ElasticSetting
 from machine import machine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ WIDE = 10_000  # a layer of 400 MB
 
 
 @dataclass(frozen=True)
-class Entry:
+class ElasticEntry:
     """One system: its name in the document, its file in `elastic_systems/`, and which variant of that."""
 
     name: str
@@ -53,10 +53,10 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("Ray Train", "stock_ray"),
-    Entry("Elastic Horovod", "stock_horovod"),
-    Entry("Forebay, Ray Train", "forebay_driver", "ray"),
-    Entry("Forebay, Horovod", "forebay_driver", "horovod"),
+    ElasticEntry("Ray Train", "stock_ray"),
+    ElasticEntry("Elastic Horovod", "stock_horovod"),
+    ElasticEntry("Forebay, Ray Train", "forebay_driver", "ray"),
+    ElasticEntry("Forebay, Horovod", "forebay_driver", "horovod"),
 )
 
 
@@ -134,13 +134,13 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _turn(entry: Entry, scenario: str, measured: Measured, step_s: float) -> None:
+def _turn(entry: ElasticEntry, scenario: str, measured: Measured, step_s: float) -> None:
     """One run, in a process of its own; its log counts however it ended."""
     # A path of Ray's sockets may not be long.
     with tempfile.TemporaryDirectory(prefix="fb-", ignore_cleanup_errors=True) as folder:
-        log = Log(f"{folder}/log")
-        width = WIDE if scenario == "commit" else Setting.width
-        setting = Setting(
+        log = EventLog(f"{folder}/log")
+        width = WIDE if scenario == "commit" else ElasticSetting.width
+        setting = ElasticSetting(
             scenario=scenario, log=log.path, folder=folder, variant=entry.variant, step_s=step_s, width=width
         )
         how = _start(entry.system, setting, log, Path(folder) / "output")
@@ -153,7 +153,7 @@ def _turn(entry: Entry, scenario: str, measured: Measured, step_s: float) -> Non
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(system: str, setting: Setting, log: Log, output: Path) -> str:
+def _start(system: str, setting: ElasticSetting, log: EventLog, output: Path) -> str:
     """Run to the end, or for so long; the answer says what went wrong, if something did."""
     # What a Ray job or a notebook sets for its own process is not meant for another Ray.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -174,7 +174,7 @@ def _start(system: str, setting: Setting, log: Log, output: Path) -> str:
     return f"{how}; last words: {words[-1][-300:] if words else 'none'}" if how else ""
 
 
-def _wait(child: subprocess.Popen[bytes], log: Log, patience_s: float) -> str:
+def _wait(child: subprocess.Popen[bytes], log: EventLog, patience_s: float) -> str:
     """Until the process has ended, or is late: what was wrong with its end."""
     late_at, words = time.monotonic() + patience_s, f"did not end within {patience_s:.0f} s"
     is_over = False

@@ -9,12 +9,12 @@ import importlib
 import json
 import sys
 
-from elastic_setting import Setting
+from elastic_setting import ElasticSetting
 
 
 def main() -> None:
     system, setting = sys.argv[1:]
-    importlib.import_module(f"elastic_systems.{system}").run(Setting(**json.loads(setting)))
+    importlib.import_module(f"elastic_systems.{system}").run(ElasticSetting(**json.loads(setting)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from elastic_log import Log, changes, members, steps
+from elastic_log import EventLog, changes, members, steps
 
 POLL_S = 0.05
 LIMIT_S = 60.0  # without a change of membership; the same for every system
@@ -29,7 +29,9 @@ class Act:
 class Director(threading.Thread):
     """Follows a log. An act that raises, or has no answer in `limit_s`, is noted there and ends the run."""
 
-    def __init__(self, log: Log, acts: Sequence[Act], end: Callable[[], object], *, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self, log: EventLog, acts: Sequence[Act], end: Callable[[], object], *, limit_s: float = LIMIT_S
+    ) -> None:
         super().__init__(name="director", daemon=True)
         self._log, self._acts, self._end, self._limit_s = log, acts, end, limit_s
         self._acted_on = -1
@@ -80,7 +82,7 @@ class Director(threading.Thread):
             self._log.note("skipped", act=act.what, reason=f"skipped: {before} {reason}")
 
 
-def kill_last_rank(log: Log) -> None:
+def kill_last_rank(log: EventLog) -> None:
     """SIGKILL the worker with the highest rank of the present world."""
     lines = log.read()
     size = steps(lines)[-1]["size"]

@@ -20,7 +20,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Log:
+class EventLog:
     """Many processes append to it; each line is one write."""
 
     path: str
@@ -46,7 +46,7 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Change:
+class MembershipChange:
     """Training before and after: `gap_s` from rank 0's last step to its first, as members `old` -> `new` workers."""
 
     gap_s: float
@@ -68,7 +68,7 @@ class Answer:
 
     what: str
     asked_s: float
-    changes: tuple[Change, ...]
+    changes: tuple[MembershipChange, ...]
     redone: int
     phases: tuple[tuple[float, str], ...]
 
@@ -83,10 +83,10 @@ def members(step: Line) -> tuple[int, int]:
     return step["size"], step["pid"]
 
 
-def changes(lines: Sequence[Line]) -> list[Change]:
+def changes(lines: Sequence[Line]) -> list[MembershipChange]:
     """Every change of membership between two steps of rank 0."""
     return [
-        Change(after["time"] - before["time"], before["size"], after["size"], before["time"], after["time"])
+        MembershipChange(after["time"] - before["time"], before["size"], after["size"], before["time"], after["time"])
         for before, after in pairwise(steps(lines))
         if members(before) != members(after)
     ]
@@ -139,7 +139,7 @@ def _redone(lines: Sequence[Line], start: float, end: float) -> int:
     return len(window) - len(set(window) - before)
 
 
-def _phases(lines: Sequence[Line], asked_at: float, change: Change) -> tuple[tuple[float, str], ...]:
+def _phases(lines: Sequence[Line], asked_at: float, change: MembershipChange) -> tuple[tuple[float, str], ...]:
     told = [line for line in lines if line["what"] not in ("step", "commit")]
     told = [line for line in told if asked_at <= line["time"] <= change.first_step_at]
     words = [(line["time"] - change.last_step_at, _words(line)) for line in told]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Setting:
+class ElasticSetting:
     """`scenario`: "changes" (grow, kill a worker, shrink), "node" (kill a node) or "commit" (only commits).
 
     `log` is the file for what happens, `folder` an empty place, `variant` of the system; a step sleeps `step_s`, the

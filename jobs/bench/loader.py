@@ -24,7 +24,7 @@ from features import KINDS
 from figures import FOREBAY, figures
 from machine import machine
 from measuring import Bench, measure
-from peers import ENTRIES, Entry
+from peers import ENTRIES, PeerEntry
 from plot import plot
 from report import report
 from rich.console import Console
@@ -96,7 +96,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _environments(entries: list[Entry], folder: Path, console: Console) -> tuple[dict[str, Path], dict[str, str]]:
+def _environments(entries: list[PeerEntry], folder: Path, console: Console) -> tuple[dict[str, Path], dict[str, str]]:
     """Environment -> its Python, and environment -> why there is none."""
     pythons, failed = {}, {}
     for name in sorted({entry.venv for entry in entries}):
@@ -109,7 +109,7 @@ def _environments(entries: list[Entry], folder: Path, console: Console) -> tuple
     return pythons, failed
 
 
-def _warm_start(bench: Bench, given: argparse.Namespace, entries: list[Entry]) -> list[float]:
+def _warm_start(bench: Bench, given: argparse.Namespace, entries: list[PeerEntry]) -> list[float]:
     """Seconds from opening to the first batch in a new process, the cache full, per repeat; imports do not count."""
     if not entries:
         return []

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peers import Entry, Run
+from peers import PeerEntry, PeerRun
 
 _CHILD = Path(__file__).with_name("child.py")
 # Beyond its epochs a run may need this long: Ray starts slowly, and some data must be converted.
@@ -30,7 +30,7 @@ class Bench:
     pythons: dict[str, Path]
 
 
-def measure(bench: Bench, entry: Entry, kind: str, folder: Path, *, repeat: int) -> dict[str, Any]:
+def measure(bench: Bench, entry: PeerEntry, kind: str, folder: Path, *, repeat: int) -> dict[str, Any]:
     """The accounts of all phases by name, the system's facts and the seconds of its conversion; or `error`."""
     phases: dict[str, Any] = {}
     merged: dict[str, Any] = {"prepare_s": 0.0}
@@ -44,7 +44,7 @@ def measure(bench: Bench, entry: Entry, kind: str, folder: Path, *, repeat: int)
     return merged | {"phases": phases}
 
 
-def _run(bench: Bench, entry: Entry, run: Run, kind: str, folder: Path, repeat: int) -> dict[str, Any]:
+def _run(bench: Bench, entry: PeerEntry, run: PeerRun, kind: str, folder: Path, repeat: int) -> dict[str, Any]:
     name = "-".join(part for part in (entry.system, entry.variant, folder.name) if part)
     work, converted = bench.work / "caches" / name, bench.work / "converted" / name
     if run.fresh:

@@ -43,7 +43,7 @@ def warm(data: str, manifest: str, cache: str) -> int:
 
 def first_batch(manifest: str, cache: str) -> dict[str, float]:
     """Seconds until the first batch is there, as a whole and by part; the numba kernels are compiled before."""
-    names = (fb.load_manifest, fb.build_plan, fb.DiskCache, fb.Loader, fb.Transform, fb.Tally)
+    names = (fb.load_manifest, fb.build_plan, fb.DiskCache, fb.Loader, fb.Transform, fb.Counters)
     assert all(names)
     marks = [time.perf_counter()]
 
@@ -55,7 +55,7 @@ def first_batch(manifest: str, cache: str) -> dict[str, float]:
     plan = fb.build_plan(found)
     mark()
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
-    tally = fb.Tally()
+    tally = fb.Counters()
     with fb.Loader(plan, _transform(found), disk, global_batch=GLOBAL_BATCH, tally=tally) as loader:
         batch = next(iter(loader))
         mark()

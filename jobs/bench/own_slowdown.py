@@ -65,7 +65,7 @@ class Fill:
         fetch.keep_off_trainer = lambda: _take_place(variant)
         self._cache = fb.DiskCache(cache, quota_bytes=8 << 30, min_free_bytes=0)
         self._manifest = fb.scan(data)
-        self._tally, columns = fb.Tally(), [name for name in self._manifest.columns if name != "label"]
+        self._tally, columns = fb.Counters(), [name for name in self._manifest.columns if name != "label"]
         self._options = {"tally": self._tally, "workers": DataWorkers(core_share=variant.core_share)}
         self._transform = fb.Transform(x=fb.Dense(columns), label=fb.Label("label"))
         self._closed = threading.Event()

@@ -42,7 +42,7 @@ _SEVERAL: Phase = ("several", 4, "touch", 5)
 
 
 @dataclass(frozen=True)
-class Run:
+class PeerRun:
     """Phases of one process. `fresh`: with an empty cache; otherwise with what the run before left."""
 
     phases: tuple[Phase, ...]
@@ -50,62 +50,64 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PeerEntry:
     """One line of the table. The phases after the first repeat leave out `once`."""
 
     name: str
     system: str
     venv: str = OWN
     variant: str = ""
-    runs: tuple[Run, ...] = field(default=(Run(phases=(*_EPOCHS, _STEP)),))
+    runs: tuple[PeerRun, ...] = field(default=(PeerRun(phases=(*_EPOCHS, _STEP)),))
     once: tuple[str, ...] = ("step",)
 
 
 ENTRIES = (
-    Entry(
+    PeerEntry(
         name="Forebay",
         system="forebay_cached",
         runs=(
-            Run(phases=(*_EPOCHS, _STEP, ("count", 3, "count", 1), _SEVERAL)),
-            Run(phases=(("warm", 0, "touch", 1),), fresh=False),
-            Run(phases=(("cold step", 0, "step", 1),)),
+            PeerRun(phases=(*_EPOCHS, _STEP, ("count", 3, "count", 1), _SEVERAL)),
+            PeerRun(phases=(("warm", 0, "touch", 1),), fresh=False),
+            PeerRun(phases=(("cold step", 0, "step", 1),)),
         ),
         once=(),
     ),
-    Entry(
+    PeerEntry(
         name="limit: bare gather in memory",
         system="gather",
-        runs=(Run(phases=(("warm-up", 0, "touch", 1), ("later", 1, "touch", 1), ("count", 2, "count", 1), _SEVERAL)),),
+        runs=(
+            PeerRun(phases=(("warm-up", 0, "touch", 1), ("later", 1, "touch", 1), ("count", 2, "count", 1), _SEVERAL)),
+        ),
         once=(),
     ),
-    Entry(
+    PeerEntry(
         name="Forebay, all cores",
         system="forebay_cached",
         variant="all cores",
-        runs=(Run(phases=(("first", 0, "touch", 1),)),),
+        runs=(PeerRun(phases=(("first", 0, "touch", 1),)),),
         once=(),
     ),
-    Entry(
+    PeerEntry(
         name="limit: pyarrow decode alone, one thread",
         system="arrow",
         variant="one thread",
-        runs=(Run(phases=(("first", 0, "count", 1), ("touched", 0, "touch", 1))),),
+        runs=(PeerRun(phases=(("first", 0, "count", 1), ("touched", 0, "touch", 1))),),
         once=(),
     ),
-    Entry(
+    PeerEntry(
         name="limit: pyarrow decode alone",
         system="arrow",
-        runs=(Run(phases=(("first", 0, "count", 1), ("touched", 0, "touch", 1))),),
+        runs=(PeerRun(phases=(("first", 0, "count", 1), ("touched", 0, "touch", 1))),),
         once=(),
     ),
-    Entry(name="petastorm", system="petastorm_batched", venv="petastorm"),
-    Entry(name="petastorm, disk cache", system="petastorm_batched", venv="petastorm", variant="cache"),
-    Entry(name="Ray Data", system="ray_data", venv="ray"),
-    Entry(name="Ray Data, local shuffle", system="ray_data", venv="ray", variant="shuffle"),
-    Entry(name="Ray Data, materialized", system="ray_data", venv="ray", variant="materialized"),
-    Entry(name="torch DataLoader on Parquet", system="torch_dataloader", venv="torch"),
-    Entry(name="MosaicML Streaming (MDS)", system="mosaic_streaming", venv="streaming"),
-    Entry(name="litData, optimized", system="litdata_streaming", venv="litdata"),
-    Entry(name="litData, ParquetLoader", system="litdata_streaming", venv="litdata", variant="parquet"),
-    Entry(name="Grain on Parquet", system="grain_parquet", venv="grain"),
+    PeerEntry(name="petastorm", system="petastorm_batched", venv="petastorm"),
+    PeerEntry(name="petastorm, disk cache", system="petastorm_batched", venv="petastorm", variant="cache"),
+    PeerEntry(name="Ray Data", system="ray_data", venv="ray"),
+    PeerEntry(name="Ray Data, local shuffle", system="ray_data", venv="ray", variant="shuffle"),
+    PeerEntry(name="Ray Data, materialized", system="ray_data", venv="ray", variant="materialized"),
+    PeerEntry(name="torch DataLoader on Parquet", system="torch_dataloader", venv="torch"),
+    PeerEntry(name="MosaicML Streaming (MDS)", system="mosaic_streaming", venv="streaming"),
+    PeerEntry(name="litData, optimized", system="litdata_streaming", venv="litdata"),
+    PeerEntry(name="litData, ParquetLoader", system="litdata_streaming", venv="litdata", variant="parquet"),
+    PeerEntry(name="Grain on Parquet", system="grain_parquet", venv="grain"),
 )

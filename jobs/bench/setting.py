@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Setting:
+class LoaderSetting:
     """What to read, and with what.
 
     Attributes:
@@ -40,7 +40,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Facts:
+class LoaderFacts:
     """What the numbers stand for."""
 
     version: str
@@ -53,7 +53,7 @@ class Facts:
 class System(Protocol):
     """One way to feed a trainer. Every file in `systems/` has a function `open_system(setting) -> System`."""
 
-    facts: Facts
+    facts: LoaderFacts
 
     def prepare(self) -> None:
         """Convert the data, where that is needed and not done yet; not part of any epoch's time."""

@@ -23,9 +23,9 @@ import data
 from machine import machine
 from sweep_counts import row_groups
 from sweep_report import plot, report, summary
-from sweep_setting import Setting
+from sweep_setting import SweepSetting
 from sweep_source import Source, serving
-from sweep_turn import Entry, turn
+from sweep_turn import SweepEntry, turn
 from venvs import CannotInstall, interpreter
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -34,13 +34,13 @@ MANY_ROWS, MANY_ROW_GROUPS, MANY_TRIALS = 32_000, 16, (1, 4, 8, 16)
 
 
 ENTRIES = (
-    Entry("Forebay", "forebay_sweep", "local", ours=True),
-    Entry("Ray Data in each trial", "ray_tune", "", "ray"),
-    Entry("Ray Data in each trial, materialized", "ray_tune", "materialized", "ray"),
-    Entry("petastorm in each trial", "petastorm_trials", "", "petastorm-s3"),
-    Entry("petastorm in each trial, disk cache", "petastorm_trials", "cache", "petastorm-s3"),
-    Entry("Ray Data materialized once for all", "ray_tune", "shared", "ray"),
-    Entry("Forebay, nested Ray Train", "forebay_sweep", "ray", ours=True, once=True),
+    SweepEntry("Forebay", "forebay_sweep", "local", ours=True),
+    SweepEntry("Ray Data in each trial", "ray_tune", "", "ray"),
+    SweepEntry("Ray Data in each trial, materialized", "ray_tune", "materialized", "ray"),
+    SweepEntry("petastorm in each trial", "petastorm_trials", "", "petastorm-s3"),
+    SweepEntry("petastorm in each trial, disk cache", "petastorm_trials", "cache", "petastorm-s3"),
+    SweepEntry("Ray Data materialized once for all", "ray_tune", "shared", "ray"),
+    SweepEntry("Forebay, nested Ray Train", "forebay_sweep", "ray", ours=True, once=True),
 )
 
 
@@ -91,8 +91,8 @@ def _many(source: Source, given: argparse.Namespace) -> list[dict[str, Any]]:
         *((f"{trials} trial{'s' if trials > 1 else ''}, one transform", trials, "local") for trials in MANY_TRIALS),
         ("4 trials, two transforms", 4, "two transforms"),
     ):
-        entry = Entry(what, "forebay_sweep", variant)
-        told = Setting(**asdict(setting) | {"trials": trials, "concurrent": min(trials, 4), "epochs": 2})
+        entry = SweepEntry(what, "forebay_sweep", variant)
+        told = SweepSetting(**asdict(setting) | {"trials": trials, "concurrent": min(trials, 4), "epochs": 2})
         print(f"   Forebay: {what}", flush=True)
         answer = turn(source, entry, told, row_groups(folder), Path(sys.executable))
         found.append({"what": what, "trials_asked": trials} | answer)
@@ -114,9 +114,9 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _setting(source: Source, folder: Path, rows: int, given: argparse.Namespace) -> Setting:
+def _setting(source: Source, folder: Path, rows: int, given: argparse.Namespace) -> SweepSetting:
     groups = row_groups(folder)
-    return Setting(
+    return SweepSetting(
         endpoint=source.endpoint,
         prefix=folder.name,
         files=sorted(path.name for path in folder.glob("*.parquet")),
@@ -129,7 +129,7 @@ def _setting(source: Source, folder: Path, rows: int, given: argparse.Namespace)
     )
 
 
-def _environments(entries: list[Entry], folder: Path) -> tuple[dict[str, Path], list[dict[str, Any]]]:
+def _environments(entries: list[SweepEntry], folder: Path) -> tuple[dict[str, Path], list[dict[str, Any]]]:
     """Environment -> its Python, and the entries that have none."""
     pythons: dict[str, Path] = {}
     failed: dict[str, str] = {}

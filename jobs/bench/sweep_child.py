@@ -14,12 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sweep_setting import Setting
+from sweep_setting import SweepSetting
 
 
 def main() -> None:
     system, setting_path, answer_path = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    setting = Setting(**json.loads(setting_path.read_text()))
+    setting = SweepSetting(**json.loads(setting_path.read_text()))
     answer: dict[str, Any]
     try:
         module = importlib.import_module(f"sweep_systems.{system}")

@@ -14,7 +14,7 @@ from sweep_source import Counts, Range
 
 
 @dataclass(frozen=True)
-class RowGroup:
+class CountedRowGroup:
     """Where one lies: bytes of a file, rows of the data set."""
 
     path: str
@@ -25,7 +25,7 @@ class RowGroup:
 
 
 @dataclass(frozen=True)
-class Tally:
+class SourceTally:
     """`sent_bytes` by the source in all, `data_bytes` of them of row groups, the rest of footers. `reads`: answers.
 
     `sent`: how often each byte of a row group was sent, on average, for the row group sent least and the one sent
@@ -47,7 +47,7 @@ class Tally:
         return asdict(self)
 
 
-def row_groups(folder: Path) -> list[RowGroup]:
+def row_groups(folder: Path) -> list[CountedRowGroup]:
     """Of all files, in the order of their names."""
     found, row = [], 0
     for path in sorted(folder.glob("*.parquet")):
@@ -57,12 +57,12 @@ def row_groups(folder: Path) -> list[RowGroup]:
             chunks = [group.column(place) for place in range(group.num_columns)]
             start = min(chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks)
             size = sum(chunk.total_compressed_size for chunk in chunks)
-            found.append(RowGroup(f"{folder.name}/{path.name}", start, start + size, row, group.num_rows))
+            found.append(CountedRowGroup(f"{folder.name}/{path.name}", start, start + size, row, group.num_rows))
             row += group.num_rows
     return found
 
 
-def tally(groups: Sequence[RowGroup], counts: Counts, transforms: Sequence[Mapping[str, Any]]) -> Tally:
+def tally(groups: Sequence[CountedRowGroup], counts: Counts, transforms: Sequence[Mapping[str, Any]]) -> SourceTally:
     """Sum up one sweep. `transforms` are the lines of `Setting.transforms_log`."""
     sent = np.array([_sent(group, counts.ranges) for group in groups])
     sizes = np.array([group.stop - group.start for group in groups])
@@ -70,7 +70,7 @@ def tally(groups: Sequence[RowGroup], counts: Counts, transforms: Sequence[Mappi
     rows = np.array([group.rows for group in groups])
     begun = Counter((place.path, place.start) for place, times in counts.ranges.items() for _ in range(times))
     read = [begun[group.path, group.start] for group in groups]
-    return Tally(
+    return SourceTally(
         sent_bytes=counts.sent_bytes,
         data_bytes=int(sent.sum()),
         reads=counts.reads,
@@ -82,7 +82,7 @@ def tally(groups: Sequence[RowGroup], counts: Counts, transforms: Sequence[Mappi
     )
 
 
-def _sent(group: RowGroup, ranges: Mapping[Range, int]) -> int:
+def _sent(group: CountedRowGroup, ranges: Mapping[Range, int]) -> int:
     """Bytes of this row group that were sent, each as often as it was."""
     return sum(
         max(min(place.stop, group.stop) - max(place.start, group.start), 0) * times
@@ -91,7 +91,7 @@ def _sent(group: RowGroup, ranges: Mapping[Range, int]) -> int:
     )
 
 
-def _transformed(groups: Sequence[RowGroup], transforms: Sequence[Mapping[str, Any]]) -> list[int]:
+def _transformed(groups: Sequence[CountedRowGroup], transforms: Sequence[Mapping[str, Any]]) -> list[int]:
     """Rows of each row group that were transformed, each as often as it was."""
     spans = Counter(tuple(span) for line in transforms for span in line["spans"])
     return [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Setting:
+class SweepSetting:
     """`trials` trials over one data set, `concurrent` at a time, each through all its rows `epochs` times.
 
     The data lie in `bucket/prefix` of the S3 server at `endpoint`: `files`, of `rows` rows, a row group of about
@@ -42,7 +42,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Facts:
+class SweepFacts:
     """What the numbers stand for."""
 
     version: str

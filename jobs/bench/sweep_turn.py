@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sweep_counts import RowGroup, tally
-from sweep_setting import Setting
+from sweep_counts import CountedRowGroup, tally
+from sweep_setting import SweepSetting
 from sweep_source import Source
 from sweep_work import read_log
 
@@ -24,7 +24,7 @@ _PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True)
-class Entry:
+class SweepEntry:
     """One system: its name in the document, its file in `sweep_systems/`, which variant of that, its environment.
 
     `ours` is held against every entry that is not; `once` entries take part in the first round alone.
@@ -38,7 +38,9 @@ class Entry:
     once: bool = False
 
 
-def turn(source: Source, entry: Entry, setting: Setting, groups: list[RowGroup], python: Path) -> dict[str, Any]:
+def turn(
+    source: Source, entry: SweepEntry, setting: SweepSetting, groups: list[CountedRowGroup], python: Path
+) -> dict[str, Any]:
     """One sweep: its wall time with the start of its process, what was read and transformed, what trials got."""
     # A path of Ray's sockets may not be long.
     with tempfile.TemporaryDirectory(prefix="fb-", ignore_cleanup_errors=True) as folder:

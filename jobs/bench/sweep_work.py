@@ -58,7 +58,7 @@ def model() -> nn.Module:
 
 
 @dataclass
-class Account:
+class WorkTotals:
     """What one trial got. Rows are checked by their own numbers, never by a loader's count."""
 
     trial: str
@@ -87,7 +87,7 @@ class Account:
         _note(log, asdict(self))
 
 
-class Trainer:
+class BenchTrainer:
     """The model of one trial, trained by whoever has batches: name -> tensor."""
 
     def __init__(self, lr: float, seed: int) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forebay.manifest.saved import load_manifest as load_manifest
     from forebay.manifest.saved import save_manifest as save_manifest
     from forebay.manifest.scan import scan as scan
-    from forebay.metrics import Tally as Tally
+    from forebay.metrics import Counters as Counters
     from forebay.plan.cursor import Cursor as Cursor
     from forebay.plan.plan import Plan as Plan
     from forebay.plan.plan import build_plan as build_plan
@@ -87,7 +87,7 @@ _HOMES = {
     "SqrtScaling": "train.batch_size.lr_scaling",
     "Sweep": "sweep.sweep",
     "SweepResult": "sweep.result",
-    "Tally": "metrics",
+    "Counters": "metrics",
     "Transform": "transform.transform",
     "Worker": "train.worker",
     "World": "world",

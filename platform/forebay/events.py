@@ -151,17 +151,17 @@ class Reporter(Protocol):
     def report(self, event: Event) -> None:
         """Take one event."""
 
-    def orders(self) -> Orders:
+    def orders(self) -> Commands:
         """What is asked of the workers now."""
         ...
 
-    def settled_orders(self) -> Orders:
+    def settled_orders(self) -> Commands:
         """What is asked of them once every callback has heard all that was reported so far."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class Commands:
     """Read on rank 0 once per saved commit, shared with all ranks, and obeyed by all of them at that commit.
 
     `stop` says why the run shall end here. `workers` is the world size to train on with: one that differs from the

@@ -55,7 +55,7 @@ TAGS: dict[str, str] = {
 """Name -> meaning of the labels of each exported metric. A trainer counts what the cache made for it as well."""
 
 
-_live: weakref.WeakSet[Tally] = weakref.WeakSet()
+_live: weakref.WeakSet[Counters] = weakref.WeakSet()
 
 
 def exported_name(metric: str) -> str:
@@ -72,7 +72,7 @@ def exported_name(metric: str) -> str:
     return f"forebay_{name}_total"
 
 
-class Tally:
+class Counters:
     """Thread-safe sums of the counters in `METRICS`."""
 
     def __init__(self, start: Mapping[str, float] | None = None) -> None:

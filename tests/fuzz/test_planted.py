@@ -19,7 +19,7 @@ import pytest
 import torch
 import xxhash
 
-from forebay.checkpoint.checkpoint import Commit, CommitDirectory
+from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.errors import CursorMismatch, ForebayError, InvalidOption
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.saved import load_manifest
@@ -31,7 +31,7 @@ from forebay.world import World
 CURSOR = Cursor(plan_id="9c02", epoch=0, position=8, global_batch=4)
 
 
-class Mark:
+class PlantedMark:
     """Loading a pickle of this makes a file."""
 
     def __init__(self, path: Path) -> None:
@@ -44,7 +44,7 @@ class Mark:
 @pytest.fixture
 def mark(tmp_path: Path) -> Path:
     """What a planted pickle makes when it is loaded; that it would is seen first."""
-    pickle.loads(pickle.dumps(Mark(tmp_path / "tried")))
+    pickle.loads(pickle.dumps(PlantedMark(tmp_path / "tried")))
     assert (tmp_path / "tried").exists()
     return tmp_path / "ran"
 
@@ -52,8 +52,8 @@ def mark(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run with one commit, of step 2."""
-    CommitDirectory(tmp_path / "run").save(
-        Commit(step=2, cursor=CURSOR, world=World(), state={"w": torch.arange(4.0), "n": 1})
+    DirectoryStore(tmp_path / "run").save(
+        Checkpoint(step=2, cursor=CURSOR, world=World(), state={"w": torch.arange(4.0), "n": 1})
     )
     return tmp_path / "run"
 
@@ -85,7 +85,7 @@ def with_another_pickle(state: bytes, pickled: bytes) -> bytes:
     return sink.getvalue()
 
 
-FORMS: dict[str, Callable[[bytes, Mark], bytes]] = {
+FORMS: dict[str, Callable[[bytes, PlantedMark], bytes]] = {
     "a bare pickle": lambda state, mark: pickle.dumps(mark),
     "an old protocol": lambda state, mark: pickle.dumps(mark, protocol=0),
     "saved by torch": lambda state, mark: as_saved_by_torch({"w": mark}),
@@ -97,29 +97,29 @@ FORMS: dict[str, Callable[[bytes, Mark], bytes]] = {
 def test_a_pickle_in_a_commit_does_not_run(run: Path, mark: Path, form: str) -> None:
     folder = run / "step-000000002"
     seal(folder)
-    assert CommitDirectory(run).newest() is not None, "it is the pickle that is refused"
+    assert DirectoryStore(run).newest() is not None, "it is the pickle that is refused"
     state = (folder / "state.pt").read_bytes()
-    (folder / "state.pt").write_bytes(FORMS[form](state, Mark(mark)))
-    assert CommitDirectory(run).newest() is None, "without the right seal it is not even looked at"
+    (folder / "state.pt").write_bytes(FORMS[form](state, PlantedMark(mark)))
+    assert DirectoryStore(run).newest() is None, "without the right seal it is not even looked at"
     seal(folder)
     with pytest.raises(CursorMismatch, match=r"step-000000002 is whole, but this release cannot read it.*new name"):
-        CommitDirectory(run).newest()
+        DirectoryStore(run).newest()
     assert not mark.exists()
 
 
 def test_a_commit_that_cannot_be_read_is_not_passed_over(run: Path, mark: Path) -> None:
     """Training on from the one before would delete it, and a later release of PyTorch may refuse all of them."""
-    CommitDirectory(run).save(Commit(step=3, cursor=CURSOR, world=World(), state={"n": 2}))
+    DirectoryStore(run).save(Checkpoint(step=3, cursor=CURSOR, world=World(), state={"n": 2}))
     folder = run / "step-000000003"
-    (folder / "state.pt").write_bytes(pickle.dumps(Mark(mark)))
+    (folder / "state.pt").write_bytes(pickle.dumps(PlantedMark(mark)))
     seal(folder)
     with pytest.raises(CursorMismatch, match="step-000000003"):
-        CommitDirectory(run).newest()
+        DirectoryStore(run).newest()
 
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_pickle_in_place_of_any_small_file_does_not_run(tmp_path: Path, mark: Path, protocol: int) -> None:
-    bomb = pickle.dumps(Mark(mark), protocol=protocol)
+    bomb = pickle.dumps(PlantedMark(mark), protocol=protocol)
     for name in ("manifest.json", "manifest.parquet", "manifest.pkl", "result.json"):
         (tmp_path / name).write_bytes(bomb)
     for name in ("manifest.json", "manifest.parquet", "manifest.pkl"):
@@ -133,7 +133,7 @@ def test_a_pickle_in_place_of_any_small_file_does_not_run(tmp_path: Path, mark: 
 
 
 def test_a_pickle_in_place_of_a_parquet_file_does_not_run(tmp_path: Path, mark: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"PAR1" + pickle.dumps(Mark(mark)) + b"PAR1")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + pickle.dumps(PlantedMark(mark)) + b"PAR1")
     with pytest.raises(ForebayError, match=r"a\.parquet is corrupt"):
         scan(tmp_path / "a.parquet")
     assert not mark.exists()
@@ -141,7 +141,7 @@ def test_a_pickle_in_place_of_a_parquet_file_does_not_run(tmp_path: Path, mark: 
 
 def test_a_pickled_type_in_a_parquet_file_does_not_run(tmp_path: Path, mark: Path) -> None:
     """Arrow before 14.0.1 unpickled it when the file was opened (CVE-2023-47248)."""
-    bomb = pickle.dumps(Mark(mark))
+    bomb = pickle.dumps(PlantedMark(mark))
     fields = [
         pa.field(f"x{number}", pa.int64(), metadata={"ARROW:extension:name": name, "ARROW:extension:metadata": bomb})
         for number, name in enumerate(["arrow.py_extension_type", "pandas.period"])
@@ -157,7 +157,10 @@ def test_a_pickled_type_in_a_parquet_file_does_not_run(tmp_path: Path, mark: Pat
 
 def test_an_extension_type_that_makes_no_sense_is_a_corrupt_file(tmp_path: Path, mark: Path) -> None:
     """Where Ray Data was imported, its types look into every footer that names them."""
-    facts = {"ARROW:extension:name": "ray.data.arrow_tensor_v2", "ARROW:extension:metadata": pickle.dumps(Mark(mark))}
+    facts = {
+        "ARROW:extension:name": "ray.data.arrow_tensor_v2",
+        "ARROW:extension:metadata": pickle.dumps(PlantedMark(mark)),
+    }
     schema = pa.schema([pa.field("x", pa.int64(), metadata=facts)])
     pq.write_table(pa.table([[1, 2]], schema=schema), tmp_path / "a.parquet")
     script = f"import ray.data, forebay; forebay.scan({str(tmp_path / 'a.parquet')!r})"

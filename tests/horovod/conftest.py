@@ -18,7 +18,7 @@ from tests.ray.conftest import ray_off as ray_off
 from tests.ray.conftest import ray_session as ray_session
 
 from forebay.driver.horovod.rendezvous import Rendezvous
-from forebay.driver.horovod.world import Place
+from forebay.driver.horovod.world import RankAssignment
 from forebay.world import World
 
 HERE = "127.0.0.1"
@@ -54,7 +54,7 @@ def run_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     meeting = Rendezvous(HERE, hosts)
     processes = []
     for rank, host in enumerate(hosts):
-        place = Place(number=1, world=World(rank=rank, size=size), host=host, rendezvous=meeting.place)
+        place = RankAssignment(number=1, world=World(rank=rank, size=size), host=host, rendezvous=meeting.place)
         process = subprocess.Popen([sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         process.stdin.write(cloudpickle.dumps((place, work, args)))
         process.stdin.close()

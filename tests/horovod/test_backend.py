@@ -9,7 +9,7 @@ import ray
 from ray.actor import ActorHandle
 from tests.ray.driver.under_ray import title_of
 
-from forebay.driver.horovod.backend import Crew
+from forebay.driver.horovod.backend import WorkerPool
 from forebay.job.job import Resources
 
 WAIT_S = 120.0
@@ -23,7 +23,7 @@ class Nobody:
 @pytest.mark.usefixtures("ray_session")
 def test_workers_that_ray_does_not_end_end_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray declares an actor dead before it ends the process, and has been seen to leave one alive."""
-    crew = Crew("deaf", Nobody.remote(), b"", Resources(cpus=1.0))
+    crew = WorkerPool("deaf", Nobody.remote(), b"", Resources(cpus=1.0))
     try:
         crew.ask_for(2)
         until(lambda: all(member.is_warm for member in crew.members.values()), crew)
@@ -40,7 +40,7 @@ def test_workers_that_ray_does_not_end_end_themselves(monkeypatch: pytest.Monkey
     assert processes() == []
 
 
-def until(is_so: Callable[[], bool], crew: Crew) -> None:
+def until(is_so: Callable[[], bool], crew: WorkerPool) -> None:
     deadline = time.monotonic() + WAIT_S
     while not is_so() and time.monotonic() < deadline:
         crew.hear(0.1)

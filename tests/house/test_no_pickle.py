@@ -9,10 +9,11 @@ import pytest
 
 # What carries user functions to a process that was just started, or values between the ranks of a run; never to a disk.
 MAY_CLOUDPICKLE = {
-    "driver/horovod/collective.py",
-    "driver/worker_main.py",
-    "driver/worker_error.py",
     "cache/node/payload.py",
+    "driver/horovod/collective.py",
+    "driver/worker_error.py",
+    "pickling.py",
+    "runs/worker_spec.py",
     "sweep/trial_spec.py",
     "train/collectives/torch_collective.py",
 }

@@ -10,9 +10,9 @@ def read_error(rng: random.Random, folder: Path) -> Outcome:
         return compare(setting, epoch(setting))
 ```
 
-It returns `Outcome("equal", ...)` when the order digest, the rows and their content are those of the undisturbed run,
-and `Outcome("error", ...)` for a `ForebayError` that names the object and the remedy. Anything else - an exception, a
-missed deadline, the end of its process, something left behind - is a failure that the harness finds.
+It returns `CaseOutcome("equal", ...)` when the order digest, the rows and their content are those of the undisturbed
+run, and `CaseOutcome("error", ...)` for a `ForebayError` that names the object and the remedy. Anything else - an
+exception, a missed deadline, the end of its process, something left behind - is a failure that the harness finds.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Case:
 
 
 @dataclass
-class Outcome:
+class CaseOutcome:
     """How a case ended well."""
 
     kind: Kind
     detail: str = ""
 
 
-Fault = Callable[[random.Random, Path], Outcome]
+Fault = Callable[[random.Random, Path], CaseOutcome]
 
 AT_END: list[Callable[[], object]] = []
 """Called before a process of a group ends: by whoever started what its cases share."""
@@ -58,7 +58,7 @@ FAULTS: dict[str, Fault] = {}
 
 
 @dataclass(frozen=True)
-class Terms:
+class CaseTerms:
     """What the runner must know of a fault.
 
     `expected` is for the table in docs/reliability.md. `share` is how often it is drawn, relative to the others: slow
@@ -74,7 +74,7 @@ class Terms:
     quick: int = 1
 
 
-TERMS: dict[str, Terms] = {}
+TERMS: dict[str, CaseTerms] = {}
 """The terms of each of `FAULTS`."""
 
 
@@ -86,7 +86,7 @@ def fault(
     def register(function: Fault) -> Fault:
         assert name not in FAULTS, f"two faults are called {name}"
         FAULTS[name] = function
-        TERMS[name] = Terms(expected=expected, deadline_s=deadline_s, share=share, group=group, quick=quick)
+        TERMS[name] = CaseTerms(expected=expected, deadline_s=deadline_s, share=share, group=group, quick=quick)
         return function
 
     return register

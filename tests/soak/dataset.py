@@ -29,12 +29,12 @@ class Disk:
     workers: DataWorkers
     policy: ReadPolicy
 
-    def source(self, manifest: fb.Manifest, transform: fb.Transform, tally: fb.Tally) -> LocalSource:
+    def source(self, manifest: fb.Manifest, transform: fb.Transform, tally: fb.Counters) -> LocalSource:
         return LocalSource(manifest, transform, self.disk, tally=tally, workers=self.workers, policy=self.policy)
 
 
 @dataclass(frozen=True)
-class Setting:
+class SoakSetting:
     """One data set on disk and every option of a run over it. Travels to spawned processes."""
 
     folder: Path
@@ -62,7 +62,7 @@ class Setting:
         """The Parquet files, sorted."""
         return sorted(self.data.glob("*.parquet"))
 
-    def loader(self, rank: int = 0, ranks: int | None = None, tally: fb.Tally | None = None) -> fb.Loader:
+    def loader(self, rank: int = 0, ranks: int | None = None, tally: fb.Counters | None = None) -> fb.Loader:
         return fb.Loader(
             self.plan,
             self.transform,
@@ -80,10 +80,10 @@ class Setting:
         rows = self.plan.batch(epoch, position, self.global_batch, fb.World(rank=rank, size=ranks))
         return (np.asarray(self.first_ids)[rows.block] + rows.row).tolist()
 
-    def with_policy(self, policy: ReadPolicy) -> Setting:
+    def with_policy(self, policy: ReadPolicy) -> SoakSetting:
         return replace(self, cache=replace(self.cache, policy=policy))
 
-    def with_disk(self, disk: fb.DiskCache | None) -> Setting:
+    def with_disk(self, disk: fb.DiskCache | None) -> SoakSetting:
         return replace(self, cache=replace(self.cache, disk=disk))
 
 
@@ -107,7 +107,7 @@ def draw(
     quota: str | None = None,
     ranks: int | None = None,
     policy: ReadPolicy = SHORT_WAITS,
-) -> Setting:
+) -> SoakSetting:
     """Write a data set below `folder` and draw the rest; what is given is not drawn."""
     groups = _write_files(rng, folder / "data")
     manifest = fb.scan(str(folder / "data"))
@@ -123,7 +123,7 @@ def draw(
     has_cache = rng.random() < 0.8 if cached is None else cached
     path = folder / "cache"
     disk = fb.DiskCache(path, quota_bytes=_quota_bytes(quota, groups), min_free_bytes=0) if has_cache else None
-    setting = Setting(
+    setting = SoakSetting(
         folder=folder,
         plan=plan,
         transform=fb.Transform(
@@ -190,10 +190,10 @@ def _quota_bytes(quota: str, groups: list[int]) -> int:
     return INDEX_BYTES + sum(8192 + rows * 48 for rows in groups) // 3
 
 
-def _warm(rng: random.Random, setting: Setting) -> None:
+def _warm(rng: random.Random, setting: SoakSetting) -> None:
     blocks = range(len(setting.plan.manifest))
     chosen = {"cold": [], "warm": list(blocks), "partial": rng.sample(blocks, len(blocks) // 2)}[setting.warmth]
-    source = setting.cache.source(setting.plan.manifest, setting.transform, fb.Tally())
+    source = setting.cache.source(setting.plan.manifest, setting.transform, fb.Counters())
     try:
         for future in [source.request(block) for block in chosen]:
             future.result(timeout=30)

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
-from tests.soak.case import Outcome
-from tests.soak.dataset import Setting, row_of
+from tests.soak.case import CaseOutcome
+from tests.soak.dataset import SoakSetting, row_of
 
 import forebay as fb
 from forebay.errors import ForebayError
@@ -24,10 +24,10 @@ class Seen:
     """What the ranks of one epoch were handed: (position, size, arrays of each rank) for each global batch."""
 
     steps: list[tuple[int, int, list[dict[str, np.ndarray]]]] = field(default_factory=list)
-    tally: fb.Tally = field(default_factory=fb.Tally)
+    tally: fb.Counters = field(default_factory=fb.Counters)
 
 
-def epoch(setting: Setting, on_step: OnStep = lambda step: None, *, ranks: int | None = None) -> Seen:
+def epoch(setting: SoakSetting, on_step: OnStep = lambda step: None, *, ranks: int | None = None) -> Seen:
     """One epoch of all ranks in step, each with a loader of its own; raises what the loaders raise."""
     seen, size = Seen(), ranks or setting.ranks
     with ExitStack() as open_loaders:
@@ -36,7 +36,7 @@ def epoch(setting: Setting, on_step: OnStep = lambda step: None, *, ranks: int |
     return seen
 
 
-def take_steps(setting: Setting, ranks: list, seen: Seen, on_step: OnStep = lambda step: None) -> None:
+def take_steps(setting: SoakSetting, ranks: list, seen: Seen, on_step: OnStep = lambda step: None) -> None:
     """The rest of an epoch from one iterator per rank."""
     step = 0
     while True:
@@ -55,7 +55,9 @@ def held(batch: fb.Batch) -> dict[str, np.ndarray]:
     return {name: np.array(array[:rows]) for name, array in batch.items()}
 
 
-def check(setting: Setting, seen: Seen, *, epoch: int | None = None, start: int = 0, ranks: int | None = None) -> None:
+def check(
+    setting: SoakSetting, seen: Seen, *, epoch: int | None = None, start: int = 0, ranks: int | None = None
+) -> None:
     """Assert order, rows, content and digest, from position `start` to the end of the epoch."""
     number, size = setting.epoch if epoch is None else epoch, ranks or setting.ranks
     position, every_id = start, []
@@ -75,11 +77,11 @@ def check(setting: Setting, seen: Seen, *, epoch: int | None = None, start: int 
         assert _digest(setting, seen) == undisturbed_digest(setting, number), "the order digest differs"
 
 
-def undisturbed_digest(setting: Setting, epoch: int) -> str:
+def undisturbed_digest(setting: SoakSetting, epoch: int) -> str:
     return order_digest(setting.plan, epoch=epoch, global_batch=setting.global_batch)
 
 
-def _digest(setting: Setting, seen: Seen) -> str:
+def _digest(setting: SoakSetting, seen: Seen) -> str:
     """`order_digest`, of what was delivered instead of what was planned."""
     manifest, first_ids = setting.plan.manifest, np.asarray(setting.first_ids)
     digest = hashlib.sha256()
@@ -97,20 +99,20 @@ def _difference(found: list[int], expected: list[int]) -> str:
     return f"lost {lost[:5]}, extra {extra[:5]}" if lost or extra else "the same rows in another order"
 
 
-def compare(setting: Setting, run: Callable[[], Seen], *errors: type[ForebayError], names: str = "") -> Outcome:
+def compare(setting: SoakSetting, run: Callable[[], Seen], *errors: type[ForebayError], names: str = "") -> CaseOutcome:
     """The outcome of `run`: equal, or one of `errors` that names `names` and says what to do."""
     try:
         seen = run()
     except errors as error:
         return clear_error(error, names)
     check(setting, seen)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
-def clear_error(error: ForebayError, names: str) -> Outcome:
+def clear_error(error: ForebayError, names: str) -> CaseOutcome:
     """Assert that an error names the object and the remedy."""
     text = str(error)
     assert names in text, f"{type(error).__name__} does not name {names!r}: {text}"
     # A message ends in a sentence that says what to do: at least two sentences.
     assert text.rstrip().endswith(".") and ". " in text, f"{type(error).__name__} names no remedy: {text}"
-    return Outcome("error", type(error).__name__)
+    return CaseOutcome("error", type(error).__name__)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.soak import mounts
-from tests.soak.dataset import Setting
+from tests.soak.dataset import SoakSetting
 from tests.soak.epoch import check, epoch
 from tests.soak.patience import patience
 
@@ -102,7 +102,7 @@ def check_quota(cache: fb.DiskCache) -> None:
     assert used <= cache.quota_bytes, f"the cache takes {used} bytes, its quota is {cache.quota_bytes}"
 
 
-def check_cache(setting: Setting, *, may_be_damaged: bool = False) -> None:
+def check_cache(setting: SoakSetting, *, may_be_damaged: bool = False) -> None:
     """Assert that the cache is consistent, and that an undisturbed epoch over it is right.
 
     With `may_be_damaged`, blocks may have been damaged after they were last used: they are to be found now.

@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tests.soak.case import FAULTS, TERMS, Case
-from tests.soak.slots import Result, Slot, warm_up
-from tests.soak.table import Run, write_table
+from tests.soak.slots import CaseResult, CaseSlot, warm_up
+from tests.soak.table import SoakRun, write_table
 
 NUM_SLOTS = 2
 GROUP_CASES = 10
@@ -49,10 +49,10 @@ def in_batches(cases: list[Case]) -> list[list[Case]]:
     return shared + sorted(alone, key=lambda batch: TERMS[batch[0].fault].share)
 
 
-def run_all(batches: list[list[Case]], num_slots: int = NUM_SLOTS) -> Iterator[Result]:
+def run_all(batches: list[list[Case]], num_slots: int = NUM_SLOTS) -> Iterator[CaseResult]:
     """The results as they come, of all cases."""
     todo: queue.SimpleQueue[list[Case]] = queue.SimpleQueue()
-    done: queue.SimpleQueue[Result | Exception | None] = queue.SimpleQueue()
+    done: queue.SimpleQueue[CaseResult | Exception | None] = queue.SimpleQueue()
     for batch in batches:
         todo.put(batch)
 
@@ -68,8 +68,8 @@ def run_all(batches: list[list[Case]], num_slots: int = NUM_SLOTS) -> Iterator[R
         thread.join()
 
 
-def _work(todo: queue.SimpleQueue[list[Case]], done: queue.SimpleQueue[Result | Exception | None]) -> None:
-    slot = Slot()
+def _work(todo: queue.SimpleQueue[list[Case]], done: queue.SimpleQueue[CaseResult | Exception | None]) -> None:
+    slot = CaseSlot()
     try:
         while True:
             for result in slot.run(todo.get_nowait()):
@@ -109,7 +109,7 @@ def soak(
     console.print(f"{len(chosen)} cases of {len({case.fault for case in chosen})} faults, seed {seed}")
     start = time.monotonic()
     results = _watched(run_all(in_batches(chosen)), chosen, console)
-    run = Run(seed=seed, seconds=time.monotonic() - start, results=results)
+    run = SoakRun(seed=seed, seconds=time.monotonic() - start, results=results)
     console.print(run.text(), markup=False, soft_wrap=True)
     if table:
         write_table(Path(table), run)
@@ -120,7 +120,7 @@ def _matches(name: str, patterns: list[str]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
-def _watched(results: Iterator[Result], cases: list[Case], console: Console) -> list[Result]:
+def _watched(results: Iterator[CaseResult], cases: list[Case], console: Console) -> list[CaseResult]:
     """Show the progress of each fault, and each failure with its replay command as it happens."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
     found = []

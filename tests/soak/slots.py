@@ -32,7 +32,7 @@ _SPARE_S = 15.0
 
 
 @dataclass
-class Result:
+class CaseResult:
     """How a case went: `kind` is an outcome's, or "failed", and then `detail` says why."""
 
     fault: str
@@ -46,7 +46,7 @@ class Result:
         return Case(self.fault, self.seed)
 
 
-def run_here(case: Case, parent: Path | None = None) -> Result:
+def run_here(case: Case, parent: Path | None = None) -> CaseResult:
     """Run a case in this process, in a new folder below `parent`, and look for what it leaves behind."""
     from tests.soak.guards import Before
 
@@ -64,10 +64,10 @@ def run_here(case: Case, parent: Path | None = None) -> Result:
         kind, detail = "failed", traceback.format_exc()
     finally:
         _remove(folder)
-    return Result(case.fault, case.seed, kind, detail, time.monotonic() - start)
+    return CaseResult(case.fault, case.seed, kind, detail, time.monotonic() - start)
 
 
-def run_forked(cases: list[Case]) -> Iterator[Result]:
+def run_forked(cases: list[Case]) -> Iterator[CaseResult]:
     """Run cases one after another in a fork of this process; one that ends the process is a failed case."""
     left = list(cases)
     while left:
@@ -81,7 +81,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _one_fork(cases: list[Case]) -> Iterator[Result]:
+def _one_fork(cases: list[Case]) -> Iterator[CaseResult]:
     # Made and removed here: a case whose process is killed cannot clean up.
     parent = Path(tempfile.mkdtemp(prefix="forebay-soak-"))
     try:
@@ -90,7 +90,7 @@ def _one_fork(cases: list[Case]) -> Iterator[Result]:
         _remove(parent)
 
 
-def _fork(cases: list[Case], parent: Path) -> Iterator[Result]:
+def _fork(cases: list[Case], parent: Path) -> Iterator[CaseResult]:
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed below, and shared with the child before
     start = time.monotonic()
     read, write = os.pipe()
@@ -105,9 +105,9 @@ def _fork(cases: list[Case], parent: Path) -> Iterator[Result]:
             if not line:
                 code = _end(pid, patience_s=0.0)
                 why = f"the process of the case ended ({code}) or stood still.\n{_text(log)}"
-                yield Result(case.fault, case.seed, "failed", why, time.monotonic() - start)
+                yield CaseResult(case.fault, case.seed, "failed", why, time.monotonic() - start)
                 return
-            result, start = Result(**json.loads(line)), time.monotonic()
+            result, start = CaseResult(**json.loads(line)), time.monotonic()
             if result.kind == "failed":
                 # What it left behind would be the next case's trouble.
                 _end(pid, patience_s=0.0)
@@ -185,7 +185,7 @@ def serve(connection: Connection, under_ray: bool) -> None:
         connection.send(None)
 
 
-class Slot:
+class CaseSlot:
     """A process with everything imported, which forks for each case."""
 
     def __init__(self, *, under_ray: bool = True) -> None:
@@ -195,7 +195,7 @@ class Slot:
         self._process.start()
         theirs.close()
 
-    def run(self, cases: list[Case]) -> Iterator[Result]:
+    def run(self, cases: list[Case]) -> Iterator[CaseResult]:
         """Results as they come; `Ready` is waited for first."""
         self.connection.send(cases)
         while result := self.connection.recv():

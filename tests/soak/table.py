@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.soak.case import FAULTS, TERMS
-from tests.soak.slots import Result
+from tests.soak.slots import CaseResult
 
 BEGIN, END = "<!-- soak: begin -->", "<!-- soak: end -->"
 KINDS = ("equal", "error", "skipped", "failed")
 
 
 @dataclass(frozen=True)
-class Run:
+class SoakRun:
     """All results of one seed."""
 
     seed: int
     seconds: float
-    results: list[Result]
+    results: list[CaseResult]
 
     @property
-    def failed(self) -> list[Result]:
+    def failed(self) -> list[CaseResult]:
         return [result for result in self.results if result.kind == "failed"]
 
     def text(self) -> str:
@@ -57,7 +57,7 @@ class Run:
         return rows
 
 
-def write_table(path: Path, run: Run) -> None:
+def write_table(path: Path, run: SoakRun) -> None:
     """Replace what stands between the markers in `path`."""
     before, _, rest = path.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.soak import guards, slots
-from tests.soak.case import FAULTS, TERMS, Case, Fault, Outcome, Terms
-from tests.soak.dataset import Setting, draw
+from tests.soak.case import FAULTS, TERMS, Case, CaseOutcome, CaseTerms, Fault
+from tests.soak.dataset import SoakSetting, draw
 from tests.soak.epoch import Seen, check, clear_error, epoch
 from tests.soak.runner import draw_cases, in_batches
-from tests.soak.slots import Result, run_forked
-from tests.soak.table import BEGIN, END, Run, write_table
+from tests.soak.slots import CaseResult, run_forked
+from tests.soak.table import BEGIN, END, SoakRun, write_table
 
 from forebay.errors import ReadFailed
 
@@ -35,44 +35,44 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
     def register(function: Fault) -> Case:
         monkeypatch.setitem(FAULTS, function.__name__, function)
         deadline_s = 2.0 if function is hangs else 60.0
-        monkeypatch.setitem(TERMS, function.__name__, Terms(expected="", deadline_s=deadline_s))
+        monkeypatch.setitem(TERMS, function.__name__, CaseTerms(expected="", deadline_s=deadline_s))
         return Case(function.__name__, 0)
 
     return register
 
 
-def fine(rng: random.Random, folder: Path) -> Outcome:
-    return Outcome("equal", str(folder.is_dir()))
+def fine(rng: random.Random, folder: Path) -> CaseOutcome:
+    return CaseOutcome("equal", str(folder.is_dir()))
 
 
-def raises(rng: random.Random, folder: Path) -> Outcome:
+def raises(rng: random.Random, folder: Path) -> CaseOutcome:
     raise RuntimeError("not what it should be")
 
 
-def dies(rng: random.Random, folder: Path) -> Outcome:
+def dies(rng: random.Random, folder: Path) -> CaseOutcome:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hangs(rng: random.Random, folder: Path) -> Outcome:
+def hangs(rng: random.Random, folder: Path) -> CaseOutcome:
     time.sleep(60)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
-def leaks_a_thread(rng: random.Random, folder: Path) -> Outcome:
+def leaks_a_thread(rng: random.Random, folder: Path) -> CaseOutcome:
     threading.Thread(target=time.sleep, args=(30,), name="forgotten", daemon=True).start()
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
-def leaks_a_child(rng: random.Random, folder: Path) -> Outcome:
+def leaks_a_child(rng: random.Random, folder: Path) -> CaseOutcome:
     if not os.fork():
         time.sleep(30)
         os._exit(0)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
-def leaks_a_file(rng: random.Random, folder: Path) -> Outcome:
+def leaks_a_file(rng: random.Random, folder: Path) -> CaseOutcome:
     os.open(folder / "forgotten", os.O_CREAT)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_bad_cases_fail_and_the_next_one_runs(register: Register, function: Faul
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Setting:
+def setting(tmp_path: Path) -> SoakSetting:
     return draw(random.Random(1), tmp_path, ranks=2)
 
 
@@ -114,7 +114,7 @@ def _spoiled(name: str, seen: Seen) -> Seen:
 
 
 @pytest.mark.parametrize("name", ["reordered", "lost", "repeated", "content", "cut"])
-def test_wrong_rows_are_found(setting: Setting, name: str) -> None:
+def test_wrong_rows_are_found(setting: SoakSetting, name: str) -> None:
     seen = epoch(setting)
     check(setting, seen)
     assert len(seen.steps[0][2][0]["id"]) > 1
@@ -140,7 +140,7 @@ def test_a_cache_above_its_quota_is_found(tmp_path: Path) -> None:
 def test_cases_are_drawn_by_seed_and_share(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
     register(fine)
     monkeypatch.setitem(FAULTS, "rare", raises)
-    monkeypatch.setitem(TERMS, "rare", Terms(expected="", share=0.05, group="together"))
+    monkeypatch.setitem(TERMS, "rare", CaseTerms(expected="", share=0.05, group="together"))
     drawn = draw_cases(200, 7, ["fine", "rare"])
     assert drawn == draw_cases(200, 7, ["fine", "rare"]) != draw_cases(200, 8, ["fine", "rare"])
     rare = [case for case in drawn if case.fault == "rare"]
@@ -154,8 +154,8 @@ def test_the_table_takes_its_place(register: Register, tmp_path: Path) -> None:
     case = register(fine)
     path = tmp_path / "reliability.md"
     path.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    result = Result(case.fault, 3, "equal", "", 0.5)
-    write_table(path, Run(seed=1, seconds=60.0, results=[result, replace(result, kind="failed")]))
+    result = CaseResult(case.fault, 3, "equal", "", 0.5)
+    write_table(path, SoakRun(seed=1, seconds=60.0, results=[result, replace(result, kind="failed")]))
     text = path.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| fine |  | 2 | 1 | 0 | 0 | 1 | 1 |" in text and "2 cases with seed 1" in text

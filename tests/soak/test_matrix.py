@@ -7,21 +7,21 @@ from collections.abc import Iterator
 import pytest
 from tests.soak.case import FAULTS, TERMS, Case
 from tests.soak.faults import load
-from tests.soak.slots import Slot
+from tests.soak.slots import CaseSlot
 
 load(under_ray=False)
 CASES = [Case(name, seed) for name in FAULTS for seed in range(TERMS[name].quick) if not TERMS[name].group]
 
 
 @pytest.fixture(scope="module")
-def slot() -> Iterator[Slot]:
-    slot = Slot(under_ray=False)
+def slot() -> Iterator[CaseSlot]:
+    slot = CaseSlot(under_ray=False)
     yield slot
     slot.close()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.fault}-{case.seed}")
-def test_fault(slot: Slot, case: Case) -> None:
+def test_fault(slot: CaseSlot, case: Case) -> None:
     (result,) = slot.run([case])
     if result.kind == "skipped":
         pytest.skip(result.detail)

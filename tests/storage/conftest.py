@@ -40,7 +40,7 @@ TOKEN = "delegation-token-of-the-tests"
 
 
 @dataclass(frozen=True)
-class Store:
+class ObjectStore:
     """A bucket (container, folder) of one server. `uri("x")` holds the credentials, `shown("x")` does not."""
 
     name: str
@@ -138,13 +138,13 @@ def s3_port(logs: Path) -> Iterator[int]:
         yield port
 
 
-def s3_store(port: int, name: str = "s3", user: str = "AKIATESTTEST:s3-secret-of-tests") -> Store:
+def s3_store(port: int, name: str = "s3", user: str = "AKIATESTTEST:s3-secret-of-tests") -> ObjectStore:
     options = f"endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1&allow_bucket_creation=true"
-    return Store(name, f"s3://{user}@bucket", options, tuple(user.split(":")))
+    return ObjectStore(name, f"s3://{user}@bucket", options, tuple(user.split(":")))
 
 
 @pytest.fixture
-def s3(s3_port: int) -> Store:
+def s3(s3_port: int) -> ObjectStore:
     store = s3_store(s3_port)
     resolve(store.uri("")).fs.create_dir("bucket")
     return store
@@ -181,14 +181,14 @@ def azurite_port(logs: Path) -> Iterator[int]:
         yield port
 
 
-def azure_store(port: int) -> Store:
+def azure_store(port: int) -> ObjectStore:
     key = quote(AZURITE_KEY, safe="")
     base = f"abfs://{AZURITE_ACCOUNT}@127.0.0.1:{port}/bucket"
-    return Store("azure", base, f"enable_tls=false&account_key={key}", (AZURITE_KEY, key))
+    return ObjectStore("azure", base, f"enable_tls=false&account_key={key}", (AZURITE_KEY, key))
 
 
 @pytest.fixture
-def azure(azurite_port: int) -> Store:
+def azure(azurite_port: int) -> ObjectStore:
     return azure_store(azurite_port)
 
 
@@ -202,8 +202,8 @@ def gcs_port(logs: Path) -> Iterator[int]:
 
 
 @pytest.fixture
-def gcs(gcs_port: int) -> Store:
-    return Store("gcs", "gs://anonymous@bucket", f"endpoint_override=127.0.0.1:{gcs_port}&scheme=http")
+def gcs(gcs_port: int) -> ObjectStore:
+    return ObjectStore("gcs", "gs://anonymous@bucket", f"endpoint_override=127.0.0.1:{gcs_port}&scheme=http")
 
 
 @pytest.fixture(scope="session")
@@ -216,14 +216,14 @@ def webhdfs_port(logs: Path) -> Iterator[int]:
 
 
 @pytest.fixture
-def webhdfs(webhdfs_port: int) -> Store:
-    return Store("webhdfs", f"webhdfs://127.0.0.1:{webhdfs_port}/bucket", f"token={TOKEN}", (TOKEN,))
+def webhdfs(webhdfs_port: int) -> ObjectStore:
+    return ObjectStore("webhdfs", f"webhdfs://127.0.0.1:{webhdfs_port}/bucket", f"token={TOKEN}", (TOKEN,))
 
 
 @pytest.fixture(params=["s3", "azure", "gcs", "webhdfs"])
-def store(request: pytest.FixtureRequest) -> Store:
+def store(request: pytest.FixtureRequest) -> ObjectStore:
     """Each kind of store in turn."""
-    found: Store = request.getfixturevalue(request.param)
+    found: ObjectStore = request.getfixturevalue(request.param)
     return found
 
 
@@ -256,7 +256,7 @@ def faults(proxy_port: int) -> Iterator[Faults]:
 
 
 @pytest.fixture
-def faulty(proxy_port: int, s3: Store) -> Store:
+def faulty(proxy_port: int, s3: ObjectStore) -> ObjectStore:
     """The S3 bucket, seen through the proxy."""
     return s3_store(proxy_port, "faulty")
 
@@ -274,7 +274,7 @@ def read_epochs(manifest: fb.Manifest, cache: fb.DiskCache | None, num_epochs: i
     """A digest of the rows of each epoch in the order in which they come, and what was counted until its end."""
     plan = fb.build_plan(manifest, seed=5, lanes=3, window_rows=60)
     transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense(["x0", "c0"]))
-    digests, sums, tally = [], [], fb.Tally()
+    digests, sums, tally = [], [], fb.Counters()
     with fb.Loader(plan, transform, cache, global_batch=16, as_numpy=True, tally=tally) as loader:
         for _ in range(num_epochs):
             rows = [np.asarray(batch[name]).tobytes() for batch in loader for name in ("id", "x")]

@@ -10,53 +10,53 @@ from typing import Any
 import pytest
 from tests.unit.checkpoint.store_laws import CommitsLaws, commit_at, newest_step
 
-from forebay.checkpoint.checkpoint import CommitDirectory, Commits
-from forebay.checkpoint.config import Safekeeping
-from forebay.checkpoint.files import CommitFiles
-from forebay.checkpoint.local_store import SpooledCommits
+from forebay.checkpoint.checkpoint import CheckpointStore, DirectoryStore
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.local_store import SpooledStore
 from forebay.errors import WriteFailed
 
 
 @pytest.fixture
-def safekeeping(s3: Any) -> Safekeeping:
-    return Safekeeping(uri=s3.uri(f"{uuid.uuid4().hex}/commits"), keep_every=5)
+def safekeeping(s3: Any) -> CheckpointConfig:
+    return CheckpointConfig(uri=s3.uri(f"{uuid.uuid4().hex}/commits"), keep_every=5)
 
 
-class TestCommitDirectory(CommitsLaws):
-    def open(self, safekeeping: Safekeeping) -> Commits:
-        return CommitDirectory(safekeeping.uri, keep_last=safekeeping.keep_last, keep_every=safekeeping.keep_every)
+class TestDirectoryStoreOnServers(CommitsLaws):
+    def open(self, safekeeping: CheckpointConfig) -> CheckpointStore:
+        return DirectoryStore(safekeeping.uri, keep_last=safekeeping.keep_last, keep_every=safekeeping.keep_every)
 
 
-class TestSpooledCommits(CommitsLaws):
+class TestSpooledStoreOnServers(CommitsLaws):
     @pytest.fixture(autouse=True)
     def spools_are_here(self, tmp_path: Path) -> None:
         self._spools = str(tmp_path / "spools")
 
-    def open(self, safekeeping: Safekeeping) -> Commits:
-        return SpooledCommits(safekeeping, self._spools)
+    def open(self, safekeeping: CheckpointConfig) -> CheckpointStore:
+        return SpooledStore(safekeeping, self._spools)
 
 
 @pytest.mark.parametrize("part", ["state.pt", "commit.json"])
 def test_an_upload_that_is_cut_short_is_never_restored(
-    safekeeping: Safekeeping, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+    safekeeping: CheckpointConfig, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = CommitFiles._write
+    original = CheckpointFiles._write
 
-    def cut(self: CommitFiles, path: str, contents: bytes) -> None:
+    def cut(self: CheckpointFiles, path: str, contents: bytes) -> None:
         if self.is_local or not path.endswith(part):
             return original(self, path, contents)
         original(self, path, contents[: len(contents) // 2])
         raise OSError("connection reset")
 
-    with closing(SpooledCommits(safekeeping, str(tmp_path / "spools"))) as commits:
+    with closing(SpooledStore(safekeeping, str(tmp_path / "spools"))) as commits:
         commits.save(commit_at(1))
         commits.flush()
         with monkeypatch.context() as patched:
-            patched.setattr(CommitFiles, "_write", cut)
+            patched.setattr(CheckpointFiles, "_write", cut)
             commits.save(commit_at(2))
             with pytest.raises(WriteFailed, match="commits.*connection reset"):
                 commits.flush()
-        assert CommitDirectory(safekeeping.uri).newest().step == 1  # type: ignore[union-attr]
+        assert DirectoryStore(safekeeping.uri).newest().step == 1  # type: ignore[union-attr]
         assert newest_step(commits) == 2
         commits.flush()
-    assert CommitFiles(safekeeping).steps() == [2, 1]
+    assert CheckpointFiles(safekeeping).steps() == [2, 1]

@@ -30,8 +30,8 @@ def manifest(s3: Any, faulty: Any, parquet_folder: Folder) -> fb.Manifest:
     return fb.scan(faulty.uri("faults"))
 
 
-def ids_read(manifest: fb.Manifest, policy: ReadPolicy, index: int = 0) -> tuple[list[int], fb.Tally]:
-    tally = fb.Tally()
+def ids_read(manifest: fb.Manifest, policy: ReadPolicy, index: int = 0) -> tuple[list[int], fb.Counters]:
+    tally = fb.Counters()
     return RowGroupReader(manifest, policy, tally).read(index, ["id"])["id"].to_pylist(), tally
 
 

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import pytest
 
 import forebay as fb
-from forebay.checkpoint.checkpoint import CommitDirectory
+from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.cli.app import main
 from forebay.errors import ForebayError
 from forebay.manifest.reading import RowGroupReader
@@ -55,7 +55,7 @@ def test_nothing_shown_or_stored_holds_them(
     fb.save_manifest(manifest, tmp_path / "kept/m.parquet")
     place = resolve(store.uri("secret"))
     shown = [repr(manifest), str(manifest[0]), repr(place), place.uri, manifest.root, repr(fb.build_plan(manifest))]
-    shown += [repr(vars(manifest)), repr(RowGroupReader(manifest)), repr(CommitDirectory(store.uri("c"))), printed()]
+    shown += [repr(vars(manifest)), repr(RowGroupReader(manifest)), repr(DirectoryStore(store.uri("c"))), printed()]
     stored = files_below(tmp_path / "kept") + files_below(tmp_path / "cache")
     for secret in store.secrets:
         assert secret not in "".join(shown)

@@ -15,7 +15,7 @@ import torch
 from pyarrow import fs
 
 import forebay as fb
-from forebay.checkpoint.checkpoint import Commit, CommitDirectory
+from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.errors import NoFiles, ReadFailed, SourceChanged
 from forebay.manifest.reading import RowGroupReader
 from forebay.plan.cursor import Cursor
@@ -106,8 +106,8 @@ def test_commits_are_saved_and_restored(store: Any) -> None:
     for step in (1, 2, 3):
         state = {"weights": torch.full((5,), float(step)), "step": step}
         cursor = Cursor(plan_id="p", epoch=0, position=step, global_batch=4)
-        CommitDirectory(uri).save(Commit(step=step, cursor=cursor, world=fb.World(), state=state))
-    restored = CommitDirectory(uri).newest()
+        DirectoryStore(uri).save(Checkpoint(step=step, cursor=cursor, world=fb.World(), state=state))
+    restored = DirectoryStore(uri).newest()
     assert restored is not None
     assert restored.step == 3
     assert restored.cursor.position == 3

@@ -10,11 +10,11 @@ import time
 import pytest
 
 from forebay.errors import InvalidOption
-from forebay.metrics import GAUGES, METRICS, Tally, exported_name
+from forebay.metrics import GAUGES, METRICS, Counters, exported_name
 
 
 def test_adds_up_over_threads() -> None:
-    tally = Tally({"hits": 5})
+    tally = Counters({"hits": 5})
     threads = [threading.Thread(target=lambda: [tally.add("hits") for _ in range(1000)]) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -25,7 +25,7 @@ def test_adds_up_over_threads() -> None:
 
 
 def test_times_and_differences() -> None:
-    tally = Tally()
+    tally = Counters()
     before = tally.as_dict()
 
     def fail() -> None:
@@ -42,12 +42,12 @@ def test_times_and_differences() -> None:
 
 def test_unknown_metrics_are_refused() -> None:
     with pytest.raises(InvalidOption, match="hitz"):
-        Tally().add("hitz")
+        Counters().add("hitz")
     assert all(meaning for meaning in METRICS.values())
 
 
 def test_a_forked_child_can_count_whatever_the_parent_holds() -> None:
-    tally = Tally()
+    tally = Counters()
     with tally._lock:
         child = os.fork()
         if child == 0:

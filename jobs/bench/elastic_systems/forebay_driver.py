@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import ray
 import torch
 from elastic_director import Act, Director, kill_last_rank
-from elastic_log import Log
-from elastic_setting import Setting
+from elastic_log import EventLog
+from elastic_setting import ElasticSetting
 
 import forebay as fb
 from forebay.driver.elastic import client as remote_control
@@ -29,16 +29,16 @@ NAME = "measured"
 ROWS = 4096
 
 
-def run(setting: Setting) -> None:
+def run(setting: ElasticSetting) -> None:
     """One run through the acts of `setting`."""
-    log = Log(setting.log)
+    log = EventLog(setting.log)
     with ExitStack() as stack:
         acts = _node_acts(stack) if setting.scenario == "node" else _acts(setting, log, stack)
         Director(log, acts, end=lambda: remote_control.stop(NAME, "measured")).start()
         fb.run(_job(setting), setting.variant, callbacks=[partial(_note_event, log=log)])
 
 
-def train(worker: fb.Worker, *, log: Log, step_s: float, width: int) -> None:
+def train(worker: fb.Worker, *, log: EventLog, step_s: float, width: int) -> None:
     """The bench's step: one linear layer, and a sleep in place of more work."""
     world = worker.world
     log.note_birth(world.rank, world.size)
@@ -58,10 +58,10 @@ def train(worker: fb.Worker, *, log: Log, step_s: float, width: int) -> None:
     log.note("parted", rank=world.rank, size=world.size)
 
 
-def _job(setting: Setting) -> fb.Job:
+def _job(setting: ElasticSetting) -> fb.Job:
     start = 1 if setting.scenario in ("changes", "commit") else 2
     return fb.Job(
-        train=partial(train, log=Log(setting.log), step_s=setting.step_s, width=setting.width),
+        train=partial(train, log=EventLog(setting.log), step_s=setting.step_s, width=setting.width),
         data=_data(Path(setting.folder)),
         epochs=1000,
         elastic=Elastic(min_workers=1, max_workers=2, start=start),
@@ -79,7 +79,7 @@ def _data(folder: Path) -> fb.Data:
     return fb.Data(plan=fb.build_plan(fb.scan(str(rows))), transform=fb.Transform(x=fb.Dense(["x"])), global_batch=16)
 
 
-def _acts(setting: Setting, log: Log, stack: ExitStack) -> list[Act]:
+def _acts(setting: ElasticSetting, log: EventLog, stack: ExitStack) -> list[Act]:
     ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     stack.callback(ray.shutdown)
     if setting.scenario == "commit":
@@ -98,7 +98,7 @@ def _node_acts(stack: ExitStack) -> list[Act]:
     return [Act("kill a node", 2, lambda: nodes.kill(nodes.others[0])), Act("enough", 1, lambda: None)]
 
 
-def _note_event(event: object, _control: object, *, log: Log) -> None:
+def _note_event(event: object, _control: object, *, log: EventLog) -> None:
     if isinstance(event, Preparing):
         log.note("event", event=event.what)
     elif not isinstance(event, Reported | EpochEnded):

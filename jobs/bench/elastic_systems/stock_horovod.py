@@ -17,8 +17,8 @@ import ray
 import ray._private.state as ray_state
 import torch
 from elastic_director import Act, Director, kill_last_rank
-from elastic_log import Log
-from elastic_setting import Setting
+from elastic_log import EventLog
+from elastic_setting import ElasticSetting
 
 from forebay.testing.drivers.nodes import SmallNodes
 
@@ -58,9 +58,9 @@ class AnyNode(ElasticRayExecutor):  # type: ignore[misc]
         return {"num_cpus": self.cpus_per_slot, "num_gpus": 0}
 
 
-def run(setting: Setting) -> None:
+def run(setting: ElasticSetting) -> None:
     """One run through the acts of `setting`."""
-    log, enough = Log(setting.log), Path(setting.folder) / "enough"
+    log, enough = EventLog(setting.log), Path(setting.folder) / "enough"
     with ExitStack() as stack:
         hosts = ListedHosts(None if setting.scenario == "node" else 1)
         acts = _acts(setting, log, hosts, stack)
@@ -73,8 +73,8 @@ def run(setting: Setting) -> None:
         executor.run(_trainer(setting, str(enough)))
 
 
-def _trainer(setting: Setting, enough: str) -> Any:
-    log, width, step_s = Log(setting.log), setting.width, setting.step_s
+def _trainer(setting: ElasticSetting, enough: str) -> Any:
+    log, width, step_s = EventLog(setting.log), setting.width, setting.step_s
 
     def train() -> None:
         import horovod.torch as hvd  # noqa: PLC0415 - in the worker
@@ -107,7 +107,7 @@ def _trainer(setting: Setting, enough: str) -> Any:
     return train
 
 
-def _acts(setting: Setting, log: Log, hosts: ListedHosts, stack: ExitStack) -> list[Act]:
+def _acts(setting: ElasticSetting, log: EventLog, hosts: ListedHosts, stack: ExitStack) -> list[Act]:
     if setting.scenario == "node":
         nodes = SmallNodes(others=1, cpus=1, head_cpus=1)
         stack.callback(nodes.close)

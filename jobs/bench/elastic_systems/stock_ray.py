@@ -20,8 +20,8 @@ import ray.train
 import torch
 import torch.distributed as dist
 from elastic_director import Act, Director, kill_last_rank
-from elastic_log import Log
-from elastic_setting import Setting
+from elastic_log import EventLog
+from elastic_setting import ElasticSetting
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_model
 
@@ -31,9 +31,9 @@ NOTICE_S = 5.0
 STEPS = 5  # its commits take two seconds each: fewer between two acts will do, but more than three, which warm up
 
 
-def run(setting: Setting) -> None:
+def run(setting: ElasticSetting) -> None:
     """One run through the acts of `setting`."""
-    log, enough = Log(setting.log), Path(setting.folder) / "enough"
+    log, enough = EventLog(setting.log), Path(setting.folder) / "enough"
     start = 2 if setting.scenario == "node" else 1
     with closing(SmallNodes(others=start - 1, cpus=1, head_cpus=1)) as nodes:
         trainer = TorchTrainer(
@@ -61,7 +61,7 @@ def run(setting: Setting) -> None:
 
 def train(config: dict[str, Any]) -> None:
     """The bench's step, restored from and reported with a checkpoint."""
-    log, context = Log(config["log"]), ray.train.get_context()
+    log, context = EventLog(config["log"]), ray.train.get_context()
     rank, size, width = context.get_world_rank(), context.get_world_size(), config["width"]
     log.note_birth(rank, size)
     model, step = torch.nn.Linear(width, width), 0
@@ -106,7 +106,7 @@ def _is_enough(flag: str, size: int) -> bool:
     return bool(is_enough)
 
 
-def _acts(setting: Setting, log: Log, nodes: SmallNodes) -> list[Act]:
+def _acts(setting: ElasticSetting, log: EventLog, nodes: SmallNodes) -> list[Act]:
     if setting.scenario == "commit":
         return [Act("enough", 1, lambda: None, after=setting.commits)]
     if setting.scenario == "node":

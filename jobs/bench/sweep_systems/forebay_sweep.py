@@ -18,8 +18,8 @@ import pyarrow as pa
 import ray
 import torch
 from ray import tune
-from sweep_setting import Facts, Setting
-from sweep_work import COLUMNS, LEARNING_RATES, Account, arrays, model
+from sweep_setting import SweepFacts, SweepSetting
+from sweep_work import COLUMNS, LEARNING_RATES, WorkTotals, arrays, model
 from torch import nn
 
 import forebay as fb
@@ -27,9 +27,9 @@ import forebay as fb
 _QUOTA_BYTES = 20 << 30
 
 
-def facts(setting: Setting) -> Facts:
+def facts(setting: SweepSetting) -> SweepFacts:
     """What this variant is."""
-    return Facts(
+    return SweepFacts(
         version=f"forebay, driver {setting.variant!r}",
         shares="transformed blocks, on the node's disk; with the next sweep as well",
         shuffled="row groups over the data set, rows in windows of 65,536 per lane",
@@ -38,7 +38,7 @@ def facts(setting: Setting) -> Facts:
     )
 
 
-def sweep(setting: Setting) -> dict[str, Any]:
+def sweep(setting: SweepSetting) -> dict[str, Any]:
     """Run it, and say when trials could begin."""
     ray.init(
         address="local",
@@ -73,7 +73,7 @@ def sweep(setting: Setting) -> dict[str, Any]:
 
 def job(told: str, lr: float = 1e-3, num_quantiles: int = 1000) -> fb.Job:
     """`told` is the bench's setting as JSON; `num_quantiles` of the transform: two values make two sets of blocks."""
-    setting = Setting(**json.loads(told))
+    setting = SweepSetting(**json.loads(told))
     manifest = fb.load_manifest(_manifest_path(setting))
     fn = partial(transform, log=setting.transforms_log, num_quantiles=num_quantiles)
     return fb.Job(
@@ -96,11 +96,11 @@ def transform(batch: pa.RecordBatch, log: str, num_quantiles: int) -> dict[str, 
     return arrays(rows, batch["label"].to_numpy(), log, num_quantiles)
 
 
-def train(worker: fb.Worker, setting: Setting, lr: float) -> None:
+def train(worker: fb.Worker, setting: SweepSetting, lr: float) -> None:
     """`fb.fit` is this loop; here it also keeps account of the rows that came."""
     torch.set_num_threads(1)
     network, optimizer = worker.setup(model(), partial(torch.optim.Adam, lr=lr))
-    criterion, account = nn.BCEWithLogitsLoss(), Account(f"{lr:.12g}")
+    criterion, account = nn.BCEWithLogitsLoss(), WorkTotals(f"{lr:.12g}")
     numbers: list[np.ndarray] = []
     for batch in worker.loader():
         loss = worker.backward(batch, lambda part: criterion(network(part["x"]), part["label"]))
@@ -114,5 +114,5 @@ def train(worker: fb.Worker, setting: Setting, lr: float) -> None:
     account.write(setting.trials_log, float(loss))
 
 
-def _manifest_path(setting: Setting) -> str:
+def _manifest_path(setting: SweepSetting) -> str:
     return f"{setting.folder}/manifest.parquet"

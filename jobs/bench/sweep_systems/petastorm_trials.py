@@ -28,17 +28,17 @@ from petastorm.pytorch import BatchedDataLoader
 from petastorm.transform import TransformSpec
 from pyarrow.filesystem import S3FSWrapper
 from s3fs import S3FileSystem
-from sweep_setting import Facts, Setting
-from sweep_work import COLUMNS, LEARNING_RATES, Account, Trainer, arrays
+from sweep_setting import SweepFacts, SweepSetting
+from sweep_work import COLUMNS, LEARNING_RATES, BenchTrainer, WorkTotals, arrays
 
 _CACHE_BYTES = 20 << 30
 _BLOCKS = 8
 """Of a row group, so many are read at once each: columns come in no order, and reading ahead would read them again."""
 
 
-def facts(setting: Setting) -> Facts:
+def facts(setting: SweepSetting) -> SweepFacts:
     """What this variant is."""
-    return Facts(
+    return SweepFacts(
         version="petastorm 0.13.1, pyarrow 14.0.2",
         shares="nothing",
         shuffled="row groups, and rows within each",
@@ -49,7 +49,7 @@ def facts(setting: Setting) -> Facts:
     )
 
 
-def sweep(setting: Setting) -> dict[str, Any]:
+def sweep(setting: SweepSetting) -> dict[str, Any]:
     """Run it, and say when trials could begin."""
     began = time.time()
     low, high = np.log10(LEARNING_RATES)
@@ -60,10 +60,10 @@ def sweep(setting: Setting) -> dict[str, Any]:
     return {"began": began, "ended": time.time(), "best": min(losses)}
 
 
-def trial(setting: Setting, lr: float, number: int) -> float:
+def trial(setting: SweepSetting, lr: float, number: int) -> float:
     """One trial; one reader serves all its epochs, as the loader resets it."""
     warnings.filterwarnings("ignore")
-    account, trainer, loss = Account(str(number)), Trainer(lr, setting.seed), 0.0
+    account, trainer, loss = WorkTotals(str(number)), BenchTrainer(lr, setting.seed), 0.0
     cache = f"{setting.folder}/cache-{number}"
     with BatchedDataLoader(_reader(setting, cache), batch_size=setting.batch) as loader:
         for _ in range(setting.epochs):
@@ -80,7 +80,7 @@ def trial(setting: Setting, lr: float, number: int) -> float:
     return loss
 
 
-def _reader(setting: Setting, cache: str) -> Any:
+def _reader(setting: SweepSetting, cache: str) -> Any:
     options: dict[str, Any] = {}
     if setting.variant == "cache":
         options = {

@@ -23,15 +23,15 @@ import pyarrow as pa
 import pyarrow.fs
 import ray
 from ray import tune
-from sweep_setting import Facts, Setting
-from sweep_work import COLUMNS, LEARNING_RATES, Account, Trainer, arrays
+from sweep_setting import SweepFacts, SweepSetting
+from sweep_work import COLUMNS, LEARNING_RATES, BenchTrainer, WorkTotals, arrays
 
 _PREFETCH = 4
 
 
-def facts(setting: Setting) -> Facts:
+def facts(setting: SweepSetting) -> SweepFacts:
     """What this variant is."""
-    return Facts(
+    return SweepFacts(
         version=f"Ray Tune and Ray Data {ray.__version__}",
         shares="decoded and transformed blocks, in the object store" if setting.variant == "shared" else "nothing",
         shuffled="no",
@@ -44,7 +44,7 @@ def facts(setting: Setting) -> Facts:
     )
 
 
-def sweep(setting: Setting) -> dict[str, Any]:
+def sweep(setting: SweepSetting) -> dict[str, Any]:
     """Run it, and say when trials could begin."""
     warnings.filterwarnings("ignore")
     ray.init(
@@ -75,13 +75,13 @@ def sweep(setting: Setting) -> dict[str, Any]:
     return {"began": began, "ended": time.time(), "best": results.get_best_result().metrics["loss"]}
 
 
-def trial(config: dict[str, Any], setting: Setting, shared: Any) -> None:
+def trial(config: dict[str, Any], setting: SweepSetting, shared: Any) -> None:
     """One trial, as a Tune user writes it."""
     _quiet()
     data = shared if shared is not None else _open(setting)
     if setting.variant == "materialized":
         data = data.materialize()
-    account, trainer, loss = Account(uuid.uuid4().hex), Trainer(config["lr"], setting.seed), 0.0
+    account, trainer, loss = WorkTotals(uuid.uuid4().hex), BenchTrainer(config["lr"], setting.seed), 0.0
     for _ in range(setting.epochs):
         numbers, losses = [], []
         for batch in data.iter_torch_batches(batch_size=setting.batch, prefetch_batches=_PREFETCH):
@@ -94,7 +94,7 @@ def trial(config: dict[str, Any], setting: Setting, shared: Any) -> None:
         tune.report({"loss": loss})
 
 
-def _open(setting: Setting) -> Any:
+def _open(setting: SweepSetting) -> Any:
     store = pa.fs.S3FileSystem(anonymous=True, endpoint_override=setting.endpoint, scheme="http", region="us-east-1")
     paths = [f"bucket/{setting.prefix}/{name}" for name in setting.files]
     data = ray.data.read_parquet(paths, filesystem=store, columns=[*COLUMNS, "label"])

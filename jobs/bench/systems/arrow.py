@@ -17,13 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from features import KINDS
-from setting import Facts, Setting
+from setting import LoaderFacts, LoaderSetting
 
 
 class ArrowDecode:
     """Decoded columns, one row group after the other."""
 
-    facts = Facts(
+    facts = LoaderFacts(
         version=f"pyarrow {pa.__version__}",
         shuffled="no",
         packed="no: columns of one row group",
@@ -31,7 +31,7 @@ class ArrowDecode:
         note="a limit, not a loader: a row group is a batch",
     )
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: LoaderSetting) -> None:
         self._setting = setting
         self._local = threading.local()
         self._threads = 1 if setting.variant == "one thread" else setting.threads

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from features import CITIES, KINDS, MAX_TAGS
-from setting import Facts, Setting
+from setting import LoaderFacts, LoaderSetting
 
 from forebay import CacheSpec, Categorical, Dense, Label, Loader, Ragged, Transform, build_plan, scan
 from forebay.cache.cpu_share import usable_cores
@@ -23,7 +23,7 @@ _QUOTA_BYTES = 20 << 30
 class Forebay:
     """One loader for all epochs of the process."""
 
-    facts = Facts(
+    facts = LoaderFacts(
         version="forebay",
         shuffled="yes: row groups over the data set, rows in windows of 65,536 per lane",
         packed="yes",
@@ -31,7 +31,7 @@ class Forebay:
         note="blocks are checksummed and cached on disk",
     )
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: LoaderSetting) -> None:
         manifest = scan(str(setting.data))
         plan = build_plan(manifest, seed=setting.seed)
         threads = setting.threads if setting.variant == "all cores" else 1

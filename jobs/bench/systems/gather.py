@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from features import pack
-from setting import Facts, Setting
+from setting import LoaderFacts, LoaderSetting
 
 import forebay as fb
 from forebay.kernels import gather
@@ -22,7 +22,7 @@ _NUM_BUFFERS = 4
 class BareGather:
     """Batches of planned rows out of memory."""
 
-    facts = Facts(
+    facts = LoaderFacts(
         version="forebay.kernels.gather",
         shuffled="yes: the order of Forebay's plan",
         packed="yes",
@@ -30,7 +30,7 @@ class BareGather:
         note="a limit, not a loader: all data in memory, all rows planned beforehand, gathered in the trainer's thread",
     )
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: LoaderSetting) -> None:
         self._setting = setting
         manifest = fb.scan(str(setting.data))
         self._plan = fb.build_plan(manifest, seed=setting.seed)

@@ -15,7 +15,7 @@ from typing import Any
 
 import grain
 from rows import pack_rows
-from setting import Facts, Setting
+from setting import LoaderFacts, LoaderSetting
 
 _WINDOW_ROWS = 16_384
 
@@ -23,7 +23,7 @@ _WINDOW_ROWS = 16_384
 class GrainParquet:
     """A pipeline per epoch, with a seed of its own."""
 
-    facts = Facts(
+    facts = LoaderFacts(
         version=f"grain {version('grain')}",
         shuffled=f"rows in windows of {_WINDOW_ROWS:,} per process",
         packed="yes, batched row by row",
@@ -31,7 +31,7 @@ class GrainParquet:
         note="reads the source in every epoch, row by row",
     )
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: LoaderSetting) -> None:
         self._setting = setting
 
     def prepare(self) -> None:

@@ -18,7 +18,7 @@ import litdata
 import numpy as np
 from litdata.streaming.item_loader import ParquetLoader
 from rows import pack_rows, samples, stack
-from setting import Facts, Setting
+from setting import LoaderFacts, LoaderSetting
 
 _PREFETCH = 4
 _CHUNK = "64MB"
@@ -27,11 +27,11 @@ _CHUNK = "64MB"
 class LitData:
     """One loader for all epochs of the process."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: LoaderSetting) -> None:
         self._setting = setting
         self._parquet = setting.variant == "parquet"
         self._loader: litdata.StreamingDataLoader | None = None
-        self.facts = Facts(
+        self.facts = LoaderFacts(
             version=f"litdata {litdata.__version__}",
             shuffled="files, and windows of rows within each"
             if self._parquet

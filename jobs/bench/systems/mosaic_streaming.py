@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import streaming
 from rows import SCALARS, samples
-from setting import Facts, Setting
+from setting import LoaderFacts, LoaderSetting
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
 _PREFETCH = 4
@@ -23,7 +23,7 @@ _PREFETCH = 4
 class MosaicStreaming:
     """One loader for all epochs of the process."""
 
-    facts = Facts(
+    facts = LoaderFacts(
         version=f"mosaicml-streaming {streaming.__version__}",
         shuffled="shards, and rows in blocks of 262,144 (py1e)",
         packed="yes, collated row by row",
@@ -31,7 +31,7 @@ class MosaicStreaming:
         note="converted to MDS first",
     )
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: LoaderSetting) -> None:
         self._setting = setting
         self._loader: StreamingDataLoader | None = None
 

@@ -20,7 +20,7 @@ from features import CITIES, KINDS, MAX_TAGS
 from petastorm import make_batch_reader
 from petastorm.pytorch import BatchedDataLoader
 from petastorm.transform import TransformSpec
-from setting import Facts, Setting
+from setting import LoaderFacts, LoaderSetting
 
 warnings.filterwarnings("ignore", category=FutureWarning)
 _CACHE_BYTES = 20 << 30
@@ -29,10 +29,10 @@ _CACHE_BYTES = 20 << 30
 class Petastorm:
     """One reader and one loader for all epochs of the process."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: LoaderSetting) -> None:
         self._setting = setting
         self._loader: BatchedDataLoader | None = None
-        self.facts = Facts(
+        self.facts = LoaderFacts(
             version="petastorm 0.13.1",
             shuffled="row groups, and rows within each; the same order of row groups in every epoch",
             packed="stacked in the trainer's thread",

@@ -20,7 +20,7 @@ import ray
 import torch
 from features import pack
 from ray.data.collate_fn import ArrowBatchCollateFn
-from setting import Facts, Setting
+from setting import LoaderFacts, LoaderSetting
 
 _SHUFFLE_ROWS = 65_536
 _PREFETCH = 4
@@ -29,7 +29,7 @@ _PREFETCH = 4
 class RayData:
     """A Ray of its own, and one data set for all epochs of the process."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: LoaderSetting) -> None:
         warnings.filterwarnings("ignore")
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         context = ray.data.DataContext.get_current()
@@ -40,7 +40,7 @@ class RayData:
         shuffle = ray.data.FileShuffleConfig(seed=setting.seed) if self._shuffle else None
         self._data = ray.data.read_parquet([str(path) for path in setting.files], shuffle=shuffle)
         self._keep = setting.variant == "materialized"
-        self.facts = Facts(
+        self.facts = LoaderFacts(
             version=f"Ray Data {ray.__version__}",
             shuffled=f"files, and rows in a buffer of {_SHUFFLE_ROWS:,}" if self._shuffle else "no",
             packed="yes, by a collate function",

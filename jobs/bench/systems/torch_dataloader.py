@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 from features import pack
-from setting import Facts, Setting
+from setting import LoaderFacts, LoaderSetting
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 _PREFETCH = 4
@@ -26,7 +26,7 @@ _PREFETCH = 4
 class TorchDataLoader:
     """One loader for all epochs of the process."""
 
-    facts = Facts(
+    facts = LoaderFacts(
         version=f"torch {torch.__version__}",
         shuffled="row groups, and rows within each",
         packed="yes, by our data set",
@@ -34,7 +34,7 @@ class TorchDataLoader:
         note="reads the source in every epoch; each worker ends with a short batch",
     )
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: LoaderSetting) -> None:
         self._rows = ParquetRows(setting)
         self._loader = DataLoader(
             self._rows,
@@ -58,7 +58,7 @@ class TorchDataLoader:
 class ParquetRows(IterableDataset):
     """Batches of the row groups that fall to this worker; what is left of one row group starts the next batch."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: LoaderSetting) -> None:
         self._setting = setting
         # Workers that stay alive see a new epoch through shared memory alone.
         self.number = Value("q", 0)

@@ -13,7 +13,7 @@ from forebay.errors import CorruptFile
 from forebay.manifest.footer import FooterCache
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.storage.deadline import Cancelled
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 from forebay.transform.block import Block
@@ -24,7 +24,7 @@ Origin = Literal["hit", "store", "bypass"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
+class BuildOptions:
     """Under what conditions blocks are made.
 
     `policy`: deadlines and retries of reads; `cancelled`: set to end them. `cores` is entered for what costs a core
@@ -39,7 +39,7 @@ class Conditions:
     peers: Peers | None = None
 
 
-class BlockMaker:
+class BlockBuilder:
     """Makes the blocks of one (manifest, transform) in the calling thread; safe to call from several."""
 
     def __init__(
@@ -48,13 +48,13 @@ class BlockMaker:
         transform: Transform,
         cache: DiskCache | None,
         *,
-        tally: Tally,
-        conditions: Conditions | None = None,
+        tally: Counters,
+        conditions: BuildOptions | None = None,
     ) -> None:
         self._transform = transform
         self._cache = cache
         self._tally = tally
-        self._conditions = conditions or Conditions()
+        self._conditions = conditions or BuildOptions()
         self._columns = manifest.columns if transform.columns is None else transform.columns
         self._reader = RowGroupReader(
             manifest,

@@ -54,7 +54,7 @@ class DataWorkers:
 DEFAULT_WORKERS = DataWorkers()
 
 
-class Cores:
+class CpuShare:
     """A context manager that lets in at most `count` threads at once; of those that wait, the first in line.
 
     A thread lines up when it begins a task and keeps its place until it lines up again. So what was asked for first is

@@ -6,13 +6,13 @@ import os
 import threading
 from concurrent.futures import Future
 
-from forebay.cache.block_builder import BlockMaker, Conditions
-from forebay.cache.cpu_share import DEFAULT_WORKERS, Cores, DataWorkers, keep_off_trainer
+from forebay.cache.block_builder import BlockBuilder, BuildOptions
+from forebay.cache.cpu_share import DEFAULT_WORKERS, CpuShare, DataWorkers, keep_off_trainer
 from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.single_flight import Workers
+from forebay.cache.single_flight import SingleFlightPool
 from forebay.cache.spec import CacheSpec
 from forebay.manifest.manifest import Manifest
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 from forebay.transform.block import Block
 from forebay.transform.transform import Transform
@@ -39,7 +39,7 @@ class LocalSource:
         transform: Transform,
         cache: DiskCache | None,
         *,
-        tally: Tally,
+        tally: Counters,
         workers: DataWorkers = DEFAULT_WORKERS,
         policy: ReadPolicy = DEFAULT_POLICY,
     ) -> None:
@@ -73,22 +73,24 @@ class _Crew:
         manifest: Manifest,
         transform: Transform,
         cache: DiskCache | None,
-        tally: Tally,
+        tally: Counters,
         workers: DataWorkers,
         policy: ReadPolicy,
     ) -> None:
         self.pid = os.getpid()
         self._cancelled = threading.Event()
-        self._cores = Cores(workers.num_cores())
-        conditions = Conditions(policy=policy, cancelled=self._cancelled, cores=self._cores)
-        maker = BlockMaker(manifest, transform, cache, tally=tally, conditions=conditions)
+        self._cores = CpuShare(workers.num_cores())
+        conditions = BuildOptions(policy=policy, cancelled=self._cancelled, cores=self._cores)
+        maker = BlockBuilder(manifest, transform, cache, tally=tally, conditions=conditions)
         self._lease = cache.hold(maker.names.dataset) if cache else None
 
         def make(index: int) -> Block:
             self._cores.line_up()
             return maker.make(index)[0]
 
-        self.workers = Workers(make, num_threads=workers.num_reads, on_start=keep_off_trainer, at_hand=maker.peek)
+        self.workers = SingleFlightPool(
+            make, num_threads=workers.num_reads, on_start=keep_off_trainer, at_hand=maker.peek
+        )
 
     def close(self, timeout_s: float) -> None:
         self._cancelled.set()
@@ -110,6 +112,6 @@ class LocalCache:
         self.disk = spec.open()
         self._workers = spec.data_workers.among(num_processes)
 
-    def source(self, manifest: Manifest, transform: Transform, tally: Tally) -> LocalSource:
+    def source(self, manifest: Manifest, transform: Transform, tally: Counters) -> LocalSource:
         """Blocks by way of this cache."""
         return LocalSource(manifest, transform, self.disk, tally=tally, workers=self._workers)

@@ -16,7 +16,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Workers(Generic[K, T]):
+class SingleFlightPool(Generic[K, T]):
     """At most `num_threads` daemon threads that run `work(task)`; they start when there is something to do.
 
     Each thread calls `on_start` first, which must not fail. `at_hand` is called in the thread that asks: it must not

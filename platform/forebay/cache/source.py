@@ -8,7 +8,7 @@ from typing import Protocol
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.local_source import LocalSource
 from forebay.manifest.manifest import Manifest
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.transform.block import Block
 from forebay.transform.transform import Transform
 
@@ -32,14 +32,14 @@ class BlockSource(Protocol):
 class SourceProvider(Protocol):
     """Something other than this process that serves blocks: the cache actor of a node."""
 
-    def source(self, manifest: Manifest, transform: Transform, tally: Tally) -> BlockSource: ...
+    def source(self, manifest: Manifest, transform: Transform, tally: Counters) -> BlockSource: ...
 
 
 def open_source(
     cache: DiskCache | SourceProvider | None,
     manifest: Manifest,
     transform: Transform,
-    tally: Tally,
+    tally: Counters,
 ) -> BlockSource:
     """The blocks of `manifest` under `transform`, through `cache`.
 

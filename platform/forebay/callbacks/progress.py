@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
-from forebay.callbacks.throughput import Pace
+from forebay.callbacks.throughput import Throughput
 from forebay.events import (
     EpochEnded,
     Event,
@@ -45,7 +45,7 @@ class Progress:
         self._console = console or Console(stderr=True, highlight=False)
         self._clock = clock
         self._began = clock()
-        self._pace = Pace()
+        self._pace = Throughput()
         self._started: Started | None = None
         self._first_batch = 0
         self._bar: _Bar | None = None
@@ -80,7 +80,7 @@ class Progress:
 
     def _start(self, event: Started) -> None:
         self._end_bar()
-        self._started, self._pace = event, Pace()
+        self._started, self._pace = event, Throughput()
         self._say(f"{event.name}: {_workers(event.world_size)}, {event.epochs} epochs of {event.num_batches} steps.")
         self._line_due = None
         if self._console.is_terminal:

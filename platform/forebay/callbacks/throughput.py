@@ -18,7 +18,7 @@ class _Reading:
     wait_s: float
 
 
-class Pace:
+class Throughput:
     """Rates over the last ten seconds or so. Times are of one monotonic clock, in seconds."""
 
     def __init__(self) -> None:

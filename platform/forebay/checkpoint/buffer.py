@@ -5,7 +5,7 @@ from __future__ import annotations
 from forebay.checkpoint.encoded import Bytes
 
 
-class Pad:
+class ReusableBuffer:
     """A file in memory that is written again and again. Its pages stay: fresh ones cost more than the copy into them.
 
     A subclass says where the memory is.

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from forebay.checkpoint.buffer import Pad
-from forebay.checkpoint.config import Safekeeping
-from forebay.checkpoint.encoded import Sealed, TornError
-from forebay.checkpoint.files import CommitFiles
+from forebay.checkpoint.buffer import ReusableBuffer
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint
+from forebay.checkpoint.files import CheckpointFiles
 from forebay.checkpoint.serialization import LoadableTypes, pack, unpack
 from forebay.errors import CursorMismatch
 from forebay.plan.cursor import Cursor
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class Checkpoint:
     """A checkpoint: where the data stands, and all state that training from there needs.
 
     `world` is the one that saved it; any other may restore it. `state` holds tensors, numbers, strings, None, and
@@ -35,7 +35,7 @@ class Commit:
     state: Mapping[str, Any] = field(repr=False)
 
 
-class Commits(Protocol):
+class CheckpointStore(Protocol):
     """Where rank 0 keeps the commits of its run; made by a driver, once per worker process.
 
     Laws: what `save` has returned for is found by `newest` in any later process of the run, whatever becomes of this
@@ -44,10 +44,10 @@ class Commits(Protocol):
     rank 0, one at a time, though on threads of their own; making one costs the other ranks nothing.
     """
 
-    def save(self, commit: Commit) -> None:
+    def save(self, commit: Checkpoint) -> None:
         """Return once `commit` outlives this process. Raises `BadJob` for a state that could not be read back."""
 
-    def newest(self) -> Commit | None:
+    def newest(self) -> Checkpoint | None:
         """The newest commit that is whole, in memory or in storage; None where there is none.
 
         Raises:
@@ -63,25 +63,25 @@ class Commits(Protocol):
         """Let go of what was opened. Saves nothing: `flush` does."""
 
 
-class Sealer:
+class Encoder:
     """Makes commits into bytes that can be made into commits again."""
 
     def __init__(self) -> None:
         self._loadable = LoadableTypes()
 
-    def seal(self, commit: Commit, pad: Pad) -> Sealed:
+    def seal(self, commit: Checkpoint, pad: ReusableBuffer) -> EncodedCheckpoint:
         """`commit` on `pad`, good until the pad is written again. Raises `BadJob` if it could not be read back."""
         state = pack(commit.state, pad)
         self._loadable.check(commit.state, state)
         facts = {"step": commit.step, "cursor": commit.cursor.to_json(), "world": asdict(commit.world)}
-        return Sealed.close(facts, state)
+        return EncodedCheckpoint.close(facts, state)
 
 
-def opened(sealed: Sealed, title: str) -> Commit:
+def opened(sealed: EncodedCheckpoint, title: str) -> Checkpoint:
     """The commit that was sealed; `title` says where it was found.
 
-    Raises `TornError` if it is not whole, and `CursorMismatch` if it is, but cannot be read: one that is older would be
-    no better.
+    Raises `CorruptCheckpoint` if it is not whole, and `CursorMismatch` if it is, but cannot be read: an older one would
+    be no better.
     """
     sealed.check()
     try:
@@ -95,25 +95,25 @@ def opened(sealed: Sealed, title: str) -> Commit:
             f"({str(error).partition(chr(10))[0]:.200}). Use the Forebay and the PyTorch that wrote it, or give "
             "the run a new name."
         ) from error
-    return Commit(step=step, cursor=cursor, world=world, state=state)
+    return Checkpoint(step=step, cursor=cursor, world=world, state=state)
 
 
-class CommitDirectory:
-    """`Commits` without a memory tier: every commit is written below `uri` while the worker waits.
+class DirectoryStore:
+    """`CheckpointStore` without a memory tier: every commit is written below `uri` while the worker waits.
 
     One folder per step: `state.pt`, then the seal `commit.json` with size and checksum. Raises `InvalidOption` for
     bounds that would keep nothing.
     """
 
     def __init__(self, uri: str | os.PathLike[str], *, keep_last: int = 2, keep_every: int | None = None) -> None:
-        self._files = CommitFiles(Safekeeping(uri=os.fspath(uri), keep_last=keep_last, keep_every=keep_every))
-        self._sealer, self._pad = Sealer(), Pad()
+        self._files = CheckpointFiles(CheckpointConfig(uri=os.fspath(uri), keep_last=keep_last, keep_every=keep_every))
+        self._sealer, self._pad = Encoder(), ReusableBuffer()
 
-    def save(self, commit: Commit) -> None:
+    def save(self, commit: Checkpoint) -> None:
         """Write `commit`, seal it, then delete what it supersedes. Raises `OSError` where storage refuses it."""
         self._files.write(self._sealer.seal(commit, self._pad))
 
-    def newest(self) -> Commit | None:
+    def newest(self) -> Checkpoint | None:
         """The newest commit that is whole, or None; those that are torn are logged and passed over."""
         return newest_of(found_in(self._files))
 
@@ -131,20 +131,20 @@ class Found:
     step: int
     nearness: int
     title: str
-    read: Callable[[], Sealed] = field(compare=False)
+    read: Callable[[], EncodedCheckpoint] = field(compare=False)
 
 
-def found_in(files: CommitFiles) -> list[Found]:
+def found_in(files: CheckpointFiles) -> list[Found]:
     """All commits in storage, torn ones too."""
     return [Found(step, 0, files.title(step), partial(files.read, step)) for step in files.steps()]
 
 
-def newest_of(found: Iterable[Found]) -> Commit | None:
+def newest_of(found: Iterable[Found]) -> Checkpoint | None:
     """The newest that is whole, or None; those that are torn are logged and passed over. Raises as `opened` does."""
     for each in sorted(found, reverse=True):
         try:
             commit = opened(each.read(), each.title)
-        except TornError as torn:
+        except CorruptCheckpoint as torn:
             log.warning("The commit of step %d is not whole (%s); looking for the one before it.", each.step, torn)
             continue
         # Memory may have gone on since it was asked what it has.

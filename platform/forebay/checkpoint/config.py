@@ -10,7 +10,7 @@ from forebay.storage.credentials import Access, without_credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Safekeeping:
+class CheckpointConfig:
     """Commits in storage lie below `uri`; one gets there every `storage_every_s` seconds, from memory.
 
     The newest `keep_last` stay, and those whose step is a multiple of `keep_every`, for ever. Credentials within `uri`
@@ -20,7 +20,7 @@ class Safekeeping:
     `patience_s` is how long a worker waits at most for its node's memory to take a commit, which then goes straight to
     storage: the other ranks wait meanwhile, and must not take that for a hang.
 
-    >>> Safekeeping(uri="runs/ctr/commits", keep_every=1000).is_kept(3000)
+    >>> CheckpointConfig(uri="runs/ctr/commits", keep_every=1000).is_kept(3000)
     True
     """
 
@@ -52,7 +52,7 @@ class Safekeeping:
 
         Later steps are left from a future that was given up by going back.
 
-        >>> sorted(Safekeeping(uri="", keep_last=2, keep_every=10).superseded([10, 17, 18, 19, 25], newest=19))
+        >>> sorted(CheckpointConfig(uri="", keep_last=2, keep_every=10).superseded([10, 17, 18, 19, 25], newest=19))
         [17, 25]
         """
         past = sorted((step for step in sealed if step <= newest), reverse=True)

@@ -16,19 +16,19 @@ _CHECKSUM = "xxh3_128"
 Bytes = bytes | memoryview
 
 
-class TornError(Exception):
+class CorruptCheckpoint(Exception):
     """Why a commit cannot be trusted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sealed:
+class EncodedCheckpoint:
     """`facts` with the checksum are what the seal says, `state` is what it speaks of: compared by identity."""
 
     facts: Mapping[str, Any]
     state: Bytes = field(repr=False)
 
     @classmethod
-    def close(cls, facts: Mapping[str, Any], state: Bytes) -> Sealed:
+    def close(cls, facts: Mapping[str, Any], state: Bytes) -> EncodedCheckpoint:
         """Seal `state`; `facts` must survive JSON and name the `step`."""
         sized = {"version": VERSION, **facts, "state_bytes": len(state)}
         return cls(facts={**sized, _CHECKSUM: checksum(sized, state)}, state=state)
@@ -47,23 +47,23 @@ class Sealed:
         return json.dumps(self.facts, indent=1).encode()
 
     def check(self) -> None:
-        """Raises `TornError` where the state is not the one that was sealed."""
+        """Raises `CorruptCheckpoint` where the state is not the one that was sealed."""
         facts = dict(self.facts)
         told = facts.pop(_CHECKSUM, None)
         if len(self.state) != facts.get("state_bytes"):
-            raise TornError(f"{STATE} has {len(self.state)} bytes, the seal says {facts.get('state_bytes')}")
+            raise CorruptCheckpoint(f"{STATE} has {len(self.state)} bytes, the seal says {facts.get('state_bytes')}")
         if told != checksum(facts, self.state):
-            raise TornError("its checksum is wrong")
+            raise CorruptCheckpoint("its checksum is wrong")
 
 
 def facts_of(seal: bytes) -> dict[str, Any]:
-    """The facts of a written seal. Raises `TornError`."""
+    """The facts of a written seal. Raises `CorruptCheckpoint`."""
     try:
         facts = json.loads(seal)
     except (ValueError, RecursionError):
-        raise TornError(f"{SEAL} is cut short") from None
+        raise CorruptCheckpoint(f"{SEAL} is cut short") from None
     if not isinstance(facts, dict):
-        raise TornError(f"{SEAL} holds no facts")
+        raise CorruptCheckpoint(f"{SEAL} holds no facts")
     return facts
 
 

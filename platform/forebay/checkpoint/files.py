@@ -6,8 +6,8 @@ import re
 
 from pyarrow.fs import FileType
 
-from forebay.checkpoint.config import Safekeeping
-from forebay.checkpoint.encoded import SEAL, STATE, VERSION, Bytes, Sealed, TornError, facts_of
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.encoded import SEAL, STATE, VERSION, Bytes, CorruptCheckpoint, EncodedCheckpoint, facts_of
 from forebay.errors import CursorMismatch
 from forebay.storage.credentials import redacting
 from forebay.storage.filesystem import resolve
@@ -20,7 +20,7 @@ STEP_FORM = re.compile(r"step-(\d{9,})")
 READ_POLICY = ReadPolicy(deadline_s=900.0)
 
 
-class CommitFiles:
+class CheckpointFiles:
     """`state.pt` and then its seal `commit.json` in a folder per step: what has no seal was never finished.
 
     One process writes at a time, but for a store that is about to be succeeded and the one that succeeds it: a write
@@ -28,7 +28,7 @@ class CommitFiles:
     checksum finds, and the commit before it is still there.
     """
 
-    def __init__(self, safekeeping: Safekeeping) -> None:
+    def __init__(self, safekeeping: CheckpointConfig) -> None:
         self._safekeeping = safekeeping
         self._place = resolve(safekeeping.uri)
         self._fs = self._place.fs
@@ -43,7 +43,7 @@ class CommitFiles:
         """Whether it is on a file system of this machine."""
         return self._place.is_local
 
-    def write(self, sealed: Sealed) -> None:
+    def write(self, sealed: EncodedCheckpoint) -> None:
         """Write a commit, seal it, then delete what it supersedes, later steps among it. Raises `OSError`."""
         there_before = set(self.steps())
         folder = self._folder(sealed.step)
@@ -54,11 +54,11 @@ class CommitFiles:
         self._write(f"{folder}/{SEAL}", sealed.seal)
         self._retain(sealed.step, there_before)
 
-    def read(self, step: int) -> Sealed:
+    def read(self, step: int) -> EncodedCheckpoint:
         """A commit as it was written, its checksum not looked at.
 
-        Raises `TornError` for one that lacks a part, `ReadFailed` if storage does not answer, and `CursorMismatch` for
-        one of another release.
+        Raises `CorruptCheckpoint` for one that lacks a part, `ReadFailed` if storage does not answer, and
+        `CursorMismatch` for one of another release.
         """
         facts = facts_of(self._read(step, SEAL))
         if facts.get("version", VERSION) != VERSION:
@@ -67,7 +67,7 @@ class CommitFiles:
                 f"{VERSION}. Use the Forebay that wrote it, or give the run a new name.",
                 step=step,
             )
-        return Sealed(facts=facts, state=self._read(step, STATE))
+        return EncodedCheckpoint(facts=facts, state=self._read(step, STATE))
 
     def steps(self) -> list[int]:
         """Steps that have a folder, newest first."""
@@ -110,7 +110,7 @@ class CommitFiles:
         try:
             return read(f"{self.title(step)}/{name}", lambda: self._contents(path), READ_POLICY)
         except FileNotFoundError:
-            raise TornError(f"it has no {name}") from None
+            raise CorruptCheckpoint(f"it has no {name}") from None
 
     def _contents(self, path: str) -> bytes:
         with self._fs.open_input_stream(path) as stream:

@@ -1,4 +1,4 @@
-"""`Commits` for the local driver: on this machine's disk at once, and from there in storage that is elsewhere."""
+"""`CheckpointStore` of the local driver: on this machine's disk at once, then uploaded to remote storage."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.checkpoint.buffer import Pad
-from forebay.checkpoint.checkpoint import Commit, CommitDirectory, Commits, Found, Sealer, found_in, newest_of
-from forebay.checkpoint.config import Safekeeping
-from forebay.checkpoint.encoded import STATE, Sealed
-from forebay.checkpoint.files import CommitFiles
-from forebay.checkpoint.uploader import Uploads
+from forebay.checkpoint.buffer import ReusableBuffer
+from forebay.checkpoint.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    DirectoryStore,
+    Encoder,
+    Found,
+    found_in,
+    newest_of,
+)
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.encoded import STATE, EncodedCheckpoint
+from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.uploader import Uploader
 from forebay.errors import WriteFailed
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import below, resolve
@@ -24,21 +32,21 @@ SPOOLS = "~/.cache/forebay-commits"
 OWNER = "spooled-by"
 
 
-def open_local_commits(safekeeping: Safekeeping) -> Commits:
+def open_local_commits(safekeeping: CheckpointConfig) -> CheckpointStore:
     """The commits of a run whose workers are processes of this machine.
 
     A commit on this machine's own disk outlives every process as soon as it is written, and writing is as quick as
     memory: the kernel keeps it until the disk has it. Storage elsewhere gets them by way of such a folder.
     """
     if resolve(safekeeping.uri).is_local:
-        return DirectCommits(safekeeping.uri, keep_last=safekeeping.keep_last, keep_every=safekeeping.keep_every)
-    return SpooledCommits(safekeeping)
+        return DirectStore(safekeeping.uri, keep_last=safekeeping.keep_last, keep_every=safekeeping.keep_every)
+    return SpooledStore(safekeeping)
 
 
-class DirectCommits(CommitDirectory):
+class DirectStore(DirectoryStore):
     """Straight into storage. What it refuses ends the run, whose user is to know where there is no room."""
 
-    def save(self, commit: Commit) -> None:
+    def save(self, commit: Checkpoint) -> None:
         """Return once `commit` is in storage. Raises `WriteFailed`."""
         try:
             super().save(commit)
@@ -56,32 +64,32 @@ class _Spool:
     """The folder between a worker and storage, while it is in use."""
 
     folder: Path
-    files: CommitFiles
-    uploads: Uploads
+    files: CheckpointFiles
+    uploads: Uploader
 
 
-class SpooledCommits:
-    """`Commits` on this machine's disk, uploaded every `storage_every_s`: a process that is killed loses none.
+class SpooledStore:
+    """`CheckpointStore` on this machine's disk, uploaded every `storage_every_s`: a process that is killed loses none.
 
     A machine that is lost takes along what was saved since the last upload. The folder belongs to the run in storage
     and to no other of the same name: a run that was begun anew there, or went on from another machine, makes the folder
     here worthless, which the word `spooled-by` beside the commits in storage tells.
     """
 
-    def __init__(self, safekeeping: Safekeeping, spools: str = SPOOLS) -> None:
+    def __init__(self, safekeeping: CheckpointConfig, spools: str = SPOOLS) -> None:
         self._safekeeping = safekeeping
         self._spools = Path(spools).expanduser()
-        self._sealer, self._pad = Sealer(), Pad()
+        self._sealer, self._pad = Encoder(), ReusableBuffer()
         self._opened: _Spool | None = None
 
-    def save(self, commit: Commit) -> None:
+    def save(self, commit: Checkpoint) -> None:
         """Return once `commit` is on this machine's disk."""
         spool = self._spool()
         sealed = self._sealer.seal(commit, self._pad)
         spool.files.write(sealed)
         spool.uploads.offer(self._mapped(sealed))
 
-    def newest(self) -> Commit | None:
+    def newest(self) -> Checkpoint | None:
         """The newest whole commit of this machine's disk or in storage."""
         spool = self._spool()
         near = [Found(found.step, 1, found.title, found.read) for found in found_in(spool.files)]
@@ -103,10 +111,10 @@ class SpooledCommits:
 
     def _spool(self) -> _Spool:
         if self._opened is None:
-            uploads = Uploads(self._safekeeping)
+            uploads = Uploader(self._safekeeping)
             folder = self._spools / hashlib.sha256(uploads.files.uri.encode()).hexdigest()[:16]
             self._own(folder, uploads.files.uri)
-            files = CommitFiles(Safekeeping(uri=str(folder), keep_last=self._safekeeping.keep_last))
+            files = CheckpointFiles(CheckpointConfig(uri=str(folder), keep_last=self._safekeeping.keep_last))
             self._opened = _Spool(folder=folder, files=files, uploads=uploads)
             self._offer_what_was_left()
         return self._opened
@@ -139,13 +147,13 @@ class SpooledCommits:
         if left is not None and left.step >= max(stored, default=-1):
             self._opened.uploads.offer(self._opened.files.read(left.step))
 
-    def _mapped(self, sealed: Sealed) -> Sealed:
+    def _mapped(self, sealed: EncodedCheckpoint) -> EncodedCheckpoint:
         """The same from the disk: the pad is for the next one. A file that is deleted stays while it is mapped."""
         assert self._opened is not None
         path = Path(self._opened.files.title(sealed.step)) / STATE
         with path.open("rb") as file:
             state = mmap.mmap(file.fileno(), sealed.num_bytes, access=mmap.ACCESS_READ)
-        return Sealed(facts=sealed.facts, state=memoryview(state))
+        return EncodedCheckpoint(facts=sealed.facts, state=memoryview(state))
 
 
 def _read(uri: str) -> bytes | None:

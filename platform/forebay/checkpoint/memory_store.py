@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forebay.checkpoint.encoded import Sealed, TornError
-from forebay.checkpoint.shared_buffer import Lease, Slot
-from forebay.checkpoint.uploader import Uploads
+from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint
+from forebay.checkpoint.shared_buffer import BufferHandle, SharedBuffer
+from forebay.checkpoint.uploader import Uploader
 from forebay.errors import WriteFailed
 
 log = logging.getLogger(__name__)
 
 Facts = Mapping[str, Any]
 Array = npt.NDArray[np.uint8]
-Replicate = Callable[[Sealed], Awaitable[None]]
+Replicate = Callable[[EncodedCheckpoint], Awaitable[None]]
 """Has a copy made on another node where there is one. Never raises, and gives up on a node that does not answer."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Holding:
+class StoredStep:
     """What a store has. Of two with the same step the origin, to which the worker gave it, knows more."""
 
     step: int
@@ -35,7 +35,7 @@ class Holding:
     num_bytes: int = field(default=0, compare=False)
 
 
-class CommitStore:
+class MemoryStore:
     """Runs as an actor without CPUs; knows nothing of Ray. Those who ask what it has are answered at once.
 
     A worker writes its state and then the seal into the slot that it has leased, and says `commit`. From the seal on
@@ -45,24 +45,24 @@ class CommitStore:
     to die.
     """
 
-    def __init__(self, uploads: Uploads, replicate: Replicate) -> None:
+    def __init__(self, uploads: Uploader, replicate: Replicate) -> None:
         self._uploads = uploads
         self._replicate = replicate
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, SharedBuffer] = {}
         self._numbers = count()
-        self._content: dict[int, Sealed] = {}
+        self._content: dict[int, EncodedCheckpoint] = {}
         self._leased: int | None = None
         self._left: int | None = None
         self._filling: set[int] = set()
         self._begun = self._kept = 0
-        self._newest: Sealed | None = None
+        self._newest: EncodedCheckpoint | None = None
         self._is_origin = False
-        self._replicated: Sealed | None = None
-        self._replicating: Sealed | None = None
+        self._replicated: EncodedCheckpoint | None = None
+        self._replicating: EncodedCheckpoint | None = None
         self._turn = asyncio.Lock()
         self._looking = threading.Lock()
 
-    async def lease(self) -> Lease:
+    async def lease(self) -> BufferHandle:
         """A slot for a new worker, in the place of the one before it, which is gone.
 
         Answers when the commit that was left there is cared for as `commit` would have.
@@ -74,7 +74,7 @@ class CommitStore:
         self._leased = None
         return self._next_lease()
 
-    async def commit(self, number: int) -> Lease:
+    async def commit(self, number: int) -> BufferHandle:
         """Keep what was written into slot `number`; the slot for the next one.
 
         Answers when it has its copy on another node. A worker writes no other before: so a node that is lost takes one
@@ -107,9 +107,9 @@ class CommitStore:
         if ticket < self._kept:
             return
         self._uploads.forget()
-        self._keep(Sealed(facts=facts, state=view), slot.number, ticket, is_origin=False)
+        self._keep(EncodedCheckpoint(facts=facts, state=view), slot.number, ticket, is_origin=False)
 
-    async def holding(self) -> Holding | None:
+    async def holding(self) -> StoredStep | None:
         """Which commit it has."""
         return self._held()
 
@@ -157,10 +157,10 @@ class CommitStore:
         if self._newest is not None and self._newest.step > step:
             self._newest = None
 
-    def _held(self) -> Holding | None:
+    def _held(self) -> StoredStep | None:
         self._look_in()
         newest = self._newest
-        return None if newest is None else Holding(newest.step, self._is_origin, newest.num_bytes)
+        return None if newest is None else StoredStep(newest.step, self._is_origin, newest.num_bytes)
 
     def _look_in(self) -> None:
         """Keep a commit of which the worker has not said yet that it is there, or never will.
@@ -172,20 +172,20 @@ class CommitStore:
                 if number is not None and number not in self._content and (sealed := self._sealed_in(number)):
                     self._keep(sealed, number, self._ticket(), is_origin=True)
 
-    def _sealed_in(self, number: int) -> Sealed | None:
+    def _sealed_in(self, number: int) -> EncodedCheckpoint | None:
         """A whole commit in slot `number`; of one whose worker was thought to be gone, only what is news."""
         try:
             sealed = self._slots[number].sealed()
             if sealed is None:
                 return None
             sealed.check()
-        except TornError as torn:
+        except CorruptCheckpoint as torn:
             log.warning("What a worker has left in memory is no commit (%s).", torn)
             return None
         is_news = self._newest is None or sealed.step > self._newest.step
         return sealed if is_news or number == self._leased else None
 
-    def _said(self, number: int) -> Sealed | None:
+    def _said(self, number: int) -> EncodedCheckpoint | None:
         """What was written into slot `number`, if it is still that of the worker who says so."""
         if number not in (self._leased, self._left):
             return None
@@ -218,7 +218,7 @@ class CommitStore:
             await self._replicate(newest)
             self._replicated, self._replicating = newest, None
 
-    def _next_lease(self) -> Lease:
+    def _next_lease(self) -> BufferHandle:
         # There is one if a new worker has come meanwhile, and this answer is for one that has gone.
         if self._leased is None:
             slot = self._free_slot()
@@ -232,25 +232,25 @@ class CommitStore:
         self._begun += 1
         return self._begun
 
-    def _keep(self, sealed: Sealed, number: int, ticket: int, *, is_origin: bool) -> None:
+    def _keep(self, sealed: EncodedCheckpoint, number: int, ticket: int, *, is_origin: bool) -> None:
         self._content[number] = sealed
         self._newest, self._is_origin, self._kept = sealed, is_origin, ticket
 
-    def _fill(self, slot: Slot, state: Array) -> memoryview:
+    def _fill(self, slot: SharedBuffer, state: Array) -> memoryview:
         try:
             return slot.fill(state.data)
         finally:
             # Here, not where it is waited for: a call that is cancelled leaves this thread writing.
             self._filling.discard(slot.number)
 
-    def _free_slot(self) -> Slot:
+    def _free_slot(self) -> SharedBuffer:
         read = [*self._uploads.holds(), self._newest, self._replicating]
         for slot in self._slots.values():
             content = self._content.get(slot.number)
             is_written = slot.number in (self._leased, self._left) or slot.number in self._filling
             if not is_written and (content is None or content not in read):
                 return slot
-        slot = Slot(next(self._numbers))
+        slot = SharedBuffer(next(self._numbers))
         self._slots[slot.number] = slot
         return slot
 
@@ -262,7 +262,7 @@ class CommitStore:
                 return False
             try:
                 files.read(stored).check()
-            except TornError:
+            except CorruptCheckpoint:
                 continue
             return True
         return False

@@ -22,10 +22,10 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from forebay.checkpoint.config import Safekeeping
-from forebay.checkpoint.encoded import Sealed
-from forebay.checkpoint.memory_store import CommitStore, Holding
-from forebay.checkpoint.uploader import Uploads
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.encoded import EncodedCheckpoint
+from forebay.checkpoint.memory_store import MemoryStore, StoredStep
+from forebay.checkpoint.uploader import Uploader
 from forebay.errors import WriteFailed
 from forebay.ray_cluster.actors import NAMESPACE
 from forebay.ray_cluster.nodes import _alive_nodes, steady_nodes
@@ -48,22 +48,22 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class StoreOwner:
     """Whose commits a store keeps; a store ends when `coordinator` is dead."""
 
     run: str
-    safekeeping: Safekeeping
+    safekeeping: CheckpointConfig
     coordinator: ActorHandle
 
 
-class StoreActor(CommitStore):
+class StoreActor(MemoryStore):
     """A store on its node. Follows the run's coordinator into its end, with the newest commit brought to storage."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: StoreOwner) -> None:
         self._owner = owner
         self._node = ray.get_runtime_context().get_node_id()
-        self._neighbour = _Neighbour(owner, self._node)
-        super().__init__(Uploads(owner.safekeeping), self._neighbour.hold)
+        self._neighbour = _Replica(owner, self._node)
+        super().__init__(Uploader(owner.safekeeping), self._neighbour.hold)
         self._me = ray.get_runtime_context().current_actor
         threading.Thread(target=self._watch, name="forebay-watch", daemon=True).start()
 
@@ -81,16 +81,16 @@ class StoreActor(CommitStore):
             log.error("%s", error)
         ray.kill(self._me)
 
-    def _held_elsewhere(self) -> tuple[Holding, str]:
+    def _held_elsewhere(self) -> tuple[StoredStep, str]:
         others = {node: store for node, store in stores_of(self._owner.run).items() if node != self._node}
         found = [(holding, node) for node, holding in holdings(others).items()]
-        return max(found, default=(Holding(-1, False), ""))
+        return max(found, default=(StoredStep(-1, False), ""))
 
 
-class _Neighbour:
+class _Replica:
     """The store on another node that has a copy of each commit; chosen anew when it does not answer."""
 
-    def __init__(self, owner: Owner, node: str) -> None:
+    def __init__(self, owner: StoreOwner, node: str) -> None:
         self._owner, self._node = owner, node
         self._store: ActorHandle | None = None
         self._store_node = ""
@@ -103,7 +103,7 @@ class _Neighbour:
         with self._looking:
             self._is_retired = True
 
-    async def hold(self, sealed: Sealed) -> None:
+    async def hold(self, sealed: EncodedCheckpoint) -> None:
         """Have `sealed` copied there, if there is another node. Afterwards no third store has any commit."""
         try:
             await asyncio.to_thread(self._look)
@@ -150,7 +150,7 @@ class _Neighbour:
         self._is_settled = True
 
 
-def make_store(owner: Owner, node: str) -> ActorHandle:
+def make_store(owner: StoreOwner, node: str) -> ActorHandle:
     """The store of a run on a node; made if it is not there, which takes a second, for which nobody waits here."""
     return (
         ray.remote(StoreActor)
@@ -177,7 +177,7 @@ def stores_of(run: str) -> Stores:
     return found
 
 
-def holdings(stores: Stores) -> dict[str, Holding]:
+def holdings(stores: Stores) -> dict[str, StoredStep]:
     """What they have, by node. Waits for those that are silent while their nodes are alive, for `SILENT_S`."""
     held, silent = _ask(stores, _holding)
     deadline = time.monotonic() + SILENT_S

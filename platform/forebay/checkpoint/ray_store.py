@@ -13,15 +13,15 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from forebay.checkpoint.buffer import Pad
-from forebay.checkpoint.checkpoint import Commit, Found, Sealer, found_in, newest_of
-from forebay.checkpoint.config import Safekeeping
-from forebay.checkpoint.encoded import Sealed, TornError
-from forebay.checkpoint.files import CommitFiles
-from forebay.checkpoint.memory_store import Holding
+from forebay.checkpoint.buffer import ReusableBuffer
+from forebay.checkpoint.checkpoint import Checkpoint, Encoder, Found, found_in, newest_of
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint
+from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.memory_store import StoredStep
 from forebay.checkpoint.memory_store_actor import (
     REPLICATE_BYTES_PER_S,
-    Owner,
+    StoreOwner,
     Stores,
     end_stores,
     flush_newest,
@@ -31,7 +31,7 @@ from forebay.checkpoint.memory_store_actor import (
     make_store,
     stores_of,
 )
-from forebay.checkpoint.shared_buffer import Desk, Lease, read_slot
+from forebay.checkpoint.shared_buffer import BufferHandle, SharedBufferClient, read_slot
 from forebay.errors import ReadFailed, WriteFailed
 
 START_S = 15.0
@@ -42,9 +42,9 @@ FLUSH_S = 900.0
 log = logging.getLogger(__name__)
 
 
-def open_commits(run: str, safekeeping: Safekeeping, coordinator: ActorHandle) -> StoredCommits:
+def open_commits(run: str, safekeeping: CheckpointConfig, coordinator: ActorHandle) -> RayCheckpointStore:
     """The commits of `run`, in any of its worker processes. `coordinator` is the actor that ends with the run."""
-    return StoredCommits(Owner(run=run, safekeeping=safekeeping, coordinator=coordinator))
+    return RayCheckpointStore(StoreOwner(run=run, safekeeping=safekeeping, coordinator=coordinator))
 
 
 @contextmanager
@@ -69,30 +69,30 @@ def flush_stores(run: str) -> None:
         log.warning("%s", error)
 
 
-class StoredCommits:
+class RayCheckpointStore:
     """`Commits` in the store of this node. While that one is lost, commits go straight to storage, with a warning.
 
     A worker whose coordinator is gone as well is an orphan of a driver that was killed: it ends this process, because
     what it saved would hurt the run that may go on elsewhere.
     """
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: StoreOwner) -> None:
         self._owner = owner
-        self._files = CommitFiles(owner.safekeeping)
+        self._files = CheckpointFiles(owner.safekeeping)
         self._node = ray.get_runtime_context().get_node_id()
-        self._sealer = Sealer()
+        self._sealer = Encoder()
         self._store: ActorHandle | None = None
         self._leasing: Any = None
-        self._lease: Lease | None = None
-        self._desk: Desk | None = None
-        self._spare = Pad()
+        self._lease: BufferHandle | None = None
+        self._desk: SharedBufferClient | None = None
+        self._spare = ReusableBuffer()
         self._patience_s = 0.0
         self._is_starting = True
-        self._saved: Sealed | None = None
-        self._stored: Sealed | None = None
+        self._saved: EncodedCheckpoint | None = None
+        self._stored: EncodedCheckpoint | None = None
         self._latest: int | None = None
 
-    def save(self, commit: Commit) -> None:
+    def save(self, commit: Checkpoint) -> None:
         """Return once `commit` is in the memory of this node, and the one before it on another node too.
 
         The store need not have noticed it yet: it looks for it as soon as somebody asks.
@@ -106,7 +106,7 @@ class StoredCommits:
             self._save_to_storage(sealed, before)
         self._saved = sealed
 
-    def newest(self) -> Commit | None:
+    def newest(self) -> Checkpoint | None:
         """The newest whole commit in the memory of any node, or in storage."""
         stores = stores_of(self._owner.run)
         if self._store is None:
@@ -138,7 +138,7 @@ class StoredCommits:
         """Let go of the store, which stays."""
         self._store = self._leasing = self._lease = self._desk = self._saved = self._stored = None
 
-    def _leased(self) -> Lease | None:
+    def _leased(self) -> BufferHandle | None:
         """The slot to write into; None while there is no store."""
         if self._lease is not None:
             return self._lease
@@ -154,19 +154,19 @@ class StoredCommits:
                 self._lose_store(error)
         return self._lease
 
-    def _place(self) -> tuple[Lease | None, Pad]:
+    def _place(self) -> tuple[BufferHandle | None, ReusableBuffer]:
         """Where to write the next state: a slot of the store, or memory of this process while there is no store."""
         lease = self._leased()
         if lease is None:
             return None, self._spare
         try:
-            self._desk = self._desk or Desk(lease.pid)
+            self._desk = self._desk or SharedBufferClient(lease.pid)
             return lease, self._desk.pad(lease)
         except OSError as error:  # the store has ended since
             self._lose_store(error)
             return None, self._spare
 
-    def _commit(self, lease: Lease, sealed: Sealed, *, goes_on: bool) -> bool:
+    def _commit(self, lease: BufferHandle, sealed: EncodedCheckpoint, *, goes_on: bool) -> bool:
         """Whether the store has it. Its answer is awaited by the next one, unless there may be later ones to give up.
 
         The answer comes with the copy on another node.
@@ -208,7 +208,7 @@ class StoredCommits:
         self._ask_for_store({})
         self._patience_s = 0.0
 
-    def _save_to_storage(self, sealed: Sealed, before: Sealed | None = None) -> None:
+    def _save_to_storage(self, sealed: EncodedCheckpoint, before: EncodedCheckpoint | None = None) -> None:
         """Write a commit past all stores, then have a lost one made anew. `before` is the commit before, if known."""
         stores = stores_of(self._owner.run)
         if self._is_starting:
@@ -222,7 +222,7 @@ class StoredCommits:
         if self._leasing is None:
             self._replace_store()
 
-    def _write(self, sealed: Sealed, before: Sealed | None) -> None:
+    def _write(self, sealed: EncodedCheckpoint, before: EncodedCheckpoint | None) -> None:
         try:
             # The store may have been lost before it wrote one that is to stay for ever.
             if before is not None and before.step < sealed.step and self._is_owed(before):
@@ -236,11 +236,11 @@ class StoredCommits:
                 uri=self._files.uri,
             ) from error
 
-    def _is_owed(self, before: Sealed) -> bool:
+    def _is_owed(self, before: EncodedCheckpoint) -> bool:
         is_kept = self._owner.safekeeping.is_kept(before.step) and before is not self._stored
         return is_kept and before.step not in self._files.sealed_steps()
 
-    def _in_memory(self, stores: Stores, held: dict[str, Holding]) -> Iterator[Found]:
+    def _in_memory(self, stores: Stores, held: dict[str, StoredStep]) -> Iterator[Found]:
         for node, holding in held.items():
             is_here = node == self._node
             read = partial(_read, stores[node], holding.num_bytes, is_here=is_here)
@@ -257,14 +257,14 @@ class StoredCommits:
             return None
 
 
-def _read(store: ActorHandle, num_bytes: int, *, is_here: bool) -> Sealed:
-    """What a store has. Raises `TornError` if it is lost meanwhile, or takes too long for so much."""
+def _read(store: ActorHandle, num_bytes: int, *, is_here: bool) -> EncodedCheckpoint:
+    """What a store has. Raises `CorruptCheckpoint` if it is lost meanwhile, or takes too long for so much."""
     within_s = READ_S + num_bytes / REPLICATE_BYTES_PER_S
     try:
         if is_here:
             facts, path = ray.get(store.shown.remote(), timeout=within_s)
-            return Sealed(facts=facts, state=read_slot(path, facts["state_bytes"]))
+            return EncodedCheckpoint(facts=facts, state=read_slot(path, facts["state_bytes"]))
         facts, state = ray.get(store.given.remote(), timeout=within_s)
-        return Sealed(facts=facts, state=memoryview(state))
+        return EncodedCheckpoint(facts=facts, state=memoryview(state))
     except (RayError, OSError) as error:
-        raise TornError(f"it is lost, with {type(error).__name__}") from error
+        raise CorruptCheckpoint(f"it is lost, with {type(error).__name__}") from error

@@ -9,12 +9,12 @@ from typing import IO, Any, cast
 import torch
 from torch.utils.serialization import config
 
-from forebay.checkpoint.buffer import Pad
+from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.encoded import Bytes
 from forebay.errors import BadJob
 
 
-def pack(state: Mapping[str, Any], pad: Pad) -> memoryview:
+def pack(state: Mapping[str, Any], pad: ReusableBuffer) -> memoryview:
     """`state` as the bytes of a file of `torch.save`, on `pad`."""
     pad.rewind()
     # It takes three quarters of the time, and the seal has a checksum. Without it `unzip` complains, PyTorch does not.

@@ -11,8 +11,8 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.checkpoint.buffer import Pad
-from forebay.checkpoint.encoded import Bytes, Sealed, facts_of
+from forebay.checkpoint.buffer import ReusableBuffer
+from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, facts_of
 
 SEAL_BYTES = 1 << 16
 """Room for the seal, in front of the state: its length, which is written last, and the seal itself."""
@@ -21,7 +21,7 @@ _STEP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class BufferHandle:
     """The slot a worker may write next: its number with the store, and the file that any process of the node opens.
 
     `pid` is the store's process.
@@ -32,7 +32,7 @@ class Lease:
     pid: int
 
 
-class Slot:
+class SharedBuffer:
     """One piece of memory of a store, as large as the states that were written to it.
 
     Nothing has to be cleared away: on Linux it is a file without a name, which ends with the store and with those who
@@ -51,9 +51,9 @@ class Slot:
         weakref.finalize(self, os.close, self._file)
 
     @property
-    def lease(self) -> Lease:
+    def lease(self) -> BufferHandle:
         """For the worker."""
-        return Lease(number=self.number, path=self.path, pid=os.getpid())
+        return BufferHandle(number=self.number, path=self.path, pid=os.getpid())
 
     def view(self, num_bytes: int) -> memoryview:
         """The first `num_bytes` of the state that somebody has written."""
@@ -65,22 +65,22 @@ class Slot:
         """Begin a lease, or a copy: the seal that is there is of an earlier one."""
         os.pwrite(self._file, bytes(_LENGTH_BYTES), 0)
 
-    def sealed(self) -> Sealed | None:
+    def sealed(self) -> EncodedCheckpoint | None:
         """What a worker has written, with its seal; None as long as there is none. Raises `TornError`."""
         length = int.from_bytes(os.pread(self._file, _LENGTH_BYTES, 0), "little")
         if length == 0:
             return None
         facts = facts_of(os.pread(self._file, length, _LENGTH_BYTES))
-        return Sealed(facts=facts, state=self.view(facts["state_bytes"]))
+        return EncodedCheckpoint(facts=facts, state=self.view(facts["state_bytes"]))
 
     def fill(self, content: Bytes) -> memoryview:
         """Write `content` from this process; the view of it."""
-        pad = SlotPad(self.path)
+        pad = SharedBufferWriter(self.path)
         pad.write(content)
         return self.view(len(content))
 
 
-class SlotPad(Pad):
+class SharedBufferWriter(ReusableBuffer):
     """A slot, as the process sees it that writes a state into it."""
 
     def __init__(self, path: str) -> None:
@@ -96,7 +96,7 @@ class SlotPad(Pad):
         os.ftruncate(self._file, max(whole, os.fstat(self._file).st_size))
         return memoryview(mmap.mmap(self._file, whole))[SEAL_BYTES:]
 
-    def seal(self, sealed: Sealed) -> None:
+    def seal(self, sealed: EncodedCheckpoint) -> None:
         """Add the seal of what was written: it is a whole commit now, whatever becomes of this process."""
         seal = sealed.seal
         assert len(seal) <= SEAL_BYTES - _LENGTH_BYTES, "facts are few"
@@ -105,11 +105,11 @@ class SlotPad(Pad):
         os.pwrite(self._file, len(seal).to_bytes(_LENGTH_BYTES, "little"), 0)
 
 
-class Desk:
+class SharedBufferClient:
     """Where a worker writes: the slots of one store, which is process `pid`. Raises `OSError` when that has ended."""
 
     def __init__(self, pid: int) -> None:
-        self._pads: dict[int, SlotPad] = {}
+        self._pads: dict[int, SharedBufferWriter] = {}
         self._life: select.poll | None = None
         if (process := _opened(pid)) is not None:
             weakref.finalize(self, os.close, process)
@@ -121,10 +121,10 @@ class Desk:
         """Whether the store's process surely lives; never where the system cannot tell."""
         return self._life is not None and not self._life.poll(0)
 
-    def pad(self, lease: Lease) -> SlotPad:
+    def pad(self, lease: BufferHandle) -> SharedBufferWriter:
         """The slot, to write into. Raises `OSError` when the store has ended."""
         if lease.number not in self._pads:
-            self._pads[lease.number] = SlotPad(lease.path)
+            self._pads[lease.number] = SharedBufferWriter(lease.path)
         return self._pads[lease.number]
 
 

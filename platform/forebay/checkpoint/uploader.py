@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 
-from forebay.checkpoint.config import Safekeeping
-from forebay.checkpoint.encoded import Sealed
-from forebay.checkpoint.files import CommitFiles
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.encoded import EncodedCheckpoint
+from forebay.checkpoint.files import CheckpointFiles
 from forebay.errors import WriteFailed
 from forebay.storage.credentials import redact
 
@@ -21,7 +21,7 @@ CLOSE_S = 10.0
 log = logging.getLogger(__name__)
 
 
-class Uploads:
+class Uploader:
     """Takes every commit of a run and writes the newest to storage every `storage_every_s`, the first one at once.
 
     Commits to be kept for ever are all written; `offer` waits for a storage that is slower than they come, unless it
@@ -30,22 +30,22 @@ class Uploads:
     names it.
     """
 
-    def __init__(self, safekeeping: Safekeeping) -> None:
+    def __init__(self, safekeeping: CheckpointConfig) -> None:
         self._safekeeping = safekeeping
-        self._files = CommitFiles(safekeeping)
+        self._files = CheckpointFiles(safekeeping)
         self._changed = threading.Condition()
         self._writing = threading.Lock()
-        self._newest: Sealed | None = None
-        self._going_back: Sealed | None = None
-        self._waiting: list[Sealed] = []
-        self._at_work: list[Sealed] = []
-        self._stored: Sealed | None = None
+        self._newest: EncodedCheckpoint | None = None
+        self._going_back: EncodedCheckpoint | None = None
+        self._waiting: list[EncodedCheckpoint] = []
+        self._at_work: list[EncodedCheckpoint] = []
+        self._stored: EncodedCheckpoint | None = None
         self._due_at = 0.0
         self._is_failing = self._is_closing = False
         self._thread: threading.Thread | None = None
 
     @property
-    def files(self) -> CommitFiles:
+    def files(self) -> CheckpointFiles:
         """Where they go."""
         return self._files
 
@@ -55,17 +55,17 @@ class Uploads:
         with self._changed:
             return self._is_settled
 
-    def holds(self) -> list[Sealed]:
+    def holds(self) -> list[EncodedCheckpoint]:
         """What has been offered and may still be read from."""
         with self._changed:
             return [*self._waiting, *self._at_work, *self._unstored]
 
-    def offer(self, sealed: Sealed) -> None:
+    def offer(self, sealed: EncodedCheckpoint) -> None:
         """Take a commit, the newest of the run by now."""
         self.take(sealed)
         self.wait(sealed)
 
-    def take(self, sealed: Sealed) -> None:
+    def take(self, sealed: EncodedCheckpoint) -> None:
         """The part of `offer` that waits for nothing."""
         with self._changed:
             if sealed is self._newest:
@@ -82,7 +82,7 @@ class Uploads:
                 self._thread = threading.Thread(target=self._run, name="forebay-uploads", daemon=True)
                 self._thread.start()
 
-    def wait(self, sealed: Sealed) -> None:
+    def wait(self, sealed: EncodedCheckpoint) -> None:
         """The part of `offer` that waits."""
         with self._changed:
             if sealed in self._waiting:
@@ -119,7 +119,7 @@ class Uploads:
             self._thread.join(CLOSE_S)
 
     @property
-    def _unstored(self) -> list[Sealed]:
+    def _unstored(self) -> list[EncodedCheckpoint]:
         """The newest, if there is one that storage has not got: after `forget`, none is left to be written."""
         return [] if self._newest is None or self._newest is self._stored else [self._newest]
 
@@ -166,7 +166,7 @@ class Uploads:
                     raise
                 self._note(sealed)
 
-    def _take(self, *, everything: bool) -> list[Sealed]:
+    def _take(self, *, everything: bool) -> list[EncodedCheckpoint]:
         """What to write now, the newest last. What is offered meanwhile waits: else a flush might never end."""
         with self._changed:
             taken = list(self._waiting)
@@ -176,12 +176,12 @@ class Uploads:
             self._at_work = taken
             return list(taken)
 
-    def _is_at_work(self, sealed: Sealed) -> bool:
+    def _is_at_work(self, sealed: EncodedCheckpoint) -> bool:
         """Whether it was not forgotten while those before it were written."""
         with self._changed:
             return sealed in self._at_work
 
-    def _note(self, written: Sealed) -> None:
+    def _note(self, written: EncodedCheckpoint) -> None:
         with self._changed:
             self._at_work.remove(written)
             self._stored, self._is_failing = written, False

@@ -20,7 +20,7 @@ from forebay.cli.output import only_the_document, print_json, print_parts, print
 from forebay.cli.sweep_table import headline, trial_table
 from forebay.formatting import human_age
 from forebay.runs.status import RunStatus
-from forebay.sweep.record.status import SweepStanding
+from forebay.sweep.record.status import SweepStatus
 
 COLUMNS = ("run", "driver", "state", "workers", "epoch", "step", "rows/s", "last commit", "age")
 
@@ -78,7 +78,7 @@ def stop(
 
     with _cluster(as_json):
         asked = stop_sweep(run, reason) if is_sweep(run) else remote_control.stop(run, reason)
-    if isinstance(asked, SweepStanding):
+    if isinstance(asked, SweepStatus):
         _say_stopped(asked, reason, as_json)
         return
     before = asked
@@ -88,7 +88,7 @@ def stop(
         typer.echo(f"{run}: ends at its next saved commit, after step {before.step}. It stays in {before.path}.")
 
 
-def _say_stopped(sweep: SweepStanding, reason: str, as_json: bool) -> None:
+def _say_stopped(sweep: SweepStatus, reason: str, as_json: bool) -> None:
     if as_json:
         print_json({"sweep": sweep.name, "reason": reason, "path": sweep.path})
     else:

@@ -8,12 +8,12 @@ from rich.table import Table
 
 from forebay.formatting import count_text, time_text
 from forebay.runs.status import RunStatus
-from forebay.sweep.record.status import SweepStanding, TrialStanding
+from forebay.sweep.record.status import SweepStatus, TrialStatus
 from forebay.sweep.report.live import COLOURS, empty_table, one_line
 from forebay.sweep.report.text import value_text
 
 
-def headline(sweep: SweepStanding) -> str:
+def headline(sweep: SweepStatus) -> str:
     """`sweep ctr: best auc 0.7312 (a1b2_00003), 4 of 4 slots in use, 2:10 until the deadline`."""
     best = (
         "no value yet" if sweep.best is None else f"best {sweep.metric} {value_text(sweep.best)} ({sweep.best_trial})"
@@ -25,7 +25,7 @@ def headline(sweep: SweepStanding) -> str:
     return f"sweep {sweep.name}: {best}{slots}{limit}{stopping}"
 
 
-def trial_table(sweep: SweepStanding, runs: Mapping[str, RunStatus]) -> Table:
+def trial_table(sweep: SweepStatus, runs: Mapping[str, RunStatus]) -> Table:
     """A line per trial, the best one in bold; `runs` are those under way, by name."""
     names = ("trial", "state", "workers", "epochs", sweep.metric, "best", "rows/s", "time")
     table = empty_table(names, sweep.metric)
@@ -36,7 +36,7 @@ def trial_table(sweep: SweepStanding, runs: Mapping[str, RunStatus]) -> Table:
     return table
 
 
-def trial_cells(trial: TrialStanding, run: RunStatus | None) -> tuple[str, ...]:
+def trial_cells(trial: TrialStatus, run: RunStatus | None) -> tuple[str, ...]:
     """A trial's line; `run` is its run if that is under way."""
     return (
         trial.id,

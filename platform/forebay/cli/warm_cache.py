@@ -17,7 +17,7 @@ from forebay.errors import CacheUnusable
 from forebay.formatting import human_bytes
 from forebay.job.job import Job
 from forebay.loader.data import Data
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.transform.block import Block
 
 _PENDING = 8
@@ -38,7 +38,7 @@ def warm_job(path: str, words: Sequence[str], *, all_nodes: bool, as_json: bool)
     return not any(tally["bypasses"] for tally in tallies.values())
 
 
-def _cells(tally: Tally) -> list[str]:
+def _cells(tally: Counters) -> list[str]:
     return [human_bytes(tally[name]) if name.endswith("_bytes") else f"{tally[name]:.0f}" for name in _COUNTED]
 
 
@@ -52,7 +52,7 @@ def _caches(job: Job, *, all_nodes: bool) -> dict[str, DiskCache | SourceProvide
     return dict(attach_all(job.cache))
 
 
-def _warm_nodes(job: Job, caches: dict[str, DiskCache | SourceProvider]) -> dict[str, Tally]:
+def _warm_nodes(job: Job, caches: dict[str, DiskCache | SourceProvider]) -> dict[str, Counters]:
     """Fill all caches at once, one thread a node: the nodes do the work. A line for each, and one for all."""
     datas = [job.data] if job.held_out is None else [job.data, job.held_out]
     node_bytes = sum(data.plan.manifest.num_bytes for data in datas)
@@ -70,8 +70,8 @@ def _warm_nodes(job: Job, caches: dict[str, DiskCache | SourceProvider]) -> dict
         return {node: future.result() for node, future in futures.items()}
 
 
-def _warm_node(datas: Sequence[Data], cache: DiskCache | SourceProvider, advance: Callable[[int], None]) -> Tally:
-    tally = Tally()
+def _warm_node(datas: Sequence[Data], cache: DiskCache | SourceProvider, advance: Callable[[int], None]) -> Counters:
+    tally = Counters()
     for data in datas:
         with named_user("forebay warm"):
             source = open_source(cache, data.plan.manifest, data.transform, tally)

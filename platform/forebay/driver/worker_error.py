@@ -31,7 +31,7 @@ class WorkerTraceback(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Raised:
+class WorkerError:
     """What was raised, where: picklable, whatever the exception holds."""
 
     rank: int
@@ -40,7 +40,7 @@ class Raised:
     pickled: bytes | None
 
     @classmethod
-    def of(cls, error: BaseException, rank: int) -> Raised:
+    def of(cls, error: BaseException, rank: int) -> WorkerError:
         """Describe `error` while it is being handled, with the frames of the train function on."""
         lines = traceback.format_exception(type(error), error, _from_train_function(error.__traceback__))
         return cls(

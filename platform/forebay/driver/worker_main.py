@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.disk.lease import named_user
 from forebay.cache.source import SourceProvider
-from forebay.checkpoint.checkpoint import Commits
+from forebay.checkpoint.checkpoint import CheckpointStore
 from forebay.errors import BadJob, Hung
 from forebay.events import Reporter, Started
-from forebay.runs.worker_spec import Launch
+from forebay.runs.worker_spec import WorkerSpec
 from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.torch_collective import is_timeout
 from forebay.train.worker import Worker
@@ -37,11 +37,11 @@ class Outcome:
 
 
 def work(
-    launch: Launch,
+    launch: WorkerSpec,
     collective: Collective,
     cache: DiskCache | SourceProvider | None,
     reporter: Reporter,
-    commits: Commits,
+    commits: CheckpointStore,
     watch: Watch = _unwatched,
 ) -> Outcome:
     """Train to the end as one of the workers.
@@ -73,7 +73,7 @@ def work(
 
 
 @contextmanager
-def _hang_named(launch: Launch, collective: Collective) -> Iterator[None]:
+def _hang_named(launch: WorkerSpec, collective: Collective) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:

@@ -18,7 +18,7 @@ from forebay.storage.filesystem import resolve
 from forebay.train.batch_size.policy import BatchPolicy, RateScaling
 from forebay.train.collectives.collective import Reduction
 from forebay.train.monitors.monitor import Monitor
-from forebay.train.spec import Assignment
+from forebay.train.spec import TrainSpec
 from forebay.train.worker import Worker
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -156,9 +156,9 @@ class Job:
         return (self.data,) if self.held_out is None else (self.data, self.held_out)
 
     @property
-    def assignment(self) -> Assignment:
+    def assignment(self) -> TrainSpec:
         """What each worker must know of this job."""
-        return Assignment(
+        return TrainSpec(
             data=self.data,
             held_out=self.held_out,
             epochs=self.epochs,

@@ -9,7 +9,7 @@ from forebay.errors import LoaderClosed
 from forebay.loader.batch import Batch
 
 
-class ReadyBatches:
+class BatchQueue:
     """First in, first out. Holds at most `limit_bytes`, and always room for one batch, however large."""
 
     def __init__(self, limit_bytes: int) -> None:

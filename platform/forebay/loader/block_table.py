@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from forebay.errors import SourceChanged, TransformFailed
 from forebay.kernels import gather_arrays
 from forebay.loader.buffers import BufferPool
-from forebay.plan.lanes import Rows
+from forebay.plan.lanes import LaneRows
 from forebay.transform.block import ArraySchema, Block
 
 _ALIGNMENT = 64
 
 
-class Resident:
+class BlockTable:
     """Blocks by slot; `gather` copies any of their rows into one buffer of the pool."""
 
     def __init__(self, block_rows: NDArray[np.int64], pool: BufferPool) -> None:
@@ -30,7 +30,7 @@ class Resident:
         self._schema: ArraySchema | None = None
         self._row_bytes: list[int] = []
 
-    def missing(self, rows: Rows) -> list[int]:
+    def missing(self, rows: LaneRows) -> list[int]:
         """Blocks of `rows` that are not here yet."""
         absent = self._slot_of[rows.block] < 0
         return np.unique(rows.block[absent]).tolist() if absent.any() else []
@@ -55,7 +55,7 @@ class Resident:
         block, self._blocks[slot] = self._blocks[slot], None
         return block
 
-    def gather(self, rows: Rows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
+    def gather(self, rows: LaneRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
         """The rows as arrays [n, ...] in one buffer, and its bytes; None if one of their blocks is `missing`."""
         if self._schema is None:
             return None

@@ -18,8 +18,8 @@ from forebay.cache.source import SourceProvider, open_source
 from forebay.errors import CursorMismatch, ForebayError, InvalidOption, LoaderClosed, whole_number
 from forebay.loader.batch import Batch
 from forebay.loader.buffers import BufferPool
-from forebay.loader.pipeline import Pipeline, Share
-from forebay.metrics import Tally
+from forebay.loader.pipeline import LoaderOptions, Pipeline
+from forebay.metrics import Counters
 from forebay.plan.cursor import Cursor
 from forebay.plan.plan import Last, Plan
 from forebay.transform.transform import Transform
@@ -75,7 +75,7 @@ class Loader:
         last: Last = "balance",
         as_numpy: bool = False,
         prefetch_bytes: int = 256 << 20,
-        tally: Tally | None = None,
+        tally: Counters | None = None,
     ) -> None:
         _check_kinds(plan, transform, cache)
         self.world = world or World()
@@ -86,7 +86,7 @@ class Loader:
                 'Use a smaller global batch, or last="balance".'
             )
         transform.check(plan.manifest)
-        self._share = Share(
+        self._share = LoaderOptions(
             plan=plan,
             world=self.world,
             global_batch=whole_number("global_batch", global_batch),
@@ -95,7 +95,7 @@ class Loader:
             prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
         )
         self._transform, self._cache = transform, cache
-        self.tally = tally or Tally()
+        self.tally = tally or Counters()
         self.dropped_rows = 0
         self._epoch, self._position = whole_number("epoch", epoch), 0
         self._epochs = 0 if epochs is None else whole_number("epochs", epochs)
@@ -285,7 +285,7 @@ def _check_kinds(plan: object, transform: object, cache: object) -> None:
 
 
 def _rebuild(
-    share: Share, transform: Transform, cache: DiskCache | SourceProvider | None, cursor: Cursor, epochs: int
+    share: LoaderOptions, transform: Transform, cache: DiskCache | SourceProvider | None, cursor: Cursor, epochs: int
 ) -> Loader:
     loader = Loader(
         share.plan,

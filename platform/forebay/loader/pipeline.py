@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from forebay.cache.source import BlockSource
 from forebay.errors import LoaderClosed
 from forebay.loader.batch import Batch
-from forebay.loader.batch_queue import ReadyBatches
-from forebay.loader.block_table import Resident, as_tensors
+from forebay.loader.batch_queue import BatchQueue
+from forebay.loader.block_table import BlockTable, as_tensors
 from forebay.loader.buffers import BufferPool
-from forebay.loader.prefetch import Demand
-from forebay.loader.rank_batches import Cut, Part, parts_in_order
-from forebay.loader.serial_executor import Planner
-from forebay.metrics import Tally
-from forebay.plan.lanes import Rows
+from forebay.loader.prefetch import Prefetcher
+from forebay.loader.rank_batches import Cut, RankPart, parts_in_order
+from forebay.loader.serial_executor import SerialExecutor
+from forebay.metrics import Counters
+from forebay.plan.lanes import LaneRows
 from forebay.plan.plan import Last, Plan
 from forebay.transform.block import Block
 from forebay.world import World
@@ -32,7 +32,7 @@ _POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class LoaderOptions:
     """What one rank reads: its part of every global batch."""
 
     plan: Plan
@@ -51,13 +51,13 @@ class Pipeline:
     """
 
     def __init__(
-        self, share: Share, source: BlockSource, pool: BufferPool, tally: Tally, *, epoch: int, position: int
+        self, share: LoaderOptions, source: BlockSource, pool: BufferPool, tally: Counters, *, epoch: int, position: int
     ) -> None:
         self._share, self._source, self._tally = share, source, tally
         self._epoch, self._position = epoch, position
         self.start = epoch, position
         plan = share.plan
-        self._demand = Demand(
+        self._demand = Prefetcher(
             plan,
             source,
             epoch=epoch,
@@ -65,8 +65,8 @@ class Pipeline:
             lanes=plan.owned_lanes(share.world),
             budget_bytes=share.prefetch_bytes // 2,
         )
-        self._resident = Resident(plan.manifest.rows, pool)
-        self._ready = ReadyBatches(share.prefetch_bytes // 2)
+        self._resident = BlockTable(plan.manifest.rows, pool)
+        self._ready = BatchQueue(share.prefetch_bytes // 2)
         self.has_made_all = False
         """Whether every batch is ready or was handed out."""
         self._thread = threading.Thread(target=self._run, name="forebay-gather", daemon=True)
@@ -99,7 +99,7 @@ class Pipeline:
     def _make_batches(self) -> None:
         plan, share = self._share.plan, self._share
         cut = Cut(share.global_batch, share.last, share.world)
-        with closing(Planner()) as planner:
+        with closing(SerialExecutor()) as planner:
             parts = parts_in_order(plan, cut, planner, epoch=self._epoch, position=self._position)
             while part := self._next_part(parts, planner):
                 rows, world_size = part.rows, share.world.size
@@ -112,7 +112,7 @@ class Pipeline:
                 batch.ends_epoch = not plan.batch_size(stop, share.global_batch, last=share.last)
                 self._ready.put(batch, num_bytes)
 
-    def _next_part(self, parts: Iterator[Part], planner: Planner) -> Part | None:
+    def _next_part(self, parts: Iterator[RankPart], planner: SerialExecutor) -> RankPart | None:
         with self._tally.timed("plan_s"):
             part = next(parts, None)
             if part:
@@ -122,7 +122,7 @@ class Pipeline:
                 planner.submit(blocks.clear)
         return part
 
-    def _gather(self, rows: Rows, *, position: int, size: int, weight: float) -> tuple[Batch, int]:
+    def _gather(self, rows: LaneRows, *, position: int, size: int, weight: float) -> tuple[Batch, int]:
         made, borrowed = self._gathered(rows), []
         if made is None:
             borrowed = self._fetch(rows)
@@ -136,11 +136,11 @@ class Pipeline:
         batch.epoch = self._epoch
         return batch, num_bytes
 
-    def _gathered(self, rows: Rows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
+    def _gathered(self, rows: LaneRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
         with self._tally.timed("gather_s"):
             return self._resident.gather(rows)
 
-    def _fetch(self, rows: Rows) -> list[int]:
+    def _fetch(self, rows: LaneRows) -> list[int]:
         """Wait for the blocks of `rows` that are missing; returns those that are here for these rows only."""
         with self._tally.timed("block_wait_s"):
             missing = self._resident.missing(rows)

@@ -28,7 +28,7 @@ class Span(NamedTuple):
     block: int
 
 
-class Demand:
+class Prefetcher:
     """Requests the blocks of a rank's lanes in the order of need.
 
     What the current windows hold is asked for whatever its size: the order cannot go on without it. Beyond that, blocks

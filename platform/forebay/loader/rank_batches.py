@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from forebay.loader.serial_executor import Planner
-from forebay.plan.lanes import Rows
+from forebay.loader.serial_executor import SerialExecutor
+from forebay.plan.lanes import LaneRows
 from forebay.plan.plan import Last, Plan
 from forebay.world import World
 
 _CHUNK_ROWS = 1 << 17
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """One rank's `rows` of the global batch of `size` rows at `position`."""
 
     position: int
     size: int
-    rows: Rows
+    rows: LaneRows
 
 
 class Cut(NamedTuple):
@@ -29,7 +29,7 @@ class Cut(NamedTuple):
     world: World
 
 
-def parts_in_order(plan: Plan, cut: Cut, planner: Planner, *, epoch: int, position: int) -> Iterator[Part]:
+def parts_in_order(plan: Plan, cut: Cut, planner: SerialExecutor, *, epoch: int, position: int) -> Iterator[RankPart]:
     """This rank's part of every global batch from `position` to the end of the epoch.
 
     Many batches are planned at once, since a call costs as much as a thousand rows per lane; the first one alone, so
@@ -51,7 +51,7 @@ def parts_in_order(plan: Plan, cut: Cut, planner: Planner, *, epoch: int, positi
         first = plan.rows_before(done[0][0], lanes)
         for start, size in done:
             own = slice(plan.rows_before(start, lanes) - first, plan.rows_before(start + size, lanes) - first)
-            yield Part(start, size, Rows(rows.block[own], rows.row[own]))
+            yield RankPart(start, size, LaneRows(rows.block[own], rows.row[own]))
 
 
 def _batches(plan: Plan, cut: Cut, position: int, *, least_rows: int) -> list[tuple[int, int]]:
@@ -63,7 +63,7 @@ def _batches(plan: Plan, cut: Cut, position: int, *, least_rows: int) -> list[tu
     return found
 
 
-def _rows(plan: Plan, epoch: int, batches: list[tuple[int, int]], lanes: range) -> Rows:
+def _rows(plan: Plan, epoch: int, batches: list[tuple[int, int]], lanes: range) -> LaneRows:
     if not batches:
-        return Rows(plan.manifest.rows[:0], plan.manifest.rows[:0])
+        return LaneRows(plan.manifest.rows[:0], plan.manifest.rows[:0])
     return plan.rows(epoch, batches[0][0], sum(batches[-1]), lanes)

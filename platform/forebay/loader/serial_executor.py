@@ -7,19 +7,19 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from forebay.cache.single_flight import Workers
+from forebay.cache.single_flight import SingleFlightPool
 
 T = TypeVar("T")
 
 
-class Planner:
+class SerialExecutor:
     """Calls functions one after the other in a daemon thread.
 
     Not a ThreadPoolExecutor: that one takes no more calls once the main thread has ended, whatever other threads do.
     """
 
     def __init__(self) -> None:
-        self._workers: Workers[Callable[[], Any], Any] = Workers(_call, num_threads=1)
+        self._workers: SingleFlightPool[Callable[[], Any], Any] = SingleFlightPool(_call, num_threads=1)
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """The outcome of `function(*arguments)`."""

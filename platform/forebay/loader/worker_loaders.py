@@ -12,11 +12,11 @@ from forebay.cache.source import SourceProvider
 from forebay.loader.batch import Batch
 from forebay.loader.data import Data
 from forebay.loader.loader import Loader
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.world import World
 
 
-class Feed:
+class WorkerLoaders:
     """This rank's part of any `Data`, on its device.
 
     A training loop that raises leaves its loader open in the frames of the traceback; `close` ends those too.
@@ -27,7 +27,7 @@ class Feed:
         self._open: set[Loader] = set()
 
     @contextmanager
-    def loader(self, data: Data, tally: Tally, epochs: int = 1) -> Iterator[Loader]:
+    def loader(self, data: Data, tally: Counters, epochs: int = 1) -> Iterator[Loader]:
         """A loader of `epochs` epochs at the start of the first, closed at the end of the block."""
         with Loader(
             data.plan,
@@ -43,13 +43,13 @@ class Feed:
             yield loader
         self._open.discard(loader)
 
-    def once(self, data: Data, tally: Tally) -> Iterator[Batch]:
+    def once(self, data: Data, tally: Counters) -> Iterator[Batch]:
         """The batches of one epoch."""
         with self.loader(data, tally) as loader:
             for batch in loader:
                 yield self.on_device(batch, tally)
 
-    def on_device(self, batch: Batch, tally: Tally) -> Batch:
+    def on_device(self, batch: Batch, tally: Counters) -> Batch:
         """The batch where the model is. Copies from page-locked memory go on beside the host: they cost little here."""
         if self._device.type == "cpu":
             return batch

@@ -15,7 +15,7 @@ from forebay.manifest.footer import FileVersion, FooterCache, check_chunks, deco
 from forebay.manifest.manifest import Field, Manifest, RowGroup
 from forebay.manifest.pages import DECODE_ERRORS, Pages, decode, fetch
 from forebay.manifest.schemas import missing_column, read_fields
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import etag_of, stat, stat_etag
@@ -46,14 +46,14 @@ class RowGroupReader:
         self,
         manifest: Manifest,
         policy: ReadPolicy = DEFAULT_POLICY,
-        tally: Tally | None = None,
+        tally: Counters | None = None,
         *,
         cancelled: threading.Event | None = None,
         footers: FooterCache | None = None,
     ) -> None:
         self.manifest = manifest
         self._policy = policy
-        self._tally = tally or Tally()
+        self._tally = tally or Counters()
         self._cancelled = cancelled
         self._footers = footers or FooterCache()
 

@@ -31,7 +31,7 @@ def check_statistics(uri: str, footer: pa.Buffer, decoded: pq.FileMetaData) -> N
     widths = [_WIDTHS.get(column.physical_type, column.length) for column in columns]
     content = footer.to_pybytes()[len(MAGIC) :]
     try:
-        problem = next(_short_values(_Walk(content), widths), None)
+        problem = next(_short_values(_StructWalk(content), widths), None)
     except (IndexError, RecursionError):
         problem = "it ends too early"
     if problem:
@@ -42,7 +42,7 @@ def check_statistics(uri: str, footer: pa.Buffer, decoded: pq.FileMetaData) -> N
         )
 
 
-class _Walk:
+class _StructWalk:
     """Goes through the bytes of a struct; whoever walks must `skip` each field that is of no interest."""
 
     def __init__(self, content: bytes) -> None:
@@ -110,7 +110,7 @@ class _Walk:
         return (value >> 1) ^ -(value & 1)
 
 
-def _short_values(walk: _Walk, widths: Sequence[int]) -> Iterator[str]:
+def _short_values(walk: _StructWalk, widths: Sequence[int]) -> Iterator[str]:
     """FileMetaData.row_groups."""
     for number, kind in walk.fields():
         if (number, kind) == (4, _LIST):
@@ -120,7 +120,7 @@ def _short_values(walk: _Walk, widths: Sequence[int]) -> Iterator[str]:
             walk.skip(kind)
 
 
-def _in_row_group(walk: _Walk, widths: Sequence[int]) -> Iterator[str]:
+def _in_row_group(walk: _StructWalk, widths: Sequence[int]) -> Iterator[str]:
     """RowGroup.columns."""
     for number, kind in walk.fields():
         if (number, kind) == (1, _LIST):
@@ -130,7 +130,7 @@ def _in_row_group(walk: _Walk, widths: Sequence[int]) -> Iterator[str]:
             walk.skip(kind)
 
 
-def _in_chunk(walk: _Walk, width: int) -> Iterator[str]:
+def _in_chunk(walk: _StructWalk, width: int) -> Iterator[str]:
     """ColumnChunk.meta_data.statistics."""
     for number, kind in walk.fields():
         if (number, kind) == (3, _STRUCT):
@@ -143,7 +143,7 @@ def _in_chunk(walk: _Walk, width: int) -> Iterator[str]:
             walk.skip(kind)
 
 
-def _in_statistics(walk: _Walk, width: int) -> Iterator[str]:
+def _in_statistics(walk: _StructWalk, width: int) -> Iterator[str]:
     for number, kind in walk.fields():
         if number in _BOUNDS and kind == _BINARY:
             size = walk.binary()

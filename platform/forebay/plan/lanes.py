@@ -14,7 +14,7 @@ from forebay.plan.permute import Ints, derive, permutation, permuted
 _DEAL, _PIECES, _ROWS = 1, 2, 3
 
 
-class Rows(NamedTuple):
+class LaneRows(NamedTuple):
     """Rows of blocks, in order: `block` int64 [n] (number of the row group in the manifest), `row` int64 [n] in it."""
 
     block: Ints
@@ -95,15 +95,15 @@ class LaneEpoch:
     def num_rows(self) -> int:
         return int(self.bounds[-1])
 
-    def rows(self, start: int, stop: int, into: Rows) -> None:
+    def rows(self, start: int, stop: int, into: LaneRows) -> None:
         """Fill `into` with lane rows `start` to `stop`; O(stop - start) and the pieces of the windows they lie in."""
         first, last = np.searchsorted(self.bounds, [start, stop - 1], side="right") - 1
         for window in range(first, last + 1):
             low, high = max(int(self.bounds[window]), start), min(int(self.bounds[window + 1]), stop)
             places = slice(low - start, high - start)
-            self._window_rows(window, low, high, Rows(into.block[places], into.row[places]))
+            self._window_rows(window, low, high, LaneRows(into.block[places], into.row[places]))
 
-    def _window_rows(self, window: int, start: int, stop: int, into: Rows) -> None:
+    def _window_rows(self, window: int, start: int, stop: int, into: LaneRows) -> None:
         low, high = int(self.bounds[window]), int(self.bounds[window + 1])
         line = np.arange(start, stop, dtype=np.int64)
         if self.key is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from forebay.errors import BatchTooSmall, InvalidOption, TooManyRanks, whole_number
 from forebay.manifest.manifest import Manifest
-from forebay.plan.lanes import LaneEpoch, Rows, deal
+from forebay.plan.lanes import LaneEpoch, LaneRows, deal
 from forebay.world import World
 
 PLAN_VERSION = 1
@@ -94,11 +94,11 @@ class Plan:
 
     def batch(
         self, epoch: int, position: int, global_batch: int, world: World | None = None, *, last: Last = "balance"
-    ) -> Rows:
+    ) -> LaneRows:
         """The rows that `world.rank` reads of the global batch at `position`, in position order; all without a world.
 
         Returns:
-            `Rows(block, row)`, int64 [n] each; n may be 0 where the batch has fewer rows than lanes.
+            `LaneRows(block, row)`, int64 [n] each; n may be 0 where the batch has fewer rows than lanes.
 
         Raises:
             InvalidOption: No such epoch or position.
@@ -134,7 +134,7 @@ class Plan:
         columns = self._lane_epoch(epoch, lane).spans()
         return zip(*(column.tolist() for column in columns), strict=True)
 
-    def rows(self, epoch: int, start: int, stop: int, lanes: range) -> Rows:
+    def rows(self, epoch: int, start: int, stop: int, lanes: range) -> LaneRows:
         """The rows of some lanes, next to each other, among positions `start` to `stop`, in position order."""
         ranges = [(lane, self.lane_row(start, lane), self.lane_row(stop, lane)) for lane in lanes]
         ranges = [(lane, low, high) for lane, low, high in ranges if low < high]
@@ -145,8 +145,8 @@ class Plan:
         for lane, low, high in ranges:
             start = low * len(lanes) + lane - lanes.start - first
             places = slice(start, start + (high - low - 1) * len(lanes) + 1, len(lanes))
-            self._lane_epoch(epoch, lane).rows(low, high, Rows(block[places], row[places]))
-        return Rows(block, row)
+            self._lane_epoch(epoch, lane).rows(low, high, LaneRows(block[places], row[places]))
+        return LaneRows(block, row)
 
     def _order_lane(self, epoch: int, lane: int) -> LaneEpoch:
         pieces = self._pieces.take(slice(int(self._lane_pieces[lane]), int(self._lane_pieces[lane + 1])))

@@ -31,7 +31,7 @@ MOST_FAILED_STARTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Hired:
+class SpawnedWorker:
     """A worker process as it was asked for: its actor, and what to wait for until it is warm."""
 
     actor: ActorHandle
@@ -39,7 +39,7 @@ class Hired:
     metadata: Any
 
 
-Hire = Callable[[PlacementGroup], Hired]
+Spawn = Callable[[PlacementGroup], SpawnedWorker]
 """Has a worker process started in a place, and warmed up."""
 
 
@@ -47,10 +47,10 @@ class WorkersCannotStart(Exception):
     """Worker processes failed while they started, again and again, and there is none to train with."""
 
 
-class Seat:
+class PlacedWorker:
     """One place in the cluster, and the worker process in it."""
 
-    def __init__(self, place: PlacementGroup, hire: Hire) -> None:
+    def __init__(self, place: PlacementGroup, hire: Spawn) -> None:
         self.place, self._hire = place, hire
         self._placed_at: float | None = None
         self.node: str | None = None
@@ -103,13 +103,13 @@ class Seat:
         self._hired = self._hire(self.place)
 
 
-class Seats:
+class PlacedWorkerPool:
     """All seats of one run: those of the present world, by rank, and those that are to come."""
 
-    def __init__(self, hire: Hire, bundle: Mapping[str, float], run: str, leave: Callable[[], bool]) -> None:
+    def __init__(self, hire: Spawn, bundle: Mapping[str, float], run: str, leave: Callable[[], bool]) -> None:
         self._hire, self._bundle, self._run, self._leave = hire, dict(bundle), run, leave
-        self.seated: list[Seat] = []
-        self.coming: list[Seat] = []
+        self.seated: list[PlacedWorker] = []
+        self.coming: list[PlacedWorker] = []
         self._failed_starts, self._retry_at = 0, 0.0
 
     def tend(self, wanted: int, leaving: Collection[str]) -> None:
@@ -184,8 +184,8 @@ class Seats:
         self._drop([*self.seated, *self.coming])
         self.seated = []
 
-    def _open(self) -> Seat:
-        return Seat(new_place(self._run, self._bundle), self._hire)
+    def _open(self) -> PlacedWorker:
+        return PlacedWorker(new_place(self._run, self._bundle), self._hire)
 
     def _look_at_coming(self) -> None:
         for seat in self.coming:
@@ -197,7 +197,7 @@ class Seats:
             else:
                 self._failed_starts = 0 if seat.is_warm and not was_warm else self._failed_starts
 
-    def _start_failed(self, seat: Seat, error: RayError) -> None:
+    def _start_failed(self, seat: PlacedWorker, error: RayError) -> None:
         self._failed_starts += 1
         log.warning("A worker process failed while it started: %s", error)
         if self._failed_starts >= MOST_FAILED_STARTS and not self.seated and not any(s.is_warm for s in self.coming):
@@ -206,7 +206,7 @@ class Seats:
         self._retry_at = time.monotonic() + RETRY_S * self._failed_starts
         self._drop([seat])
 
-    def _drop(self, seats: Iterable[Seat]) -> None:
+    def _drop(self, seats: Iterable[PlacedWorker]) -> None:
         gone = list(seats)
         for seat in gone:
             seat.give_up()

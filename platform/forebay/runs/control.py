@@ -6,7 +6,7 @@ import operator
 import threading
 
 from forebay.errors import BatchTooSmall, InvalidOption, whole_number
-from forebay.events import Orders
+from forebay.events import Commands
 from forebay.job.elastic import Elastic
 from forebay.job.job import Job
 
@@ -107,11 +107,11 @@ class Control:
             return asked
 
     @property
-    def orders(self) -> Orders:
+    def orders(self) -> Commands:
         """All that is asked for, as a worker hears it."""
         with self._lock:
             workers = None if self._elastic is None else self._target
-            return Orders(stop=self._stop, workers=workers, global_batch=self._asked_batch)
+            return Commands(stop=self._stop, workers=workers, global_batch=self._asked_batch)
 
     @property
     def stop_reason(self) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Self
 
-from forebay.checkpoint.config import Safekeeping
+from forebay.checkpoint.config import CheckpointConfig
 from forebay.errors import CursorMismatch, RunFailed, WriteFailed
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported, Resized, Started
 from forebay.job.job import Job
@@ -18,7 +18,7 @@ from forebay.runs.control import Control
 from forebay.runs.history import History
 from forebay.runs.result import Result, load_result, save_result
 from forebay.runs.run_folder import claim, claim_new
-from forebay.runs.worker_spec import Launch, title_of
+from forebay.runs.worker_spec import WorkerSpec, title_of
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import below
 
@@ -65,15 +65,15 @@ class Run:
         return Result(name=self.name, path=self.path, plan_id=self.job.data.plan.id, num_epochs=self.job.epochs)
 
     @property
-    def launch(self) -> Launch:
+    def launch(self) -> WorkerSpec:
         """What its workers are started with."""
-        return Launch(
+        return WorkerSpec(
             name=self.name,
             train=self.job.train,
             assignment=self.job.assignment,
             resources=self.job.resources,
             cache=self.job.cache,
-            safekeeping=Safekeeping(
+            safekeeping=CheckpointConfig(
                 uri=below(self.path, "commits"),
                 keep_last=self.job.keep_last,
                 keep_every=self.job.keep_every,

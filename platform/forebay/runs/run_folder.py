@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class RunFolder:
     """Name and folder of a run, held until `release`."""
 
     name: str
@@ -41,7 +41,7 @@ class Claim:
             self.lock.release()
 
 
-def claim(storage: str, name: str) -> Claim:
+def claim(storage: str, name: str) -> RunFolder:
     """The folder of the run `name`, made if need be.
 
     Raises `InvalidOption` where that run is under way, or a folder cannot be made or written.
@@ -55,21 +55,21 @@ def claim(storage: str, name: str) -> Claim:
             name=name,
         )
     if not place.is_local:
-        return Claim(name=name, path=path)
+        return RunFolder(name=name, path=path)
     try:
         Path(place.path).mkdir(parents=True, exist_ok=True)
-        return Claim(name=name, path=path, lock=_lock(place, name))
+        return RunFolder(name=name, path=path, lock=_lock(place, name))
     except OSError as error:
         if error.errno in NO_LOCKS:
             log.warning("%s knows no locks (%s): run %r from one place at a time.", path, error, name)
-            return Claim(name=name, path=path)
+            return RunFolder(name=name, path=path)
         raise InvalidOption(
             f"the folder {path} of run {name!r} cannot be written ({error}). Give the run another name or storage.",
             name=name,
         ) from error
 
 
-def claim_new(storage: str, title: str) -> Claim:
+def claim_new(storage: str, title: str) -> RunFolder:
     """The folder of a run that nobody has named: `title`, or `title-2`, ... if there is one.
 
     The folder is made at once: two jobs that start in one second must not come to the same name. (A bucket has no

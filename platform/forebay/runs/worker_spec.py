@@ -8,28 +8,28 @@ import cloudpickle
 import torch
 
 from forebay.cache.spec import CacheSpec
-from forebay.checkpoint.config import Safekeeping
+from forebay.checkpoint.config import CheckpointConfig
 from forebay.errors import BadJob, InvalidOption
 from forebay.job.job import Resources
 from forebay.pickling import own_code_by_value
-from forebay.train.spec import Assignment
+from forebay.train.spec import TrainSpec
 from forebay.train.worker import TrainFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class WorkerSpec:
     """Everything a worker needs besides its place among the others."""
 
     name: str
     train: TrainFunction
-    assignment: Assignment
+    assignment: TrainSpec
     resources: Resources
     cache: CacheSpec | None
-    safekeeping: Safekeeping
+    safekeeping: CheckpointConfig
     hang_timeout_s: float = 120.0
 
 
-def pack(launch: Launch) -> bytes:
+def pack(launch: WorkerSpec) -> bytes:
     """Pickle `launch` for another process.
 
     Code of installed packages travels as names. Code of the user's own files (a job loaded by path, a notebook, a test)
@@ -50,10 +50,10 @@ def pack(launch: Launch) -> bytes:
             ) from error
 
 
-def unpack(payload: bytes) -> Launch:
+def unpack(payload: bytes) -> WorkerSpec:
     """What `pack` was given."""
     launch = cloudpickle.loads(payload)
-    assert isinstance(launch, Launch)
+    assert isinstance(launch, WorkerSpec)
     return launch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from forebay.job.job import Job
 from forebay.ray_cluster.nodes import worker_capacity
-from forebay.sweep.space import Choice, Domain, Foreign, Grid, WholeNumbers, depends_on_others, example_of
+from forebay.sweep.space import Choice, Domain, Grid, TuneDomain, WholeNumbers, depends_on_others, example_of
 from forebay.sweep.sweep import Sweep
 
 MAX_WORDS = 8
@@ -64,9 +64,9 @@ def _far_values(domain: Domain) -> list[Any]:
             return [domain.high]
         case Choice() | Grid():
             return _far(list(domain.values))
-        case Foreign() if getattr(domain.domain, "categories", None) is not None:
+        case TuneDomain() if getattr(domain.domain, "categories", None) is not None:
             return _far(list(domain.domain.categories))
-        case Foreign() if isinstance(upper := getattr(domain.domain, "upper", None), int):
+        case TuneDomain() if isinstance(upper := getattr(domain.domain, "upper", None), int):
             return [upper - 1]
     return []
 

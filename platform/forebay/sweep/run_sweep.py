@@ -25,32 +25,32 @@ from forebay.errors import InvalidOption, SweepFailed
 from forebay.job.job import Job
 from forebay.ray_cluster.nodes import worker_capacity
 from forebay.ray_cluster.session import ray_session, train_environment
-from forebay.runs.run_folder import Claim, claim, claim_new
+from forebay.runs.run_folder import RunFolder, claim, claim_new
 from forebay.storage.filesystem import resolve
-from forebay.sweep.deadline.allocator import Allotting
+from forebay.sweep.deadline.allocator import WorkerAllocator
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
 from forebay.sweep.deadline.trial_workers import RayTrialWorkers
 from forebay.sweep.largest_job import check_greatest, greatest_job
 from forebay.sweep.layout import TUNE
 from forebay.sweep.record.backfill import fill_in
 from forebay.sweep.record.record import Record, State, load_record
-from forebay.sweep.record.recorder import Recorder
+from forebay.sweep.record.recorder import SweepRecorder
 from forebay.sweep.record.status_actor import open_board
 from forebay.sweep.report.live import showing
 from forebay.sweep.report.page import write_page
 from forebay.sweep.result import SweepResult
-from forebay.sweep.space import Choice, Domain, Foreign, Grid, Uniform, WholeNumbers
+from forebay.sweep.space import Choice, Domain, Grid, TuneDomain, Uniform, WholeNumbers
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial.trainable import TrialRun
-from forebay.sweep.trial_spec import Task, pack, unpack
-from forebay.sweep.tune.cleanup import Leftovers
+from forebay.sweep.trial_spec import TrialSpec, pack, unpack
+from forebay.sweep.tune.cleanup import PlacementCleanup
 from forebay.sweep.tune.filesystems import whole_files, without_secrets
 from forebay.sweep.tune.resume import Restored, trials_of_before
 from forebay.sweep.tune.search import check_population, limit_trials, most_at_once, scheduler_of, searcher_of
 from forebay.sweep.tune.settings import Silent, interrupts, tune_settings
-from forebay.sweep.tune.stopper import Ending, Parted, hung_up_bell
+from forebay.sweep.tune.stopper import SweepStopped, SweepStopper, hung_up_bell
 
-_TASKS: dict[bytes, Task] = {}
+_TASKS: dict[bytes, TrialSpec] = {}
 """What was packed in this process, by what it was packed into."""
 NO_CPU = {"CPU": 0, "memory": 1 << 20}
 """What a trial's own process asks for: nothing would be refused, and Tune's default is a CPU."""
@@ -72,14 +72,14 @@ def tune_sweep(sweep: Sweep, job: Job, *, show: bool, began: float) -> SweepResu
 class _Tuning:
     """One start of a sweep, whose folder is held."""
 
-    def __init__(self, sweep: Sweep, job: Job, held: Claim, began: float) -> None:
+    def __init__(self, sweep: Sweep, job: Job, held: RunFolder, began: float) -> None:
         self._sweep, self._job, self._began = sweep, job, began
         self._name, self._path = held.name, held.path
         self._workers = RayTrialWorkers(self._name)
 
     def run(self, scheduler: TrialScheduler, searcher: Any, *, show: bool) -> SweepResult:
         deadline_s = self._deadline_s(scheduler)
-        record, ending = self._record(deadline_s), Ending(deadline_s, self._began)
+        record, ending = self._record(deadline_s), SweepStopper(deadline_s, self._began)
         known = trials_of_before(self._path, record)
         check_population(
             scheduler,
@@ -94,7 +94,7 @@ class _Tuning:
             board = stack.enter_context(open_board(record, self._path))
             live = stack.enter_context(showing(show))
             held = self._workers.lately_held if self._is_steered else None
-            recorder = Recorder(record, self._path, self._began, held=held, tells=(board.show, live))
+            recorder = SweepRecorder(record, self._path, self._began, held=held, tells=(board.show, live))
             ending.listen(bell, lambda: board.stop_reason)
             stack.enter_context(interrupts(ending.interrupt))
             try:
@@ -102,7 +102,7 @@ class _Tuning:
                 restored = Restored(known or frozenset(), self._path, self._sweep.max_failures)
                 callbacks = [restored, *self._steering(scheduler), recorder, Silent(), ending]
                 self._tune(scheduler, searcher, callbacks, bell, is_restart=known is not None)
-            except Parted:
+            except SweepStopped:
                 state: State = "pending" if ending.is_interrupted else "stopped"
                 for trial_id in ending.unfinished:
                     record.put(record.trials[trial_id].entered(state, record.elapsed_s))
@@ -177,7 +177,10 @@ class _Tuning:
     def _steering(self, scheduler: TrialScheduler) -> list[tune.Callback]:
         if not self._is_steered:
             return []
-        return [Leftovers(self._name), Allotting(self._workers, self._atoms, scheduler, self._job.min_workers)]
+        return [
+            PlacementCleanup(self._name),
+            WorkerAllocator(self._workers, self._atoms, scheduler, self._job.min_workers),
+        ]
 
     def _atoms(self) -> int:
         return worker_capacity(cpus=self._job.resources.cpus, gpus=self._job.resources.gpus)
@@ -252,12 +255,12 @@ def _tune_domain(domain: Domain) -> Any:
             return tune.choice(list(domain.values))
         case Grid():
             return tune.grid_search(list(domain.values))
-        case Foreign():
+        case TuneDomain():
             return domain.domain
 
 
 def _is_log(domain: Domain) -> bool:
-    return isinstance(domain, Foreign) and "Log" in type(getattr(domain.domain, "sampler", None)).__name__
+    return isinstance(domain, TuneDomain) and "Log" in type(getattr(domain.domain, "sampler", None)).__name__
 
 
 def _resources(
@@ -280,13 +283,13 @@ def _share(job: Job) -> Mapping[str, float]:
     return {"CPU": job.min_workers * job.resources.cpus, "GPU": job.min_workers * job.resources.gpus}
 
 
-def _unpacked(payload: bytes) -> Task:
+def _unpacked(payload: bytes) -> TrialSpec:
     # What is unpickled in the process that pickled it puts its methods, cut down, into the user's own classes.
     return _TASKS.get(payload) or unpack(payload)
 
 
 @contextmanager
-def _claimed(sweep: Sweep) -> Iterator[Claim]:
+def _claimed(sweep: Sweep) -> Iterator[RunFolder]:
     held = claim(sweep.storage, sweep.name) if sweep.name else claim_new(sweep.storage, sweep.title)
     try:
         yield held

@@ -51,24 +51,24 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign:
+class TuneDomain:
     """A domain of Ray Tune, which draws from it itself."""
 
     domain: Any
 
 
-Domain = Uniform | WholeNumbers | Choice | Grid | Foreign
+Domain = Uniform | WholeNumbers | Choice | Grid | TuneDomain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Takes:
+class SweepParameters:
     """What may be swept or fixed: the parameters of the job function, and of the one that makes a trial's callbacks."""
 
     job: Mapping[str, Parameter]
     callbacks: Mapping[str, Parameter]
 
     @classmethod
-    def of(cls, job: Recipe, callbacks: Any | None) -> Takes:
+    def of(cls, job: Recipe, callbacks: Any | None) -> SweepParameters:
         """Raises `BadJob` for a signature that cannot be read."""
         made = parameters(callbacks) if callbacks is not None else ()
         return cls(job={each.name: each for each in parameters(job)}, callbacks={each.name: each for each in made})
@@ -115,7 +115,7 @@ def domain_of(name: str, given: Any) -> Domain:
         return _range(name, given)
     if is_tune_domain(given):
         _check_tune_domain(name, given)
-        return Foreign(domain=given)
+        return TuneDomain(domain=given)
     raise InvalidOption(
         f"space[{name!r}]={given!r} is nothing to choose from. Give a list of values, a pair (low, high), a range, or "
         "a domain of ray.tune (tune.loguniform(1e-4, 1e-1), ...); one value for all trials belongs into fixed.",
@@ -146,7 +146,7 @@ def text_of(domain: Domain) -> str:
     >>> text_of(Choice(values=("adam", "sgd")))
     "Choice(values=('adam', 'sgd'))"
     """
-    if not isinstance(domain, Foreign):
+    if not isinstance(domain, TuneDomain):
         text = repr(domain)
     elif depends_on_others(domain):
         text = "sample_from"
@@ -164,7 +164,7 @@ def is_tune_domain(given: Any) -> bool:
 
 def depends_on_others(domain: Domain) -> bool:
     """Whether values of it are only known with those of other parameters (`tune.sample_from`)."""
-    return isinstance(domain, Foreign) and type(domain.domain).__name__ == "Function"
+    return isinstance(domain, TuneDomain) and type(domain.domain).__name__ == "Function"
 
 
 def _range(name: str, given: tuple[Any, ...]) -> Domain:

@@ -22,16 +22,16 @@ from forebay.sweep.result import SweepResult
 from forebay.sweep.space import (
     RESERVED,
     Domain,
-    Foreign,
     Grid,
-    Takes,
+    SweepParameters,
+    TuneDomain,
     check_fits,
     depends_on_others,
     domain_of,
     example_of,
     text_of,
 )
-from forebay.sweep.trial_spec import Task
+from forebay.sweep.trial_spec import TrialSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Sweep:
             BadJob: A name that is no parameter, one that is missing, or values of another type than the parameter's.
             InvalidOption: An empty list, a range that holds nothing, an unknown driver.
         """
-        takes = Takes.of(self.job, self.callbacks)
+        takes = SweepParameters.of(self.job, self.callbacks)
         domains = self.domains()
         for name, domain in domains.items():
             takes.check_name(name, "space")
@@ -153,16 +153,16 @@ class Sweep:
         """How many trials one round of the grid takes."""
         return math.prod(len(domain.values) for domain in self.domains().values() if isinstance(domain, Grid))
 
-    def task(self, name: str, *, exchanges: bool = False) -> Task:
+    def task(self, name: str, *, exchanges: bool = False) -> TrialSpec:
         """What the trials of this sweep, under `name`, are made from."""
         storage = resolve(self.storage).uri
-        return Task(
+        return TrialSpec(
             sweep=name,
             storage=storage,
             # Of what it is called without them: that is what the trials' processes will ask for.
             access=Access([storage]),
             recipe=self.job,
-            takes=Takes.of(self.job, self.callbacks),
+            takes=SweepParameters.of(self.job, self.callbacks),
             fixed=dict(self.fixed),
             driver=self.driver,
             metric=self.metric,
@@ -182,7 +182,7 @@ class Sweep:
         title = re.sub(r"[^A-Za-z0-9_]+", "-", title).strip("-_") or "sweep"
         return f"{title}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
-    def _check_complete(self, takes: Takes) -> None:
+    def _check_complete(self, takes: SweepParameters) -> None:
         twice = sorted(self.space.keys() & self.fixed.keys())
         if twice:
             raise InvalidOption(
@@ -214,7 +214,7 @@ def _example(domains: Mapping[str, Domain]) -> dict[str, Any]:
     """A config that may be drawn, the same every time; `tune.sample_from` is given the others, as in the sweep."""
     config = {name: example_of(domain) for name, domain in domains.items() if not depends_on_others(domain)}
     functions = {
-        name: each.domain for name, each in domains.items() if isinstance(each, Foreign) and name not in config
+        name: each.domain for name, each in domains.items() if isinstance(each, TuneDomain) and name not in config
     }
     if not functions:
         return config

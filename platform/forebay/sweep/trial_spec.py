@@ -18,14 +18,14 @@ from forebay.pickling import own_code_by_value
 from forebay.runs.callback import Callback
 from forebay.storage.credentials import Access
 from forebay.sweep.layout import run_name, runs_path
-from forebay.sweep.space import Takes
+from forebay.sweep.space import SweepParameters
 
 # A branch is made from a commit of another trial: the newest few have to be in storage, and to stay there a while.
 KEPT_FOR_BRANCHES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class TrialSpec:
     """A job function with what all trials share. `exchanges`: trials go on from each other's commits.
 
     `takes` is read from the signatures here: where functions travel by value, what annotations name stays behind.
@@ -35,7 +35,7 @@ class Task:
     storage: str
     access: Access
     recipe: Recipe
-    takes: Takes
+    takes: SweepParameters
     fixed: Mapping[str, Any]
     driver: str
     metric: str
@@ -84,7 +84,7 @@ def blocks_of(job: Job) -> str:
     return "" if job.cache is None else BlockNames(job.data.plan.manifest, job.data.transform).dataset
 
 
-def pack(task: Task) -> bytes:
+def pack(task: TrialSpec) -> bytes:
     """`task` for another process; the user's own code travels as what it holds. Raises `BadJob` where it cannot."""
     with own_code_by_value():
         try:
@@ -96,8 +96,8 @@ def pack(task: Task) -> bytes:
             ) from error
 
 
-def unpack(payload: bytes) -> Task:
+def unpack(payload: bytes) -> TrialSpec:
     """What `pack` was given."""
     task = cloudpickle.loads(payload)
-    assert isinstance(task, Task)
+    assert isinstance(task, TrialSpec)
     return task

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from threading import Thread
 from typing import TypeVar
 
-from forebay.events import Orders, Reporter
+from forebay.events import Commands, Reporter
 from forebay.train.collectives.collective import Collective
 
 BEAT_S = 1.0
@@ -16,7 +16,7 @@ BEAT_S = 1.0
 T = TypeVar("T")
 
 
-def settled_orders(reporter: Reporter, collective: Collective) -> Orders:
+def settled_orders(reporter: Reporter, collective: Collective) -> Commands:
     """`reporter.settled_orders()` of rank 0, on all ranks."""
     return awaited(reporter.settled_orders, collective)
 

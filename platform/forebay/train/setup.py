@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class TrainSetup:
     """What there is to watch on one rank: the model before it is wrapped for many ranks, and its optimizer."""
 
     model: nn.Module

@@ -11,7 +11,7 @@ from forebay.train.monitors.monitor import Monitor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class TrainSpec:
     """The part of a job that reaches a worker: what to train on, for how long, and how often to save.
 
     `commit_every` counts steps between saved commits; the end of an epoch is saved besides. `monitors` watch training,

@@ -8,48 +8,48 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.events import EpochEnded
-from forebay.metrics import Tally
-from forebay.train.batch_size.controller import Batching
-from forebay.train.batch_size.policy import Place
+from forebay.metrics import Counters
+from forebay.train.batch_size.controller import BatchSizeController
+from forebay.train.batch_size.policy import TrainPosition
 from forebay.train.metric import Metric
 from forebay.train.monitors.monitor import Verdict
-from forebay.train.monitors.monitor_set import Watching
-from forebay.train.setup import Training
-from forebay.train.spec import Assignment
-from forebay.train.state.data_progress import Course, Drawn
-from forebay.train.state.epoch_totals import Account, Facts
+from forebay.train.monitors.monitor_set import MonitorSet
+from forebay.train.setup import TrainSetup
+from forebay.train.spec import TrainSpec
+from forebay.train.state.data_progress import DataProgress, PendingBatches
+from forebay.train.state.epoch_totals import EpochFacts, EpochTotals
 from forebay.train.state.snapshot import Snapshot
-from forebay.train.state.stateful import Checkpointed
+from forebay.train.state.stateful import StatefulObjects
 
 
-class Standing:
+class TrainState:
     """The same on every rank, but for the account. Talks to no other rank, and to no storage.
 
     `restored` is the snapshot that was put back, until the next step.
     """
 
-    def __init__(self, assignment: Assignment) -> None:
-        self.course = Course(assignment.data)
-        self.checkpointed = Checkpointed()
-        self.watching = Watching(assignment.monitors)
-        self.batching = Batching(assignment.batch, assignment.rate, base=assignment.data.global_batch)
-        self.tally, self.held_out_tally = Tally(), Tally()
+    def __init__(self, assignment: TrainSpec) -> None:
+        self.course = DataProgress(assignment.data)
+        self.checkpointed = StatefulObjects()
+        self.watching = MonitorSet(assignment.monitors)
+        self.batching = BatchSizeController(assignment.batch, assignment.rate, base=assignment.data.global_batch)
+        self.tally, self.held_out_tally = Counters(), Counters()
         self.step, self.rows = 0, 0
         self.ended: tuple[EpochEnded, ...] = ()
         self.restored: Snapshot | None = None
-        self.account = self._open_account(Facts())
+        self.account = self._open_account(EpochFacts())
 
     @property
     def global_batch(self) -> int:
         return self.course.data.global_batch
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: TrainSetup) -> None:
         """Track the model and its optimizer, and put to work what watches and steers them."""
         self.checkpointed.add(model=training.model, optimizer=training.optimizer)
         self.watching.begin(training)
         self.batching.begin(training)
 
-    def count(self, metrics: Mapping[str, Metric]) -> Drawn:
+    def count(self, metrics: Mapping[str, Metric]) -> PendingBatches:
         """Take one more step, on what was drawn. Raises `BadJob` if that is nothing."""
         drawn = self.course.take(self.step + 1)
         self.step, self.rows = self.step + 1, self.rows + drawn.size
@@ -71,7 +71,9 @@ class Standing:
     def decide_batch(self, asked: int | None, measured: Sequence[tuple[float, ...]]) -> None:
         """Cut the batches from here on; what was asked for from outside goes before what the job's policy says."""
         cursor = self.course.cursor
-        place = Place(epoch=cursor.epoch, position=cursor.position, step=self.step, global_batch=cursor.global_batch)
+        place = TrainPosition(
+            epoch=cursor.epoch, position=cursor.position, step=self.step, global_batch=cursor.global_batch
+        )
         decided = self.batching.decide(place, measured)
         self.course.cut(asked or decided)
         self.scale_rate()
@@ -80,12 +82,12 @@ class Standing:
         """Set the learning rate of the next step."""
         self.batching.use(self.global_batch, step=self.step)
 
-    def close_epoch(self, epoch: int, position: int, facts: Facts) -> EpochEnded:
+    def close_epoch(self, epoch: int, position: int, facts: EpochFacts) -> EpochEnded:
         """What `epoch` came to, which is over at `position`; a new account is opened."""
         dropped = self.course.data.plan.num_rows - position
         ended = facts.epoch_ended(epoch=epoch, step=self.step, dropped_rows=dropped)
         self.ended = (*self.ended, ended)
-        self.account = self._open_account(Facts())
+        self.account = self._open_account(EpochFacts())
         return ended
 
     def add_to_last_epoch(self, commit_s: float) -> EpochEnded:
@@ -95,7 +97,7 @@ class Standing:
         self.ended = (*self.ended[:-1], last)
         return last
 
-    def snapshot(self, facts: Facts, states: Sequence[Mapping[str, Any]]) -> Snapshot:
+    def snapshot(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> Snapshot:
         """All of it, with the account and the random generators of all ranks."""
         return Snapshot(
             step=self.step,
@@ -121,5 +123,5 @@ class Standing:
         self.ended = tuple(snapshot.ended)
         self.restored = snapshot
 
-    def _open_account(self, start: Facts) -> Account:
-        return Account(self.tally, self.held_out_tally, start)
+    def _open_account(self, start: EpochFacts) -> EpochTotals:
+        return EpochTotals(self.tally, self.held_out_tally, start)

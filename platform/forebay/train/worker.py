@@ -13,28 +13,28 @@ from torch.optim import Optimizer
 
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.source import SourceProvider
-from forebay.checkpoint.checkpoint import Commits
+from forebay.checkpoint.checkpoint import CheckpointStore
 from forebay.errors import BadJob
-from forebay.events import Event, Orders, Reporter, RolledBack, Warned
+from forebay.events import Commands, Event, Reporter, RolledBack, Warned
 from forebay.loader.batch import Batch
 from forebay.loader.data import Data
 from forebay.loader.loader import Loader
-from forebay.loader.worker_loaders import Feed
+from forebay.loader.worker_loaders import WorkerLoaders
 from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.exact import ExactReduction
-from forebay.train.commit_vote import Council, Word
+from forebay.train.commit_vote import CommitDecision, CommitVote
 from forebay.train.metric import Metric
 from forebay.train.monitors.monitor import Action, Verdict
 from forebay.train.rank_zero import awaited, settled_orders
-from forebay.train.setup import Training
-from forebay.train.spec import Assignment
+from forebay.train.setup import TrainSetup
+from forebay.train.spec import TrainSpec
 from forebay.train.state import rng
-from forebay.train.state.data_progress import Drawn
-from forebay.train.state.epoch_totals import Facts, counted_together
+from forebay.train.state.data_progress import PendingBatches
+from forebay.train.state.epoch_totals import EpochFacts, counted_together
 from forebay.train.state.snapshot import Snapshot
 from forebay.train.state.stateful import Stateful
 from forebay.train.step_reporter import StepReports
-from forebay.train.train_state import Standing
+from forebay.train.train_state import TrainState
 from forebay.world import World
 
 TrainFunction = Callable[["Worker"], None]
@@ -59,18 +59,18 @@ class Worker:
 
     def __init__(
         self,
-        assignment: Assignment,
+        assignment: TrainSpec,
         collective: Collective,
         cache: DiskCache | SourceProvider | None,
-        commits: Commits,
+        commits: CheckpointStore,
         reporter: Reporter,
     ) -> None:
         self._assignment = assignment
         self._collective, self._commits, self._reporter = collective, commits, reporter
         assignment.data.check_world_size(collective.world.size)
-        self._feed = Feed(collective.world, collective.device, cache)
+        self._feed = WorkerLoaders(collective.world, collective.device, cache)
         self._step_reports = StepReports(reporter)
-        self._standing = Standing(assignment)
+        self._standing = TrainState(assignment)
         self._course = self._standing.course
         self._out_of_place = True
         self._exact: ExactReduction | None = None
@@ -133,7 +133,7 @@ class Worker:
         """
         model = model.to(self.device)
         built = optimizer(model.parameters())
-        self._standing.begin(Training(model=model, optimizer=built, device=self.device, world_size=self.world.size))
+        self._standing.begin(TrainSetup(model=model, optimizer=built, device=self.device, world_size=self.world.size))
         self.restore()
         self._standing.scale_rate()
         if self._assignment.reduction == "exact":
@@ -267,7 +267,7 @@ class Worker:
         """Stand where the next batch comes from, with the random numbers that an undisturbed run would draw there."""
         if self._standing.watching.is_on and self.step == 0 and self._standing.restored is None:
             # A monitor that rejects the very first steps needs a commit to go back to.
-            self._write(Facts(), ())
+            self._write(EpochFacts(), ())
         loader.seek(self._course.cursor)
         states = self._standing.restored.rng if self._standing.restored else ()
         if len(states) == self.world.size:
@@ -277,10 +277,10 @@ class Worker:
         self._standing.account.start_clock()
         self._out_of_place = False
 
-    def _save(self, drawn: Drawn, metrics: Mapping[str, Metric]) -> None:
+    def _save(self, drawn: PendingBatches, metrics: Mapping[str, Metric]) -> None:
         verdict, measured = self._standing.judge()
         began = time.perf_counter()
-        council = self._confer(verdict, self._reporter.orders() if self.world.is_first else Orders())
+        council = self._confer(verdict, self._reporter.orders() if self.world.is_first else Commands())
         if self._is_rejected(council.verdict):
             return
         self._obey(council, council.orders)
@@ -292,34 +292,34 @@ class Worker:
         """Saved like any other commit, but callbacks are heard before: what they ask for takes effect here."""
         verdict, measured = self._standing.judge()
         began = time.perf_counter()
-        council = self._confer(verdict, Orders())
+        council = self._confer(verdict, Commands())
         if self._is_rejected(council.verdict):
             return
         self._report(epoch, position, {**metrics, **measured}, due=True)
         self._standing.close_epoch(epoch, position, council.facts)
         if not self._goes_on:
             # A run that callbacks know to be over must be found complete.
-            self._write(Facts(), council.rng)
+            self._write(EpochFacts(), council.rng)
             self._flush()
         closed = time.perf_counter()
         self._tell(self._standing.add_to_last_epoch(closed - began))
         if self._goes_on:
             self._obey(council, settled_orders(self._reporter, self._collective))
-            self._write(Facts(), council.rng)
+            self._write(EpochFacts(), council.rng)
             self._standing.account.spend("commit_s", time.perf_counter() - closed)
 
-    def _confer(self, verdict: Verdict, orders: Orders) -> Council:
+    def _confer(self, verdict: Verdict, orders: Commands) -> CommitDecision:
         """The one exchange of a commit."""
-        word = Word(
+        word = CommitVote(
             facts=self._standing.account.facts(),
             rng=rng.light(rng.capture(self.device)),
             verdict=verdict,
             measured=self._standing.batching.measured(),
             orders=orders,
         )
-        return Council.of(self._collective.gather(word))
+        return CommitDecision.of(self._collective.gather(word))
 
-    def _obey(self, council: Council, orders: Orders) -> None:
+    def _obey(self, council: CommitDecision, orders: Commands) -> None:
         self._standing.decide_batch(orders.global_batch, council.measured)
         self.stopped = orders.stop
         if orders.stop is None:
@@ -347,7 +347,7 @@ class Worker:
         self._standing.watching.count_roll_back(verdict, to_step=self.step)
         self._tell(RolledBack(reason=verdict.reason, from_step=from_step, to_step=self.step, skipped_rows=skipped))
 
-    def _write(self, facts: Facts, states: Sequence[Mapping[str, Any]]) -> None:
+    def _write(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> None:
         if self.world.is_first:
             snapshot = self._standing.snapshot(facts, [rng.whole(state) for state in states])
             self._commits.save(snapshot.to_commit(self.world))

@@ -17,7 +17,7 @@ import xxhash
 from forebay.cache.block_file import BadBlock, map_block
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.errors import ForebayError
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.transform.block import Block
 
 KEYS = [f"{number:x}" * 40 for number in range(1, 5)]
@@ -166,7 +166,7 @@ class Cached:
             return f"refused: {type(error).__name__}"
 
     def _use_once(self, keys: list[str]) -> str:
-        tally = Tally()
+        tally = Counters()
         cache = DiskCache(self._root, quota_bytes=QUOTA_BYTES, min_free_bytes=0)
         missing = 0
         for key in keys:

@@ -34,7 +34,7 @@ _VALUES = (
 )
 
 
-class Mark:
+class HostileMark:
     """A pickle of this makes the file `path` when it is loaded."""
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +45,7 @@ class Mark:
 
 
 def bomb(path: Path, protocol: int = 4) -> bytes:
-    return pickle.dumps(Mark(path), protocol=protocol)
+    return pickle.dumps(HostileMark(path), protocol=protocol)
 
 
 def change_json(rng: np.random.Generator, content: bytes) -> bytes:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import structural
 import torch
 
-from forebay.checkpoint.checkpoint import Commit, CommitDirectory
+from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.checkpoint.encoded import SEAL, STATE, checksum
 from forebay.errors import ForebayError
 from forebay.events import EpochEnded, Reported
@@ -53,13 +53,13 @@ class Saved:
     def _save_commits(self) -> None:
         self._runs = self._folder / "run"
         shutil.rmtree(self._runs, ignore_errors=True)
-        commits = CommitDirectory(self._runs)
+        commits = DirectoryStore(self._runs)
         for step in (10, 20):
             state = {
                 "model": {"w": torch.arange(50.0) + step, "n": step},
                 "rng": [torch.get_rng_state()[:64], None, "x"],
             }
-            commits.save(Commit(step=step, cursor=CURSOR, world=World(), state=state))
+            commits.save(Checkpoint(step=step, cursor=CURSOR, world=World(), state=state))
         self._commit_files = {path: path.read_bytes() for path in self._runs.rglob("*") if path.is_file()}
 
     def _save_result(self) -> None:
@@ -144,7 +144,7 @@ class Saved:
         sealed = rng.random() < 0.4
         name = self._forge(rng, folder) if sealed else self._tear(rng, folder)
         try:
-            found = CommitDirectory(self._runs).newest()
+            found = DirectoryStore(self._runs).newest()
         except ForebayError as error:
             return name, f"refused: {type(error).__name__}"
         if sealed:

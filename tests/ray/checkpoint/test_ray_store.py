@@ -30,13 +30,13 @@ from tests.unit.checkpoint.store_laws import CommitsLaws
 
 from forebay.checkpoint import memory_store_actor as store_actors
 from forebay.checkpoint import ray_store as ray_commits
-from forebay.checkpoint.checkpoint import Commit
-from forebay.checkpoint.config import Safekeeping
-from forebay.checkpoint.encoded import TornError
-from forebay.checkpoint.files import CommitFiles
-from forebay.checkpoint.memory_store import Holding
+from forebay.checkpoint.checkpoint import Checkpoint
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.encoded import CorruptCheckpoint
+from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.memory_store import StoredStep
 from forebay.checkpoint.memory_store_actor import end_stores, holdings, stores_of
-from forebay.checkpoint.ray_store import StoredCommits, commit_stores, flush_stores, open_commits
+from forebay.checkpoint.ray_store import RayCheckpointStore, commit_stores, flush_stores, open_commits
 from forebay.checkpoint.shared_buffer import SEAL_BYTES
 from forebay.errors import WriteFailed
 from forebay.plan.cursor import Cursor
@@ -50,13 +50,13 @@ PATIENCE_S = 60.0
 _NODE = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
 
 
-def commit_at(step: int, **state: Any) -> Commit:
+def commit_at(step: int, **state: Any) -> Checkpoint:
     cursor = Cursor(plan_id="9c02", epoch=1, position=10 * step, global_batch=10)
     weight = torch.arange(50_000.0) + step
-    return Commit(step=step, cursor=cursor, world=World(rank=0, size=2), state={"weight": weight, **state})
+    return Checkpoint(step=step, cursor=cursor, world=World(rank=0, size=2), state={"weight": weight, **state})
 
 
-def newest_step(commits: StoredCommits) -> int | None:
+def newest_step(commits: RayCheckpointStore) -> int | None:
     found = commits.newest()
     assert found is None or found.state["weight"][0] == found.step
     return None if found is None else found.step
@@ -84,7 +84,7 @@ class Something:
 class Rank0:
     """A worker on a node of its own choice."""
 
-    def __init__(self, run: str, safekeeping: Safekeeping, coordinator: ActorHandle) -> None:
+    def __init__(self, run: str, safekeeping: CheckpointConfig, coordinator: ActorHandle) -> None:
         ray_commits.START_S = PATIENCE_S
         self._commits = open_commits(run, safekeeping, coordinator)
 
@@ -106,26 +106,26 @@ class Rank0:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Place:
+class StorePlace:
     """One run: its name, its storage and its coordinator."""
 
     def __init__(self, uri: str) -> None:
         self.name = f"run-{uuid.uuid4().hex[:8]}"
         access = Access([without_credentials(uri)])
-        self.safekeeping = Safekeeping(uri=uri, storage_every_s=1e6, keep_every=5, access=access)
+        self.safekeeping = CheckpointConfig(uri=uri, storage_every_s=1e6, keep_every=5, access=access)
         head = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.coordinator = Something.options(scheduling_strategy=head).remote()
         self._workers: list[ActorHandle] = []
 
     @property
-    def files(self) -> CommitFiles:
-        return CommitFiles(self.safekeeping)
+    def files(self) -> CheckpointFiles:
+        return CheckpointFiles(self.safekeeping)
 
     @property
-    def held(self) -> dict[str, Holding]:
+    def held(self) -> dict[str, StoredStep]:
         return holdings(stores_of(self.name))
 
-    def open(self) -> StoredCommits:
+    def open(self) -> RayCheckpointStore:
         return open_commits(self.name, self.safekeeping, self.coordinator)
 
     def rank0_on(self, node: str) -> Any:
@@ -150,11 +150,11 @@ class Place:
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Iterator[Callable[..., Place]]:
-    made: list[Place] = []
+def make_run(tmp_path: Path) -> Iterator[Callable[..., StorePlace]]:
+    made: list[StorePlace] = []
 
-    def make(uri: str = "") -> Place:
-        made.append(Place(uri or str(tmp_path / "commits")))
+    def make(uri: str = "") -> StorePlace:
+        made.append(StorePlace(uri or str(tmp_path / "commits")))
         return made[-1]
 
     yield make
@@ -162,7 +162,7 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., Place]]:
         place.end()
 
 
-class Nodes:
+class StoreNodes:
     """A head, where the tests run, and others that come and go."""
 
     def __init__(self) -> None:
@@ -197,27 +197,27 @@ class Nodes:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Nodes]:
-    nodes = Nodes()
+def cluster() -> Iterator[StoreNodes]:
+    nodes = StoreNodes()
     yield nodes
     nodes.close()
 
 
 class TestStoredCommits(CommitsLaws):
     @pytest.fixture(autouse=True)
-    def one_run(self, cluster: Nodes, make_run: Callable[..., Place]) -> None:
+    def one_run(self, cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
         cluster.only(0)
         self._place = make_run()
 
     @pytest.fixture
-    def safekeeping(self) -> Safekeeping:
+    def safekeeping(self) -> CheckpointConfig:
         return self._place.safekeeping
 
-    def open(self, safekeeping: Safekeeping) -> StoredCommits:
+    def open(self, safekeeping: CheckpointConfig) -> RayCheckpointStore:
         return self._place.open()
 
 
-def test_a_killed_worker_leaves_its_commits(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+def test_a_killed_worker_leaves_its_commits(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
     cluster.only(0)
     run = make_run()
     worker = run.rank0_on(cluster.head)
@@ -229,13 +229,13 @@ def test_a_killed_worker_leaves_its_commits(cluster: Nodes, make_run: Callable[.
     assert run.files.steps()[0] == 3
 
 
-def save_until_copied(save: Callable[[Commit], object], step: int, run: Place, node: str) -> int:
+def save_until_copied(save: Callable[[Checkpoint], object], step: int, run: StorePlace, node: str) -> int:
     """The first step, of `step` and those after it, that has a copy on `node`: one that is too slow is given up."""
     steps = [step]
     save(commit_at(step))
 
     def is_copied() -> bool:
-        if run.held.get(node) == Holding(steps[-1], is_origin=False):
+        if run.held.get(node) == StoredStep(steps[-1], is_origin=False):
             return True
         steps.append(steps[-1] + 1)
         save(commit_at(steps[-1]))
@@ -246,7 +246,7 @@ def save_until_copied(save: Callable[[Commit], object], step: int, run: Place, n
 
 
 def test_a_worker_that_is_killed_before_it_told_of_its_commit_leaves_it(
-    cluster: Nodes, make_run: Callable[..., Place]
+    cluster: StoreNodes, make_run: Callable[..., StorePlace]
 ) -> None:
     (other,) = cluster.only(1)
     run = make_run()
@@ -273,8 +273,8 @@ def test_a_worker_that_is_killed_before_it_told_of_its_commit_leaves_it(
     ],
 )
 def test_a_store_that_is_killed_is_noticed_by_the_very_next_commit(
-    cluster: Nodes,
-    make_run: Callable[..., Place],
+    cluster: StoreNodes,
+    make_run: Callable[..., StorePlace],
     caplog: pytest.LogCaptureFixture,
     has_opened_it: bool,
     lost_with: str,
@@ -296,7 +296,7 @@ def test_a_store_that_is_killed_is_noticed_by_the_very_next_commit(
 
 
 def test_a_killed_store_is_made_again_and_commits_go_to_storage_meanwhile(
-    cluster: Nodes, make_run: Callable[..., Place], caplog: pytest.LogCaptureFixture
+    cluster: StoreNodes, make_run: Callable[..., StorePlace], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.only(0)
     run = make_run()
@@ -311,14 +311,14 @@ def test_a_killed_store_is_made_again_and_commits_go_to_storage_meanwhile(
         steps = iter(range(4, 1000))
         until(lambda: commits.save(commit_at(next(steps))) or run.held)
         last = next(steps) - 1
-        assert run.held == {cluster.head: Holding(last, is_origin=True)}
+        assert run.held == {cluster.head: StoredStep(last, is_origin=True)}
         assert newest_step(commits) == last
         run.kill_store(cluster.head)
         commits.flush()
         assert run.files.steps()[0] == last, "a flush needs no store either"
 
 
-def test_a_killed_node_takes_one_commit_along_at_most(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+def test_a_killed_node_takes_one_commit_along_at_most(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
     (other,) = cluster.only(1)
     run = make_run()
     worker = run.rank0_on(other)
@@ -334,7 +334,7 @@ def test_a_killed_node_takes_one_commit_along_at_most(cluster: Nodes, make_run: 
         assert newest_step(commits) == found + 1
 
 
-def test_when_all_nodes_are_lost_storage_is_left(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+def test_when_all_nodes_are_lost_storage_is_left(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
@@ -349,7 +349,9 @@ def test_when_all_nodes_are_lost_storage_is_left(cluster: Nodes, make_run: Calla
         assert newest_step(commits) == 3
 
 
-def test_a_torn_upload_is_not_restored_nor_a_torn_memory(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+def test_a_torn_upload_is_not_restored_nor_a_torn_memory(
+    cluster: StoreNodes, make_run: Callable[..., StorePlace]
+) -> None:
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
@@ -364,7 +366,7 @@ def test_a_torn_upload_is_not_restored_nor_a_torn_memory(cluster: Nodes, make_ru
 
 
 @contextmanager
-def silent_for(seconds: float, run: Place, node: str) -> Iterator[None]:
+def silent_for(seconds: float, run: StorePlace, node: str) -> Iterator[None]:
     """The store of a node does nothing, though its process and its node live."""
     pid = run.store_pid(node)
 
@@ -382,7 +384,9 @@ def silent_for(seconds: float, run: Place, node: str) -> Iterator[None]:
         wake()
 
 
-def test_a_store_that_is_silent_for_a_while_is_waited_for(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+def test_a_store_that_is_silent_for_a_while_is_waited_for(
+    cluster: StoreNodes, make_run: Callable[..., StorePlace]
+) -> None:
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
@@ -398,7 +402,7 @@ def test_a_store_that_is_silent_for_a_while_is_waited_for(cluster: Nodes, make_r
 
 
 def test_a_store_that_is_stuck_does_not_hold_its_worker_for_long(
-    cluster: Nodes, make_run: Callable[..., Place], caplog: pytest.LogCaptureFixture
+    cluster: StoreNodes, make_run: Callable[..., StorePlace], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.only(0)
     run = make_run()
@@ -422,7 +426,7 @@ def never() -> Iterator[Any]:
 
 
 def test_a_store_that_is_late_keeps_its_commit_until_the_next_is_in_storage_and_touches_that_no_more(
-    cluster: Nodes, make_run: Callable[..., Place], never: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: StoreNodes, make_run: Callable[..., StorePlace], never: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.only(0)
     run = make_run()
@@ -436,7 +440,7 @@ def test_a_store_that_is_late_keeps_its_commit_until_the_next_is_in_storage_and_
         assert commits._patience_s == 0.3
         commits._leasing = never
         with monkeypatch.context() as storage:
-            storage.setattr(CommitFiles, "write", _refuse)
+            storage.setattr(CheckpointFiles, "write", _refuse)
             with pytest.raises(WriteFailed):
                 commits.save(commit_at(3))
         assert run.held[cluster.head].step == 2, "it has the last one that was saved"
@@ -448,12 +452,12 @@ def test_a_store_that_is_late_keeps_its_commit_until_the_next_is_in_storage_and_
     assert run.files.steps()[0] == 3
 
 
-def _refuse(_files: CommitFiles, _sealed: object) -> None:
+def _refuse(_files: CheckpointFiles, _sealed: object) -> None:
     raise PermissionError("not yours")
 
 
 def test_a_store_that_dies_before_it_took_a_commit_that_is_to_stay(
-    cluster: Nodes, make_run: Callable[..., Place]
+    cluster: StoreNodes, make_run: Callable[..., StorePlace]
 ) -> None:
     cluster.only(0)
     run = make_run()
@@ -470,17 +474,17 @@ def test_a_store_that_dies_before_it_took_a_commit_that_is_to_stay(
 
 
 def test_what_a_store_does_not_show_in_time_is_lost(
-    cluster: Nodes, never: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: StoreNodes, never: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_commits, "READ_S", 0.1)
     answer: Any = SimpleNamespace(remote=lambda: never)
     store: Any = SimpleNamespace(shown=answer, given=answer)
     for is_here in (True, False):
-        with pytest.raises(TornError, match="GetTimeoutError"):
+        with pytest.raises(CorruptCheckpoint, match="GetTimeoutError"):
             ray_commits._read(store, 1000, is_here=is_here)
 
 
-def test_a_node_that_comes_later_has_the_copy(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+def test_a_node_that_comes_later_has_the_copy(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
@@ -492,10 +496,10 @@ def test_a_node_that_comes_later_has_the_copy(cluster: Nodes, make_run: Callable
     worker = run.rank0_on(late)
     assert ray.get(worker.newest.remote()) == next(steps) - 1
     last = save_until_copied(lambda commit: ray.get(worker.save.remote(commit.step)), 20_000, run, cluster.head)
-    assert run.held == {late: Holding(last, is_origin=True), cluster.head: Holding(last, is_origin=False)}
+    assert run.held == {late: StoredStep(last, is_origin=True), cluster.head: StoredStep(last, is_origin=False)}
 
 
-def test_a_draining_neighbour_is_left(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+def test_a_draining_neighbour_is_left(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
     first, second = cluster.only(2)
     run = make_run()
     with closing(run.open()) as commits:
@@ -522,7 +526,7 @@ def drain(node_id: str) -> None:
 
 
 def test_stores_follow_the_coordinator_and_leave_the_newest_in_storage(
-    cluster: Nodes, make_run: Callable[..., Place]
+    cluster: StoreNodes, make_run: Callable[..., StorePlace]
 ) -> None:
     cluster.only(1)
     run = make_run()
@@ -536,7 +540,7 @@ def test_stores_follow_the_coordinator_and_leave_the_newest_in_storage(
     run.files.read(6).check()
 
 
-def test_an_orphan_ends_itself(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+def test_an_orphan_ends_itself(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
     cluster.only(0)
     run = make_run()
     worker = run.rank0_on(cluster.head)
@@ -549,7 +553,7 @@ def test_an_orphan_ends_itself(cluster: Nodes, make_run: Callable[..., Place]) -
     assert not stores_of(run.name)
 
 
-def test_a_driver_ends_all_stores_before_and_after(cluster: Nodes, make_run: Callable[..., Place]) -> None:
+def test_a_driver_ends_all_stores_before_and_after(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
     cluster.only(1)
     run = make_run()
     left = run.open()
@@ -565,7 +569,7 @@ def test_a_driver_ends_all_stores_before_and_after(cluster: Nodes, make_run: Cal
     assert run.files.steps()[0] == 3
 
 
-class SlowToTravel(Safekeeping):
+class SlowToTravel(CheckpointConfig):
     """Whoever makes a store takes its time."""
 
     def __reduce__(self) -> Any:
@@ -574,7 +578,7 @@ class SlowToTravel(Safekeeping):
 
 
 def test_no_store_is_left_that_another_was_just_making(
-    cluster: Nodes, make_run: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+    cluster: StoreNodes, make_run: Callable[..., StorePlace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.only(1)
     run = make_run()
@@ -599,7 +603,7 @@ def test_no_store_is_left_that_another_was_just_making(
 
 
 def test_storage_that_refuses_is_named_at_a_flush(
-    cluster: Nodes, make_run: Callable[..., Place], tmp_path: Path
+    cluster: StoreNodes, make_run: Callable[..., StorePlace], tmp_path: Path
 ) -> None:
     cluster.only(0)
     (tmp_path / "a-file").write_text("no folder")
@@ -608,10 +612,12 @@ def test_storage_that_refuses_is_named_at_a_flush(
     ray.get(worker.save.remote(1, 2))
     with pytest.raises(WriteFailed, match=r"a-file/commits .*Check that the storage answers"):
         ray.get(worker.flush.remote())
-    assert run.held == {cluster.head: Holding(2, is_origin=True)}
+    assert run.held == {cluster.head: StoredStep(2, is_origin=True)}
 
 
-def test_s3_with_credentials_in_its_uri(cluster: Nodes, make_run: Callable[..., Place], tmp_path: Path) -> None:
+def test_s3_with_credentials_in_its_uri(
+    cluster: StoreNodes, make_run: Callable[..., StorePlace], tmp_path: Path
+) -> None:
     cluster.only(0)
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]

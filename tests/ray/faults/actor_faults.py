@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.ray.faults.cluster import here, until
 from tests.ray.faults.stage import Stage, staged, striking, timed
-from tests.soak.case import Outcome, fault
+from tests.soak.case import CaseOutcome, fault
 from tests.soak.epoch import check, compare, epoch
 from tests.soak.patience import promised
 
@@ -21,7 +21,7 @@ from forebay.errors import CacheUnusable, LoaderClosed
 
 
 @fault("ray-cache-actor-killed", expected="equal: the actor is made again", group="ray", deadline_s=240, share=0.3)
-def cache_actor_killed(rng: random.Random, folder: Path) -> Outcome:
+def cache_actor_killed(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, drag_s=rng.uniform(0, 0.1)) as stage:
         first, times = rng.random() < 0.5, rng.randint(1, 3)
 
@@ -40,7 +40,7 @@ def cache_actor_killed(rng: random.Random, folder: Path) -> Outcome:
     deadline_s=240,
     share=0.3,
 )
-def cache_actor_killed_writing(rng: random.Random, folder: Path) -> Outcome:
+def cache_actor_killed_writing(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, warmth="cold", quota="enough") as stage:
         stage.orders.give("die-writing", rng.randint(1, 3))
         outcome = compare(stage.setting, lambda: epoch(stage.setting))
@@ -56,14 +56,14 @@ def cache_actor_killed_writing(rng: random.Random, folder: Path) -> Outcome:
     deadline_s=240,
     share=0.1,
 )
-def cache_actor_keeps_dying(rng: random.Random, folder: Path) -> Outcome:
+def cache_actor_keeps_dying(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, warmth="cold", quota="enough") as stage:
         stage.orders.give("die-writing", 500)
         return compare(stage.setting, lambda: epoch(stage.setting), CacheUnusable, names=".parquet")
 
 
 @fault("ray-cache-actor-stopped", expected="equal, once it goes on", group="ray", deadline_s=240, share=0.3)
-def cache_actor_stopped(rng: random.Random, folder: Path) -> Outcome:
+def cache_actor_stopped(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, drag_s=rng.uniform(0.01, 0.1)) as stage:
 
         def stop() -> None:
@@ -82,7 +82,7 @@ def cache_actor_stopped(rng: random.Random, folder: Path) -> Outcome:
     deadline_s=240,
     share=0.2,
 )
-def cache_actor_stuck(rng: random.Random, folder: Path) -> Outcome:
+def cache_actor_stuck(rng: random.Random, folder: Path) -> CaseOutcome:
     with pytest.MonkeyPatch.context() as patch, staged(rng, folder, warmth="cold", drag_s=0.05) as stage:
         stage.start_actor(here().head)  # which may take longer than an actor that runs may be silent for here
         patch.setattr(node, "_PING_S", 0.5)
@@ -92,7 +92,7 @@ def cache_actor_stuck(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("ray-close-while-stuck", expected="close(5) returns within 5 s", group="ray", deadline_s=240, share=0.3)
-def close_while_stuck(rng: random.Random, folder: Path) -> Outcome:
+def close_while_stuck(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, warmth="cold") as stage:
         stage.orders.always("never")
         loader = stage.setting.loader()
@@ -109,13 +109,13 @@ def close_while_stuck(rng: random.Random, folder: Path) -> Outcome:
             took_s = timed(lambda: loader.close(5))
         assert took_s < promised(6.0), f"close(5) took {took_s:.1f} s"
         stage.orders.call_off("never")
-        return Outcome("equal")
+        return CaseOutcome("equal")
 
 
 @fault(
     "ray-storage-stuck", expected="equal: a read without an answer is replaced", group="ray", deadline_s=240, share=0.3
 )
-def storage_stuck(rng: random.Random, folder: Path) -> Outcome:
+def storage_stuck(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, warmth="cold") as stage:
         stage.orders.always("impatient")
         stage.orders.give("never", rng.randint(1, 3))
@@ -123,14 +123,14 @@ def storage_stuck(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("ray-storage-slow", expected="equal, later", group="ray", deadline_s=240, share=0.3)
-def storage_slow(rng: random.Random, folder: Path) -> Outcome:
+def storage_slow(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, warmth="cold") as stage:
         stage.orders.give("slow", rng.randint(1, 3), rng.choice([0.5, 1.5, 12.0]))
         return compare(stage.setting, lambda: epoch(stage.setting))
 
 
 @fault("ray-block-damaged", expected="equal: found, set aside, made again", group="ray", deadline_s=240, share=0.3)
-def block_damaged(rng: random.Random, folder: Path) -> Outcome:
+def block_damaged(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, warmth=rng.choice(["warm", "partial"]), drag_s=0.02) as stage:
         dice = random.Random(rng.random())
         with striking(rng, rng.randint(1, 8), 0.1, lambda: damage(dice, stage.local.disk)):
@@ -160,7 +160,7 @@ def damage(dice: random.Random, disk: fb.DiskCache) -> None:
 
 
 @fault("ray-cache-folder-deleted", expected="equal, or CacheUnusable", group="ray", deadline_s=240, share=0.3)
-def cache_folder_deleted(rng: random.Random, folder: Path) -> Outcome:
+def cache_folder_deleted(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, drag_s=rng.uniform(0, 0.05)) as stage:
         doomed = stage.local.disk.path if rng.random() < 0.5 else stage.local.disk.path / "blocks"
         with striking(rng, 1, 0.5, lambda: shutil.rmtree(doomed, ignore_errors=True)):
@@ -172,7 +172,7 @@ def cache_folder_deleted(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("ray-quota-shrunk", expected="equal: the newest job's quota counts", group="ray", deadline_s=240, share=0.3)
-def quota_shrunk(rng: random.Random, folder: Path) -> Outcome:
+def quota_shrunk(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, warmth="cold", quota="enough", drag_s=rng.uniform(0, 0.05)) as stage:
         quota_bytes = rng.choice([1, 1 << 18, 1 << 19])
 

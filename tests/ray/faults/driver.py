@@ -13,13 +13,13 @@ from typing import Self
 import ray
 from tests.ray.faults.cluster import ROOT
 from tests.ray.faults.trainer import Journal, train
-from tests.soak.dataset import Setting
+from tests.soak.dataset import SoakSetting
 
 
-class Driver:
+class FaultDriver:
     """Trains until it is told to end."""
 
-    def __init__(self, address: str, setting: Setting, journal: Journal) -> None:
+    def __init__(self, address: str, setting: SoakSetting, journal: Journal) -> None:
         path = journal.folder.with_name("setting")
         path.write_bytes(pickle.dumps(setting))
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the driver

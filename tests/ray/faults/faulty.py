@@ -20,7 +20,7 @@ SHORT = ReadPolicy(attempts=4, deadline_s=2.0, first_wait_s=0.01, max_wait_s=0.0
 
 
 @dataclass(frozen=True)
-class Orders:
+class FaultOrders:
     """What shall go wrong, as files in a folder: each order is taken once, by one thread of one process."""
 
     folder: Path
@@ -68,13 +68,13 @@ def faulty_class(folder: Path) -> type[NodeCache]:
 
     class FaultyNodeCache(NodeCache):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            install(Orders(folder))
+            install(FaultOrders(folder))
             super().__init__(*arguments, **options)
 
     return FaultyNodeCache
 
 
-def install(orders: Orders) -> None:
+def install(orders: FaultOrders) -> None:
     """Put the faults between this process and its storage, and between it and its disk.
 
     Orders: "slow" (seconds) and "never" for one opening of a Parquet file, "die-writing" in the middle of a block's

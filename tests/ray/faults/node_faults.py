@@ -18,7 +18,7 @@ from tests.ray.faults.cluster import PATIENCE_S, alive, here, until
 from tests.ray.faults.stage import is_running, staged, striking
 from tests.ray.faults.trainer import Journal, train_on
 from tests.ray.faults.trainer_faults import rest_of
-from tests.soak.case import Outcome, fault
+from tests.soak.case import CaseOutcome, fault
 from tests.soak.epoch import clear_error, compare, epoch
 
 import forebay as fb
@@ -40,7 +40,7 @@ def _take_away(rng: random.Random, node_id: str) -> None:
     deadline_s=240,
     share=0.2,
 )
-def node_lost_under_trainer(rng: random.Random, folder: Path) -> Outcome:
+def node_lost_under_trainer(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, own_disks=rng.random() < 0.5) as stage:
         doomed, other = here().others
         journal = Journal(folder / "journal")
@@ -60,7 +60,7 @@ def node_lost_under_trainer(rng: random.Random, folder: Path) -> Outcome:
     deadline_s=240,
     share=0.3,
 )
-def peer_lost(rng: random.Random, folder: Path) -> Outcome:
+def peer_lost(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, own_disks=True, warmth="cold", quota="enough", drag_s=0.01) as stage:
         peer = here().others[0]
         pid = stage.start_actor(peer)
@@ -104,11 +104,11 @@ def _blow(rng: random.Random, peer: str, pid: int, disk: fb.DiskCache) -> tuple[
     deadline_s=240,
     share=0.1,
 )
-def node_lost_under_warming(rng: random.Random, folder: Path) -> Outcome:
+def node_lost_under_warming(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, own_disks=True, warmth="cold", quota="enough", drag_s=0.1) as stage:
         doomed = here().others[0]
         client = node.NodeCacheClient(stage.setting.cache.spec(doomed), doomed, is_here=False)
-        source = client.source(stage.setting.plan.manifest, stage.setting.transform, fb.Tally())
+        source = client.source(stage.setting.plan.manifest, stage.setting.transform, fb.Counters())
         try:
             futures = [source.request(index) for index in range(len(stage.setting.plan.manifest))]
             time.sleep(rng.uniform(0, 0.5))
@@ -119,6 +119,6 @@ def node_lost_under_warming(rng: random.Random, folder: Path) -> Outcome:
                     future.result(90)
             except CacheUnusable as error:
                 return clear_error(error, doomed)
-            return Outcome("equal", "all were made before")
+            return CaseOutcome("equal", "all were made before")
         finally:
             source.close()

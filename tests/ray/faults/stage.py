@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import ray
 from tests.ray.faults.cluster import PATIENCE_S, cache_actors, here, living, until
-from tests.ray.faults.faulty import Orders, faulty_class
-from tests.soak.dataset import Setting, draw
+from tests.ray.faults.faulty import FaultOrders, faulty_class
+from tests.soak.dataset import SoakSetting, draw
 from tests.soak.guards import check_cache
 
 import forebay as fb
@@ -43,7 +43,7 @@ class Attached:
             path += f"-{(node_id or ray.get_runtime_context().get_node_id())[:12]}"
         return CacheSpec(path=path, quota_bytes=self.disk.quota_bytes, min_free_bytes=self.disk.min_free_bytes)
 
-    def source(self, manifest: fb.Manifest, transform: fb.Transform, tally: fb.Tally) -> BlockSource:
+    def source(self, manifest: fb.Manifest, transform: fb.Transform, tally: fb.Counters) -> BlockSource:
         return node.attach(self.spec()).source(manifest, transform, tally)
 
 
@@ -51,9 +51,9 @@ class Attached:
 class Stage:
     """`setting` reads through the actor; `local` is the same without Ray."""
 
-    local: Setting
-    setting: Setting
-    orders: Orders
+    local: SoakSetting
+    setting: SoakSetting
+    orders: FaultOrders
 
     def actor_pid(self) -> int:
         """The process of the newest actor, once there is one."""
@@ -81,7 +81,7 @@ def staged(
     *,
     drag_s: float = 0.0,
     own_disks: bool = False,
-    transform: Callable[[Setting, Orders], fb.Transform] = lambda setting, orders: setting.transform,
+    transform: Callable[[SoakSetting, FaultOrders], fb.Transform] = lambda setting, orders: setting.transform,
     **drawn: Any,
 ) -> Iterator[Stage]:
     """Draw a data set and stand ready to start faulty actors for its cache; afterwards everything must be in order.
@@ -92,7 +92,7 @@ def staged(
     # would take the cluster with it.
     here()
     local = draw(rng, folder / "set", **{"cached": True, **drawn})
-    orders = Orders(folder / "orders")
+    orders = FaultOrders(folder / "orders")
     true_class, node.NodeCache = node.NodeCache, faulty_class(orders.folder)
     orders.always("drag", drag_s)
     local = replace(local, transform=transform(local, orders))
@@ -108,7 +108,7 @@ def staged(
     check_object_store()
 
 
-def end_actors(orders: Orders) -> None:
+def end_actors(orders: FaultOrders) -> None:
     """End the cache actors of a case, and see that their processes are gone."""
 
     def is_over() -> bool:

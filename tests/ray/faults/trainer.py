@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from tests.soak.dataset import Setting
+from tests.soak.dataset import SoakSetting
 from tests.soak.epoch import Seen, take_steps
 
 import forebay as fb
@@ -65,7 +65,7 @@ class Journal:
         return sorted(self.folder.glob("*.npz"))
 
 
-def train(setting: Setting, folder: Path, pause_s: float) -> int:
+def train(setting: SoakSetting, folder: Path, pause_s: float) -> int:
     """The rest of the epoch, from where the journal in `folder` ends; the number of steps."""
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder)
@@ -91,7 +91,7 @@ def train(setting: Setting, folder: Path, pause_s: float) -> int:
     return len(seen.steps)
 
 
-def train_on(node_id: str, setting: Setting, folder: Path, pause_s: float = 0.0) -> Any:
+def train_on(node_id: str, setting: SoakSetting, folder: Path, pause_s: float = 0.0) -> Any:
     """`train` as a task on a node; what it returns is a reference. Ray does not try it again."""
     task = ray.remote(train).options(
         num_cpus=1, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)

@@ -15,12 +15,12 @@ import pytest
 import ray
 from ray.exceptions import WorkerCrashedError
 from tests.ray.faults.cluster import PATIENCE_S, here, living, until
-from tests.ray.faults.driver import Driver
-from tests.ray.faults.faulty import Orders
+from tests.ray.faults.driver import FaultDriver
+from tests.ray.faults.faulty import FaultOrders
 from tests.ray.faults.stage import is_running, staged
 from tests.ray.faults.trainer import Journal, train, train_on
-from tests.soak.case import Outcome, fault
-from tests.soak.dataset import Setting, row_of
+from tests.soak.case import CaseOutcome, fault
+from tests.soak.dataset import SoakSetting, row_of
 from tests.soak.epoch import Seen, check, compare, epoch, take_steps
 
 import forebay as fb
@@ -37,7 +37,7 @@ from forebay.testing.drivers.nodes import STORE_BYTES
     deadline_s=240,
     share=0.3,
 )
-def trainer_killed(rng: random.Random, folder: Path) -> Outcome:
+def trainer_killed(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, drag_s=0.01) as stage:
         journal = Journal(folder / "journal")
         task = train_on(here().others[0], stage.setting, journal.folder, pause_s=0.05)
@@ -55,14 +55,14 @@ def kill_trainer(journal: Journal, task: Any) -> None:
     until(lambda: not is_running(journal.pid()), "the end of the trainer")
 
 
-def rest_of(setting: Setting, journal: Journal, node_id: str) -> Seen:
+def rest_of(setting: SoakSetting, journal: Journal, node_id: str) -> Seen:
     """What the journal holds once a trainer on the node has gone on to the end of the epoch."""
     ray.get(train_on(node_id, setting, journal.folder), timeout=PATIENCE_S)
     return journal.seen()
 
 
 @fault("ray-two-trainers-race", expected="equal, both", group="ray", deadline_s=240, share=0.3)
-def two_trainers_race(rng: random.Random, folder: Path) -> Outcome:
+def two_trainers_race(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder) as stage:
         node_id = rng.choice([here().head, *here().others])
         journals = [Journal(folder / f"journal-{number}") for number in range(2)]
@@ -71,7 +71,7 @@ def two_trainers_race(rng: random.Random, folder: Path) -> Outcome:
         ray.get(tasks, timeout=PATIENCE_S)
         for journal in journals:
             check(stage.setting, journal.seen())
-        return Outcome("equal")
+        return CaseOutcome("equal")
 
 
 @fault(
@@ -81,11 +81,11 @@ def two_trainers_race(rng: random.Random, folder: Path) -> Outcome:
     deadline_s=240,
     share=0.1,
 )
-def driver_terminated(rng: random.Random, folder: Path) -> Outcome:
+def driver_terminated(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, drag_s=0.01) as stage:
         stage.start_actor(here().head)
         journal, number = Journal(folder / "journal"), rng.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT])
-        with Driver(here().address, stage.setting, journal) as driver:
+        with FaultDriver(here().address, stage.setting, journal) as driver:
             until(lambda: len(journal) > 1 or driver.has_ended, "a driver at work")
             driver.signal(number)
             until(lambda: driver.has_ended, f"the end of the driver after signal {number}")
@@ -98,7 +98,7 @@ def driver_terminated(rng: random.Random, folder: Path) -> Outcome:
         return compare(stage.setting, journal.seen)
 
 
-def _nobody_uses(local: Setting) -> None:
+def _nobody_uses(local: SoakSetting) -> None:
     """Assert that the data set may be evicted."""
     path = local.disk._directory.use_lock(BlockNames(local.plan.manifest, local.transform).dataset)
 
@@ -111,7 +111,7 @@ def _nobody_uses(local: Setting) -> None:
     until(is_free, "the end of the lease")
 
 
-def raising(setting: Setting, orders: Orders) -> fb.Transform:
+def raising(setting: SoakSetting, orders: FaultOrders) -> fb.Transform:
     """The usual arrays, but it raises once for each order "raise"."""
 
     def usual_unless_ordered(batch: pa.RecordBatch) -> dict[str, np.ndarray]:
@@ -129,7 +129,7 @@ def raising(setting: Setting, orders: Orders) -> fb.Transform:
     deadline_s=240,
     share=0.3,
 )
-def transform_raises(rng: random.Random, folder: Path) -> Outcome:
+def transform_raises(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, warmth="cold", transform=raising) as stage:
         stage.orders.give("raise", 1)
         journal = Journal(folder / "journal")
@@ -138,10 +138,10 @@ def transform_raises(rng: random.Random, folder: Path) -> Outcome:
         assert "usual_unless_ordered" in str(raised.value.__cause__), "the place in the transform is not told"
         train(stage.setting, journal.folder, 0.0)
         check(stage.setting, journal.seen())
-        return Outcome("error", "TransformFailed")
+        return CaseOutcome("error", "TransformFailed")
 
 
-def widening(setting: Setting, orders: Orders) -> fb.Transform:
+def widening(setting: SoakSetting, orders: FaultOrders) -> fb.Transform:
     """Some bytes more per row, so that an epoch is three object stores long."""
     width = 3 * STORE_BYTES // setting.plan.num_rows // 8
 
@@ -159,7 +159,7 @@ def widening(setting: Setting, orders: Orders) -> fb.Transform:
     deadline_s=240,
     share=0.1,
 )
-def object_store_full(rng: random.Random, folder: Path) -> Outcome:
+def object_store_full(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, warmth="cold", quota="short", transform=widening) as stage:
         ballast = [ray.put(np.zeros(8 << 20, np.uint8)) for _ in range(rng.randint(0, 8))]
         outcome = compare(stage.setting, lambda: _wide_epoch(stage.setting))
@@ -167,7 +167,7 @@ def object_store_full(rng: random.Random, folder: Path) -> Outcome:
         return outcome
 
 
-def _wide_epoch(setting: Setting) -> Seen:
+def _wide_epoch(setting: SoakSetting) -> Seen:
     """An epoch whose wide column is checked, and not kept."""
     seen = Seen()
     with ExitStack() as opened:

@@ -17,7 +17,7 @@ import ray
 from forebay.cache.node.actor import NAMESPACE
 from forebay.driver.driver import run
 from forebay.errors import CacheUnusable
-from forebay.metrics import GAUGES, METRICS, TAGS, Tally, exported_name
+from forebay.metrics import GAUGES, METRICS, TAGS, Counters, exported_name
 from forebay.ray_cluster import metrics_export as ray_metrics
 from forebay.ray_cluster.metrics_export import RayMetrics, exported
 from forebay.testing.drivers.bench import DriverBench
@@ -108,7 +108,7 @@ def test_a_run_can_be_followed_from_outside(port: int, tmp_path: Path) -> None:
         assert (labels["run"], labels["directory"]) == (("seen", "") if trainer else ("", job.cache.directory))
 
 
-class Recorder:
+class MetricsRecorder:
     """Stands for one of Ray's metrics: what it was told, by name."""
 
     told: ClassVar[list[tuple[str, float, dict[str, str]]]] = []
@@ -126,16 +126,16 @@ class Recorder:
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
-    monkeypatch.setattr(ray_metrics, "Counter", Recorder)
-    monkeypatch.setattr(ray_metrics, "Gauge", Recorder)
+def recorder(monkeypatch: pytest.MonkeyPatch) -> type[MetricsRecorder]:
+    monkeypatch.setattr(ray_metrics, "Counter", MetricsRecorder)
+    monkeypatch.setattr(ray_metrics, "Gauge", MetricsRecorder)
     monkeypatch.setattr(ray_metrics, "_END_S", 60.0)
-    monkeypatch.setattr(Recorder, "told", [])
-    return Recorder
+    monkeypatch.setattr(MetricsRecorder, "told", [])
+    return MetricsRecorder
 
 
-def test_counters_are_told_by_what_was_added(recorder: type[Recorder]) -> None:
-    tally = Tally({"hits": 5, "retries": 0})
+def test_counters_are_told_by_what_was_added(recorder: type[MetricsRecorder]) -> None:
+    tally = Counters({"hits": 5, "retries": 0})
     metrics = RayMetrics({"run": "r"}, tally.as_dict, lambda: {"cache_used_bytes": 7.0})
     metrics.flush()
     metrics.flush()
@@ -148,8 +148,8 @@ def test_counters_are_told_by_what_was_added(recorder: type[Recorder]) -> None:
     assert {name for name, _, _ in recorder.told} == {"forebay_hits_total", "forebay_cache_used_bytes"}
 
 
-def test_the_last_is_told_at_the_end_even_of_a_run_that_fails(recorder: type[Recorder]) -> None:
-    tally = Tally()
+def test_the_last_is_told_at_the_end_even_of_a_run_that_fails(recorder: type[MetricsRecorder]) -> None:
+    tally = Counters()
 
     def fail() -> None:
         with exported({}, tally.as_dict):
@@ -163,7 +163,7 @@ def test_the_last_is_told_at_the_end_even_of_a_run_that_fails(recorder: type[Rec
 
 @pytest.mark.parametrize("problem", [CacheUnusable("locked"), FileNotFoundError("no such directory")])
 def test_a_cache_that_is_gone_is_no_reason_to_stop(
-    recorder: type[Recorder], monkeypatch: pytest.MonkeyPatch, problem: Exception
+    recorder: type[MetricsRecorder], monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
     monkeypatch.setattr(ray_metrics, "FLUSH_S", 0.01)
     gone = [True]
@@ -174,7 +174,7 @@ def test_a_cache_that_is_gone_is_no_reason_to_stop(
             raise problem
         return {"cache_used_bytes": 1.0}
 
-    with exported({}, Tally().as_dict, measured):
+    with exported({}, Counters().as_dict, measured):
         deadline = time.monotonic() + WITHIN_S
         while not recorder.told and time.monotonic() < deadline:
             time.sleep(0.01)

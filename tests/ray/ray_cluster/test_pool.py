@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tests.ray.ending import kill
 
 from forebay.ray_cluster.placement import remove_places
-from forebay.ray_cluster.pool import Hired, Seats, WorkersCannotStart
+from forebay.ray_cluster.pool import PlacedWorkerPool, SpawnedWorker, WorkersCannotStart
 
 NAME = "seats"
 
@@ -45,26 +45,26 @@ def holds_on() -> bool:
     return False
 
 
-class Hiring:
+class SpawnCalls:
     def __init__(self, fails: bool) -> None:
         self.fails = fails
 
-    def __call__(self, place: PlacementGroup) -> Hired:
+    def __call__(self, place: PlacementGroup) -> SpawnedWorker:
         there = PlacementGroupSchedulingStrategy(placement_group=place, placement_group_bundle_index=0)
         actor = ray.remote(Process).options(num_cpus=2, scheduling_strategy=there).remote()
-        return Hired(actor, actor.warm.remote(self.fails), actor.metadata.remote())
+        return SpawnedWorker(actor, actor.warm.remote(self.fails), actor.metadata.remote())
 
 
-MakeSeats = Callable[..., Seats]
+MakeSeats = Callable[..., PlacedWorkerPool]
 
 
 @pytest.fixture
 def make_seats(ray_session: None) -> Iterator[MakeSeats]:
     """Seats of 2 CPUs each, of which four fit."""
-    made: list[Seats] = []
+    made: list[PlacedWorkerPool] = []
 
-    def make(*, fails: bool = False, leave: Callable[[], bool] = lets_go) -> Seats:
-        made.append(Seats(Hiring(fails), {"CPU": 2}, NAME, leave))
+    def make(*, fails: bool = False, leave: Callable[[], bool] = lets_go) -> PlacedWorkerPool:
+        made.append(PlacedWorkerPool(SpawnCalls(fails), {"CPU": 2}, NAME, leave))
         return made[-1]
 
     yield make
@@ -72,7 +72,7 @@ def make_seats(ray_session: None) -> Iterator[MakeSeats]:
         seats.close()
 
 
-def tend_until(seats: Seats, wanted: int, **counts: int) -> None:
+def tend_until(seats: PlacedWorkerPool, wanted: int, **counts: int) -> None:
     deadline = time.monotonic() + 60.0
     while {name: seats.counts(())[name] for name in counts} != counts:
         assert time.monotonic() < deadline, f"{seats.counts(())} and not {counts}"

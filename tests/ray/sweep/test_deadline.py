@@ -62,7 +62,7 @@ class Tiny(tune.Trainable):
         self.steps = int(Path(checkpoint_dir, "steps").read_text())
 
 
-class Watching(tune.Callback):
+class AllotmentWatch(tune.Callback):
     def __init__(self) -> None:
         self.at_work: list[int] = []
         self.seen: set[tuple[str, ...]] = set()
@@ -76,7 +76,7 @@ def test_tune_starts_no_more_trials_than_there_are_workers(tmp_path: Path, monke
     monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     scheduler = Counting(40.0, ATOMS, trials=ATOMS)
     scheduler.prepare(ATOMS, (1, ATOMS), epochs=1000)
-    watching = Watching()
+    watching = AllotmentWatch()
     found = tune.run(
         tune.with_resources(Tiny, {"CPU": 0, "memory": 1 << 20}),
         name="tiny",

@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
 from torch import nn
 
-from forebay.checkpoint.checkpoint import CommitDirectory
+from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.job.job import Job
 from forebay.loader.data import Data
 from forebay.manifest.scan import scan
@@ -103,14 +103,14 @@ def test_the_worse_trial_goes_on_from_the_better_one(
 def assert_branched(target: str, donor: str, starts: Path) -> None:
     step = 2 * STEPS
     assert origin_of(target) == Origin(run=donor, step=step)
-    held: Any = CommitDirectory(Path(donor) / "held").newest()
+    held: Any = DirectoryStore(Path(donor) / "held").newest()
     begun = [torch.load(path) for path in starts.iterdir()]
     (branch,) = [each for each in begun if each["lr"] == 0.05]
     assert branch["step"] == held.step == step
     for name, value in held.state["objects"]["model"].items():
         assert torch.equal(branch["model"][name], value)
     assert {each["lr"] for each in begun if each["step"] == 0} == {0.01, 0.1}
-    trained: Any = CommitDirectory(Path(target) / "commits").newest()
+    trained: Any = DirectoryStore(Path(target) / "commits").newest()
     assert trained.step == 4 * STEPS
     assert trained.state["objects"]["optimizer"]["param_groups"][0]["lr"] == 0.05
     assert trained.state["objects"]["optimizer"]["state"][0]["step"] == 4 * STEPS, "the donor's moments went on"

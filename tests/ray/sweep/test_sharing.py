@@ -56,10 +56,10 @@ def arrays(batch: pa.RecordBatch, log: str, scale: float) -> dict[str, np.ndarra
 
 
 def train(worker: fb.Worker, lr: float) -> None:
-    fb.fit(worker, Line(), partial(torch.optim.SGD, lr=lr), nn.BCEWithLogitsLoss())
+    fb.fit(worker, SharingLine(), partial(torch.optim.SGD, lr=lr), nn.BCEWithLogitsLoss())
 
 
-class Line(nn.Module):
+class SharingLine(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(1, 1)
@@ -82,7 +82,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleTyp
 def sweep(
     bench: Callable[[str], ModuleType], parquet_folder: Callable[..., Path], tmp_path: Path
 ) -> Callable[..., tuple[Any, set[str]]]:
-    """Run a sweep over a space: what was sent and transformed (a `sweep_counts.Tally`), and the cache's data sets."""
+    """Run a sweep over a space: its `sweep_counts.SourceTally` (sent, transformed) and the cache's data sets."""
     source_of, counts_of, work_of = bench("sweep_source"), bench("sweep_counts"), bench("sweep_work")
     folder = parquet_folder({"a.parquet": ROW_GROUPS, "b.parquet": ROW_GROUPS[::-1]}, folder="clicks")
     cache, log = tmp_path / "cache", tmp_path / "transforms.jsonl"

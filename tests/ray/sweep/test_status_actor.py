@@ -21,7 +21,7 @@ from forebay.ray_cluster.actors import NAMESPACE, RUN_PREFIX, find
 from forebay.runs.status import RunStatus
 from forebay.sweep.record import status_actor as board
 from forebay.sweep.record.record import Record
-from forebay.sweep.record.status_actor import Board, open_board, stop_sweep, sweeps
+from forebay.sweep.record.status_actor import SweepStatusClient, open_board, stop_sweep, sweeps
 
 Call = Callable[..., Any]
 
@@ -65,7 +65,7 @@ def made() -> Record:
     return record(trial("a", 0.6, 0.7), trial("b", 0.65, state="stopped"), slots=4, deadline_at_s=100.0)
 
 
-def until_told(board: Board, made: Record) -> str | None:
+def until_told(board: SweepStatusClient, made: Record) -> str | None:
     """Why the sweep shall end, asked for as a sweep does it."""
     for _ in range(1200):
         board.show(made)
@@ -76,7 +76,7 @@ def until_told(board: Board, made: Record) -> str | None:
 
 
 @contextmanager
-def opened() -> Iterator[Board]:
+def opened() -> Iterator[SweepStatusClient]:
     """A board that answers."""
     with open_board(made(), "runs/ctr") as there:
         ray.get(find(board.PREFIX, "ctr").read.remote())

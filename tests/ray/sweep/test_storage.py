@@ -13,7 +13,7 @@ import pytest
 from pyarrow.fs import FileSelector, FileType
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 from tests.soak import mounts
-from tests.storage.conftest import Store, free_port, s3_store, serving
+from tests.storage.conftest import ObjectStore, free_port, s3_store, serving
 from tests.storage.conftest import forgotten as forgotten
 
 from forebay.errors import InvalidOption, WriteFailed
@@ -35,7 +35,7 @@ def small(tmp_path: Path) -> SmallSweeps:
 
 
 @pytest.fixture
-def s3(tmp_path: Path) -> Iterator[Store]:
+def s3(tmp_path: Path) -> Iterator[ObjectStore]:
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with serving(command, port, tmp_path / "moto.log"):
@@ -46,7 +46,7 @@ def s3(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.mark.parametrize("driver", ["local", pytest.param("ray", marks=pytest.mark.soak)])
 def test_sweep_in_a_bucket_is_stopped_and_goes_on(
-    small: SmallSweeps, s3: Store, monkeypatch: pytest.MonkeyPatch, driver: str
+    small: SmallSweeps, s3: ObjectStore, monkeypatch: pytest.MonkeyPatch, driver: str
 ) -> None:
     monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # what the import of joblib sets
     sweep = small.sweep(
@@ -157,7 +157,7 @@ def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: S
     assert small.steps("b")[-1] == STEPS - 1 and small.steps_redone("b") <= 2, "not from its last whole commit"
 
 
-def files(store: Store, path: str) -> dict[str, bytes]:
+def files(store: ObjectStore, path: str) -> dict[str, bytes]:
     place = resolve(store.uri(path))
     found = place.fs.get_file_info(FileSelector(place.path, recursive=True))
     return {

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from tests.soak import mounts
-from tests.soak.case import Outcome, fault
-from tests.soak.dataset import Setting, draw
+from tests.soak.case import CaseOutcome, fault
+from tests.soak.dataset import SoakSetting, draw
 from tests.soak.epoch import Seen, check, clear_error, compare, epoch
 from tests.soak.faults.objects import strike_at
 from tests.soak.guards import check_cache, check_quota, disk_bytes
@@ -21,17 +21,17 @@ from forebay.cache.disk.accounts import INDEX_BYTES
 from forebay.errors import CacheUnusable
 
 
-def reopened(setting: Setting) -> Setting:
+def reopened(setting: SoakSetting) -> SoakSetting:
     """As another process would find the cache: nothing of it has been verified yet."""
     disk = setting.disk
     return setting.with_disk(fb.DiskCache(disk.path, quota_bytes=disk.quota_bytes, min_free_bytes=0))
 
 
-def blocks_of(setting: Setting) -> list[Path]:
+def blocks_of(setting: SoakSetting) -> list[Path]:
     return sorted((setting.disk.path / "blocks").glob("*.block"))
 
 
-def damage(rng: random.Random, setting: Setting, spoil: object) -> int:
+def damage(rng: random.Random, setting: SoakSetting, spoil: object) -> int:
     """Let `spoil` change the content of some blocks, on the disk or by putting other files in their places."""
     found = blocks_of(setting)
     doomed = rng.sample(found, rng.randint(1, len(found))) if found else []
@@ -57,7 +57,7 @@ def flip(rng: random.Random):
     return spoil
 
 
-def _damaged_epochs(rng: random.Random, folder: Path, spoil: object) -> Outcome:
+def _damaged_epochs(rng: random.Random, folder: Path, spoil: object) -> CaseOutcome:
     """Damage between epochs or in the middle of one: every damaged block is found, and made again."""
     setting = draw(rng, folder, cached=True, warmth=rng.choice(["warm", "partial"]))
     if rng.random() < 0.5:
@@ -78,23 +78,23 @@ def _damaged_epochs(rng: random.Random, folder: Path, spoil: object) -> Outcome:
     found = seen.tally["quarantined"] + again.tally["quarantined"]
     assert number or found == damaged[0], f"{found} of {damaged[0]} damaged blocks were found"
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 @fault("flipped-bit-in-cache", expected="equal: each damaged block is found, set aside and made again", quick=2)
-def flipped_bit(rng: random.Random, folder: Path) -> Outcome:
+def flipped_bit(rng: random.Random, folder: Path) -> CaseOutcome:
     return _damaged_epochs(rng, folder, flip(rng))
 
 
 @fault("truncated-cache-file", expected="equal, as above")
-def truncated_cache_file(rng: random.Random, folder: Path) -> Outcome:
+def truncated_cache_file(rng: random.Random, folder: Path) -> CaseOutcome:
     return _damaged_epochs(rng, folder, lambda content: content[: rng.randrange(len(content))])
 
 
 @fault(
     "cache-deleted", expected="equal, or `CacheUnusable` naming the directory; works again when opened anew", quick=2
 )
-def cache_deleted(rng: random.Random, folder: Path) -> Outcome:
+def cache_deleted(rng: random.Random, folder: Path) -> CaseOutcome:
     """The whole directory, or a part of it, goes while it is in use."""
     setting = draw(rng, folder, cached=True)
     part = rng.choice(["", "", "blocks", "temp", "index", "locks", "quarantine"])
@@ -111,20 +111,20 @@ def cache_deleted(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("cache-cleared", expected="equal: blocks that are mapped stay valid, the others are made again")
-def cache_cleared(rng: random.Random, folder: Path) -> Outcome:
+def cache_cleared(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder, cached=True)
     other = reopened(setting)
     steps = {rng.randrange(setting.plan.num_batches(setting.global_batch)) for _ in range(3)}
     check(setting, epoch(setting, lambda step: other.disk.clear() if step in steps else None))
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 @fault("disk-full", expected="equal: what does not fit is handed out uncached", quick=2)
-def disk_full(rng: random.Random, folder: Path) -> Outcome:
+def disk_full(rng: random.Random, folder: Path) -> CaseOutcome:
     """A tiny file system under the cache, or one that somebody else fills and frees meanwhile."""
     if mounts.problem():
-        return Outcome("skipped", mounts.problem())
+        return CaseOutcome("skipped", mounts.problem())
     cache = folder / "cache"
     size = rng.choice([64 << 10, 400 << 10, 1 << 20])
     mounts.mount_tmpfs(cache, size)
@@ -161,7 +161,7 @@ def _fill(path: Path) -> None:
 
 
 @fault("file-size-limit", expected="equal, uncached; `CacheUnusable` if not even the index may grow (EFBIG)", share=0.5)
-def file_size_limit(rng: random.Random, folder: Path) -> Outcome:
+def file_size_limit(rng: random.Random, folder: Path) -> CaseOutcome:
     import resource
     import signal
 
@@ -179,16 +179,16 @@ def file_size_limit(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("quota-short", expected="equal: never above the quota, at any moment")
-def quota_short(rng: random.Random, folder: Path) -> Outcome:
+def quota_short(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder, cached=True, quota="short")
     for _ in range(2):
         check(setting, epoch(setting, lambda step: check_quota(setting.disk)))
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 @fault("quota-shrunk", expected="equal: nothing more is stored while the cache is above its new quota")
-def quota_shrunk(rng: random.Random, folder: Path) -> Outcome:
+def quota_shrunk(rng: random.Random, folder: Path) -> CaseOutcome:
     """The next process to open the cache sets a smaller quota, between epochs or in the middle of one."""
     setting = draw(rng, folder, cached=True, quota="enough")
     smaller = INDEX_BYTES + rng.randrange(1 << 18)
@@ -211,13 +211,13 @@ def quota_shrunk(rng: random.Random, folder: Path) -> Outcome:
         # Above its quota it may still write down who uses it: that room is part of every quota.
         assert total <= smaller or now <= most, f"blocks grew from {most} to {now} bytes under a quota of {smaller}"
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 @fault("read-only-remount", expected="equal, or `CacheUnusable` naming the directory; equal when it is writable again")
-def read_only_remount(rng: random.Random, folder: Path) -> Outcome:
+def read_only_remount(rng: random.Random, folder: Path) -> CaseOutcome:
     if mounts.problem():
-        return Outcome("skipped", mounts.problem())
+        return CaseOutcome("skipped", mounts.problem())
     cache = folder / "cache"
     mounts.mount_tmpfs(cache, 64 << 20)
     setting = draw(rng, folder, cached=True)
@@ -240,7 +240,7 @@ def read_only_remount(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("cache-unwritable", expected="as above: the directory turns immutable in the middle of an epoch")
-def cache_unwritable(rng: random.Random, folder: Path) -> Outcome:
+def cache_unwritable(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder, cached=True)
     doomed = setting.disk.path / rng.choice(["blocks", "temp", "locks", "index", "."])
     done = []
@@ -257,7 +257,7 @@ def cache_unwritable(rng: random.Random, folder: Path) -> Outcome:
         if done:
             _attribute("-i", doomed)
     if done and not done[0]:
-        return Outcome("skipped", "chattr +i is refused here")
+        return CaseOutcome("skipped", "chattr +i is refused here")
     check_cache(setting)
     return outcome
 
@@ -267,7 +267,7 @@ def _attribute(change: str, path: Path) -> bool:
 
 
 @fault("descriptors-run-out", expected="equal, or a clear error; nothing is left behind", share=0.5)
-def descriptors_run_out(rng: random.Random, folder: Path) -> Outcome:
+def descriptors_run_out(rng: random.Random, folder: Path) -> CaseOutcome:
     """EMFILE: another part of the process holds all descriptors for a while."""
     setting = draw(rng, folder, ranks=1)
     held: list[int] = []
@@ -295,7 +295,7 @@ def descriptors_run_out(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("clock-jumps", expected="equal: deadlines do not look at the wall clock")
-def clock_jumps(rng: random.Random, folder: Path) -> Outcome:
+def clock_jumps(rng: random.Random, folder: Path) -> CaseOutcome:
     """The wall clock goes back and forth by up to ten years, at every look, while reads fail and are tried again."""
     from tests.soak.strikes import Dice, reads
 
@@ -319,4 +319,4 @@ def clock_jumps(rng: random.Random, folder: Path) -> Outcome:
     finally:
         time.time, time.time_ns = now, now_ns
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")

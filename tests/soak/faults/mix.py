@@ -9,8 +9,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from tests.soak.case import Outcome, fault
-from tests.soak.dataset import Setting, draw
+from tests.soak.case import CaseOutcome, fault
+from tests.soak.dataset import SoakSetting, draw
 from tests.soak.epoch import Seen, check, compare, epoch, held
 from tests.soak.faults.caches import damage, flip, reopened
 from tests.soak.faults.processes import Child
@@ -27,7 +27,7 @@ class Stop(Exception):
 
 
 @fault("early-break", expected="equal: the next loop goes on where this one was left", quick=2)
-def early_break(rng: random.Random, folder: Path) -> Outcome:
+def early_break(rng: random.Random, folder: Path) -> CaseOutcome:
     """A trainer that leaves its loop now and then: by break, by an exception, by a new iterator or a seek."""
     setting = draw(rng, folder, ranks=1)
     dice, seen = random.Random(rng.random()), Seen()
@@ -36,7 +36,7 @@ def early_break(rng: random.Random, folder: Path) -> Outcome:
             _some_steps(dice, loader, seen)
     check(setting, seen)
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 def _some_steps(dice: random.Random, loader: fb.Loader, seen: Seen) -> None:
@@ -62,7 +62,7 @@ def _some_steps(dice: random.Random, loader: fb.Loader, seen: Seen) -> None:
 class Storm:
     """Several faults at once: strikes on reads, damage to blocks, other processes, all drawn from one generator."""
 
-    def __init__(self, rng: random.Random, setting: Setting) -> None:
+    def __init__(self, rng: random.Random, setting: SoakSetting) -> None:
         self._rng = random.Random(rng.random())
         self._setting = setting
         self._children: list[Child] = []
@@ -91,7 +91,7 @@ class Storm:
             return
         actions[strike](setting)
 
-    def _actions(self) -> dict[str, Callable[[Setting], object]]:
+    def _actions(self) -> dict[str, Callable[[SoakSetting], object]]:
         return {
             "damage": lambda setting: damage(self._rng, setting, flip(self._rng)),
             "clear": lambda setting: setting.disk.clear(),
@@ -101,7 +101,7 @@ class Storm:
             "verify": lambda setting: reopened(setting).disk.verify(),
         }
 
-    def _start_client(self, setting: Setting, *, kill: bool = False) -> None:
+    def _start_client(self, setting: SoakSetting, *, kill: bool = False) -> None:
         child = Child(lambda: _quiet_epoch(setting))
         self._children.append(child)
         if kill:
@@ -116,13 +116,13 @@ class Storm:
             child.join()
 
 
-def _quiet_epoch(setting: Setting) -> None:
+def _quiet_epoch(setting: SoakSetting) -> None:
     with suppress(ForebayError):
         check(setting, epoch(setting))
 
 
 @fault("several-at-once", expected="equal, or a clear error", share=2.0, quick=3)
-def several_at_once(rng: random.Random, folder: Path) -> Outcome:
+def several_at_once(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     with ExitStack() as stack:
         storm = stack.enter_context(Storm(rng, setting))

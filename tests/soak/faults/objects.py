@@ -7,21 +7,23 @@ import random
 import shutil
 from pathlib import Path
 
-from tests.soak.case import Outcome, fault
-from tests.soak.dataset import Setting, draw, write_file
+from tests.soak.case import CaseOutcome, fault
+from tests.soak.dataset import SoakSetting, draw, write_file
 from tests.soak.epoch import compare, epoch
 from tests.soak.guards import check_cache
 
 from forebay.errors import CorruptFile, ForebayError, SourceChanged
 
 
-def strike_at(rng: random.Random, setting: Setting, strike: object) -> object:
+def strike_at(rng: random.Random, setting: SoakSetting, strike: object) -> object:
     """An `on_step` that calls `strike` once: before the first step, or before one in the middle."""
     when = rng.choice([0, rng.randrange(setting.plan.num_batches(setting.global_batch) + 1)])
     return lambda step: strike() if step == when else None
 
 
-def run(rng: random.Random, setting: Setting, path: Path, strike: object, *errors: type[ForebayError]) -> Outcome:
+def run(
+    rng: random.Random, setting: SoakSetting, path: Path, strike: object, *errors: type[ForebayError]
+) -> CaseOutcome:
     """One epoch during which the object `path` suffers `strike`; then its good version again, and the cache."""
     good, stat = path.read_bytes(), path.stat()
     outcome = compare(setting, lambda: epoch(setting, strike_at(rng, setting, strike)), *errors, names=str(path))
@@ -43,7 +45,7 @@ def _put(path: Path, content: bytes, how: str) -> None:
 
 
 @fault("truncated-object", expected="`SourceChanged` naming the object; equal if all was read before, or is cached")
-def truncated_object(rng: random.Random, folder: Path) -> Outcome:
+def truncated_object(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     path = rng.choice(setting.files())
     stat, content = path.stat(), path.read_bytes()
@@ -58,7 +60,7 @@ def truncated_object(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("replaced-object", expected="`SourceChanged` naming the object and both versions; equal as above", quick=2)
-def replaced_object(rng: random.Random, folder: Path) -> Outcome:
+def replaced_object(rng: random.Random, folder: Path) -> CaseOutcome:
     """Other rows under the same name: of them, none may ever be handed out."""
     setting = draw(rng, folder)
     path, how = rng.choice(setting.files()), rng.choice(["rename", "in place"])
@@ -70,14 +72,14 @@ def replaced_object(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("removed-object", expected="`SourceChanged` naming the object; equal as above")
-def removed_object(rng: random.Random, folder: Path) -> Outcome:
+def removed_object(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     path = rng.choice(setting.files())
     return run(rng, setting, path, path.unlink, SourceChanged)
 
 
 @fault("corrupt-page", expected="`CorruptFile` naming object and row group; equal if the bit carries no data", quick=2)
-def corrupt_page(rng: random.Random, folder: Path) -> Outcome:
+def corrupt_page(rng: random.Random, folder: Path) -> CaseOutcome:
     """One bit of a page flips on the store's disk; neither size nor time of the object change."""
     setting = draw(rng, folder)
     path = rng.choice(setting.files())
@@ -92,7 +94,7 @@ def corrupt_page(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("corrupt-footer", expected="`CorruptFile` or `SourceChanged` naming the object; equal if nothing depends on it")
-def corrupt_footer(rng: random.Random, folder: Path) -> Outcome:
+def corrupt_footer(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     path = rng.choice(setting.files())
     stat, content = path.stat(), bytearray(path.read_bytes())
@@ -106,7 +108,7 @@ def corrupt_footer(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("data-folder-gone", expected="`SourceChanged` naming the object; equal if the cache has all blocks", share=0.5)
-def data_folder_gone(rng: random.Random, folder: Path) -> Outcome:
+def data_folder_gone(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     hidden = folder / "elsewhere"
     strike = strike_at(rng, setting, lambda: setting.data.rename(hidden))

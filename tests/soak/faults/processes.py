@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from tests.soak.case import Outcome, fault
-from tests.soak.dataset import Setting, draw, row_of
+from tests.soak.case import CaseOutcome, fault
+from tests.soak.dataset import SoakSetting, draw, row_of
 from tests.soak.epoch import Seen, check, epoch, take_steps
 from tests.soak.guards import check_cache
 from tests.soak.patience import patience, promised
@@ -73,7 +73,7 @@ def _as_program(work: Callable[[], object]) -> None:
     work()
 
 
-def write_steps(setting: Setting, path: Path, on_step: Callable[[int], object] = lambda step: None) -> None:
+def write_steps(setting: SoakSetting, path: Path, on_step: Callable[[int], object] = lambda step: None) -> None:
     """Train one epoch; a line with the ids of each step in `path`, once the step is done."""
     loaders = [setting.loader(rank) for rank in range(setting.ranks)]
     iterators = [iter(loader) for loader in loaders]
@@ -118,7 +118,7 @@ def wait_for_steps(path: Path, steps: int, child: Child) -> None:
         time.sleep(0.002)
 
 
-def check_resumed(rng: random.Random, setting: Setting, path: Path) -> None:
+def check_resumed(rng: random.Random, setting: SoakSetting, path: Path) -> None:
     """Go on from the last cursor, perhaps with another number of ranks: together it must be the whole epoch."""
     seen, cursor = read_steps(path)
     if cursor is None:
@@ -142,7 +142,7 @@ def check_resumed(rng: random.Random, setting: Setting, path: Path) -> None:
     check(setting, whole, ranks=1)
 
 
-def _joined(setting: Setting, position: int, parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def _joined(setting: SoakSetting, position: int, parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The parts of a global batch, in position order."""
     ids = np.concatenate([part["id"] for part in parts])
     order = {row_id: at for at, row_id in enumerate(setting.ids(setting.epoch, position, 0, 1))}
@@ -152,7 +152,7 @@ def _joined(setting: Setting, position: int, parts: list[dict[str, np.ndarray]])
 
 
 @fault("kill-9-trainer", expected="equal: what was done before, and the rest from the last cursor on", quick=2)
-def kill_trainer(rng: random.Random, folder: Path) -> Outcome:
+def kill_trainer(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     path, steps = folder / "steps", rng.randrange(setting.plan.num_batches(setting.global_batch))
     delay_s = rng.random() * 0.02
@@ -163,11 +163,11 @@ def kill_trainer(rng: random.Random, folder: Path) -> Outcome:
     assert child.join() in (-signal.SIGKILL, 0)
     check_resumed(rng, setting, path)
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 @fault("kill-9-writer", expected="equal: other processes go on, what was half-written is swept away", quick=2)
-def kill_writer(rng: random.Random, folder: Path) -> Outcome:
+def kill_writer(rng: random.Random, folder: Path) -> CaseOutcome:
     """One of two processes that fill a cache dies in the middle of it."""
     setting = draw(rng, folder, cached=True, warmth=rng.choice(["cold", "partial"]))
     blocks, temp = setting.disk.path / "blocks", setting.disk.path / "temp"
@@ -184,10 +184,12 @@ def kill_writer(rng: random.Random, folder: Path) -> Outcome:
     check(setting, read_steps(paths[1])[0])
     check_resumed(rng, setting, paths[0])
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
-def _ended_by(rng: random.Random, folder: Path, number: signal.Signals, codes: set[int], *, handled: bool) -> Outcome:
+def _ended_by(
+    rng: random.Random, folder: Path, number: signal.Signals, codes: set[int], *, handled: bool
+) -> CaseOutcome:
     setting = draw(rng, folder)
     path, steps = folder / "steps", rng.randrange(setting.plan.num_batches(setting.global_batch))
     stuck = rng.random() < 0.3
@@ -213,7 +215,7 @@ def _ended_by(rng: random.Random, folder: Path, number: signal.Signals, codes: s
     assert code in codes | {0}, f"exit code {code}"
     check_resumed(rng, setting, path)
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 def _has_steps(path: Path, steps: int) -> bool:
@@ -221,13 +223,13 @@ def _has_steps(path: Path, steps: int) -> bool:
 
 
 @fault("sigint", expected="the trainer ends within 5 s, its exit code says so; equal from the last cursor on")
-def sigint(rng: random.Random, folder: Path) -> Outcome:
+def sigint(rng: random.Random, folder: Path) -> CaseOutcome:
     # A fork of multiprocessing reports an exception, KeyboardInterrupt too, as 1.
     return _ended_by(rng, folder, signal.SIGINT, {1}, handled=False)
 
 
 @fault("sigterm", expected="as above")
-def sigterm(rng: random.Random, folder: Path) -> Outcome:
+def sigterm(rng: random.Random, folder: Path) -> CaseOutcome:
     handled = rng.random() < 0.5
     return _ended_by(rng, folder, signal.SIGTERM, {143} if handled else {-15}, handled=handled)
 
@@ -243,7 +245,7 @@ write_steps(setting, path, lambda step: __import__("time").sleep(0.02))
 
 
 @fault("signal-to-a-program", expected="as above, for a program of its own: exit code -2 or -15", share=0.1)
-def signal_to_program(rng: random.Random, folder: Path) -> Outcome:
+def signal_to_program(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     path, pickled = folder / "steps", folder / "setting"
     pickled.write_bytes(pickle.dumps((setting, path)))
@@ -267,13 +269,13 @@ def signal_to_program(rng: random.Random, folder: Path) -> Outcome:
     assert code in (-number, 0), f"exit code {code}"
     check_resumed(rng, setting, path)
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 @fault(
     "fork-in-mid-read", expected="equal in the parent and in the child, which goes on with the parent's loader", quick=2
 )
-def fork_in_mid_read(rng: random.Random, folder: Path) -> Outcome:
+def fork_in_mid_read(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     waits = Dice(rng, 0.5)
     paths, started, seen = [folder / "child-0", folder / "child-1"], [], Seen()
@@ -302,10 +304,10 @@ def fork_in_mid_read(rng: random.Random, folder: Path) -> Outcome:
         assert child.join() == 0, "the forked child failed"
         check(setting, Seen(steps=pickle.loads(path.read_bytes())), start=position)
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
-def spawned_epoch(setting: Setting, loaders: list[fb.Loader], path: Path) -> None:
+def spawned_epoch(setting: SoakSetting, loaders: list[fb.Loader], path: Path) -> None:
     """In a new interpreter: the rest of the epoch of the loaders that travelled here."""
     rest = Seen()
     take_steps(setting, [iter(loader) for loader in loaders], rest)
@@ -315,7 +317,7 @@ def spawned_epoch(setting: Setting, loaders: list[fb.Loader], path: Path) -> Non
 
 
 @fault("spawn", expected="equal: a loader that travels goes on at its position", share=0.1)
-def spawn(rng: random.Random, folder: Path) -> Outcome:
+def spawn(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     loaders = [setting.loader(rank) for rank in range(setting.ranks)]
     iterators = [iter(loader) for loader in loaders]
@@ -337,11 +339,11 @@ def spawn(rng: random.Random, folder: Path) -> Outcome:
     assert code == 0, f"the spawned child ended with {code}"
     check(setting, Seen(steps=pickle.loads(path.read_bytes())), start=position)
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 @fault("racing-processes", expected="equal in each; a block that fits is made once, by one of them", quick=2)
-def racing_processes(rng: random.Random, folder: Path) -> Outcome:
+def racing_processes(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder, cached=True)
     number = rng.randint(2, 3)
     paths = [folder / f"steps-{client}" for client in range(number)]
@@ -364,11 +366,11 @@ def racing_processes(rng: random.Random, folder: Path) -> Outcome:
     if setting.quota == "enough":
         assert made == len(setting.plan.manifest) - before, f"{made} blocks were made, {before} were there"
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 @fault("racing-threads", expected="as above, for loaders in threads of one process on one `DiskCache`")
-def racing_threads(rng: random.Random, folder: Path) -> Outcome:
+def racing_threads(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder, cached=True)
     before = len(list((setting.disk.path / "blocks").iterdir()))
     found: list[Seen] = []
@@ -384,4 +386,4 @@ def racing_threads(rng: random.Random, folder: Path) -> Outcome:
     if setting.quota == "enough":
         assert made == len(setting.plan.manifest) - before, f"{made} blocks were made, {before} were there"
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-from tests.soak.case import Outcome, fault
-from tests.soak.dataset import Setting, draw
+from tests.soak.case import CaseOutcome, fault
+from tests.soak.dataset import SoakSetting, draw
 from tests.soak.epoch import Seen, check, compare, epoch
 from tests.soak.guards import check_cache
 from tests.soak.patience import promised
@@ -30,7 +30,7 @@ SLOW_DOWN = (
 )
 
 
-def run(setting: Setting, strike: Strike, *errors: type[ForebayError], names: str = ".parquet") -> Outcome:
+def run(setting: SoakSetting, strike: Strike, *errors: type[ForebayError], names: str = ".parquet") -> CaseOutcome:
     """One epoch while `strike` has its way, then the cache without it."""
     with reads(strike):
         outcome = compare(setting, lambda: epoch(setting), *errors, names=names)
@@ -39,7 +39,7 @@ def run(setting: Setting, strike: Strike, *errors: type[ForebayError], names: st
 
 
 @fault("read-error", expected="equal, after retries; `ReadFailed` when every attempt hits", quick=2)
-def read_error(rng: random.Random, folder: Path) -> Outcome:
+def read_error(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     dice, error = Dice(rng, rng.choice([0.05, 0.3])), rng.choice(PASSING)
 
@@ -51,7 +51,7 @@ def read_error(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("read-error-for-good", expected="`ReadFailed` naming the file; equal if the cache has its blocks")
-def read_error_for_good(rng: random.Random, folder: Path) -> Outcome:
+def read_error_for_good(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     doomed, error = str(rng.choice(setting.files())), rng.choice(PASSING)
 
@@ -67,7 +67,7 @@ def read_error_for_good(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("no-permission", expected="`ReadFailed` that asks for read access; equal if the cache has the blocks", share=0.5)
-def no_permission(rng: random.Random, folder: Path) -> Outcome:
+def no_permission(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     doomed = str(rng.choice(setting.files()))
 
@@ -79,7 +79,7 @@ def no_permission(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("throttled", expected="equal, after retries with growing waits; `ReadFailed` when it never ends")
-def throttled(rng: random.Random, folder: Path) -> Outcome:
+def throttled(rng: random.Random, folder: Path) -> CaseOutcome:
     """A store that lets a few requests through, then refuses all for a while."""
     setting = draw(rng, folder)
     lock, count, burst = threading.Lock(), [0], rng.randint(1, 3)
@@ -96,16 +96,16 @@ def throttled(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("slow-read", expected="equal: a read past its deadline is abandoned and replaced", quick=2)
-def slow_read(rng: random.Random, folder: Path) -> Outcome:
+def slow_read(rng: random.Random, folder: Path) -> CaseOutcome:
     return _slow(rng, folder, slow_s=0.6, deadline_s=0.15, most=3)
 
 
 @fault("slow-read-12s", expected="equal: as above, with reads of 12 s and a deadline of 1 s", share=0.02, quick=0)
-def slow_read_12s(rng: random.Random, folder: Path) -> Outcome:
+def slow_read_12s(rng: random.Random, folder: Path) -> CaseOutcome:
     return _slow(rng, folder, slow_s=12, deadline_s=1.0, most=1)
 
 
-def _slow(rng: random.Random, folder: Path, *, slow_s: float, deadline_s: float, most: int) -> Outcome:
+def _slow(rng: random.Random, folder: Path, *, slow_s: float, deadline_s: float, most: int) -> CaseOutcome:
     policy = ReadPolicy(attempts=100, deadline_s=deadline_s, first_wait_s=0.005, max_wait_s=0.02)
     setting = draw(rng, folder, policy=policy, warmth="cold")
     left, lock, ended = [rng.randint(1, most)], threading.Lock(), threading.Event()
@@ -128,11 +128,11 @@ def _slow(rng: random.Random, folder: Path, *, slow_s: float, deadline_s: float,
     if slow_s > 10:
         assert took_s < slow_s - 1, f"the epoch took {took_s:.1f} s: it waited for the slow read"
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 @fault("read-never-returns", expected="equal if an attempt returns; else `ReadFailed` after the deadlines")
-def read_never_returns(rng: random.Random, folder: Path) -> Outcome:
+def read_never_returns(rng: random.Random, folder: Path) -> CaseOutcome:
     policy = ReadPolicy(attempts=3, deadline_s=0.2, first_wait_s=0.005, max_wait_s=0.02)
     setting = draw(rng, folder)
     dice = Dice(rng, rng.choice([0.03, 0.03, 0.03, 1.0]))
@@ -150,7 +150,7 @@ def read_never_returns(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("close-with-stuck-read", expected="`close(5)` returns within 5 s; the epoch goes on from the cursor", quick=2)
-def close_with_stuck_read(rng: random.Random, folder: Path) -> Outcome:
+def close_with_stuck_read(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder, ranks=1, warmth=rng.choice(["cold", "partial"]))
     lucky = Dice(rng, 0.15)
     seen, loader = Seen(), setting.loader()
@@ -185,11 +185,11 @@ def close_with_stuck_read(rng: random.Random, folder: Path) -> Outcome:
                 seen.steps.append((batch.position, batch.size, [{name: a.copy() for name, a in batch.items()}]))
         check(setting, seen)
     check_cache(setting)
-    return Outcome("equal")
+    return CaseOutcome("equal")
 
 
 @fault("short-read", expected="equal, after retries: fewer bytes than asked for are never taken for all")
-def short_read(rng: random.Random, folder: Path) -> Outcome:
+def short_read(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     dice, keep = Dice(rng, 0.2), rng.random()
 
@@ -206,7 +206,7 @@ def short_read(rng: random.Random, folder: Path) -> Outcome:
 
 
 @fault("damaged-in-flight", expected="equal: a page whose checksum is wrong is fetched again; else `CorruptFile`")
-def damaged_in_flight(rng: random.Random, folder: Path) -> Outcome:
+def damaged_in_flight(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     dice, lock, bits = Dice(rng, 0.15), threading.Lock(), random.Random(rng.random())
 

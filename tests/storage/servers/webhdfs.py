@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 PREFIX = "/webhdfs/v1"
 
 
-class Node(BaseHTTPRequestHandler):
+class WebHdfsNode(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     folder: Path
     token: str | None
@@ -116,5 +116,5 @@ def _status(path: Path, suffix: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    Node.folder, Node.token = Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Node).serve_forever()
+    WebHdfsNode.folder, WebHdfsNode.token = Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), WebHdfsNode).serve_forever()

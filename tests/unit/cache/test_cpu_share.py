@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.cache.cpu_share import NICENESS, Cores, DataWorkers, keep_off_trainer, usable_cores
+from forebay.cache.cpu_share import NICENESS, CpuShare, DataWorkers, keep_off_trainer, usable_cores
 from forebay.errors import InvalidOption
 from forebay.storage.deadline import Cancelled
 
@@ -62,7 +62,7 @@ def test_data_workers_travel() -> None:
 class Queue:
     """Threads that line up for `cores` in a given order and note when they get in; each stays until let go."""
 
-    def __init__(self, cores: Cores) -> None:
+    def __init__(self, cores: CpuShare) -> None:
         self.cores = cores
         self.entered: list[int] = []
         self.refused: list[int] = []
@@ -105,7 +105,7 @@ def num_waiting(queue: Queue) -> int:
 
 
 def test_no_more_than_so_many_at_once_and_the_first_in_line_comes_next() -> None:
-    queue = Queue(Cores(2))
+    queue = Queue(CpuShare(2))
     for number in range(6):
         queue.add(number)
         queue.until(lambda wanted=number + 1: len(queue.entered) + num_waiting(queue) == wanted)
@@ -119,7 +119,7 @@ def test_no_more_than_so_many_at_once_and_the_first_in_line_comes_next() -> None
 
 def test_whoever_comes_back_for_the_same_task_goes_before_later_ones() -> None:
     """A block that was made is written before another one is decoded."""
-    queue = Queue(Cores(1))
+    queue = Queue(CpuShare(1))
     queue.add(0, rounds=2)
     queue.until(lambda: queue.entered == [0])
     queue.add(1, rounds=2)
@@ -134,7 +134,7 @@ def test_whoever_comes_back_for_the_same_task_goes_before_later_ones() -> None:
 
 
 def test_more_are_let_in_after_it_was_made_larger() -> None:
-    queue = Queue(Cores(1))
+    queue = Queue(CpuShare(1))
     for number in range(3):
         queue.add(number)
     queue.until(lambda: len(queue.entered) + num_waiting(queue) == 3)
@@ -145,7 +145,7 @@ def test_more_are_let_in_after_it_was_made_larger() -> None:
 
 
 def test_closed_lets_nobody_wait() -> None:
-    queue = Queue(Cores(1))
+    queue = Queue(CpuShare(1))
     for number in range(3):
         queue.add(number)
     queue.until(lambda: num_waiting(queue) == 2)
@@ -158,7 +158,7 @@ def test_closed_lets_nobody_wait() -> None:
 
 
 def test_an_error_inside_gives_the_core_back() -> None:
-    cores = Cores(1)
+    cores = CpuShare(1)
     with pytest.raises(ValueError, match="boom"), cores:
         raise ValueError("boom")
     with cores:

@@ -26,7 +26,7 @@ from forebay.errors import LoaderClosed, SourceChanged, TransformFailed
 from forebay.manifest import reading
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.storage.file_lock import try_lock
 from forebay.storage.retry import ReadPolicy
 from forebay.transform.features.groups import Categorical, Dense, Label, Ragged
@@ -43,7 +43,7 @@ from forebay.cache.cpu_share import DataWorkers
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.local_source import LocalSource
 from forebay.manifest import reading
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 
 cache, manifest, transform = pickle.loads(bytes.fromhex(sys.argv[1]))
 real = reading.open_input
@@ -53,7 +53,7 @@ def slow(uri):
     return real(uri)
 
 reading.open_input = slow
-tally = Tally()
+tally = Counters()
 print("ready", flush=True)
 input()
 source = LocalSource(manifest, transform, cache, tally=tally, workers=DataWorkers(num_reads=3))
@@ -67,7 +67,7 @@ THREADS = """
 import json, os, pickle, sys, threading
 from forebay.cache.cpu_share import DataWorkers
 from forebay.cache.local_source import LocalSource
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 
 cache, manifest, transform = pickle.loads(bytes.fromhex(sys.argv[1]))
 
@@ -80,7 +80,7 @@ def ticks():
     return found
 
 before = ticks()
-source = LocalSource(manifest, transform, cache, tally=Tally(), workers=DataWorkers(num_reads=2))
+source = LocalSource(manifest, transform, cache, tally=Counters(), workers=DataWorkers(num_reads=2))
 blocks = [source.request(index).result(30) for index in range(len(manifest))]
 ours = {t.native_id for t in threading.enumerate() if t.name == "forebay-data"} | {threading.get_native_id()}
 others = {str(t): n - before.get(t, 0) for t, n in ticks().items() if t not in ours and n > before.get(t, 0)}
@@ -163,7 +163,7 @@ def read_all(
     manifest: Manifest, cache: DiskCache | None, transform: Transform = TRANSFORM, array: str = "id"
 ) -> tuple[list[float], dict[str, float]]:
     """The rows of one array of all blocks, and what was counted."""
-    tally = Tally()
+    tally = Counters()
     with closing(LocalSource(manifest, transform, cache, tally=tally)) as source:
         futures = [source.request(index) for index in range(len(manifest))]
         rows = np.concatenate([future.result(30).arrays[array] for future in futures])
@@ -256,7 +256,7 @@ def test_rewritten_source_never_hits(manifest: Manifest, cache: DiskCache, parqu
 
 
 def test_open_requests_share_one_read(manifest: Manifest, cache: DiskCache, opened: list[str]) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Tally())
+    source = LocalSource(manifest, TRANSFORM, cache, tally=Counters())
     futures = [source.request(2) for _ in range(10)]
     assert [future.result(60).rows for future in futures] == [10] * 10
     assert len(opened) == 1
@@ -298,7 +298,7 @@ def test_error_reaches_the_future_and_the_source_goes_on(manifest: Manifest, cac
             raise ValueError("boom")
         return {"id": np.asarray(batch.column("id"))}
 
-    source = LocalSource(manifest, Transform(fn=fails_on_second, version="1"), cache, tally=Tally())
+    source = LocalSource(manifest, Transform(fn=fails_on_second, version="1"), cache, tally=Counters())
     futures = [source.request(index) for index in range(3)]
     assert futures[0].result(60).rows == 30
     with pytest.raises(TransformFailed, match="boom"):
@@ -312,7 +312,7 @@ def test_error_reaches_the_future_and_the_source_goes_on(manifest: Manifest, cac
 def test_close_returns_in_time_though_a_read_is_stuck(
     manifest: Manifest, cache: DiskCache, stuck: threading.Event, left_over: Callable[[Path], list[str]]
 ) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Tally())
+    source = LocalSource(manifest, TRANSFORM, cache, tally=Counters())
     futures = [source.request(index) for index in range(NUM_ROW_GROUPS)]
     assert stuck.wait(60)
     start = time.monotonic()
@@ -338,7 +338,7 @@ def is_free(path: Path) -> bool:
 
 
 def test_stuck_reader_does_not_stop_another_process_for_ever(manifest: Manifest, cache: DiskCache) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Tally(), policy=ReadPolicy(attempts=100, deadline_s=0.2))
+    source = LocalSource(manifest, TRANSFORM, cache, tally=Counters(), policy=ReadPolicy(attempts=100, deadline_s=0.2))
     read_all(manifest, cache)
     (path, *_) = (cache.path / "blocks").iterdir()
     path.unlink()
@@ -350,7 +350,7 @@ def test_stuck_reader_does_not_stop_another_process_for_ever(manifest: Manifest,
 
 
 def test_data_set_is_held_while_the_source_is_open(manifest: Manifest, cache: DiskCache) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Tally())
+    source = LocalSource(manifest, TRANSFORM, cache, tally=Counters())
     source.request(0).result(60)
     (use,) = cache.datasets()
     lock = cache._directory.use_lock(use.dataset)
@@ -366,7 +366,7 @@ def test_data_set_is_held_while_the_source_is_open(manifest: Manifest, cache: Di
 
 
 def test_forked_child_reads_while_its_parent_does(manifest: Manifest, cache: DiskCache) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Tally())
+    source = LocalSource(manifest, TRANSFORM, cache, tally=Counters())
     first = source.request(0)
     child = os.fork()
     if child == 0:
@@ -388,7 +388,7 @@ def test_many_wait_for_storage_and_few_take_a_core(
 ) -> None:
     manifest = scan(parquet_folder({"a.parquet": [10] * 12}))
     workers = DataWorkers(core_share=0.01, num_reads=4)
-    source = LocalSource(manifest, stuck_transform.transform, None, tally=Tally(), workers=workers)
+    source = LocalSource(manifest, stuck_transform.transform, None, tally=Counters(), workers=workers)
     futures = [source.request(index) for index in range(12)]
     assert stuck_transform.entered.wait(60)
     until(lambda: len(opened) == 4)
@@ -404,7 +404,7 @@ def test_many_wait_for_storage_and_few_take_a_core(
 
 def test_close_does_not_wait_for_those_who_wait_for_a_core(manifest: Manifest, stuck_transform: Gate) -> None:
     workers = DataWorkers(core_share=0.01, num_reads=4)
-    source = LocalSource(manifest, stuck_transform.transform, None, tally=Tally(), workers=workers)
+    source = LocalSource(manifest, stuck_transform.transform, None, tally=Counters(), workers=workers)
     for index in range(4):
         source.request(index)
     assert stuck_transform.entered.wait(60)
@@ -418,7 +418,7 @@ def test_close_does_not_wait_for_those_who_wait_for_a_core(manifest: Manifest, s
 def test_local_cache_keeps_to_its_spec(manifest: Manifest, tmp_path: Path) -> None:
     spec = CacheSpec(path=str(tmp_path / "cache"), quota_bytes=1 << 20, min_free_bytes=0, core_share=0.5, num_reads=6)
     provider = pickle.loads(pickle.dumps(LocalCache(spec, num_processes=2)))
-    source = provider.source(manifest, TRANSFORM, Tally())
+    source = provider.source(manifest, TRANSFORM, Counters())
     assert source._facts[4] == DataWorkers(core_share=0.25, num_reads=3)
     assert source.request(0).result(60).rows == 30
     source.close()

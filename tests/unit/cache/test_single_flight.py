@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future, wait
 
 import pytest
 
-from forebay.cache.single_flight import Workers
+from forebay.cache.single_flight import SingleFlightPool
 from forebay.errors import LoaderClosed, ReadFailed
 from forebay.storage.deadline import Cancelled
 
@@ -47,7 +47,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_tasks_start_in_the_order_of_requests(work: Work) -> None:
-    workers = Workers(work, num_threads=1)
+    workers = SingleFlightPool(work, num_threads=1)
     futures = [workers.submit(task) for task in (5, 3, 9, 1)]
     assert [future.result(60) for future in futures] == [[5], [3], [9], [1]]
     assert work.done == [5, 3, 9, 1]
@@ -56,7 +56,7 @@ def test_tasks_start_in_the_order_of_requests(work: Work) -> None:
 
 def test_what_is_at_hand_wakes_no_thread(work: Work) -> None:
     before = threading.active_count()
-    workers = Workers(work, num_threads=2, at_hand=lambda task: [0] if task == 3 else None)
+    workers = SingleFlightPool(work, num_threads=2, at_hand=lambda task: [0] if task == 3 else None)
     assert workers.submit(3).result(0) == [0] and not work.done and threading.active_count() == before
     assert workers.submit(4).result(60) == [4]
     workers.close(5)
@@ -65,7 +65,7 @@ def test_what_is_at_hand_wakes_no_thread(work: Work) -> None:
 
 
 def test_open_requests_for_one_task_share_its_run(work: Work) -> None:
-    workers = Workers(work, num_threads=2)
+    workers = SingleFlightPool(work, num_threads=2)
     first, second, other = workers.submit(100), workers.submit(100), workers.submit(1)
     assert other.result(60) == [1]
     assert first.cancel(), "one who lost interest"
@@ -80,7 +80,7 @@ def test_open_requests_for_one_task_share_its_run(work: Work) -> None:
 
 def test_no_thread_before_the_first_request_and_no_more_than_allowed(work: Work) -> None:
     before = threading.active_count()
-    workers = Workers(work, num_threads=3)
+    workers = SingleFlightPool(work, num_threads=3)
     assert threading.active_count() == before
     futures = [workers.submit(task) for task in range(100, 110)]
     until(lambda: len(work.done) == 3)
@@ -93,7 +93,7 @@ def test_no_thread_before_the_first_request_and_no_more_than_allowed(work: Work)
 
 def test_every_thread_prepares_itself_first_and_more_may_start_later(work: Work) -> None:
     prepared: list[int] = []
-    workers = Workers(work, num_threads=1, on_start=lambda: prepared.append(threading.get_ident()))
+    workers = SingleFlightPool(work, num_threads=1, on_start=lambda: prepared.append(threading.get_ident()))
     futures = [workers.submit(task) for task in range(100, 103)]
     until(lambda: work.done == [100])
     workers.resize(3)
@@ -107,7 +107,7 @@ def test_every_thread_prepares_itself_first_and_more_may_start_later(work: Work)
 
 def test_idle_thread_is_used_again(work: Work) -> None:
     before = threading.active_count()
-    workers = Workers(work, num_threads=8)
+    workers = SingleFlightPool(work, num_threads=8)
     for task in range(20):
         workers.submit(task).result(60)
         until(lambda: workers._num_idle == len(workers._threads))
@@ -116,7 +116,7 @@ def test_idle_thread_is_used_again(work: Work) -> None:
 
 
 def test_error_reaches_everybody_who_asked(work: Work) -> None:
-    workers = Workers(work, num_threads=1)
+    workers = SingleFlightPool(work, num_threads=1)
     blocker, one, two = workers.submit(100), workers.submit(-1), workers.submit(-1)
     work.go.set()
     assert blocker.result(60) == [100]
@@ -128,7 +128,7 @@ def test_error_reaches_everybody_who_asked(work: Work) -> None:
 
 
 def test_cancelled_task_is_not_run(work: Work) -> None:
-    workers = Workers(work, num_threads=1)
+    workers = SingleFlightPool(work, num_threads=1)
     blocker, doomed = workers.submit(100), workers.submit(7)
     assert doomed.cancel()
     work.go.set()
@@ -139,7 +139,7 @@ def test_cancelled_task_is_not_run(work: Work) -> None:
 
 
 def test_close_cancels_what_is_pending_and_wakes_who_waits(work: Work) -> None:
-    workers = Workers(work, num_threads=1)
+    workers = SingleFlightPool(work, num_threads=1)
     stuck, queued = workers.submit(100), workers.submit(2)
     until(lambda: work.done == [100])
     outcome: list[BaseException | None] = []
@@ -170,7 +170,7 @@ def test_idle_thread_keeps_no_result_alive() -> None:
     class Big:
         pass
 
-    workers: Workers[int, Big] = Workers(lambda task: Big(), num_threads=1)
+    workers: SingleFlightPool[int, Big] = SingleFlightPool(lambda task: Big(), num_threads=1)
     result = workers.submit(1).result(60)
     until(lambda: workers._num_idle == 1)
     gone = weakref.ref(result)
@@ -184,7 +184,7 @@ def test_work_that_was_told_to_end_counts_as_cancelled() -> None:
     def work(task: int) -> int:
         raise Cancelled("told to end")
 
-    workers = Workers(work, num_threads=1)
+    workers = SingleFlightPool(work, num_threads=1)
     future = workers.submit(1)
     with pytest.raises(CancelledError):
         future.result(30)
@@ -195,7 +195,7 @@ def test_a_thread_that_cannot_be_started_loses_no_task(work: Work, monkeypatch: 
     def no_more(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    workers = Workers(work, num_threads=2)
+    workers = SingleFlightPool(work, num_threads=2)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_more)
         with pytest.raises(ReadFailed, match="limit on processes"):

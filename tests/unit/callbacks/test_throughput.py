@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.callbacks.throughput import Pace
+from forebay.callbacks.throughput import Throughput
 from forebay.events import Reported
 
 
@@ -13,14 +13,14 @@ def reported(step: int, rows: int, wait_s: float) -> Reported:
 
 
 def test_nothing_is_known_from_one_report() -> None:
-    pace = Pace()
+    pace = Throughput()
     assert pace.rows_per_s is None
     pace.read(reported(1, 100, 0.0), at=1.0)
     assert (pace.rows_per_s, pace.wait_share, pace.left_s(10)) == (None, None, None)
 
 
 def test_rates_of_the_window_forget_the_slow_start() -> None:
-    pace = Pace()
+    pace = Throughput()
     pace.read(reported(1, 100, 50.0), at=0.0)
     for second in range(100, 121):
         pace.read(reported(second, second * 1000, 50.0 + (second - 100) * 0.25), at=float(second))
@@ -30,7 +30,7 @@ def test_rates_of_the_window_forget_the_slow_start() -> None:
 
 
 def test_new_attempt_begins_a_new_window() -> None:
-    pace = Pace()
+    pace = Throughput()
     pace.read(reported(50, 5000, 9.0), at=1.0)
     pace.read(reported(60, 6000, 9.5), at=2.0)
     pace.read(reported(41, 4100, 0.0), at=20.0)

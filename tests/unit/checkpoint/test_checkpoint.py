@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.checkpoint.checkpoint import Commit, CommitDirectory
-from forebay.checkpoint.config import Safekeeping
+from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
+from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import Bytes
-from forebay.checkpoint.files import CommitFiles
+from forebay.checkpoint.files import CheckpointFiles
 from forebay.errors import BadJob, CursorMismatch, InvalidOption
 from forebay.plan.cursor import Cursor
 from forebay.world import World
 
 
-def commit_at(step: int, **state: Any) -> Commit:
+def commit_at(step: int, **state: Any) -> Checkpoint:
     cursor = Cursor(plan_id="9c02", epoch=1, position=10 * step, global_batch=10)
     weight = torch.arange(8.0) + step
-    return Commit(step=step, cursor=cursor, world=World(rank=0, size=2), state={"weight": weight, **state})
+    return Checkpoint(step=step, cursor=cursor, world=World(rank=0, size=2), state={"weight": weight, **state})
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def test_newest_gives_back_what_was_saved(folder: Path) -> None:
-    directory = CommitDirectory(folder)
+    directory = DirectoryStore(folder)
     saved = commit_at(120, rng=[(3, None, "MT19937")], facts={"loss": 0.5})
     directory.save(saved)
-    found = CommitDirectory(folder).newest()
+    found = DirectoryStore(folder).newest()
     assert found is not None
     assert (found.step, found.cursor, found.world) == (saved.step, saved.cursor, saved.world)
     assert torch.equal(found.state["weight"], saved.state["weight"])
@@ -46,22 +46,22 @@ def test_newest_gives_back_what_was_saved(folder: Path) -> None:
 
 
 def test_nothing_saved_is_none(folder: Path) -> None:
-    assert CommitDirectory(folder).newest() is None
+    assert DirectoryStore(folder).newest() is None
 
 
 def test_only_the_newest_are_kept(folder: Path) -> None:
-    directory = CommitDirectory(folder, keep_last=3)
+    directory = DirectoryStore(folder, keep_last=3)
     for step in range(1, 12):
         directory.save(commit_at(step))
         assert steps_in(folder) == list(range(max(1, step - 2), step + 1))
     with pytest.raises(InvalidOption, match="keep_last=0"):
-        CommitDirectory(folder, keep_last=0)
+        DirectoryStore(folder, keep_last=0)
     with pytest.raises(InvalidOption, match="keep_every=0"):
-        CommitDirectory(folder, keep_every=0)
+        DirectoryStore(folder, keep_every=0)
 
 
 def test_multiples_are_kept_for_ever(folder: Path) -> None:
-    directory = CommitDirectory(folder, keep_last=2, keep_every=5)
+    directory = DirectoryStore(folder, keep_last=2, keep_every=5)
     for step in range(1, 14):
         directory.save(commit_at(step))
     assert steps_in(folder) == [5, 10, 12, 13]
@@ -72,18 +72,18 @@ def test_multiples_are_kept_for_ever(folder: Path) -> None:
 def test_a_write_deletes_no_later_step_that_came_while_it_was_under_way(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory, successor = CommitDirectory(folder), CommitDirectory(folder)
+    directory, successor = DirectoryStore(folder), DirectoryStore(folder)
     directory.save(commit_at(99))
     directory.save(commit_at(120))
-    write = CommitFiles._write
+    write = CheckpointFiles._write
 
-    def slow(files: CommitFiles, path: str, contents: Bytes) -> None:
+    def slow(files: CheckpointFiles, path: str, contents: Bytes) -> None:
         write(files, path, contents)
         if path.endswith("100/commit.json"):
             successor.save(commit_at(105))
             (folder / "step-000000106").mkdir()
 
-    monkeypatch.setattr(CommitFiles, "_write", slow)
+    monkeypatch.setattr(CheckpointFiles, "_write", slow)
     directory.save(commit_at(100))
     assert steps_in(folder)[-2:] == [105, 106] and 120 not in steps_in(folder)
     newest = directory.newest()
@@ -142,7 +142,7 @@ TEARS = [
 def test_a_torn_commit_is_passed_over(
     folder: Path, tear: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = CommitDirectory(folder)
+    directory = DirectoryStore(folder)
     directory.save(commit_at(1))
     directory.save(commit_at(2))
     tear(folder / "step-000000002")
@@ -155,7 +155,7 @@ def test_a_torn_commit_is_passed_over(
 
 
 def test_every_flipped_byte_of_a_commit_is_noticed(folder: Path) -> None:
-    directory = CommitDirectory(folder)
+    directory = DirectoryStore(folder)
     directory.save(commit_at(1))
     for name in ("state.pt", "commit.json"):
         path = folder / "step-000000001" / name
@@ -167,7 +167,7 @@ def test_every_flipped_byte_of_a_commit_is_noticed(folder: Path) -> None:
     assert directory.newest() is not None
 
 
-def assert_not_taken(directory: CommitDirectory) -> None:
+def assert_not_taken(directory: DirectoryStore) -> None:
     try:
         found = directory.newest()
     except CursorMismatch:  # the flip hit the version: a commit of another release is refused aloud
@@ -177,7 +177,7 @@ def assert_not_taken(directory: CommitDirectory) -> None:
 
 
 def test_the_next_save_clears_torn_and_abandoned_steps(folder: Path) -> None:
-    directory = CommitDirectory(folder)
+    directory = DirectoryStore(folder)
     for step in (100, 200, 300):
         directory.save(commit_at(step))
     remove_seal(folder / "step-000000300")
@@ -187,7 +187,7 @@ def test_the_next_save_clears_torn_and_abandoned_steps(folder: Path) -> None:
 
 
 def test_saving_a_step_again_replaces_it_as_a_whole(folder: Path) -> None:
-    directory = CommitDirectory(folder)
+    directory = DirectoryStore(folder)
     directory.save(commit_at(7, note="first"))
     truncate_seal(folder / "step-000000007")
     directory.save(commit_at(7, note="second"))
@@ -196,16 +196,16 @@ def test_saving_a_step_again_replaces_it_as_a_whole(folder: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_the_commit_before_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = CommitDirectory(folder)
+    directory = DirectoryStore(folder)
     directory.save(commit_at(1))
-    original = CommitFiles._write
+    original = CheckpointFiles._write
 
-    def fail_at_seal(self: CommitFiles, path: str, contents: bytes) -> None:
+    def fail_at_seal(self: CheckpointFiles, path: str, contents: bytes) -> None:
         if path.endswith("commit.json"):
             raise OSError("disk full")
         original(self, path, contents)
 
-    monkeypatch.setattr(CommitFiles, "_write", fail_at_seal)
+    monkeypatch.setattr(CheckpointFiles, "_write", fail_at_seal)
     with pytest.raises(OSError, match="disk full"):
         directory.save(commit_at(2))
     found = directory.newest()
@@ -213,7 +213,7 @@ def test_a_write_that_fails_leaves_the_commit_before_it(folder: Path, monkeypatc
 
 
 def test_a_later_version_is_refused_not_passed_over(folder: Path) -> None:
-    directory = CommitDirectory(folder)
+    directory = DirectoryStore(folder)
     directory.save(commit_at(1))
     directory.save(commit_at(2))
     path = folder / "step-000000002" / "commit.json"
@@ -223,13 +223,13 @@ def test_a_later_version_is_refused_not_passed_over(folder: Path) -> None:
 
 
 def test_other_file_systems() -> None:
-    directory = CommitDirectory("memory://runs/one/commits")
+    directory = DirectoryStore("memory://runs/one/commits")
     assert directory.newest() is None
     for step in (1, 2, 3):
         directory.save(commit_at(step))
     found = directory.newest()
     assert found is not None and found.step == 3
-    assert CommitFiles(Safekeeping(uri="memory://runs/one/commits")).steps() == [3, 2]
+    assert CheckpointFiles(CheckpointConfig(uri="memory://runs/one/commits")).steps() == [3, 2]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_other_file_systems() -> None:
     ],
 )
 def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_saved(folder: Path, value: Any, said: str) -> None:
-    directory = CommitDirectory(folder)
+    directory = DirectoryStore(folder)
     with pytest.raises(BadJob, match=said):
         directory.save(commit_at(1, objects={"s": {"best": value}}))
     assert directory.newest() is None
@@ -256,7 +256,7 @@ def test_only_new_types_are_read_back(folder: Path, monkeypatch: pytest.MonkeyPa
     loads: list[object] = []
     original = torch.load
     monkeypatch.setattr(torch, "load", lambda *args, **options: (loads.append(1), original(*args, **options))[1])
-    directory = CommitDirectory(folder)
+    directory = DirectoryStore(folder)
     for step, value in enumerate([1, 2, 3, None, None], 1):
         directory.save(commit_at(step, value=value))
     assert len(loads) == 2

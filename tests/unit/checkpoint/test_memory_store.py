@@ -14,29 +14,35 @@ import numpy as np
 import pytest
 from tests.unit.checkpoint.store_laws import commit_at
 
-from forebay.checkpoint.buffer import Pad
-from forebay.checkpoint.checkpoint import Sealer, opened
-from forebay.checkpoint.config import Safekeeping
-from forebay.checkpoint.encoded import Bytes, Sealed
-from forebay.checkpoint.files import CommitFiles
-from forebay.checkpoint.memory_store import CommitStore, Holding
-from forebay.checkpoint.shared_buffer import Desk, Lease, Slot, SlotPad, read_slot
-from forebay.checkpoint.uploader import Uploads
+from forebay.checkpoint.buffer import ReusableBuffer
+from forebay.checkpoint.checkpoint import Encoder, opened
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint
+from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.memory_store import MemoryStore, StoredStep
+from forebay.checkpoint.shared_buffer import (
+    BufferHandle,
+    SharedBuffer,
+    SharedBufferClient,
+    SharedBufferWriter,
+    read_slot,
+)
+from forebay.checkpoint.uploader import Uploader
 from forebay.errors import WriteFailed
 
 
-class Node:
+class StoreNode:
     """A store, what was replicated from it, and the worker beside it."""
 
     def __init__(self, folder: Path) -> None:
-        self.uploads = Uploads(Safekeeping(uri=str(folder / "commits"), storage_every_s=1e6, keep_every=50))
-        self.store = CommitStore(self.uploads, self._replicate)
+        self.uploads = Uploader(CheckpointConfig(uri=str(folder / "commits"), storage_every_s=1e6, keep_every=50))
+        self.store = MemoryStore(self.uploads, self._replicate)
         self.copies: list[int] = []
         self.way = asyncio.Event()
         self.way.set()
-        self._lease: Lease | None = None
+        self._lease: BufferHandle | None = None
 
-    async def _replicate(self, sealed: Sealed) -> None:
+    async def _replicate(self, sealed: EncodedCheckpoint) -> None:
         await self.way.wait()
         sealed.check()
         self.copies.append(sealed.step)
@@ -59,22 +65,22 @@ class Node:
         shown = await self.store.shown()
         assert shown is not None
         facts, path = shown
-        commit = opened(Sealed(facts=facts, state=read_slot(path, facts["state_bytes"])), path)
+        commit = opened(EncodedCheckpoint(facts=facts, state=read_slot(path, facts["state_bytes"])), path)
         assert commit.state["weight"][0] == commit.step
         return commit.step
 
 
-def write(lease: Lease, step: int, **state: Any) -> None:
-    pad = SlotPad(lease.path)
-    pad.seal(Sealer().seal(commit_at(step, **state), pad))
+def write(lease: BufferHandle, step: int, **state: Any) -> None:
+    pad = SharedBufferWriter(lease.path)
+    pad.seal(Encoder().seal(commit_at(step, **state), pad))
 
 
 @pytest.fixture
-def make_node(tmp_path: Path) -> Iterator[Callable[[], Node]]:
-    made: list[Node] = []
+def make_node(tmp_path: Path) -> Iterator[Callable[[], StoreNode]]:
+    made: list[StoreNode] = []
 
-    def make() -> Node:
-        made.append(Node(tmp_path))
+    def make() -> StoreNode:
+        made.append(StoreNode(tmp_path))
         return made[-1]
 
     yield make
@@ -82,21 +88,21 @@ def make_node(tmp_path: Path) -> Iterator[Callable[[], Node]]:
         node.uploads.close()
 
 
-def test_the_newest_is_kept_and_copied(make_node: Callable[[], Node]) -> None:
+def test_the_newest_is_kept_and_copied(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         node = make_node()
         assert await node.store.holding() is None and await node.store.shown() is None
         for step in range(1, 8):
             await node.save(step)
             assert await node.newest() == step
-            assert await node.store.holding() == Holding(step, is_origin=True)
+            assert await node.store.holding() == StoredStep(step, is_origin=True)
         assert node.copies == list(range(1, 8))
         assert len(node.store._slots) <= 3
 
     asyncio.run(scene())
 
 
-def test_a_commit_is_not_acknowledged_before_it_has_its_copy(make_node: Callable[[], Node]) -> None:
+def test_a_commit_is_not_acknowledged_before_it_has_its_copy(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         node = make_node()
         node.way.clear()
@@ -112,7 +118,7 @@ def test_a_commit_is_not_acknowledged_before_it_has_its_copy(make_node: Callable
 
 
 @pytest.mark.parametrize("ask", ["holding", "shown", "given", "flush", "lease"])
-def test_a_commit_is_there_before_its_worker_has_said_so(make_node: Callable[[], Node], ask: str) -> None:
+def test_a_commit_is_there_before_its_worker_has_said_so(make_node: Callable[[], StoreNode], ask: str) -> None:
     async def scene() -> None:
         node = make_node()
         await node.save(1)
@@ -130,12 +136,12 @@ def test_a_commit_is_there_before_its_worker_has_said_so(make_node: Callable[[],
     asyncio.run(scene())
 
 
-def test_what_a_worker_left_is_copied_before_the_next_one_goes_on(make_node: Callable[[], Node]) -> None:
+def test_what_a_worker_left_is_copied_before_the_next_one_goes_on(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         node = make_node()
         await node.save(1)
         await node.write(2)
-        assert await node.store.holding() == Holding(2, is_origin=True)
+        assert await node.store.holding() == StoredStep(2, is_origin=True)
         node.way.clear()
         node.another_worker()
         saving = asyncio.ensure_future(node.save(3))
@@ -148,7 +154,7 @@ def test_what_a_worker_left_is_copied_before_the_next_one_goes_on(make_node: Cal
     asyncio.run(scene())
 
 
-def test_what_a_worker_left_and_is_to_stay_for_ever_gets_to_storage(make_node: Callable[[], Node]) -> None:
+def test_what_a_worker_left_and_is_to_stay_for_ever_gets_to_storage(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         node = make_node()
         await node.save(49)
@@ -161,7 +167,9 @@ def test_what_a_worker_left_and_is_to_stay_for_ever_gets_to_storage(make_node: C
     asyncio.run(scene())
 
 
-def test_after_giving_up_nothing_is_written_over_what_its_worker_wrote_itself(make_node: Callable[[], Node]) -> None:
+def test_after_giving_up_nothing_is_written_over_what_its_worker_wrote_itself(
+    make_node: Callable[[], StoreNode],
+) -> None:
     async def scene() -> None:
         node = make_node()
         await node.save(1)
@@ -176,7 +184,7 @@ def test_after_giving_up_nothing_is_written_over_what_its_worker_wrote_itself(ma
         await node.store.give_up(9)
         assert await node.newest() == 8, "in case that fails"
         files = node.uploads.files
-        files.write(Sealer().seal(commit_at(9), Pad()))
+        files.write(Encoder().seal(commit_at(9), ReusableBuffer()))
         assert await node.store.flush() is None
         assert node.uploads.is_done and files.steps()[0] == 9
         node.way.set()
@@ -187,7 +195,7 @@ def test_after_giving_up_nothing_is_written_over_what_its_worker_wrote_itself(ma
     asyncio.run(scene())
 
 
-def test_the_same_commit_again_is_the_newest_again(make_node: Callable[[], Node]) -> None:
+def test_the_same_commit_again_is_the_newest_again(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         node = make_node()
         for step in (7, 8, 7, 8, 7):
@@ -199,7 +207,7 @@ def test_the_same_commit_again_is_the_newest_again(make_node: Callable[[], Node]
     asyncio.run(scene())
 
 
-def test_late_word_of_a_worker_that_is_gone_takes_nothing_from_the_next(make_node: Callable[[], Node]) -> None:
+def test_late_word_of_a_worker_that_is_gone_takes_nothing_from_the_next(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         node = make_node()
         await node.save(1)
@@ -215,15 +223,17 @@ def test_late_word_of_a_worker_that_is_gone_takes_nothing_from_the_next(make_nod
     asyncio.run(scene())
 
 
-def test_a_worker_that_is_slow_to_die_writes_nothing_into_the_slot_of_the_next(make_node: Callable[[], Node]) -> None:
+def test_a_worker_that_is_slow_to_die_writes_nothing_into_the_slot_of_the_next(
+    make_node: Callable[[], StoreNode],
+) -> None:
     async def scene() -> None:
         node = make_node()
         await node.save(1)
         old = await node.store.lease()
-        late = SlotPad(old.path)
+        late = SharedBufferWriter(old.path)
         node.another_worker()
         number = await node.write(2)
-        late.seal(Sealer().seal(commit_at(90), late))
+        late.seal(Encoder().seal(commit_at(90), late))
         assert await node.newest() == 2
         node._lease = await node.store.commit(number)
         await node.store.commit(old.number)
@@ -232,7 +242,9 @@ def test_a_worker_that_is_slow_to_die_writes_nothing_into_the_slot_of_the_next(m
     asyncio.run(scene())
 
 
-def test_another_worker_that_only_looks_takes_nothing_from_the_one_that_is_there(make_node: Callable[[], Node]) -> None:
+def test_another_worker_that_only_looks_takes_nothing_from_the_one_that_is_there(
+    make_node: Callable[[], StoreNode],
+) -> None:
     async def scene() -> None:
         node = make_node()
         for step in (1, 2, 3):
@@ -244,13 +256,13 @@ def test_another_worker_that_only_looks_takes_nothing_from_the_one_that_is_there
     asyncio.run(scene())
 
 
-def test_a_seal_without_its_state_is_no_commit(make_node: Callable[[], Node]) -> None:
+def test_a_seal_without_its_state_is_no_commit(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         node = make_node()
         await node.save(1)
         await node.write(2)
         assert node._lease is not None
-        SlotPad(node._lease.path).write(os.urandom(500))
+        SharedBufferWriter(node._lease.path).write(os.urandom(500))
         assert await node.newest() == 1
         node.another_worker()
         await node.save(3)
@@ -259,13 +271,13 @@ def test_a_seal_without_its_state_is_no_commit(make_node: Callable[[], Node]) ->
     asyncio.run(scene())
 
 
-def test_a_worker_that_dies_while_it_writes_spoils_nothing(make_node: Callable[[], Node]) -> None:
+def test_a_worker_that_dies_while_it_writes_spoils_nothing(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         node = make_node()
         for step in (1, 2):
             await node.save(step)
         assert node._lease is not None
-        SlotPad(node._lease.path).write(os.urandom(5000))
+        SharedBufferWriter(node._lease.path).write(os.urandom(5000))
         assert await node.newest() == 2
         node.another_worker()
         await node.save(3)
@@ -275,21 +287,21 @@ def test_a_worker_that_dies_while_it_writes_spoils_nothing(make_node: Callable[[
 
 
 def test_what_is_being_uploaded_is_not_written_over(
-    make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
+    make_node: Callable[[], StoreNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def scene() -> None:
         node, loop = make_node(), asyncio.get_running_loop()
-        original = CommitFiles.write
+        original = CheckpointFiles.write
 
-        def slow(files: CommitFiles, sealed: Sealed) -> None:
+        def slow(files: CheckpointFiles, sealed: EncodedCheckpoint) -> None:
             loop.call_soon_threadsafe(begun.set)
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
             sealed.check()
             original(files, sealed)
 
-        monkeypatch.setattr(CommitFiles, "write", slow)
+        monkeypatch.setattr(CheckpointFiles, "write", slow)
         await node.save(1)
         await begun.wait()
         for step in range(2, 12):
@@ -302,7 +314,7 @@ def test_what_is_being_uploaded_is_not_written_over(
     asyncio.run(scene())
 
 
-def test_a_copy_is_held_given_away_and_flushed(make_node: Callable[[], Node]) -> None:
+def test_a_copy_is_held_given_away_and_flushed(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         origin, copy = make_node(), make_node()
         for step in (5, 6):
@@ -310,16 +322,16 @@ def test_a_copy_is_held_given_away_and_flushed(make_node: Callable[[], Node]) ->
             given = await origin.store.given()
             assert given is not None
             await copy.store.hold(*given)
-            assert await copy.store.holding() == Holding(step, is_origin=False)
+            assert await copy.store.holding() == StoredStep(step, is_origin=False)
             assert await copy.newest() == step
-        assert max(Holding(6, is_origin=False), Holding(6, is_origin=True)).is_origin
+        assert max(StoredStep(6, is_origin=False), StoredStep(6, is_origin=True)).is_origin
         assert await copy.store.flush() is None
         assert copy.uploads.files.steps()[0] == 6
 
     asyncio.run(scene())
 
 
-def test_a_copy_does_not_take_the_place_of_what_followed_it(make_node: Callable[[], Node]) -> None:
+def test_a_copy_does_not_take_the_place_of_what_followed_it(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         origin, copy = make_node(), make_node()
         await origin.save(5)
@@ -339,7 +351,7 @@ def test_a_copy_does_not_take_the_place_of_what_followed_it(make_node: Callable[
     asyncio.run(scene())
 
 
-def test_a_copy_is_newer_than_what_a_worker_left_before(make_node: Callable[[], Node]) -> None:
+def test_a_copy_is_newer_than_what_a_worker_left_before(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         node = make_node()
         await node.save(5)
@@ -354,7 +366,7 @@ def test_a_copy_is_newer_than_what_a_worker_left_before(make_node: Callable[[], 
 
 @pytest.mark.parametrize("is_looked_for", [False, True])
 def test_a_copy_of_before_takes_nothing_from_the_worker_that_is_there(
-    make_node: Callable[[], Node], is_looked_for: bool
+    make_node: Callable[[], StoreNode], is_looked_for: bool
 ) -> None:
     async def scene() -> None:
         node = make_node()
@@ -369,7 +381,7 @@ def test_a_copy_of_before_takes_nothing_from_the_worker_that_is_there(
 
 
 @pytest.mark.parametrize("is_copy", [False, True])
-def test_late_word_of_a_slot_that_has_another_use_by_now(make_node: Callable[[], Node], is_copy: bool) -> None:
+def test_late_word_of_a_slot_that_has_another_use_by_now(make_node: Callable[[], StoreNode], is_copy: bool) -> None:
     async def scene() -> None:
         node = make_node()
         late = await node.write(1)
@@ -389,10 +401,12 @@ def test_late_word_of_a_slot_that_has_another_use_by_now(make_node: Callable[[],
     asyncio.run(scene())
 
 
-def test_those_who_look_at_once_find_one_commit(make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    both, original = threading.Barrier(2), Sealed.check
+def test_those_who_look_at_once_find_one_commit(
+    make_node: Callable[[], StoreNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, original = threading.Barrier(2), EncodedCheckpoint.check
 
-    def check(sealed: Sealed) -> None:
+    def check(sealed: EncodedCheckpoint) -> None:
         with suppress(threading.BrokenBarrierError):
             both.wait(0.2)
         original(sealed)
@@ -400,7 +414,7 @@ def test_those_who_look_at_once_find_one_commit(make_node: Callable[[], Node], m
     async def scene() -> None:
         node = make_node()
         await node.write(1)
-        monkeypatch.setattr(Sealed, "check", check)
+        monkeypatch.setattr(EncodedCheckpoint, "check", check)
         begun = node.store._begun
         await asyncio.gather(*[asyncio.to_thread(node.store._look_in) for _ in range(2)])
         assert node.store._begun == begun + 1
@@ -408,7 +422,7 @@ def test_those_who_look_at_once_find_one_commit(make_node: Callable[[], Node], m
     asyncio.run(scene())
 
 
-def test_one_that_was_origin_and_becomes_a_copy_uploads_no_more(make_node: Callable[[], Node]) -> None:
+def test_one_that_was_origin_and_becomes_a_copy_uploads_no_more(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         old, new = make_node(), make_node()
         await old.save(1)
@@ -426,7 +440,7 @@ def test_one_that_was_origin_and_becomes_a_copy_uploads_no_more(make_node: Calla
 
 
 def test_what_is_given_up_while_a_flush_looks_into_storage_is_not_written(
-    make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
+    make_node: Callable[[], StoreNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:
         node, loop = make_node(), asyncio.get_running_loop()
@@ -435,7 +449,7 @@ def test_what_is_given_up_while_a_flush_looks_into_storage_is_not_written(
 
         def too_early(_step: int) -> bool:
             asyncio.run_coroutine_threadsafe(node.store.give_up(11), loop).result(60.0)
-            files.write(Sealer().seal(commit_at(11), Pad()))
+            files.write(Encoder().seal(commit_at(11), ReusableBuffer()))
             return False
 
         monkeypatch.setattr(node.store, "_is_in_storage", too_early)
@@ -451,28 +465,28 @@ class Hurdle:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: list[threading.Event] = []
         self._begun = threading.Semaphore(0)
-        original = Slot.fill
+        original = SharedBuffer.fill
 
-        def fill(slot: Slot, content: Bytes) -> memoryview:
+        def fill(slot: SharedBuffer, content: Bytes) -> memoryview:
             mine = threading.Event()
             self.waiting.append(mine)
             self._begun.release()
             assert mine.wait(60.0)
             return original(slot, content)
 
-        monkeypatch.setattr(Slot, "fill", fill)
+        monkeypatch.setattr(SharedBuffer, "fill", fill)
 
     async def begun(self) -> None:
         assert await asyncio.to_thread(self._begun.acquire, timeout=60.0)
 
 
 def copy_of(step: int) -> tuple[dict[str, Any], Any]:
-    sealed = Sealer().seal(commit_at(step), Pad())
+    sealed = Encoder().seal(commit_at(step), ReusableBuffer())
     return dict(sealed.facts), np.frombuffer(bytes(sealed.state), np.uint8)
 
 
 def test_a_late_copy_spoils_nothing_of_a_new_origin(
-    make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
+    make_node: Callable[[], StoreNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:
         hurdle, node = Hurdle(monkeypatch), make_node()
@@ -483,7 +497,7 @@ def test_a_late_copy_spoils_nothing_of_a_new_origin(
         await node.store.commit(lease.number)
         hurdle.waiting[0].set()
         await late
-        assert await node.store.holding() == Holding(101, is_origin=True)
+        assert await node.store.holding() == StoredStep(101, is_origin=True)
         assert await node.newest() == 101
         assert await node.store.flush() is None
         assert node.uploads.files.steps() == [101], "its upload is not forgotten"
@@ -492,7 +506,7 @@ def test_a_late_copy_spoils_nothing_of_a_new_origin(
 
 
 def test_of_two_copies_at_once_the_later_one_stays(
-    make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
+    make_node: Callable[[], StoreNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:
         hurdle, node = Hurdle(monkeypatch), make_node()
@@ -512,18 +526,18 @@ def test_of_two_copies_at_once_the_later_one_stays(
 
 def test_a_python_that_cannot_watch_a_process_does_not_trust_it_to_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open", raising=False)
-    assert not Desk(os.getpid()).is_alive
+    assert not SharedBufferClient(os.getpid()).is_alive
 
 
 def test_storage_that_refuses_is_told_at_a_flush(
-    make_node: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
+    make_node: Callable[[], StoreNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(files: CommitFiles, sealed: Sealed) -> None:
+    def refuse(files: CheckpointFiles, sealed: EncodedCheckpoint) -> None:
         raise PermissionError("not yours")
 
     async def scene() -> None:
         node = make_node()
-        monkeypatch.setattr(CommitFiles, "write", refuse)
+        monkeypatch.setattr(CheckpointFiles, "write", refuse)
         await node.save(1)
         error = await node.store.flush()
         assert isinstance(error, WriteFailed) and "not yours" in str(error) and node.uploads.files.uri in str(error)

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from forebay.checkpoint.config import Safekeeping
-from forebay.checkpoint.encoded import Sealed
-from forebay.checkpoint.files import CommitFiles
-from forebay.checkpoint.uploader import Uploads
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.encoded import EncodedCheckpoint
+from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.uploader import Uploader
 from forebay.errors import InvalidOption, WriteFailed
 
 PATIENCE_S = 60.0
 
 
-def sealed_at(step: int) -> Sealed:
-    return Sealed.close({"step": step}, b"state of %d" % step)
+def sealed_at(step: int) -> EncodedCheckpoint:
+    return EncodedCheckpoint.close({"step": step}, b"state of %d" % step)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -28,16 +28,16 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _holds(uploads: Uploads, step: int) -> bool:
+def _holds(uploads: Uploader, step: int) -> bool:
     return step in [held.step for held in uploads.holds()]
 
 
 @pytest.fixture
-def make_uploads(tmp_path: Path) -> Iterator[Callable[..., Uploads]]:
-    made: list[Uploads] = []
+def make_uploads(tmp_path: Path) -> Iterator[Callable[..., Uploader]]:
+    made: list[Uploader] = []
 
-    def make(**options: float) -> Uploads:
-        made.append(Uploads(Safekeeping(uri=str(tmp_path / "commits"), **{"storage_every_s": 1e6, **options})))
+    def make(**options: float) -> Uploader:
+        made.append(Uploader(CheckpointConfig(uri=str(tmp_path / "commits"), **{"storage_every_s": 1e6, **options})))
         return made[-1]
 
     yield make
@@ -46,23 +46,23 @@ def make_uploads(tmp_path: Path) -> Iterator[Callable[..., Uploads]]:
 
 
 class Storage:
-    """Stands between `CommitFiles` and the disk: holds writes up, or refuses them."""
+    """Stands between `CheckpointFiles` and the disk: holds writes up, or refuses them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_open = threading.Event()
         self.is_open.set()
         self.error: Exception | None = None
         self.begun: list[int] = []
-        original = CommitFiles.write
+        original = CheckpointFiles.write
 
-        def write(files: CommitFiles, sealed: Sealed) -> None:
+        def write(files: CheckpointFiles, sealed: EncodedCheckpoint) -> None:
             self.begun.append(sealed.step)
             assert self.is_open.wait(PATIENCE_S)
             if self.error is not None:
                 raise self.error
             original(files, sealed)
 
-        monkeypatch.setattr(CommitFiles, "write", write)
+        monkeypatch.setattr(CheckpointFiles, "write", write)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Storage:
     return Storage(monkeypatch)
 
 
-def test_the_first_is_written_at_once_and_others_when_time_has_passed(make_uploads: Callable[..., Uploads]) -> None:
+def test_the_first_is_written_at_once_and_others_when_time_has_passed(make_uploads: Callable[..., Uploader]) -> None:
     uploads = make_uploads()
     uploads.offer(sealed_at(1))
     until(lambda: uploads.is_done)
@@ -82,7 +82,7 @@ def test_the_first_is_written_at_once_and_others_when_time_has_passed(make_uploa
     assert uploads.is_done and uploads.files.steps() == [3, 1] and uploads.holds() == []
 
 
-def test_without_another_commit_the_newest_is_written_when_it_is_due(make_uploads: Callable[..., Uploads]) -> None:
+def test_without_another_commit_the_newest_is_written_when_it_is_due(make_uploads: Callable[..., Uploader]) -> None:
     uploads = make_uploads(storage_every_s=0.2)
     uploads.offer(sealed_at(1))
     until(lambda: uploads.is_done)
@@ -90,7 +90,7 @@ def test_without_another_commit_the_newest_is_written_when_it_is_due(make_upload
     until(lambda: uploads.files.steps() == [2, 1])
 
 
-def test_only_the_newest_of_many_is_written(make_uploads: Callable[..., Uploads], storage: Storage) -> None:
+def test_only_the_newest_of_many_is_written(make_uploads: Callable[..., Uploader], storage: Storage) -> None:
     uploads = make_uploads(storage_every_s=0.0)
     storage.is_open.clear()
     uploads.offer(sealed_at(1))
@@ -103,7 +103,7 @@ def test_only_the_newest_of_many_is_written(make_uploads: Callable[..., Uploads]
     assert storage.begun == [1, 8]
 
 
-def test_all_that_are_kept_for_ever_are_written(make_uploads: Callable[..., Uploads], storage: Storage) -> None:
+def test_all_that_are_kept_for_ever_are_written(make_uploads: Callable[..., Uploader], storage: Storage) -> None:
     uploads = make_uploads(keep_every=3)
     for step in range(1, 14):
         uploads.offer(sealed_at(step))
@@ -112,7 +112,7 @@ def test_all_that_are_kept_for_ever_are_written(make_uploads: Callable[..., Uplo
     assert set(uploads.files.steps()) >= {3, 6, 9, 12, 13}
 
 
-def test_going_back_is_written_at_once(make_uploads: Callable[..., Uploads]) -> None:
+def test_going_back_is_written_at_once(make_uploads: Callable[..., Uploader]) -> None:
     uploads = make_uploads(keep_every=10)
     for step in (10, 20):
         uploads.offer(sealed_at(step))
@@ -123,7 +123,7 @@ def test_going_back_is_written_at_once(make_uploads: Callable[..., Uploads]) -> 
     until(lambda: uploads.is_done)
 
 
-def test_going_back_during_an_upload(make_uploads: Callable[..., Uploads], storage: Storage) -> None:
+def test_going_back_during_an_upload(make_uploads: Callable[..., Uploader], storage: Storage) -> None:
     uploads = make_uploads()
     storage.is_open.clear()
     uploads.offer(sealed_at(20))
@@ -137,7 +137,7 @@ def test_going_back_during_an_upload(make_uploads: Callable[..., Uploads], stora
 
 
 def test_a_failed_upload_is_told_and_tried_again(
-    make_uploads: Callable[..., Uploads], storage: Storage, caplog: pytest.LogCaptureFixture
+    make_uploads: Callable[..., Uploader], storage: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:
     uploads = make_uploads(storage_every_s=0.0)
     storage.error = OSError("no space left")
@@ -152,7 +152,7 @@ def test_a_failed_upload_is_told_and_tried_again(
 
 
 def test_storage_that_fails_does_not_hold_up_training(
-    make_uploads: Callable[..., Uploads], storage: Storage, caplog: pytest.LogCaptureFixture
+    make_uploads: Callable[..., Uploader], storage: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:
     uploads = make_uploads(keep_every=1)
     storage.error = OSError("down")
@@ -165,7 +165,7 @@ def test_storage_that_fails_does_not_hold_up_training(
     assert uploads.files.steps()[:2] == [8, 7]
 
 
-def test_what_is_forgotten_is_not_written(make_uploads: Callable[..., Uploads], storage: Storage) -> None:
+def test_what_is_forgotten_is_not_written(make_uploads: Callable[..., Uploader], storage: Storage) -> None:
     uploads = make_uploads()
     uploads.offer(sealed_at(1))
     uploads.flush()
@@ -176,7 +176,7 @@ def test_what_is_forgotten_is_not_written(make_uploads: Callable[..., Uploads], 
 
 
 def test_what_waits_for_room_is_held_and_does_not_come_back_as_the_newest(
-    make_uploads: Callable[..., Uploads], storage: Storage
+    make_uploads: Callable[..., Uploader], storage: Storage
 ) -> None:
     uploads = make_uploads(keep_every=10)
     storage.is_open.clear()
@@ -195,7 +195,7 @@ def test_what_waits_for_room_is_held_and_does_not_come_back_as_the_newest(
 
 
 def test_what_is_forgotten_waits_for_nothing_and_is_not_begun(
-    make_uploads: Callable[..., Uploads], storage: Storage
+    make_uploads: Callable[..., Uploader], storage: Storage
 ) -> None:
     uploads = make_uploads(keep_every=10)
     uploads.offer(sealed_at(5))
@@ -217,7 +217,7 @@ def test_what_is_forgotten_waits_for_nothing_and_is_not_begun(
 
 
 def test_of_those_taken_together_none_is_begun_after_it_was_forgotten(
-    make_uploads: Callable[..., Uploads], storage: Storage
+    make_uploads: Callable[..., Uploader], storage: Storage
 ) -> None:
     uploads = make_uploads(keep_every=10)
     storage.error = OSError("down")
@@ -236,7 +236,7 @@ def test_of_those_taken_together_none_is_begun_after_it_was_forgotten(
 
 
 def test_nothing_is_left_to_do_after_one_was_forgotten_in_mid_upload(
-    make_uploads: Callable[..., Uploads], storage: Storage
+    make_uploads: Callable[..., Uploader], storage: Storage
 ) -> None:
     uploads = make_uploads(storage_every_s=0.0)
     storage.is_open.clear()
@@ -252,4 +252,4 @@ def test_nothing_is_left_to_do_after_one_was_forgotten_in_mid_upload(
 @pytest.mark.parametrize("options", [{"keep_last": 0}, {"keep_every": 0}, {"storage_every_s": -1.0}])
 def test_bounds_that_cannot_work(options: dict[str, float]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
-        Safekeeping(uri="x", **options)  # type: ignore[arg-type]
+        CheckpointConfig(uri="x", **options)  # type: ignore[arg-type]

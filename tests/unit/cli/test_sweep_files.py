@@ -14,7 +14,7 @@ from forebay.cli.arguments import job_of, job_or_sweep_of
 from forebay.cli.sweep_table import headline
 from forebay.errors import BadJob
 from forebay.job.job import Job
-from forebay.sweep.record.status import SweepStanding
+from forebay.sweep.record.status import SweepStatus
 from forebay.sweep.sweep import Sweep
 
 Call = Callable[..., Any]
@@ -70,7 +70,7 @@ def test_an_answer_that_is_neither(tmp_path: Path) -> None:
 
 
 def test_lines_of_a_sweep() -> None:
-    standing = SweepStanding.of(record(trial("a", 0.7)), "runs/ctr")
+    standing = SweepStatus.of(record(trial("a", 0.7)), "runs/ctr")
     assert headline(standing) == "sweep ctr: best auc 0.7000 (a), 1:00 so far"
     assert headline(replace(standing, best=None, slots=4, deadline_left_s=90.0, stopping="enough")) == (
         "sweep ctr: no value yet, 1 of 4 slots in use, 1:30 until the deadline, stopping: enough"

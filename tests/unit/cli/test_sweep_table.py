@@ -11,7 +11,7 @@ from tests.unit.sweep.made import record, trial
 from forebay.cli.sweep_table import trial_cells, trial_table
 from forebay.runs.status import RunStatus
 from forebay.sweep.record.record import Record
-from forebay.sweep.record.status import SweepStanding
+from forebay.sweep.record.status import SweepStatus
 
 
 def status(name: str, target: int) -> RunStatus:
@@ -30,16 +30,16 @@ def status(name: str, target: int) -> RunStatus:
     )
 
 
-def standing(*values: float, **facts: str) -> SweepStanding:
+def standing(*values: float, **facts: str) -> SweepStatus:
     """Trials that stopped, one per value, then one that waits and two that run."""
     ended = [trial(f"6d6ab_{number:05}", value, state="stopped", workers=0) for number, value in enumerate(values)]
     waits = trial("6d6ab_00020", state="pending", workers=0)
     run = [trial(f"6d6ab_{number:05}", value, lr=0.1) for number, value in ((21, 0.6), (22, 0.65))]
     made: Record = record(*ended, waits, *run, elapsed_s=425.0, **facts)
-    return SweepStanding.of(made, "runs/ctr")
+    return SweepStatus.of(made, "runs/ctr")
 
 
-def drawn(sweep: SweepStanding, width: int, *, colours: bool = False) -> list[str]:
+def drawn(sweep: SweepStatus, width: int, *, colours: bool = False) -> list[str]:
     """The table without what frames it; each trial that runs has a run."""
     file = io.StringIO()
     console = Console(

@@ -34,7 +34,7 @@ def code_of(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[st
     return names
 
 
-class Model(nn.Module):
+class DocsModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(10, 4)
@@ -67,7 +67,7 @@ def job(tmp_path: Path) -> Any:
 
 
 def train(worker: fb.Worker, rate: float) -> None:
-    fb.fit(worker, Model(), partial(torch.optim.Adam, lr=rate), nn.BCEWithLogitsLoss())
+    fb.fit(worker, DocsModel(), partial(torch.optim.Adam, lr=rate), nn.BCEWithLogitsLoss())
 
 
 def test_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Any, caplog: pytest.LogCaptureFixture) -> None:

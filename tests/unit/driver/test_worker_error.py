@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 
-from forebay.driver.worker_error import Raised
+from forebay.driver.worker_error import WorkerError
 from forebay.errors import ForebayError, NullLabel, RunFailed
 
 
@@ -22,14 +22,14 @@ class TwoArguments(Exception):
         super().__init__(f"{code}: {text}")
 
 
-def caught(error: BaseException) -> Raised:
+def caught(error: BaseException) -> WorkerError:
     def train_function() -> None:
         raise error
 
     try:
         train_function()
     except BaseException as again:  # noqa: BLE001 - that is what is tested
-        return pickle.loads(pickle.dumps(Raised.of(again, rank=1)))  # type: ignore[no-any-return]
+        return pickle.loads(pickle.dumps(WorkerError.of(again, rank=1)))  # type: ignore[no-any-return]
     raise AssertionError
 
 

@@ -18,7 +18,7 @@ from forebay.train.batch_size.lr_scaling import SqrtScaling
 from forebay.train.batch_size.noise_scale import NoiseScale
 from forebay.train.batch_size.schedule import BatchSchedule
 from forebay.train.monitors.nan_guard import NanGuard
-from forebay.train.spec import Assignment
+from forebay.train.spec import TrainSpec
 from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
 
@@ -34,7 +34,7 @@ def test_a_job_is_a_frozen_value_with_defaults(data: Data) -> None:
 
 def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Data) -> None:
     job = make_job(held_out=data, epochs=4, seed=9, commit_every=7, workers=2)
-    assert job.assignment == Assignment(data=data, held_out=data, epochs=4, seed=9, commit_every=7)
+    assert job.assignment == TrainSpec(data=data, held_out=data, epochs=4, seed=9, commit_every=7)
     travelled = cloudpickle.loads(cloudpickle.dumps(job.assignment))
     assert travelled.data.plan.id == data.plan.id
     assert travelled.data.transform.fingerprint == data.transform.fingerprint

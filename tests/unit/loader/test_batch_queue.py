@@ -8,7 +8,7 @@ import pytest
 
 from forebay.errors import LoaderClosed
 from forebay.loader.batch import Batch
-from forebay.loader.batch_queue import ReadyBatches
+from forebay.loader.batch_queue import BatchQueue
 
 
 def batch(number: int) -> Batch:
@@ -16,7 +16,7 @@ def batch(number: int) -> Batch:
 
 
 def test_holds_at_most_its_limit_but_always_one() -> None:
-    ready, put = ReadyBatches(limit_bytes=100), []
+    ready, put = BatchQueue(limit_bytes=100), []
 
     def produce() -> None:
         for number, size in enumerate((60, 40, 1, 500, 10)):
@@ -38,7 +38,7 @@ def test_holds_at_most_its_limit_but_always_one() -> None:
 
 
 def test_close_frees_both_sides() -> None:
-    ready, ended = ReadyBatches(limit_bytes=1), []
+    ready, ended = BatchQueue(limit_bytes=1), []
     ready.put(batch(0), 5)
 
     def wait(call: object, *arguments: object) -> None:
@@ -46,7 +46,7 @@ def test_close_frees_both_sides() -> None:
             call(*arguments)  # type: ignore[operator]
         ended.append(call)
 
-    empty = ReadyBatches(limit_bytes=1)
+    empty = BatchQueue(limit_bytes=1)
     threads = [
         threading.Thread(target=wait, args=(ready.put, batch(1), 5)),
         threading.Thread(target=wait, args=(empty.get,)),
@@ -62,7 +62,7 @@ def test_close_frees_both_sides() -> None:
 
 
 def test_an_error_is_raised_where_the_batch_would_have_been() -> None:
-    ready = ReadyBatches(limit_bytes=100)
+    ready = BatchQueue(limit_bytes=100)
     ready.put(batch(0), 1)
     ready.put(KeyError("x"))
     assert ready.get() is not None

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from forebay.errors import SourceChanged, TransformFailed
-from forebay.loader.block_table import Resident
+from forebay.loader.block_table import BlockTable
 from forebay.loader.buffers import BufferPool
-from forebay.plan.lanes import Rows
+from forebay.plan.lanes import LaneRows
 from forebay.transform.block import Block
 
 
@@ -17,8 +17,8 @@ def block_of(start: int, rows: int) -> Block:
     return Block(rows, {"id": ids, "x": np.stack([ids, -ids], axis=1).astype(np.float32), "flag": ids % 2 == 0})
 
 
-def resident_of(rows: list[int]) -> Resident:
-    return Resident(np.array(rows), BufferPool(kept_bytes=0))
+def resident_of(rows: list[int]) -> BlockTable:
+    return BlockTable(np.array(rows), BufferPool(kept_bytes=0))
 
 
 def test_blocks_come_and_go() -> None:
@@ -28,10 +28,10 @@ def test_blocks_come_and_go() -> None:
     for index in range(0, 40, 2):
         resident.remove(index)
         resident.remove(index)
-    some = Rows(np.array([1, 2, 2, 4]), np.zeros(4, dtype=np.int64))
+    some = LaneRows(np.array([1, 2, 2, 4]), np.zeros(4, dtype=np.int64))
     assert resident.missing(some) == [2, 4] and resident.gather(some) is None
     resident.add(2, block_of(20, 10))
-    gathered = resident.gather(Rows(np.array([2, 1, 39, 2]), np.array([0, 9, 5, 3])))
+    gathered = resident.gather(LaneRows(np.array([2, 1, 39, 2]), np.array([0, 9, 5, 3])))
     assert gathered is not None
     arrays, num_bytes = gathered
     assert arrays["id"].tolist() == [20, 19, 395, 23]

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.loader.prefetch import Demand
+from forebay.loader.prefetch import Prefetcher
 from forebay.manifest.manifest import Manifest
 from forebay.plan.plan import build_plan
 from forebay.transform.block import Block
@@ -18,7 +18,7 @@ from forebay.world import World
 ROW_BYTES = 10
 
 
-class Recorder:
+class RequestRecorder:
     """Notes what is asked for."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Recorder:
         return Future()
 
 
-def learn(demand: Demand, rows: int, row_bytes: int = ROW_BYTES) -> None:
+def learn(demand: Prefetcher, rows: int, row_bytes: int = ROW_BYTES) -> None:
     demand.learn(Block(rows, {"x": np.zeros((rows, row_bytes), np.uint8)}))
 
 
@@ -54,9 +54,9 @@ def test_the_needed_is_there_and_the_rest_within_budget(
     manifest = memory_manifest(rows)
     plan = build_plan(manifest, seed=1, lanes=lanes, window_rows=window_rows)
     owned = plan.owned_lanes(World(rank=rank % lanes, size=lanes))
-    recorder, held = Recorder(), set[int]()
+    recorder, held = RequestRecorder(), set[int]()
     position = min(start, plan.num_rows - 1)
-    demand = Demand(plan, recorder, epoch=2, position=position, lanes=owned, budget_bytes=budget)
+    demand = Prefetcher(plan, recorder, epoch=2, position=position, lanes=owned, budget_bytes=budget)
     while size := plan.batch_size(position, 16):
         before = len(recorder.asked)
         held -= set(demand.advance(position, position + size))
@@ -73,8 +73,8 @@ def test_the_needed_is_there_and_the_rest_within_budget(
 
 def test_a_block_is_asked_for_once_per_stay(memory_manifest: Callable[..., Manifest]) -> None:
     plan = build_plan(memory_manifest([50] * 8), seed=1, lanes=1, window_rows=20)
-    recorder = Recorder()
-    demand = Demand(plan, recorder, epoch=0, position=0, lanes=range(1), budget_bytes=1 << 30)
+    recorder = RequestRecorder()
+    demand = Prefetcher(plan, recorder, epoch=0, position=0, lanes=range(1), budget_bytes=1 << 30)
     for position in range(0, 400, 10):
         demand.advance(position, position + 10)
         learn(demand, 1)
@@ -86,8 +86,8 @@ def test_read_ahead_is_measured_in_what_blocks_take(memory_manifest: Callable[..
     plan = build_plan(memory_manifest([100] * 50), seed=1, lanes=1, window_rows=100)
     asked = {}
     for row_bytes in (1, 100):
-        recorder = Recorder()
-        demand = Demand(plan, recorder, epoch=0, position=0, lanes=range(1), budget_bytes=30_000)
+        recorder = RequestRecorder()
+        demand = Prefetcher(plan, recorder, epoch=0, position=0, lanes=range(1), budget_bytes=30_000)
         demand.advance(0, 10)
         first = len(recorder.asked)
         assert demand.num_ahead == 2, "nothing is known yet: two, so that the next is under way"

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from forebay.loader.data import Data
-from forebay.loader.worker_loaders import Feed
+from forebay.loader.worker_loaders import WorkerLoaders
 from forebay.manifest.scan import scan
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.plan.plan import build_plan
 from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
@@ -31,8 +31,8 @@ def data(parquet_folder: Callable[..., Path]) -> Data:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_are_timed(data: Data, device: str) -> None:
-    tally = Tally()
-    with closing(Feed(World(), torch.device(device), None)) as feed:
+    tally = Counters()
+    with closing(WorkerLoaders(World(), torch.device(device), None)) as feed:
         batches = list(feed.once(data, tally))
     assert [batch["x"].device.type for batch in batches] == [device] * 4
     assert 0 < tally["copy_s"] < 60
@@ -40,7 +40,7 @@ def test_copies_are_timed(data: Data, device: str) -> None:
 
 
 def test_where_nothing_is_copied_nothing_is_counted(data: Data) -> None:
-    tally = Tally()
-    with closing(Feed(World(), torch.device("cpu"), None)) as feed:
+    tally = Counters()
+    with closing(WorkerLoaders(World(), torch.device("cpu"), None)) as feed:
         assert len(list(feed.once(data, tally))) == 4
     assert "copy_s" not in tally.as_dict()

@@ -21,7 +21,7 @@ from forebay.manifest.footer import FooterCache
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.scan import scan
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.storage.deadline import Cancelled
 from forebay.storage.retry import ReadPolicy
 
@@ -68,7 +68,7 @@ def test_the_selection_of_the_scan_is_the_default(parquet_folder: Folder) -> Non
 
 
 def test_what_is_counted(parquet_folder: Folder) -> None:
-    manifest, tally = scan(parquet_folder({"a.parquet": [30, 20]})), Tally()
+    manifest, tally = scan(parquet_folder({"a.parquet": [30, 20]})), Counters()
     reader = RowGroupReader(manifest, tally=tally)
     reader.read(0)
     reader.read(1)
@@ -259,7 +259,7 @@ class Faulty(io.RawIOBase):
 def test_storage_that_fails_while_pages_are_read(
     parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch, quick: ReadPolicy, faults: int
 ) -> None:
-    manifest, left, tally = scan(parquet_folder({"a.parquet": [5, 6]})), [], Tally()
+    manifest, left, tally = scan(parquet_folder({"a.parquet": [5, 6]})), [], Counters()
     monkeypatch.setattr(reading, "open_input", lambda uri: pa.PythonFile(Faulty(uri, left), mode="r"))
     reader = RowGroupReader(manifest, quick, tally)
     reader.read(0)  # the footer is known from now on, so that the next reads are of pages
@@ -292,14 +292,14 @@ def flaky(*errors: OSError) -> Opener:
 
 
 def test_retries_are_counted(parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch, quick: ReadPolicy) -> None:
-    manifest, tally = scan(parquet_folder({"a.parquet": [5]})), Tally()
+    manifest, tally = scan(parquet_folder({"a.parquet": [5]})), Counters()
     monkeypatch.setattr(reading, "open_input", flaky(OSError("reset"), TimeoutError("slow")))
     assert RowGroupReader(manifest, quick, tally).read(0).num_rows == 5
     assert (tally["retries"], tally["parquet_opens"]) == (2, 3)
 
 
 def test_no_permission(parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch, quick: ReadPolicy) -> None:
-    manifest, tally = scan(parquet_folder({"a.parquet": [5]})), Tally()
+    manifest, tally = scan(parquet_folder({"a.parquet": [5]})), Counters()
     monkeypatch.setattr(reading, "open_input", flaky(PermissionError(13, "Permission denied")))
     with pytest.raises(ReadFailed, match=r"a\.parquet may not be read.*read access"):
         RowGroupReader(manifest, quick, tally).read(0)

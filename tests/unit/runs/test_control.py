@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.errors import BatchTooSmall, InvalidOption
-from forebay.events import Orders
+from forebay.events import Commands
 from forebay.job.elastic import Elastic
 from forebay.runs.control import Control
 
@@ -21,7 +21,7 @@ def test_first_reason_to_stop_is_kept() -> None:
     control.stop("loss is low enough")
     control.stop("later")
     assert control.stop_reason == "loss is low enough"
-    assert control.orders == Orders(stop="loss is low enough")
+    assert control.orders == Commands(stop="loss is low enough")
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [(4, 4), (1, 2), (-3, 2), (99, 6)])
@@ -36,7 +36,7 @@ def test_the_last_size_that_was_asked_for_counts() -> None:
     control = make_control()
     control.resize(6)
     control.resize(3)
-    assert control.orders == Orders(workers=3)
+    assert control.orders == Commands(workers=3)
 
 
 def test_fixed_job_cannot_be_resized_and_orders_no_size() -> None:
@@ -44,7 +44,7 @@ def test_fixed_job_cannot_be_resized_and_orders_no_size() -> None:
     assert (control.workers, control.min_workers, control.max_workers, control.is_elastic) == (3, 3, 3, False)
     with pytest.raises(InvalidOption, match=r"resize\(2\).*fixed number of workers \(3\).*elastic=Elastic\("):
         control.resize(2)
-    assert control.orders == Orders()
+    assert control.orders == Commands()
 
 
 def test_global_batch_needs_a_row_for_every_lane() -> None:
@@ -64,4 +64,4 @@ def test_drivers_tell_what_is_so() -> None:
     assert (control.min_workers, control.max_workers, control.job_epochs) == (2, 6, 3)
     control.follow(target=5, world_size=4, batch=32)
     assert (control.workers, control.world_size, control.batch) == (5, 4, 32)
-    assert control.orders == Orders(workers=5)
+    assert control.orders == Commands(workers=5)

@@ -13,10 +13,10 @@ import cloudpickle
 import pytest
 import torch
 
-from forebay.checkpoint.config import Safekeeping
+from forebay.checkpoint.config import CheckpointConfig
 from forebay.errors import BadJob, InvalidOption
 from forebay.job.job import Job, Resources
-from forebay.runs.worker_spec import Launch, device_of, pack, unpack
+from forebay.runs.worker_spec import WorkerSpec, device_of, pack, unpack
 from forebay.testing.drivers.bench import DriverBench
 
 MODULE = """
@@ -28,14 +28,14 @@ def train(worker):
 """
 
 
-def launch_of(job: Job) -> Launch:
-    return Launch(
+def launch_of(job: Job) -> WorkerSpec:
+    return WorkerSpec(
         name="a",
         train=job.train,
         assignment=job.assignment,
         resources=job.resources,
         cache=job.cache,
-        safekeeping=Safekeeping(uri="/runs/a/commits"),
+        safekeeping=CheckpointConfig(uri="/runs/a/commits"),
     )
 
 

@@ -10,8 +10,8 @@ from ray import tune
 from forebay.errors import BadJob, InvalidOption
 from forebay.sweep.space import (
     Choice,
-    Foreign,
     Grid,
+    TuneDomain,
     Uniform,
     WholeNumbers,
     check_fits,
@@ -74,8 +74,8 @@ def test_logarithm_of_zero_is_refused() -> None:
 def test_domains_of_tune_pass_through() -> None:
     given = tune.loguniform(1e-4, 1e-1)
     assert is_tune_domain(given)
-    assert domain_of("lr", given) == Foreign(domain=given)
-    assert 1e-4 <= example_of(Foreign(domain=given)) <= 1e-1
+    assert domain_of("lr", given) == TuneDomain(domain=given)
+    assert 1e-4 <= example_of(TuneDomain(domain=given)) <= 1e-1
     assert not is_tune_domain(0.1)
 
 

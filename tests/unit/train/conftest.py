@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import cloudpickle
 import pytest
 
-from forebay.events import EpochEnded, Event, Orders
+from forebay.events import Commands, EpochEnded, Event
 from forebay.loader.data import Data
 from forebay.manifest.scan import scan
 from forebay.plan.plan import build_plan
@@ -106,26 +106,26 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     pool.close()
 
 
-class Recorder:
+class EventRecorder:
     """A `Reporter` that keeps what it is told.
 
     It asks to stop from the `stop_at`-th saved commit on, and for what `orders` says of a commit, counted from 1.
     """
 
-    def __init__(self, stop_at: int | None = None, orders: Callable[[int], Orders] | None = None) -> None:
+    def __init__(self, stop_at: int | None = None, orders: Callable[[int], Commands] | None = None) -> None:
         self.events: list[Event] = []
         self.questions, self._stop_at, self._orders = 0, stop_at, orders
 
     def report(self, event: Event) -> None:
         self.events.append(event)
 
-    def orders(self) -> Orders:
+    def orders(self) -> Commands:
         self.questions += 1
         if self._stop_at is not None and self.questions >= self._stop_at:
-            return Orders(stop="enough")
-        return Orders() if self._orders is None else self._orders(self.questions)
+            return Commands(stop="enough")
+        return Commands() if self._orders is None else self._orders(self.questions)
 
-    def settled_orders(self) -> Orders:
+    def settled_orders(self) -> Commands:
         assert isinstance(self.events[-1], EpochEnded), "asked before the end of the epoch was told"
         return self.orders()
 
@@ -134,9 +134,9 @@ class Recorder:
 
 
 @pytest.fixture(scope="session")
-def make_recorder() -> type[Recorder]:
-    cloudpickle.register_pickle_by_value(sys.modules[Recorder.__module__])
-    return Recorder
+def make_recorder() -> type[EventRecorder]:
+    cloudpickle.register_pickle_by_value(sys.modules[EventRecorder.__module__])
+    return EventRecorder
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from forebay.events import Orders
+from forebay.events import Commands
 from forebay.train import rank_zero as settling
-from forebay.train.collectives.collective import Alone, Collective
+from forebay.train.collectives.collective import Collective, SingleProcessCollective
 
 FEW_BEATS = 3
 WAIT_S = 30.0
-ORDERS = Orders(workers=3, global_batch=64)
+ORDERS = Commands(workers=3, global_batch=64)
 
 
 class Slow:
@@ -27,10 +27,10 @@ class Slow:
     def report(self, event: object) -> None:
         raise NotImplementedError
 
-    def orders(self) -> Orders:
+    def orders(self) -> Commands:
         raise NotImplementedError
 
-    def settled_orders(self) -> Orders:
+    def settled_orders(self) -> Commands:
         self.heard.wait(WAIT_S)
         if self.error is not None:
             raise self.error
@@ -43,7 +43,7 @@ def at_once() -> threading.Event:
     return heard
 
 
-def settle(collective: Collective) -> tuple[Orders, int]:
+def settle(collective: Collective) -> tuple[Commands, int]:
     shared: list[object] = []
     heard = threading.Event()
 
@@ -87,13 +87,13 @@ def test_none_is_an_answer(ranks: Callable[..., list[Any]]) -> None:
 
 
 def test_alone_nobody_has_to_be_told() -> None:
-    assert settling.settled_orders(Slow(at_once()), Alone()) == ORDERS
+    assert settling.settled_orders(Slow(at_once()), SingleProcessCollective()) == ORDERS
 
 
 @pytest.mark.parametrize("error", [TimeoutError("the driver does not answer"), OSError("gone")])
 def test_what_rank_0_meets_is_raised_there(error: Exception) -> None:
     class Pair:
-        world = Alone().world.__class__(rank=0, size=2)
+        world = SingleProcessCollective().world.__class__(rank=0, size=2)
 
         def share(self, value: Any) -> Any:
             return value

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from forebay.checkpoint.checkpoint import CommitDirectory
+from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.errors import BadJob, CursorMismatch, InvalidOption, TooManyRanks
 from forebay.events import EpochEnded, Reported
 from forebay.loader.data import Data
 from forebay.plan.plan import build_plan
-from forebay.train.collectives.collective import Alone
-from forebay.train.spec import Assignment
+from forebay.train.collectives.collective import SingleProcessCollective
+from forebay.train.spec import TrainSpec
 from forebay.train.worker import Worker
 from forebay.world import World
 
@@ -33,7 +33,7 @@ class Killed(Exception):
     """The worker is gone."""
 
 
-class Model(nn.Module):
+class WorkerModel(nn.Module):
     """With dropout: its training depends on the random generator, row by row."""
 
     def __init__(self) -> None:
@@ -46,16 +46,16 @@ class Model(nn.Module):
         return self.layers(batch["x"]).squeeze(1)
 
 
-class Run:
+class WorkerRun:
     """Runs one train function again and again over the same commits, as a driver would."""
 
-    def __init__(self, assignment: Assignment, folder: Path, recorder: Any) -> None:
+    def __init__(self, assignment: TrainSpec, folder: Path, recorder: Any) -> None:
         self.assignment, self.folder, self.recorder = assignment, folder, recorder
         self.seen: list[list[int]] = []
         self.model: nn.Module | None = None
 
     def worker(self) -> Worker:
-        return Worker(self.assignment, Alone(), None, CommitDirectory(self.folder), self.recorder)
+        return Worker(self.assignment, SingleProcessCollective(), None, DirectoryStore(self.folder), self.recorder)
 
     def train(self, *, die_at: int | None = None) -> Worker:
         worker = self.worker()
@@ -64,7 +64,7 @@ class Run:
         return worker
 
     def _train(self, worker: Worker, die_at: int | None) -> None:
-        model, optimizer = worker.setup(Model(), partial(torch.optim.Adam, lr=0.05))
+        model, optimizer = worker.setup(WorkerModel(), partial(torch.optim.Adam, lr=0.05))
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
         worker.track(scheduler=scheduler)
         del self.seen[worker.step :]
@@ -86,12 +86,12 @@ class Run:
 
 
 @pytest.fixture
-def make_run(make_data: Callable[..., Data], tmp_path: Path, make_recorder: type) -> Callable[..., Run]:
+def make_run(make_data: Callable[..., Data], tmp_path: Path, make_recorder: type) -> Callable[..., WorkerRun]:
     data = make_data()
 
-    def make(name: str = "commits", *, stop_at: int | None = None, data: Data = data, **options: Any) -> Run:
-        assignment = Assignment(data=data, **({"epochs": 3, "seed": 5, "commit_every": 2} | options))
-        return Run(assignment, tmp_path / name, make_recorder(stop_at))
+    def make(name: str = "commits", *, stop_at: int | None = None, data: Data = data, **options: Any) -> WorkerRun:
+        assignment = TrainSpec(data=data, **({"epochs": 3, "seed": 5, "commit_every": 2} | options))
+        return WorkerRun(assignment, tmp_path / name, make_recorder(stop_at))
 
     return make
 
@@ -101,7 +101,9 @@ def assert_bit_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> N
 
 
 @pytest.mark.parametrize("deaths", [[1], [2], [5], [6], [7], [17], [1, 4, 4, 9, 13]])
-def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(make_run: Callable[..., Run], deaths: list[int]) -> None:
+def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(
+    make_run: Callable[..., WorkerRun], deaths: list[int]
+) -> None:
     undisturbed = make_run("undisturbed")
     undisturbed.train()
     run = make_run("disturbed")
@@ -117,12 +119,12 @@ def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(make_run: Callable
         assert one.metrics == pytest.approx(other.metrics, rel=1e-12)
 
 
-def last_account(run: Run) -> list[EpochEnded]:
+def last_account(run: WorkerRun) -> list[EpochEnded]:
     """An epoch may be told twice; the later one stands."""
     return list({event.epoch: event for event in run.recorder.of(EpochEnded)}.values())
 
 
-def test_each_epoch_trains_every_row_once(make_run: Callable[..., Run]) -> None:
+def test_each_epoch_trains_every_row_once(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run()
     run.train()
     for epoch in range(3):
@@ -130,7 +132,7 @@ def test_each_epoch_trains_every_row_once(make_run: Callable[..., Run]) -> None:
         assert sorted(rows) == list(range(NUM_ROWS))
 
 
-def test_a_finished_run_trains_nothing_more(make_run: Callable[..., Run]) -> None:
+def test_a_finished_run_trains_nothing_more(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run()
     run.train()
     before, parameters = list(run.seen), run.parameters()
@@ -139,7 +141,7 @@ def test_a_finished_run_trains_nothing_more(make_run: Callable[..., Run]) -> Non
     assert_bit_equal(run.parameters(), parameters)
 
 
-def test_the_end_of_an_epoch_is_told_again_after_a_resume_from_it(make_run: Callable[..., Run]) -> None:
+def test_the_end_of_an_epoch_is_told_again_after_a_resume_from_it(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run(commit_every=100)
     run.train(die_at=8)
     run.recorder.events.clear()
@@ -148,7 +150,7 @@ def test_the_end_of_an_epoch_is_told_again_after_a_resume_from_it(make_run: Call
     assert (ended.epoch, ended.step, ended.rows) == (0, 6, NUM_ROWS)
 
 
-def test_all_epochs_so_far_are_told_again_after_a_resume(make_run: Callable[..., Run]) -> None:
+def test_all_epochs_so_far_are_told_again_after_a_resume(make_run: Callable[..., WorkerRun]) -> None:
     """Whoever listened may have died epochs ago: the worker of the next driver makes up for what was missed."""
     run = make_run()
     run.train(die_at=15)
@@ -160,7 +162,7 @@ def test_all_epochs_so_far_are_told_again_after_a_resume(make_run: Callable[...,
     assert again[:2] == first, "the account that is told again is another one"
 
 
-def test_events_of_a_run(make_run: Callable[..., Run]) -> None:
+def test_events_of_a_run(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run()
     run.train()
     ended, reported = run.recorder.of(EpochEnded), run.recorder.of(Reported)
@@ -180,7 +182,7 @@ def test_events_of_a_run(make_run: Callable[..., Run]) -> None:
 
 
 def test_steps_are_thinned_but_for_the_last_of_an_epoch(
-    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    make_run: Callable[..., WorkerRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.train.step_reporter.REPORT_EVERY_S", 1e6)
     run = make_run()
@@ -188,7 +190,7 @@ def test_steps_are_thinned_but_for_the_last_of_an_epoch(
     assert [event.step for event in run.recorder.of(Reported)] == [1, 6, 12, 18]
 
 
-def test_unsaved_steps_never_read_a_metric(make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsaved_steps_never_read_a_metric(make_run: Callable[..., WorkerRun], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.train.step_reporter.REPORT_EVERY_S", 1e6)
     read_at: list[int] = []
     original = torch.Tensor.__float__
@@ -203,7 +205,7 @@ def test_unsaved_steps_never_read_a_metric(make_run: Callable[..., Run], monkeyp
     assert len(read_at) <= 1 + 2 * 3  # the first step told, then step and mean at the end of each epoch
 
 
-def test_epoch_metrics_are_means_over_what_was_given(make_run: Callable[..., Run]) -> None:
+def test_epoch_metrics_are_means_over_what_was_given(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run(epochs=2)
 
     def train(worker: Worker) -> None:
@@ -219,7 +221,7 @@ def test_epoch_metrics_are_means_over_what_was_given(make_run: Callable[..., Run
     assert second.metrics == {"loss": 8.5, "big": 2.0**24 + 17, "auc": 1.5}
 
 
-def test_stop_takes_effect_at_a_saved_commit_and_the_run_goes_on_later(make_run: Callable[..., Run]) -> None:
+def test_stop_takes_effect_at_a_saved_commit_and_the_run_goes_on_later(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run(stop_at=2)
     worker = run.train()
     assert (worker.stopped, worker.step) == ("enough", 4)
@@ -233,16 +235,16 @@ def test_stop_takes_effect_at_a_saved_commit_and_the_run_goes_on_later(make_run:
     assert_bit_equal(again.parameters(), undisturbed.parameters())
 
 
-def test_asked_to_stop_at_its_end_a_run_is_finished_not_stopped(make_run: Callable[..., Run]) -> None:
+def test_asked_to_stop_at_its_end_a_run_is_finished_not_stopped(make_run: Callable[..., WorkerRun]) -> None:
     worker = make_run(epochs=1, commit_every=100, stop_at=1).train()
     assert (worker.stopped, worker.epoch) == (None, 1)
 
 
-def test_restore_within_the_loop_goes_back(make_run: Callable[..., Run]) -> None:
+def test_restore_within_the_loop_goes_back(make_run: Callable[..., WorkerRun]) -> None:
     run, seen, went_back = make_run(epochs=1), [], []
 
     def train(worker: Worker) -> None:
-        model, optimizer = worker.setup(Model(), partial(torch.optim.SGD, lr=0.1))
+        model, optimizer = worker.setup(WorkerModel(), partial(torch.optim.SGD, lr=0.1))
         for batch in worker.loader():
             seen.append((worker.step, batch["id"].tolist(), torch.rand(1).item()))
             if worker.step == 3 and not went_back:
@@ -258,7 +260,7 @@ def test_restore_within_the_loop_goes_back(make_run: Callable[..., Run]) -> None
     assert seen[2:4] == seen[4:6]
 
 
-def test_gradients_may_be_gathered_over_several_batches(make_run: Callable[..., Run]) -> None:
+def test_gradients_may_be_gathered_over_several_batches(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run(epochs=1)
 
     def train(worker: Worker) -> None:
@@ -271,7 +273,7 @@ def test_gradients_may_be_gathered_over_several_batches(make_run: Callable[..., 
     assert (ended.step, ended.rows) == (2, NUM_ROWS)
 
 
-def test_a_second_loop_goes_on_after_a_break(make_run: Callable[..., Run]) -> None:
+def test_a_second_loop_goes_on_after_a_break(make_run: Callable[..., WorkerRun]) -> None:
     run, seen = make_run(epochs=1), []
 
     def train(worker: Worker) -> None:
@@ -286,7 +288,7 @@ def test_a_second_loop_goes_on_after_a_break(make_run: Callable[..., Run]) -> No
     assert sorted(seen) == list(range(NUM_ROWS))
 
 
-def test_misuse_is_told(make_run: Callable[..., Run]) -> None:
+def test_misuse_is_told(make_run: Callable[..., WorkerRun]) -> None:
     with pytest.raises(BadJob, match=r"without a new batch"):
         make_run().worker().commit()
 
@@ -312,7 +314,7 @@ def test_misuse_is_told(make_run: Callable[..., Run]) -> None:
         make_run().worker().run(commits_a_vector)
 
 
-def test_an_exception_in_the_loop_leaves_no_thread(make_run: Callable[..., Run]) -> None:
+def test_an_exception_in_the_loop_leaves_no_thread(make_run: Callable[..., WorkerRun]) -> None:
     before = set(threading.enumerate())
     kept: list[Any] = []
 
@@ -331,7 +333,7 @@ def test_an_exception_in_the_loop_leaves_no_thread(make_run: Callable[..., Run])
         time.sleep(0.01)
 
 
-def test_commits_of_another_plan_or_model_are_refused(make_run: Callable[..., Run]) -> None:
+def test_commits_of_another_plan_or_model_are_refused(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run()
     run.train(die_at=4)
     data = run.assignment.data
@@ -346,14 +348,14 @@ def test_commits_of_another_plan_or_model_are_refused(make_run: Callable[..., Ru
         make_run().worker().run(train_another)
 
     def track_more(worker: Worker) -> None:
-        worker.setup(Model(), partial(torch.optim.Adam, lr=0.05))
+        worker.setup(WorkerModel(), partial(torch.optim.Adam, lr=0.05))
         worker.track(scaler=torch.amp.GradScaler("cpu"))
 
     with pytest.raises(BadJob, match=r"not of 'scaler'"):
         make_run().worker().run(track_more)
 
 
-def test_another_global_batch_continues_at_the_position(make_run: Callable[..., Run]) -> None:
+def test_another_global_batch_continues_at_the_position(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run(epochs=1)
     run.train(die_at=2)
     larger = make_run(epochs=1, data=replace(run.assignment.data, global_batch=16))
@@ -362,7 +364,7 @@ def test_another_global_batch_continues_at_the_position(make_run: Callable[..., 
     assert sorted(row for batch in larger.seen for row in batch) == list(range(NUM_ROWS))
 
 
-def test_held_out_data_is_read_once_through(make_run: Callable[..., Run], make_data: Callable[..., Data]) -> None:
+def test_held_out_data_is_read_once_through(make_run: Callable[..., WorkerRun], make_data: Callable[..., Data]) -> None:
     assert make_run().worker().held_out() is None
     held_out = make_data(rows=(5, 9, 3, 1), folder="held_out")
     run, seen = make_run(epochs=2, held_out=held_out), []
@@ -381,19 +383,19 @@ def test_held_out_data_is_read_once_through(make_run: Callable[..., Run], make_d
         assert event.rows == event.tally["rows"] == NUM_ROWS  # held-out rows are not trained on
 
 
-def test_dropped_rows_are_told(make_run: Callable[..., Run], make_data: Callable[..., Data]) -> None:
+def test_dropped_rows_are_told(make_run: Callable[..., WorkerRun], make_data: Callable[..., Data]) -> None:
     run = make_run(epochs=1, data=make_data(last="drop"))
     run.train()
     (ended,) = run.recorder.of(EpochEnded)
     assert (ended.step, ended.rows, ended.dropped_rows) == (5, 40, 3)
 
 
-def test_more_ranks_than_lanes(make_run: Callable[..., Run]) -> None:
-    class Crowd(Alone):
+def test_more_ranks_than_lanes(make_run: Callable[..., WorkerRun]) -> None:
+    class Crowd(SingleProcessCollective):
         def __init__(self) -> None:
             super().__init__()
             self.world = World(rank=0, size=5)
 
     run = make_run()
     with pytest.raises(TooManyRanks):
-        Worker(run.assignment, Crowd(), None, CommitDirectory(run.folder), run.recorder)
+        Worker(run.assignment, Crowd(), None, DirectoryStore(run.folder), run.recorder)

@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import nn
 
-from forebay.checkpoint.checkpoint import CommitDirectory
+from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.errors import BatchTooSmall, Diverged
-from forebay.events import EpochEnded, Orders, Reported, RolledBack, Warned
+from forebay.events import Commands, EpochEnded, Reported, RolledBack, Warned
 from forebay.loader.data import Data
 from forebay.train.batch_size.lr_scaling import LinearScaling
 from forebay.train.batch_size.schedule import BatchSchedule
-from forebay.train.collectives.collective import Alone
+from forebay.train.collectives.collective import SingleProcessCollective
 from forebay.train.monitors.monitor import Action, Verdict
-from forebay.train.setup import Training
-from forebay.train.spec import Assignment
+from forebay.train.setup import TrainSetup
+from forebay.train.spec import TrainSpec
 from forebay.train.worker import Worker
 
 NUM_ROWS = 43
 Recorder = Any
-MakeRun = Callable[..., "Run"]
+MakeRun = Callable[..., "SteeredRun"]
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Objection:
     action: Action
     times: int = 1000
 
-    def begin(self, training: Training) -> LiveObjection:
+    def begin(self, training: TrainSetup) -> LiveSteeringObjection:
         assert not isinstance(training.model, nn.parallel.DistributedDataParallel)
-        return LiveObjection(self)
+        return LiveSteeringObjection(self)
 
 
-class LiveObjection:
+class LiveSteeringObjection:
     def __init__(self, objection: Objection) -> None:
         self.objection, self.left = objection, objection.times
         self.bad: list[int] = []
@@ -71,17 +71,17 @@ class LiveObjection:
         self.bad = []
 
 
-class Run:
+class SteeredRun:
     """One train function, on the same commits again and again; `weights` are those after the newest commit."""
 
-    def __init__(self, assignment: Assignment, folder: Path, recorder: Recorder) -> None:
+    def __init__(self, assignment: TrainSpec, folder: Path, recorder: Recorder) -> None:
         self.assignment, self.folder, self.recorder = assignment, folder, recorder
         self.batches: list[list[int]] = []
         self.rates: list[float] = []
         self.weights: list[torch.Tensor] = []
 
     def train(self, *, steps: int = 1000) -> Worker:
-        worker = Worker(self.assignment, Alone(), None, CommitDirectory(self.folder), self.recorder)
+        worker = Worker(self.assignment, SingleProcessCollective(), None, DirectoryStore(self.folder), self.recorder)
         worker.run(partial(self._train, steps=steps))
         return worker
 
@@ -115,17 +115,17 @@ class Run:
 def make_run(make_data: Callable[..., Data], tmp_path: Path, make_recorder: type) -> MakeRun:
     shared = make_data()
 
-    def make(name: str = "run", *, data: Data = shared, **options: Any) -> Run:
+    def make(name: str = "run", *, data: Data = shared, **options: Any) -> SteeredRun:
         recorder = make_recorder(options.pop("stop_at", None), options.pop("orders", None))
         defaults = {"data": data, "epochs": 2, "seed": 5, "commit_every": 2}
-        return Run(Assignment(**(defaults | options)), tmp_path / name, recorder)
+        return SteeredRun(TrainSpec(**(defaults | options)), tmp_path / name, recorder)
 
     return make
 
 
-def at_commit(number: int, **order: Any) -> Callable[[int], Orders]:
+def at_commit(number: int, **order: Any) -> Callable[[int], Commands]:
     """Orders that are given from the saved commit `number` on."""
-    return lambda question: Orders(**order) if question >= number else Orders()
+    return lambda question: Commands(**order) if question >= number else Commands()
 
 
 def test_ordered_to_another_size_a_worker_parts_at_the_saved_commit(make_run: MakeRun) -> None:
@@ -267,7 +267,7 @@ def test_last_batch_that_is_left_ends_the_epoch(make_run: MakeRun) -> None:
             worker.commit(row=batch["id"][0].item())
 
     run.assignment = replace(run.assignment, epochs=1)
-    Worker(run.assignment, Alone(), None, CommitDirectory(run.folder), run.recorder).run(train)
+    Worker(run.assignment, SingleProcessCollective(), None, DirectoryStore(run.folder), run.recorder).run(train)
     assert ends[-2:] == [(0, 3, False), (0, 4, True)]
     (ended,) = run.recorder.of(EpochEnded)
     assert ended.step == 5
@@ -294,7 +294,7 @@ def test_run_that_keeps_being_rejected_has_diverged(make_run: MakeRun) -> None:
     run = make_run(epochs=1, monitors=(Objection(frozenset([whole.batches[4][0]]), Action.ROLL_BACK),))
     with pytest.raises(Diverged, match=r"step 4 was rejected 4 times, the last time at step 5: Objection: a bad row"):
         run.train()
-    assert CommitDirectory(run.folder).newest().step == 4  # type: ignore[union-attr]
+    assert DirectoryStore(run.folder).newest().step == 4  # type: ignore[union-attr]
 
 
 def test_monitor_stops_a_run_before_it_is_saved(make_run: MakeRun) -> None:
@@ -304,7 +304,7 @@ def test_monitor_stops_a_run_before_it_is_saved(make_run: MakeRun) -> None:
     worker = run.train()
     assert (worker.stopped, worker.is_finished) == ("Objection: a bad row", False)
     assert not run.recorder.of(EpochEnded)
-    assert CommitDirectory(run.folder).newest().step == 4  # type: ignore[union-attr]
+    assert DirectoryStore(run.folder).newest().step == 4  # type: ignore[union-attr]
 
 
 def test_warning_is_told_and_training_goes_on(make_run: MakeRun) -> None:

@@ -29,7 +29,7 @@ class DatasetUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Reservation:
     """A block's size, for as long as it is being written and afterwards."""
 
     key: str
@@ -38,11 +38,11 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class CacheUsage:
     """Everything that counts against the quota: finished blocks by data set, claims of writers, quarantined files."""
 
     datasets: Mapping[str, DatasetUse] = field(default_factory=dict)
-    claims: Mapping[str, Claim] = field(default_factory=dict)
+    claims: Mapping[str, Reservation] = field(default_factory=dict)
     quarantined: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -59,35 +59,35 @@ class Books:
         blocks = sum(use.bytes for use in self.datasets.values()) + _PER_BLOCK_BYTES * self.num_blocks
         return INDEX_BYTES + blocks + self.claimed_bytes + sum(map(charge, self.quarantined.values()))
 
-    def claim(self, name: str, claim: Claim) -> Books:
+    def claim(self, name: str, claim: Reservation) -> CacheUsage:
         return replace(self, claims={**self.claims, name: claim})
 
-    def release(self, name: str) -> Books:
+    def release(self, name: str) -> CacheUsage:
         return replace(self, claims={other: claim for other, claim in self.claims.items() if other != name})
 
-    def add(self, block: Claim, now: float) -> Books:
+    def add(self, block: Reservation, now: float) -> CacheUsage:
         empty = DatasetUse(dataset=block.dataset, blocks=0, bytes=0, created_at=now)
         use = self.datasets.get(block.dataset, empty)
         use = replace(use, blocks=use.blocks + 1, bytes=use.bytes + _rounded(block.bytes))
         return replace(self, datasets={**self.datasets, block.dataset: use})
 
-    def remove(self, block: Claim) -> Books:
+    def remove(self, block: Reservation) -> CacheUsage:
         use = self.datasets[block.dataset]
         use = replace(use, blocks=use.blocks - 1, bytes=use.bytes - _rounded(block.bytes))
         others = {name: other for name, other in self.datasets.items() if name != block.dataset}
         return replace(self, datasets={**others, block.dataset: use} if use.blocks else others)
 
-    def add_hits(self, hits: Mapping[str, int]) -> Books:
+    def add_hits(self, hits: Mapping[str, int]) -> CacheUsage:
         """Those of data sets that are not there (any more) are forgotten."""
         counted = {
             name: replace(use, hits=use.hits + hits[name]) for name, use in self.datasets.items() if hits.get(name)
         }
         return replace(self, datasets={**self.datasets, **counted}) if counted else self
 
-    def without_dataset(self, dataset: str) -> Books:
+    def without_dataset(self, dataset: str) -> CacheUsage:
         return replace(self, datasets={name: use for name, use in self.datasets.items() if name != dataset})
 
-    def with_quarantined(self, files: Mapping[str, int]) -> Books:
+    def with_quarantined(self, files: Mapping[str, int]) -> CacheUsage:
         return replace(self, quarantined=dict(files))
 
 

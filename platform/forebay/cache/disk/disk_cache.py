@@ -13,12 +13,12 @@ from pathlib import Path
 
 from forebay.cache.block_file import BadBlock, block_file_bytes, map_block, read_header, write_block
 from forebay.cache.block_key import KEY
-from forebay.cache.disk.accounts import Claim, DatasetUse
+from forebay.cache.disk.accounts import DatasetUse, Reservation
 from forebay.cache.disk.directory import CacheDirectory, PartFile, new_part
-from forebay.cache.disk.lease import CacheUser, Lease, live_users, take_lease
-from forebay.cache.disk.quota import Ledger
+from forebay.cache.disk.lease import CacheLease, CacheUser, live_users, take_lease
+from forebay.cache.disk.quota import Quota
 from forebay.errors import CacheUnusable, InvalidOption, whole_number
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.storage.file_lock import wait_lock
 from forebay.transform.block import Block
 
@@ -66,7 +66,7 @@ class DiskCache:
         self._directory = CacheDirectory(self.path)
         self._directory.prepare()
         try:
-            self._ledger = Ledger(self._directory, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
+            self._ledger = Quota(self._directory, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
         except FileNotFoundError as error:
             raise CacheUnusable(
                 f"the cache directory {self.path} was removed while it was being opened ({error.filename} is gone). "
@@ -74,7 +74,7 @@ class DiskCache:
                 path=str(self.path),
             ) from error
         self._verified: dict[str, tuple[int, int, int]] = {}
-        self._leases: list[Lease] = []
+        self._leases: list[CacheLease] = []
 
     def __reduce__(self) -> tuple[object, ...]:
         return _reopen, (str(self.path), self.quota_bytes, self.min_free_bytes)
@@ -104,13 +104,13 @@ class DiskCache:
         """Who holds a data set just now, in any process of this node, oldest first."""
         return live_users(self._directory)
 
-    def get(self, key: str, tally: Tally | None = None) -> Block | None:
+    def get(self, key: str, tally: Counters | None = None) -> Block | None:
         """The block, mapped, or None. A damaged block is moved to quarantine, counted, and not there any more."""
-        tally = tally or Tally()
+        tally = tally or Counters()
         block = self.load(key, tally)
         return self._hit(key, block, tally) if block else None
 
-    def peek(self, key: str, tally: Tally) -> Block | None:
+    def peek(self, key: str, tally: Counters) -> Block | None:
         """As `get`, if the block is one that this process has verified: then that takes no reading, only mapping.
 
         None says nothing about what is there: `get` does.
@@ -121,14 +121,14 @@ class DiskCache:
             block = self._peek(key)
         return self._hit(key, block, tally) if block else None
 
-    def load(self, key: str, tally: Tally) -> Block | None:
+    def load(self, key: str, tally: Counters) -> Block | None:
         """As `get`, but not counted as a hit: for a block that this very request has put there."""
         with tally.timed("map_s"):
             return self._load(key, tally)
 
-    def put(self, key: str, dataset: str, block: Block, tally: Tally | None = None) -> Block | None:
+    def put(self, key: str, dataset: str, block: Block, tally: Counters | None = None) -> Block | None:
         """Store `block` and return it mapped, or None if there is no room for it, in the quota or on the disk."""
-        tally = tally or Tally()
+        tally = tally or Counters()
         with tally.timed("write_s"):
             stored = self._load(key, tally) or self._store(key, dataset, block)
         if stored:
@@ -152,7 +152,7 @@ class DiskCache:
             if lock:
                 lock.release()
 
-    def hold(self, dataset: str) -> Lease | None:
+    def hold(self, dataset: str) -> CacheLease | None:
         """Keep `dataset` from being evicted until the lease is released or this process ends.
 
         Meanwhile `users` lists it, and hits of this object are counted for the data set. None if it is just being
@@ -175,7 +175,7 @@ class DiskCache:
         keys = self._directory.block_keys()
         bad = checked_bytes = 0
         for done, key in enumerate(keys, 1):
-            tally = Tally()
+            tally = Counters()
             self._verified.pop(key, None)
             block = self._load(key, tally)
             bad += int(tally["quarantined"])
@@ -189,7 +189,7 @@ class DiskCache:
         """Remove one data set, or everything; returns the bytes freed. Blocks that are still mapped stay valid."""
         return self._ledger.clear(dataset)
 
-    def _load(self, key: str, tally: Tally) -> Block | None:
+    def _load(self, key: str, tally: Counters) -> Block | None:
         path = self._directory.block(key)
         try:
             found = path.lstat()
@@ -218,7 +218,7 @@ class DiskCache:
             pass  # for `get`, which knows what to do about it
         return None
 
-    def _hit(self, key: str, block: Block, tally: Tally) -> Block:
+    def _hit(self, key: str, block: Block, tally: Counters) -> Block:
         tally.add("hits")
         tally.add("hit_bytes", block.nbytes)
         self._count_hit(key)
@@ -236,7 +236,7 @@ class DiskCache:
         if dataset in leases:
             leases[dataset].count_hit()
 
-    def _quarantine(self, key: str, inode: int, tally: Tally) -> None:
+    def _quarantine(self, key: str, inode: int, tally: Counters) -> None:
         self._verified.pop(key, None)
         try:
             found = self._ledger.quarantine(key, inode)
@@ -247,7 +247,7 @@ class DiskCache:
 
     def _store(self, key: str, dataset: str, block: Block) -> Block | None:
         assert KEY.fullmatch(key), f"{key!r} is no block key"
-        claim = Claim(key=key, dataset=dataset, bytes=block_file_bytes(block, key, dataset))
+        claim = Reservation(key=key, dataset=dataset, bytes=block_file_bytes(block, key, dataset))
         try:
             part = new_part(self._directory, key, claim.bytes)
             try:
@@ -259,7 +259,7 @@ class DiskCache:
                 return None
             raise self._unusable(error) from error
 
-    def _write(self, part: PartFile, claim: Claim, block: Block) -> Block:
+    def _write(self, part: PartFile, claim: Reservation, block: Block) -> Block:
         try:
             with part.path.open("r+b") as file:
                 # No fsync: what a power cut tears, the checksum finds before the block is used (ADR 0010).

@@ -60,7 +60,7 @@ def _text(decode: Callable[..., Any], *found: object) -> Any:
         raise DamagedRow(f"a row that cannot be decoded: {error}") from error
 
 
-class Rows:
+class IndexTable:
     """The rows of the index within one transaction; names are text, values are JSON."""
 
     def __init__(self, cache: diskcache.Cache) -> None:
@@ -91,7 +91,7 @@ class Index:
         self._lock = lock
         self._ready = False
 
-    def transact(self, work: Callable[[Rows], T]) -> T:
+    def transact(self, work: Callable[[IndexTable], T]) -> T:
         """What `work` returns; its changes are kept if it returns, and undone if it raises.
 
         An index that was removed or damaged is replaced by an empty one, and `work` is called again. Raises
@@ -107,11 +107,11 @@ class Index:
                 self._recover(problem, found)
         raise self._unusable(problem)
 
-    def _attempt(self, work: Callable[[Rows], T]) -> T:
+    def _attempt(self, work: Callable[[IndexTable], T]) -> T:
         cache = self._open()
         try:
             with cache.transact():
-                return work(Rows(cache))
+                return work(IndexTable(cache))
         except diskcache.Timeout as error:
             # diskcache calls every failure to begin a transaction a timeout; the true one is kept as the context.
             if isinstance(error.__context__, sqlite3.Error) and "locked" not in str(error.__context__):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.cache.block_key import KEY
-from forebay.cache.disk.accounts import Books, Claim, DatasetUse
+from forebay.cache.disk.accounts import CacheUsage, DatasetUse, Reservation
 from forebay.cache.disk.directory import PART, QUARANTINED
 from forebay.cache.disk.index import DamagedRow
 
@@ -23,13 +23,13 @@ class BlockEntry:
     bytes: int
 
 
-def read_books(kept: object) -> Books:
+def read_books(kept: object) -> CacheUsage:
     """Raises `DamagedRow`."""
     try:
         facts = _mapping(kept)
-        books = Books(
+        books = CacheUsage(
             datasets={name: DatasetUse(**_mapping(use)) for name, use in _mapping(facts["datasets"]).items()},
-            claims={name: Claim(**_mapping(claim)) for name, claim in _mapping(facts["claims"]).items()},
+            claims={name: Reservation(**_mapping(claim)) for name, claim in _mapping(facts["claims"]).items()},
             quarantined=_mapping(facts["quarantined"]),
         )
     except (KeyError, TypeError) as error:
@@ -71,7 +71,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value
 
 
-def _is_claim(claim: Claim) -> bool:
+def _is_claim(claim: Reservation) -> bool:
     return isinstance(claim.key, str) and bool(KEY.fullmatch(claim.key)) and isinstance(claim.dataset, str)
 
 

@@ -27,7 +27,7 @@ _WRITE_EVERY_S = 5.0
 """Hits are written into the lease's own file this often: a crash loses no more, and no hit waits for the index."""
 
 _user: ContextVar[str | None] = ContextVar("cache_user", default=None)
-_live: weakref.WeakSet[Lease] = weakref.WeakSet()
+_live: weakref.WeakSet[CacheLease] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def named_user(name: str) -> Iterator[None]:
         _user.reset(token)
 
 
-class Lease:
+class CacheLease:
     """Keeps `dataset` from being evicted until `release`, or until this process ends; made by `take_lease`.
 
     Belongs to the process that took it: in a forked child it holds nothing, and the parent's goes on.
@@ -108,7 +108,7 @@ class Lease:
                 _write_note(self._note, replace(self._user, hits=self._hits))
 
 
-def take_lease(directory: CacheDirectory, dataset: str, *, listed: bool) -> Lease | None:
+def take_lease(directory: CacheDirectory, dataset: str, *, listed: bool) -> CacheLease | None:
     """A lease on `dataset`, with a file in users/ if it is to be `listed`.
 
     None if the data set is just being evicted and that takes long. Raises `OSError` if the directory is gone.
@@ -125,7 +125,7 @@ def take_lease(directory: CacheDirectory, dataset: str, *, listed: bool) -> Leas
     except BaseException:
         lock.release()
         raise
-    return Lease(user, lock, note, path)
+    return CacheLease(user, lock, note, path)
 
 
 def live_users(directory: CacheDirectory) -> list[CacheUser]:

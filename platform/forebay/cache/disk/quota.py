@@ -7,18 +7,18 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import TypeVar
 
-from forebay.cache.disk.accounts import INDEX_BYTES, Books, Claim, DatasetUse, charge, smallest_quota
+from forebay.cache.disk.accounts import INDEX_BYTES, CacheUsage, DatasetUse, Reservation, charge, smallest_quota
 from forebay.cache.disk.directory import CacheDirectory
-from forebay.cache.disk.index import Index, IndexFull, Rows
+from forebay.cache.disk.index import Index, IndexFull, IndexTable
 from forebay.cache.disk.lease import ended_users
-from forebay.cache.disk.transaction import Shelf
+from forebay.cache.disk.transaction import CacheTransaction
 from forebay.errors import CacheUnusable
 from forebay.storage.file_lock import try_lock
 
 T = TypeVar("T")
 
 
-class Ledger:
+class Quota:
     """Keeps everything below a cache directory within `quota_bytes`, and `min_free_bytes` of the disk free.
 
     A writer claims a block's bytes before it writes the first one. Claims of writers that died are taken back when the
@@ -35,7 +35,7 @@ class Ledger:
         self._open = quota_bytes >= smallest_quota(1) or self._index.file.exists()
         if self._open:
             with suppress(IndexFull):  # the first claim finds the disk as full
-                self._change(Shelf.catch_up)
+                self._change(CacheTransaction.catch_up)
 
     @property
     def used_bytes(self) -> int:
@@ -47,12 +47,12 @@ class Ledger:
         found = self._told(lambda shelf: shelf.books.datasets) if self._open else {}
         return sorted(found.values(), key=lambda use: (use.created_at, use.dataset))
 
-    def reserve(self, name: str, claim: Claim) -> bool:
+    def reserve(self, name: str, claim: Reservation) -> bool:
         """Claim room for the part file `name`, which exists and is locked. False if there is none to be had."""
         if smallest_quota(claim.bytes) > self._quota_bytes:
             return False
 
-        def work(shelf: Shelf) -> bool:
+        def work(shelf: CacheTransaction) -> bool:
             room = self._make_room(shelf, claim)
             if room:
                 shelf.books = shelf.books.claim(name, claim)
@@ -63,10 +63,10 @@ class Ledger:
         except IndexFull:
             return False
 
-    def commit(self, name: str, claim: Claim) -> None:
+    def commit(self, name: str, claim: Reservation) -> None:
         """The part file has been renamed to the block's place."""
 
-        def work(shelf: Shelf) -> None:
+        def work(shelf: CacheTransaction) -> None:
             shelf.books = shelf.books.release(name)
             shelf.record(claim)
 
@@ -75,7 +75,7 @@ class Ledger:
     def release(self, name: str) -> None:
         """The part file has been removed; without a claim of that name this does nothing."""
 
-        def work(shelf: Shelf) -> None:
+        def work(shelf: CacheTransaction) -> None:
             shelf.books = shelf.books.release(name)
 
         self._settle(work)
@@ -93,7 +93,7 @@ class Ledger:
         Raises `CacheUnusable` where the disk is so full that not even the index can change.
         """
 
-        def work(shelf: Shelf) -> int:
+        def work(shelf: CacheTransaction) -> int:
             shelf.reconcile()
             doomed = [name for name in shelf.books.datasets if dataset in (None, name)]
             freed = sum(shelf.evict(name) for name in doomed)
@@ -106,7 +106,7 @@ class Ledger:
     def reconcile(self) -> None:
         """Make the accounts agree with the directory."""
         if self._open:
-            self._told(Shelf.reconcile)
+            self._told(CacheTransaction.reconcile)
 
     @property
     def is_open(self) -> bool:
@@ -120,13 +120,13 @@ class Ledger:
             for user in ended:
                 hits[user.dataset] = hits.get(user.dataset, 0) + user.hits
 
-            def work(shelf: Shelf) -> None:
+            def work(shelf: CacheTransaction) -> None:
                 shelf.books = shelf.books.add_hits(hits)
 
             if self._open and any(hits.values()):
                 self._change(work)
 
-    def _told(self, work: Callable[[Shelf], T]) -> T:
+    def _told(self, work: Callable[[CacheTransaction], T]) -> T:
         """As `_change`, for those who asked for it by hand."""
         try:
             return self._change(work)
@@ -137,9 +137,9 @@ class Ledger:
                 path=str(self._directory.root),
             ) from error
 
-    def _change(self, work: Callable[[Shelf], T]) -> T:
-        def transaction(rows: Rows) -> T:
-            shelf = Shelf(rows, self._directory)
+    def _change(self, work: Callable[[CacheTransaction], T]) -> T:
+        def transaction(rows: IndexTable) -> T:
+            shelf = CacheTransaction(rows, self._directory)
             before = shelf.books
             result = work(shelf)
             if shelf.books is not before or not rows.get("books"):
@@ -149,11 +149,11 @@ class Ledger:
         self._open = True
         return self._index.transact(transaction)
 
-    def _settle(self, work: Callable[[Shelf], None]) -> None:
+    def _settle(self, work: Callable[[CacheTransaction], None]) -> None:
         with suppress(IndexFull):  # the part file is gone, so the next sweep settles the claim in the same way
             self._change(work)
 
-    def _make_room(self, shelf: Shelf, claim: Claim) -> bool:
+    def _make_room(self, shelf: CacheTransaction, claim: Reservation) -> bool:
         if self._missing(shelf.books, claim) <= 0:
             return True
         shelf.settle_dead_writers()
@@ -164,7 +164,7 @@ class Ledger:
             self._evict(shelf, missing, keep=claim.dataset)
         return self._missing(shelf.books, claim) <= 0
 
-    def _evict(self, shelf: Shelf, missing: int, keep: str) -> None:
+    def _evict(self, shelf: CacheTransaction, missing: int, keep: str) -> None:
         """Remove data sets nobody uses, oldest first, if that makes up for the `missing` bytes."""
         with ExitStack() as locks:
             unused = []
@@ -179,7 +179,7 @@ class Ledger:
                 if missing > 0:
                     missing -= shelf.evict(use.dataset)
 
-    def _missing(self, books: Books, claim: Claim) -> int:
+    def _missing(self, books: CacheUsage, claim: Reservation) -> int:
         """Bytes that must go before `claim` fits; 0 or less if it does."""
         over_quota = books.used_bytes + charge(claim.bytes) - self._quota_bytes
         # Changing the index takes some of the disk as well, if only for a moment.

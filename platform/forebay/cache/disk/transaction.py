@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from forebay.cache.block_file import BadBlock, read_header
-from forebay.cache.disk.accounts import Books, Claim
+from forebay.cache.disk.accounts import CacheUsage, Reservation
 from forebay.cache.disk.directory import CacheDirectory
-from forebay.cache.disk.index import DamagedRow, Rows
+from forebay.cache.disk.index import DamagedRow, IndexTable
 from forebay.cache.disk.index_rows import read_books, read_entry, read_key
 from forebay.storage.file_lock import try_lock
 
@@ -21,28 +21,28 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _KEPT_QUARANTINED = 8
 
 
-class Shelf:
+class CacheTransaction:
     """`books` and the files they speak of, for the length of one transaction."""
 
-    def __init__(self, rows: Rows, directory: CacheDirectory) -> None:
+    def __init__(self, rows: IndexTable, directory: CacheDirectory) -> None:
         self._rows = rows
         self._directory = directory
         kept = rows.get(_BOOKS)
-        self.books = Books() if kept is None else read_books(kept)
+        self.books = CacheUsage() if kept is None else read_books(kept)
         if kept is None:
             self.reconcile()
 
     def save(self) -> None:
         self._rows.set(_BOOKS, asdict(self.books))
 
-    def record(self, claim: Claim) -> None:
+    def record(self, claim: Reservation) -> None:
         """The block is in its place: account for the file that is there."""
         try:
             size = self._directory.block(claim.key).stat().st_size
         except FileNotFoundError:  # cleared or quarantined meanwhile
             return
         self._forget(claim.key)
-        found = Claim(key=claim.key, dataset=claim.dataset or self._dataset_of(claim.key), bytes=size)
+        found = Reservation(key=claim.key, dataset=claim.dataset or self._dataset_of(claim.key), bytes=size)
         self._rows.set(_BLOCK + claim.key, {"dataset": found.dataset, "bytes": size})
         self.books = self.books.add(found, time.time())
 
@@ -111,12 +111,12 @@ class Shelf:
         self._rows.set(_BOOT, _boot())
         claims = dict(self.books.claims)
         for name, size in self._directory.parts().items():
-            claims.setdefault(name, Claim(key=name[:40], dataset="", bytes=size))
+            claims.setdefault(name, Reservation(key=name[:40], dataset="", bytes=size))
         known = set(self._keys())
         entries = {key: read_entry(self._rows.get(_BLOCK + key)) for key in known}
         earlier = self.books.datasets
         created = {dataset: use.created_at for dataset, use in earlier.items()}
-        self.books = Books(claims=claims, quarantined=self._directory.quarantined())
+        self.books = CacheUsage(claims=claims, quarantined=self._directory.quarantined())
         for key in self._directory.block_keys():
             dataset = entries[key].dataset if key in entries else self._dataset_of(key)
             self._add_found(key, dataset, created)
@@ -133,7 +133,7 @@ class Shelf:
         found = self._directory.block(key).stat()
         since = created.setdefault(dataset, found.st_mtime)
         self._rows.set(_BLOCK + key, {"dataset": dataset, "bytes": found.st_size})
-        self.books = self.books.add(Claim(key=key, dataset=dataset, bytes=found.st_size), since)
+        self.books = self.books.add(Reservation(key=key, dataset=dataset, bytes=found.st_size), since)
 
     def _forget(self, key: str) -> None:
         kept = self._rows.get(_BLOCK + key)
@@ -143,7 +143,7 @@ class Shelf:
         use = self.books.datasets.get(entry.dataset)
         if use is None or use.bytes < entry.bytes or use.blocks < 1:
             raise DamagedRow(f"the accounts do not know block {key} of {entry.dataset!r:.100}")
-        self.books = self.books.remove(Claim(key=key, dataset=entry.dataset, bytes=entry.bytes))
+        self.books = self.books.remove(Reservation(key=key, dataset=entry.dataset, bytes=entry.bytes))
         self._rows.delete(_BLOCK + key)
 
     def _keys(self) -> list[str]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import ray
 
-from forebay.cache.node.bloom_filter import Summary
-from forebay.cache.node.peer_lookup import AskedPeers
-from forebay.cache.node.peer_server import PeerDoor
-from forebay.cache.node.peer_transport import NODE_DIGITS, RayPeerLine
-from forebay.cache.node.service import Loose, NodeService, Reply, Stored
+from forebay.cache.node.bloom_filter import BloomFilter
+from forebay.cache.node.peer_lookup import PeerLookup
+from forebay.cache.node.peer_server import PeerServer
+from forebay.cache.node.peer_transport import NODE_DIGITS, RayPeerTransport
+from forebay.cache.node.service import InMemoryBlock, NodeService, Reply, StoredBlock
 from forebay.cache.spec import CacheSpec
 from forebay.errors import ForebayError
 from forebay.ray_cluster.actors import CACHE_PREFIX, NAMESPACE
@@ -30,7 +30,7 @@ class NodeCache:
     def __init__(self) -> None:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._service: NodeService | None = None
-        self._door: PeerDoor[Any] | None = None
+        self._door: PeerServer[Any] | None = None
         self._exporting = ExitStack()
 
     async def configure(self, spec: CacheSpec) -> ForebayError | None:
@@ -61,13 +61,13 @@ class NodeCache:
         if future is None:
             return "unknown"
         reply = (await asyncio.wrap_future(future)).take()
-        if isinstance(reply, Loose) and not with_arrays:
-            return Stored(sums=reply.sums)
+        if isinstance(reply, InMemoryBlock) and not with_arrays:
+            return StoredBlock(sums=reply.sums)
         return reply
 
-    async def summary(self) -> Summary:
+    async def summary(self) -> BloomFilter:
         """Which blocks are on this node's disk, for another node."""
-        return await asyncio.wrap_future(self._door.summary()) if self._door else Summary.of(())
+        return await asyncio.wrap_future(self._door.summary()) if self._door else BloomFilter.of(())
 
     async def hand_out(self, key: str) -> Any:
         """For another node: a reference to (rows, arrays) of the block `key`; None if it is not on this node's disk."""
@@ -85,9 +85,9 @@ class NodeCache:
         }
 
     def _open(self, spec: CacheSpec) -> None:
-        line = RayPeerLine(namespace=NAMESPACE, prefix=CACHE_PREFIX, node_id=self._node_id)
-        service = NodeService(spec, AskedPeers(line))
-        self._service, self._door = service, PeerDoor(lambda: service.cache, _put)
+        line = RayPeerTransport(namespace=NAMESPACE, prefix=CACHE_PREFIX, node_id=self._node_id)
+        service = NodeService(spec, PeerLookup(line))
+        self._service, self._door = service, PeerServer(lambda: service.cache, _put)
         tags = {"role": "cache", "node": self._node_id[:NODE_DIGITS], "directory": spec.directory}
         self._exporting.enter_context(exported(tags, service.tally.as_dict, service.measured))
 

@@ -12,7 +12,7 @@ _NUM_PROBES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class BloomFilter:
     """A bitmap of the block keys it was made `of`; `key in summary` is True for all of them, and for 1 in 400 others.
 
     A Bloom filter, as web caches exchange them (Summary Cache, Fan et al., SIGCOMM 1998): a wrong yes costs one
@@ -22,7 +22,7 @@ class Summary:
     bits: bytes
 
     @classmethod
-    def of(cls, keys: Collection[str]) -> Summary:
+    def of(cls, keys: Collection[str]) -> BloomFilter:
         """The summary of `keys`, each 40 hex digits. Equal for equal keys, in any order."""
         bits = np.zeros(_BITS_PER_BLOCK * len(keys), np.bool_)
         if keys:

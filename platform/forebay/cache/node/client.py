@@ -24,7 +24,7 @@ from forebay.cache.source import BlockSource
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable
 from forebay.manifest.manifest import Manifest
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.ray_cluster.actors import CACHE_PREFIX, NAMESPACE
 from forebay.storage.deadline import Cancelled
 from forebay.transform.transform import Transform
@@ -58,7 +58,7 @@ class NodeCacheClient:
             self._disk = self.spec.open()
         return self._disk
 
-    def source(self, manifest: Manifest, transform: Transform, tally: Tally) -> BlockSource:
+    def source(self, manifest: Manifest, transform: Transform, tally: Counters) -> BlockSource:
         """Blocks by way of the node. From another node they come without arrays: they are only made and stored."""
         return NodeSource(self, manifest, transform, tally)
 

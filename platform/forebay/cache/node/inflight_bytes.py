@@ -9,7 +9,7 @@ from forebay.storage.deadline import Cancelled
 from forebay.transform.block import Block
 
 
-class LooseBytes:
+class InFlightBytes:
     """Counts the bytes of blocks for as long as one of their arrays is alive. Safe for threads."""
 
     def __init__(self) -> None:

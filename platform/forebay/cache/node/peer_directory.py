@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from forebay.cache.node.bloom_filter import Summary
+from forebay.cache.node.bloom_filter import BloomFilter
 
 _FRESH_S = 2.0
 _FRESH_PER_PEER_S = 0.02
@@ -16,7 +16,7 @@ _LONGEST_REST_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peer:
-    summary: Summary | None = None
+    summary: BloomFilter | None = None
     failures: int = 0
     rests_until: float = 0.0
 
@@ -46,7 +46,7 @@ class PeerDirectory:
         self._peers = {name: self._peers.get(name, _Peer()) for name in names}
         return sorted(name for name, peer in self._peers.items() if now >= peer.rests_until)
 
-    def learn(self, name: str, summary: Summary) -> None:
+    def learn(self, name: str, summary: BloomFilter) -> None:
         """What `name` has said that it holds."""
         self._peers[name] = replace(self._peers.get(name, _Peer()), summary=summary)
 

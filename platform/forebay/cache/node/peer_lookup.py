@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from forebay.cache.node.bloom_filter import Summary
+from forebay.cache.node.bloom_filter import BloomFilter
 from forebay.cache.node.peer_directory import PeerDirectory
 from forebay.errors import ForebayError
 from forebay.transform.block import Block
@@ -21,14 +21,14 @@ class PeerSilent(ForebayError):
     """A peer that is dead, slow or broken. Never reaches the user: the block is made from its source."""
 
 
-class PeerLine(Protocol):
+class PeerTransport(Protocol):
     """The line to the caches of the other nodes."""
 
     def names(self) -> Collection[str]:
         """The caches there are, without the own one. Raises `PeerSilent` if that cannot be told."""
         ...
 
-    def summaries(self, names: Collection[str], deadline_s: float) -> Mapping[str, Summary]:
+    def summaries(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
         """What each holds, without those that do not answer within `deadline_s`."""
         ...
 
@@ -40,10 +40,10 @@ class PeerLine(Protocol):
         ...
 
 
-class AskedPeers:
+class PeerLookup:
     """`Peers` over a line; safe for threads. Nobody is asked while nothing is missed."""
 
-    def __init__(self, line: PeerLine, *, deadline_s: float = _DEADLINE_S) -> None:
+    def __init__(self, line: PeerTransport, *, deadline_s: float = _DEADLINE_S) -> None:
         self._line = line
         self._deadline_s = deadline_s
         self._directory = PeerDirectory()

@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 from forebay.cache.block_key import KEY
 from forebay.cache.cpu_share import keep_off_trainer
 from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.node.bloom_filter import Summary
-from forebay.cache.single_flight import Workers
+from forebay.cache.node.bloom_filter import BloomFilter
+from forebay.cache.single_flight import SingleFlightPool
 from forebay.errors import CacheUnusable
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.transform.block import Block
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ _MOST_OPEN = 32
 _SUMMARY = ""
 
 
-class PeerDoor(Generic[T]):
+class PeerServer(Generic[T]):
     """Looks blocks up for other nodes. It never makes one, so that no two nodes can wait for each other.
 
     Args:
@@ -36,10 +36,14 @@ class PeerDoor(Generic[T]):
         self._send = send
         self._counting = threading.Lock()
         self._num_open = 0
-        self._summaries: Workers[str, Summary] = Workers(self._summary, num_threads=1, on_start=keep_off_trainer)
-        self._blocks: Workers[str, T | None] = Workers(self._block, num_threads=_NUM_THREADS, on_start=keep_off_trainer)
+        self._summaries: SingleFlightPool[str, BloomFilter] = SingleFlightPool(
+            self._summary, num_threads=1, on_start=keep_off_trainer
+        )
+        self._blocks: SingleFlightPool[str, T | None] = SingleFlightPool(
+            self._block, num_threads=_NUM_THREADS, on_start=keep_off_trainer
+        )
 
-    def summary(self) -> Future[Summary]:
+    def summary(self) -> Future[BloomFilter]:
         """Which blocks there are."""
         return self._summaries.submit(_SUMMARY)
 
@@ -65,15 +69,15 @@ class PeerDoor(Generic[T]):
         with self._counting:
             self._num_open -= 1
 
-    def _summary(self, _: str) -> Summary:
-        return Summary.of(self._cache().keys())
+    def _summary(self, _: str) -> BloomFilter:
+        return BloomFilter.of(self._cache().keys())
 
     def _block(self, key: str) -> T | None:
         # The question comes from another process, and the key becomes a file's name.
         if not KEY.fullmatch(key):
             return None
         try:
-            block = self._cache().load(key, Tally())
+            block = self._cache().load(key, Counters())
         except CacheUnusable:
             return None
         return self._send(block) if block else None

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import ray
 from ray.exceptions import RayError
 
-from forebay.cache.node.bloom_filter import Summary
+from forebay.cache.node.bloom_filter import BloomFilter
 from forebay.cache.node.peer_lookup import PeerSilent
 from forebay.transform.block import Block
 
@@ -22,7 +22,7 @@ NODE_DIGITS = 12
 """So much of a node's id is part of its cache's name, right after the prefix."""
 
 
-class RayPeerLine:
+class RayPeerTransport:
     """A `PeerLine` for the cache of `node_id`, to be used outside of an event loop. Other caches of the same node are
     no peers: they were given another directory on purpose.
     """
@@ -47,7 +47,7 @@ class RayPeerLine:
             self._actors.pop(gone, None)
         return names
 
-    def summaries(self, names: Collection[str], deadline_s: float) -> Mapping[str, Summary]:
+    def summaries(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
         """What each holds, without those that do not answer in time."""
         asked = {}
         for name in names:

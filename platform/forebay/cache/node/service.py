@@ -9,17 +9,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from forebay.cache.block_builder import BlockMaker, Conditions, Peers
-from forebay.cache.cpu_share import Cores, keep_off_trainer
+from forebay.cache.block_builder import BlockBuilder, BuildOptions, Peers
+from forebay.cache.cpu_share import CpuShare, keep_off_trainer
 from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.node.inflight_bytes import LooseBytes
+from forebay.cache.node.inflight_bytes import InFlightBytes
 from forebay.cache.node.payload import unpack
-from forebay.cache.single_flight import Workers
+from forebay.cache.single_flight import SingleFlightPool
 from forebay.cache.spec import CacheSpec
 from forebay.errors import ForebayError
 from forebay.manifest.footer import FooterCache
 from forebay.manifest.manifest import Manifest
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.transform.block import BlockArray
 from forebay.transform.transform import Transform
 
@@ -29,14 +29,14 @@ _LOOSE_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredBlock:
     """The block is in the cache, under its key. `sums`: what was counted for it, to be counted by who asked."""
 
     sums: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loose:
+class InMemoryBlock:
     """The block did not fit, so here it is."""
 
     sums: Mapping[str, float]
@@ -45,7 +45,7 @@ class Loose:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class BuildFailed:
     """The block cannot be made; `trace` is where that happened."""
 
     error: ForebayError
@@ -53,7 +53,7 @@ class Failed:
     sums: Mapping[str, float] = field(default_factory=dict)
 
 
-Reply: TypeAlias = Stored | Loose | Failed | Literal["unknown"]
+Reply: TypeAlias = StoredBlock | InMemoryBlock | BuildFailed | Literal["unknown"]
 """`unknown`: the data set must be registered first."""
 
 
@@ -61,21 +61,21 @@ class NodeService:
     """Makes blocks for all jobs of a node with one set of data workers; each block once, however many ask.
 
     A block is taken from the node's disk, else from one of `peers` that holds it, else made from its source; then it is
-    stored. What does not fit leaves as `Loose`: while 512 MiB of such blocks have not been let go of, no other is made
-    (for 30 s at most: who asked may have died), so the memory they take is bounded however many processes ask.
+    stored. What does not fit leaves as `InMemoryBlock`. While 512 MiB of such blocks are not released, no other is made
+    (for 30 s at most: the caller may have died), so their memory is bounded however many processes ask.
     """
 
     def __init__(self, spec: CacheSpec, peers: Peers | None = None) -> None:
         self._spec = spec
         self._peers = peers
-        self.loose_bytes = LooseBytes()
-        self.tally = Tally()
+        self.loose_bytes = InFlightBytes()
+        self.tally = Counters()
         self.cache = spec.open()
         self._registered: dict[str, tuple[Manifest, Transform]] = {}
         self._makers = threading.local()
         self._footers = FooterCache()
-        self._cores = Cores(spec.data_workers.num_cores())
-        self._workers: Workers[tuple[str, int], _Outcome] = Workers(
+        self._cores = CpuShare(spec.data_workers.num_cores())
+        self._workers: SingleFlightPool[tuple[str, int], _Outcome] = SingleFlightPool(
             self._make, num_threads=spec.num_reads, on_start=keep_off_trainer
         )
 
@@ -124,18 +124,18 @@ class NodeService:
             block, origin = maker.make(index)
         except ForebayError as error:
             trace = "".join(traceback.format_exception(error))
-            return _Outcome(Failed(error=error, trace=trace, sums=tally.since(before)))
+            return _Outcome(BuildFailed(error=error, trace=trace, sums=tally.since(before)))
         finally:
             self.tally.merge(tally.since(before))
         sums = tally.since(before)
         if origin == "bypass":
             self.loose_bytes.count(block)
-            return _Outcome(Loose(sums=sums, rows=block.rows, arrays=dict(block.arrays)), block.nbytes)
-        return _Outcome(Stored(sums=sums), block.nbytes)
+            return _Outcome(InMemoryBlock(sums=sums, rows=block.rows, arrays=dict(block.arrays)), block.nbytes)
+        return _Outcome(StoredBlock(sums=sums), block.nbytes)
 
-    def _maker(self, dataset_id: str) -> tuple[BlockMaker, Tally] | None:
+    def _maker(self, dataset_id: str) -> tuple[BlockBuilder, Counters] | None:
         """This thread's own, so that what it counts between two moments belongs to one block."""
-        mine: dict[str, tuple[BlockMaker, Tally, DiskCache]] = self._makers.__dict__
+        mine: dict[str, tuple[BlockBuilder, Counters, DiskCache]] = self._makers.__dict__
         known = mine.get(dataset_id)
         if known is None or known[2] is not self.cache:
             registered = self._registered.get(dataset_id)
@@ -143,9 +143,9 @@ class NodeService:
                 return None
             while len(mine) >= _MOST_DATASETS:
                 del mine[next(iter(mine))]
-            tally, cache = Tally(), self.cache
-            conditions = Conditions(footers=self._footers, cores=self._cores, peers=self._peers)
-            maker = BlockMaker(*registered, cache, tally=tally, conditions=conditions)
+            tally, cache = Counters(), self.cache
+            conditions = BuildOptions(footers=self._footers, cores=self._cores, peers=self._peers)
+            maker = BlockBuilder(*registered, cache, tally=tally, conditions=conditions)
             known = maker, tally, cache
             mine[dataset_id] = known
         return known[0], known[1]
@@ -163,5 +163,5 @@ class _Outcome:
         """The reply for one of those who asked."""
         if isinstance(self._reply, str) or self._told.acquire(blocking=False):
             return self._reply
-        name, size = ("hits", "hit_bytes") if isinstance(self._reply, Stored) else ("bypasses", "bypass_bytes")
-        return replace(self._reply, sums={} if isinstance(self._reply, Failed) else {name: 1, size: self._nbytes})
+        name, size = ("hits", "hit_bytes") if isinstance(self._reply, StoredBlock) else ("bypasses", "bypass_bytes")
+        return replace(self._reply, sums={} if isinstance(self._reply, BuildFailed) else {name: 1, size: self._nbytes})

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from forebay.cache.block_key import BlockNames
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.node.payload import pack
-from forebay.cache.node.service import Failed, Loose, Reply, Stored
-from forebay.cache.single_flight import Workers
+from forebay.cache.node.service import BuildFailed, InMemoryBlock, Reply, StoredBlock
+from forebay.cache.single_flight import SingleFlightPool
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable
 from forebay.manifest.manifest import Manifest
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.storage.credentials import Access
 from forebay.transform.block import Block
 from forebay.transform.transform import Transform
@@ -26,7 +26,7 @@ _MOST_DEATHS = 5
 """A new actor knows no data set: so often may one have to be told about it before a block that was asked for comes."""
 
 
-class NodeLine(Protocol):
+class NodeTransport(Protocol):
     """The line to the actor of one node."""
 
     spec: CacheSpec
@@ -47,7 +47,7 @@ class NodeSource:
     Blocks of another node come without arrays: they are only made and stored there.
     """
 
-    def __init__(self, line: NodeLine, manifest: Manifest, transform: Transform, tally: Tally) -> None:
+    def __init__(self, line: NodeTransport, manifest: Manifest, transform: Transform, tally: Counters) -> None:
         self._line = line
         self._manifest = manifest
         self._transform = transform
@@ -61,7 +61,9 @@ class NodeSource:
         self._cancelled = threading.Event()
         self._registering = threading.Lock()
         self._num_registered = 0
-        self._workers: Workers[int, Block] = Workers(self._fetch, num_threads=_OPEN_REQUESTS, at_hand=self._peek)
+        self._workers: SingleFlightPool[int, Block] = SingleFlightPool(
+            self._fetch, num_threads=_OPEN_REQUESTS, at_hand=self._peek
+        )
 
     def request(self, index: int) -> Future[Block]:
         """Ask for block `index`; the future raises what making it raises. `LoaderClosed` after `close`."""
@@ -84,9 +86,9 @@ class NodeSource:
         for _ in range(_MOST_TRIES):
             reply = self._ask(index)
             self._tally.merge(reply.sums)
-            if isinstance(reply, Failed):
+            if isinstance(reply, BuildFailed):
                 raise reply.error from _InActor(reply.trace)
-            if isinstance(reply, Loose):
+            if isinstance(reply, InMemoryBlock):
                 return Block(reply.rows, reply.arrays)
             if self._cache is None:
                 return Block(self._manifest[index].rows, {})
@@ -99,7 +101,7 @@ class NodeSource:
             key=key,
         )
 
-    def _ask(self, index: int) -> Stored | Loose | Failed:
+    def _ask(self, index: int) -> StoredBlock | InMemoryBlock | BuildFailed:
         for _ in range(1 + _MOST_DEATHS):
             seen = self._num_registered
             reply: Reply = self._line.call(self._cancelled, "fetch", self._id, index, self._line.is_here)

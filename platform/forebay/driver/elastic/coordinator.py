@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forebay.driver.worker_error import Raised
-from forebay.events import EpochEnded, Event, Failed, Orders, Preempted, Reported, Started
+from forebay.driver.worker_error import WorkerError
+from forebay.events import Commands, EpochEnded, Event, Failed, Preempted, Reported, Started
 from forebay.runs.status import RunStatus, State
 
 RATE_OVER_S = 5.0
@@ -19,7 +19,7 @@ DRIVER = "driver"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class Updates:
     """What the driver has not heard yet, in order, and what is asked of the run now, whoever asked.
 
     `count` numbers all events of the run up to these: what to give to `Coordinator.noted` once callbacks know them.
@@ -32,7 +32,7 @@ class News:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class RunView:
     """How things stand between what is wanted and what is there, for whoever starts and ends workers.
 
     `parting` is the world size that the workers were told to part for, `parked` how many of them have done so.
@@ -72,7 +72,7 @@ class Coordinator:
         self._stop: str | None = None
         self._global_batch: int | None = None
         self._stopped: str | None = None
-        self._raised: Raised | None = None
+        self._raised: WorkerError | None = None
         self._failures = 0
         self._is_ending = self._is_done = False
         self._pace: deque[tuple[float, int]] = deque()
@@ -89,7 +89,7 @@ class Coordinator:
             self._changed.notify_all()
         return self._num_events
 
-    async def orders(self) -> Orders:
+    async def orders(self) -> Commands:
         """What is asked of the workers now; rank 0 asks when it saves a commit."""
         await self.committed()
         return self._orders
@@ -99,12 +99,12 @@ class Coordinator:
         self._committed_at = time.monotonic()
         self._status = replace(self._status, last_commit_step=self._status.step or None)
 
-    async def changed(self, known: Orders) -> None:
+    async def changed(self, known: Commands) -> None:
         """Return once something else is asked than `known`, or the attempt is over."""
         attempt = self._attempt
         await self._until(lambda: self._orders != known or self._attempt != attempt or self._is_ending)
 
-    async def settled_orders(self, count: int) -> Orders:
+    async def settled_orders(self, count: int) -> Commands:
         """As `orders`, once the driver's callbacks have heard event number `count`, and all before it."""
         await self._until(lambda: self._num_noted >= count or self._is_ending)
         return await self.orders()
@@ -143,7 +143,7 @@ class Coordinator:
         """Rank 0's train function has returned; `stopped` says why early."""
         self._stopped, self._is_done = stopped, True
 
-    async def raise_error(self, raised: Raised, attempt: int) -> None:
+    async def raise_error(self, raised: WorkerError, attempt: int) -> None:
         """Note what a train function raised in `attempt`; the first one is the cause, whatever followed from it.
 
         Of an attempt that is being replaced nothing is noted: most likely it followed from the loss.
@@ -153,11 +153,11 @@ class Coordinator:
 
     # What the driver calls.
 
-    async def take(self, wait_s: float) -> News:
+    async def take(self, wait_s: float) -> Updates:
         """All events since the last call; waits up to `wait_s` seconds for one, or for others to ask something."""
         await self._until(lambda: bool(self._events) or self._asked_by_others, wait_s)
         events, self._events, self._asked_by_others = self._events, [], False
-        return News(events=events, count=self._num_events, target=self._status.target, stop=self._stop)
+        return Updates(events=events, count=self._num_events, target=self._status.target, stop=self._stop)
 
     async def noted(self, count: int) -> None:
         """The callbacks have heard all events up to number `count`, and what they asked for was passed on."""
@@ -169,7 +169,7 @@ class Coordinator:
         """Why the run ended early, once it has ended."""
         return self._stopped
 
-    async def raised(self) -> Raised | None:
+    async def raised(self) -> WorkerError | None:
         """What a train function raised, if one did."""
         return self._raised
 
@@ -233,9 +233,9 @@ class Coordinator:
 
     # What those call who start and end workers.
 
-    async def view(self) -> View:
+    async def view(self) -> RunView:
         """What is wanted, and what is there."""
-        return View(
+        return RunView(
             target=self._status.target,
             world_size=self._size,
             parting=self._parting,
@@ -296,9 +296,9 @@ class Coordinator:
         self._changed.notify_all()
 
     @property
-    def _orders(self) -> Orders:
+    def _orders(self) -> Commands:
         moves = self._parting is not None
-        return Orders(stop=self._stop, workers=self._parting, global_batch=self._global_batch, moves=moves)
+        return Commands(stop=self._stop, workers=self._parting, global_batch=self._global_batch, moves=moves)
 
     async def _until(self, is_so: Callable[[], bool], wait_s: float | None = None) -> bool:
         with suppress(TimeoutError):

@@ -10,7 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from forebay.events import Event, Orders
+from forebay.events import Commands, Event
 
 
 class CoordinatorReporter:
@@ -23,19 +23,19 @@ class CoordinatorReporter:
     def __init__(self, coordinator: ActorHandle) -> None:
         self._coordinator = coordinator
         self._last_number: Any = None
-        self._known: Orders | None = None
+        self._known: Commands | None = None
         self._bell: Future[None] | None = None
 
     def report(self, event: Event) -> None:
         self._last_number = self._coordinator.report.remote(event)
 
-    def orders(self) -> Orders:
+    def orders(self) -> Commands:
         if self._known is None or self._has_rung:
             return self._hear(_answer(self._coordinator.orders.remote()))
         self._coordinator.committed.remote()
         return self._known
 
-    def settled_orders(self) -> Orders:
+    def settled_orders(self) -> Commands:
         # Calls of one caller may overtake each other, so that this one says which events it comes after.
         number = 0 if self._last_number is None else _answer(self._last_number)
         return self._hear(_answer(self._coordinator.settled_orders.remote(number)))
@@ -45,7 +45,7 @@ class CoordinatorReporter:
         """Whether orders have changed, or the coordinator cannot be reached: then asking it tells."""
         return self._bell is None or self._bell.done()
 
-    def _hear(self, orders: Orders) -> Orders:
+    def _hear(self, orders: Commands) -> Commands:
         if orders != self._known or self._has_rung:
             self._known = orders
             self._bell = self._coordinator.changed.remote(orders).future()

@@ -11,8 +11,8 @@ import ray
 from ray.actor import ActorHandle
 
 from forebay.checkpoint.ray_store import flush_stores
-from forebay.driver.elastic.coordinator import News
-from forebay.events import Event, Failed, Orders, Preempted, Preparing, Started
+from forebay.driver.elastic.coordinator import Updates
+from forebay.events import Commands, Event, Failed, Preempted, Preparing, Started
 from forebay.runs.control import Control
 from forebay.runs.run import Run
 
@@ -28,12 +28,12 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     """
     watch = _StartWatch(run)
     # Callbacks may have asked for something before there were workers, of which the coordinator knows nothing.
-    made_with = Orders(workers=run.job.start_workers if run.control.is_elastic else None)
+    made_with = Commands(workers=run.job.start_workers if run.control.is_elastic else None)
     asked = _pass_on(run.control, made_with, coordinator)
     goes_on, gave_up = True, None
     while goes_on or gave_up is not None:
         goes_on = is_training()  # asked before the events are taken: the last ones came before the end
-        news: News = ray.get(coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0))
+        news: Updates = ray.get(coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0))
         asked = _take_over(run.control, news, asked)
         for event in news.events:
             watch.see(event)
@@ -52,7 +52,7 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     return gave_up
 
 
-def _take_over(control: Control, news: News, asked: Orders) -> Orders:
+def _take_over(control: Control, news: Updates, asked: Commands) -> Commands:
     """What others have asked for; what the run's own callbacks asked was passed on before."""
     if control.is_elastic and news.target != asked.workers:
         control.follow(target=news.target)
@@ -61,7 +61,7 @@ def _take_over(control: Control, news: News, asked: Orders) -> Orders:
     return replace(asked, workers=news.target, stop=news.stop)
 
 
-def _pass_on(control: Control, asked: Orders, coordinator: ActorHandle) -> Orders:
+def _pass_on(control: Control, asked: Commands, coordinator: ActorHandle) -> Commands:
     resized, wanted = control.take_resize(), control.orders
     if resized is not None:
         # Also where there are as many now: whoever deals workers to several runs gives this one no more.

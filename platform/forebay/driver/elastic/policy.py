@@ -16,8 +16,8 @@ State = Literal["asked", "placed", "warm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A worker process of the run, or one to come. `asked_at` is in seconds of the clock that `View.now` is of.
+class PoolWorker:
+    """A worker process of the run, or one to come. `asked_at` is in seconds of the clock that `PoolView.now` is of.
 
     A veteran has trained in this run; one that is leaving is on a node that is about to be taken away.
     """
@@ -35,10 +35,10 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class PoolView:
     """How things stand. `crew`: veterans first, by rank; `world`: who trains now, by rank, empty between two worlds."""
 
-    crew: Sequence[Member]
+    crew: Sequence[PoolWorker]
     world: Sequence[str] = ()
     target: int
     min_workers: int
@@ -54,7 +54,7 @@ class Decision:
     next_world: tuple[str, ...] = ()
 
 
-def decide(view: View) -> Decision:
+def decide(view: PoolView) -> Decision:
     """What to do next.
 
     Laws: a world never waits for a worker that cannot start; it never shrinks below `min_workers` by plan; who has
@@ -72,7 +72,7 @@ def decide(view: View) -> Decision:
     )
 
 
-def _next_world(view: View, kept: Sequence[Member]) -> tuple[str, ...]:
+def _next_world(view: PoolView, kept: Sequence[PoolWorker]) -> tuple[str, ...]:
     able = tuple(member.name for member in kept if member.is_warm)
     stay = tuple(name for name in able if name in view.world)
     is_complete = len(able) == view.target or not any(_is_coming(member, view.now) for member in kept)
@@ -85,6 +85,6 @@ def _next_world(view: View, kept: Sequence[Member]) -> tuple[str, ...]:
     return able if view.world or has_veterans or is_complete else ()
 
 
-def _is_coming(member: Member, now: float) -> bool:
+def _is_coming(member: PoolWorker, now: float) -> bool:
     patience_s = {"asked": SETTLE_S, "placed": WARM_S, "warm": 0.0}[member.state]
     return now - member.asked_at < patience_s

@@ -15,12 +15,12 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from forebay.driver.elastic.policy import Member
-from forebay.driver.horovod.liveness import Entered, Lifelines, Lost, Placed, Sign
+from forebay.driver.elastic.policy import PoolWorker
+from forebay.driver.horovod.liveness import Entered, LivenessServer, Lost, Placed, Sign
 from forebay.driver.horovod.rendezvous import Rendezvous
-from forebay.driver.horovod.worker import Answer, Hiring, HorovodWorker
-from forebay.driver.horovod.world import Place
-from forebay.driver.worker_error import Raised
+from forebay.driver.horovod.worker import Answer, HorovodWorker, SpawnRequest
+from forebay.driver.horovod.world import RankAssignment
+from forebay.driver.worker_error import WorkerError
 from forebay.job.job import Resources
 from forebay.ray_cluster.placement import new_place
 from forebay.world import World
@@ -36,7 +36,7 @@ class Warmed:
     """A worker is ready to train, or `raised` while it got ready."""
 
     name: str
-    raised: Raised | None
+    raised: WorkerError | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +88,13 @@ class HorovodWorld:
         return sorted(self.names.index(name) for name in self.lost)
 
 
-class Crew:
+class WorkerPool:
     """All workers of one run that are there or to come. Used by one thread."""
 
     def __init__(self, run: str, coordinator: ActorHandle, payload: bytes, resources: Resources) -> None:
         address = ray.util.get_node_ip_address()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._lines = Lifelines(address, self._inbox.put)
+        self._lines = LivenessServer(address, self._inbox.put)
         self._run_name, self._address, self._coordinator = run, address, coordinator
         self._payload = ray.put(payload)
         self._resources = resources
@@ -102,7 +102,7 @@ class Crew:
         self._rooms: dict[str, PlacementGroup] = {}
         self._num_asked, self._num_worlds = 0, 0
         self._dismissed_at: dict[str, float] = {}
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, PoolWorker] = {}
         self.world: HorovodWorld | None = None
 
     def ask_for(self, count: int) -> None:
@@ -115,7 +115,9 @@ class Crew:
         for _ in range(count):
             name = f"worker-{self._num_asked}"
             self._num_asked += 1
-            hiring = Hiring(name=name, coordinator=self._coordinator, payload=[self._payload], line=self._lines.address)
+            hiring = SpawnRequest(
+                name=name, coordinator=self._coordinator, payload=[self._payload], line=self._lines.address
+            )
             room = new_place(self._run_name, {kind: amount for kind, amount in needs.items() if amount})
             actor = (
                 ray.remote(HorovodWorker)
@@ -127,7 +129,7 @@ class Crew:
                 .remote(hiring)
             )
             self._actors[name], self._rooms[name] = actor, room
-            self.members[name] = Member(name=name, asked_at=time.monotonic())
+            self.members[name] = PoolWorker(name=name, asked_at=time.monotonic())
             self._hear(actor.warm_up.remote(), name, partial(_warmed, name))
 
     def dismiss(self, names: Sequence[str]) -> None:
@@ -146,7 +148,7 @@ class Crew:
         rendezvous = Rendezvous(self._address, names) if len(names) > 1 else None
         self.world = HorovodWorld(number=self._num_worlds, names=tuple(names), rendezvous=rendezvous)
         for name, world in zip(names, self._worlds(names), strict=True):
-            place = Place(
+            place = RankAssignment(
                 number=self._num_worlds, world=world, host=name, rendezvous=rendezvous.place if rendezvous else None
             )
             told = self._actors[name].train.remote(place)
@@ -247,7 +249,7 @@ class Crew:
             remove_placement_group(room)
 
 
-def _warmed(name: str, raised: Raised | None) -> Warmed:
+def _warmed(name: str, raised: WorkerError | None) -> Warmed:
     return Warmed(name=name, raised=raised)
 
 

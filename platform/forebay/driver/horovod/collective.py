@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from forebay.driver.horovod.gradients import Reduce, ReducedGradients
-from forebay.driver.horovod.tensor_collectives import HorovodSlices
+from forebay.driver.horovod.tensor_collectives import HorovodTensorCollectives
 from forebay.train.collectives.adasum import adasum
 from forebay.train.collectives.collective import Reduction
 from forebay.world import World
@@ -63,9 +63,9 @@ class HorovodCollective:
             model.register_forward_pre_hook(spread_statistics)
         return model
 
-    def slices(self) -> HorovodSlices:
+    def slices(self) -> HorovodTensorCollectives:
         """How ranks exchange for reductions of Forebay's own."""
-        return HorovodSlices(self._patience)
+        return HorovodTensorCollectives(self._patience)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         total = torch.from_numpy(values.copy())

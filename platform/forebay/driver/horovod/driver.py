@@ -16,8 +16,8 @@ from ray.exceptions import RayError
 from forebay.checkpoint.ray_store import commit_stores
 from forebay.driver.elastic.coordinator_actor import coordinator_of
 from forebay.driver.elastic.event_loop import follow
-from forebay.driver.horovod.backend import Crew
-from forebay.driver.horovod.failure_detector import Conductor, RunRaised, Terms, TooManyLost
+from forebay.driver.horovod.backend import WorkerPool
+from forebay.driver.horovod.failure_detector import HorovodController, HorovodTerms, RunRaised, TooManyLost
 from forebay.errors import InvalidOption, RunFailed
 from forebay.events import Preparing
 from forebay.job.job import Job
@@ -71,7 +71,7 @@ def _check_is_within_cluster() -> None:
 def _train(run: Run, coordinator: ActorHandle) -> Result:
     job = run.job
     run.tell(Preparing(what=f"starting {job.start_workers} workers, a process each"))
-    terms = Terms(
+    terms = HorovodTerms(
         name=run.name,
         min_workers=job.min_workers,
         max_failures=job.max_failures,
@@ -79,7 +79,7 @@ def _train(run: Run, coordinator: ActorHandle) -> Result:
     )
     try:
         with _crew(run, coordinator) as crew:
-            conductor = Conductor(terms, crew, coordinator)
+            conductor = HorovodController(terms, crew, coordinator)
             with _Conducting(conductor, coordinator) as conducting:
                 stopped = follow(run, coordinator, lambda: conducting.is_running)
     except RayError as error:
@@ -110,7 +110,7 @@ def _raise_end(run: Run, error: BaseException) -> NoReturn:
 class _Conducting:
     """The conductor's thread, for the length of a block."""
 
-    def __init__(self, conductor: Conductor, coordinator: ActorHandle) -> None:
+    def __init__(self, conductor: HorovodController, coordinator: ActorHandle) -> None:
         self.stopped: str | None = None
         self.error: BaseException | None = None
         self._conductor, self._coordinator = conductor, coordinator
@@ -139,8 +139,8 @@ class _Conducting:
 
 
 @contextmanager
-def _crew(run: Run, coordinator: ActorHandle) -> Iterator[Crew]:
-    crew = Crew(run.name, coordinator, pack(run.launch), run.job.resources)
+def _crew(run: Run, coordinator: ActorHandle) -> Iterator[WorkerPool]:
+    crew = WorkerPool(run.name, coordinator, pack(run.launch), run.job.resources)
     try:
         yield crew
     finally:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import ray
 from ray.actor import ActorHandle
 
-from forebay.driver.elastic.coordinator import View as Wanted
-from forebay.driver.elastic.policy import Decision, View, decide
-from forebay.driver.horovod.backend import Answered, Crew, HorovodWorld, Message, Warmed
+from forebay.driver.elastic.coordinator import RunView
+from forebay.driver.elastic.policy import Decision, PoolView, decide
+from forebay.driver.horovod.backend import Answered, HorovodWorld, Message, Warmed, WorkerPool
 from forebay.driver.horovod.liveness import Lost
 from forebay.driver.horovod.worker import Broken
-from forebay.driver.worker_error import Raised
+from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome
 from forebay.errors import Hung
 from forebay.ray_cluster.nodes import draining_nodes
@@ -30,7 +30,7 @@ QUIET_S = 5.0
 class RunRaised(Exception):
     """A worker raised what no other worker's death explains."""
 
-    def __init__(self, raised: Raised) -> None:
+    def __init__(self, raised: WorkerError) -> None:
         super().__init__(raised.summary)
         self.raised = raised
 
@@ -39,12 +39,12 @@ class TooManyLost(Exception):
     """Workers were lost once more than the job allows."""
 
 
-class RunEnds(Exception):
+class HorovodRunAborted(Exception):
     """The driver has given up on the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class HorovodTerms:
     """What the job says about worlds and failures."""
 
     name: str
@@ -53,10 +53,10 @@ class Terms:
     hang_timeout_s: float
 
 
-class Conductor:
+class HorovodController:
     """Runs in a thread of its own: no callback of the driver holds it up."""
 
-    def __init__(self, terms: Terms, crew: Crew, coordinator: ActorHandle) -> None:
+    def __init__(self, terms: HorovodTerms, crew: WorkerPool, coordinator: ActorHandle) -> None:
         self._terms, self._crew, self._coordinator = terms, crew, coordinator
         self._failures = 0
         self._leaving: Mapping[str, float | None] = {}
@@ -68,7 +68,7 @@ class Conductor:
     def conduct(self) -> str | None:
         """Train to the end; the answer is why the run stopped early, if it did.
 
-        Raises `RunRaised`, `TooManyLost`, `Hung`, or `RunEnds` after the driver has given up.
+        Raises `RunRaised`, `TooManyLost`, `Hung`, or `HorovodRunAborted` after the driver has given up.
         """
         while True:
             self._hear(self._crew.hear(TICK_S))
@@ -77,9 +77,9 @@ class Conductor:
                 outcome = self._end(world)
                 if outcome is not None:
                     return outcome.stopped
-            wanted: Wanted = ray.get(self._coordinator.view.remote())
+            wanted: RunView = ray.get(self._coordinator.view.remote())
             if wanted.is_ending:
-                raise RunEnds
+                raise HorovodRunAborted
             self._look_for_draining()
             self._act(wanted)
             if self._crew.world is not None:
@@ -88,7 +88,7 @@ class Conductor:
     def _hear(self, message: Message | None) -> None:
         world = self._crew.world
         match message:
-            case Warmed(raised=Raised() as raised) | Answered(answer=Raised() as raised):
+            case Warmed(raised=WorkerError() as raised) | Answered(answer=WorkerError() as raised):
                 raise RunRaised(raised)
             case Answered(answer=Broken()):
                 self._broken_at = self._broken_at or time.monotonic()
@@ -122,9 +122,9 @@ class Conductor:
         tell = self._coordinator.lost_waiting if goes_on else self._coordinator.lost_workers
         ray.get(tell.remote(error))
 
-    def _act(self, wanted: Wanted) -> None:
+    def _act(self, wanted: RunView) -> None:
         crew = self._crew
-        view = View(
+        view = PoolView(
             crew=[replace(member, is_leaving=member.node in self._leaving) for member in crew.members.values()],
             world=() if crew.world is None else crew.world.names,
             target=wanted.target,
@@ -140,7 +140,7 @@ class Conductor:
             ray.get(self._coordinator.begin.remote(len(decision.next_world)))
             crew.make_world(decision.next_world)
 
-    def _have_parted(self, decision: Decision, wanted: Wanted) -> None:
+    def _have_parted(self, decision: Decision, wanted: RunView) -> None:
         """Have the world end at its next commit if another one shall follow; or take that back."""
         parting = len(decision.next_world) or None
         if parting != wanted.parting:

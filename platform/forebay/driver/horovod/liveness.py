@@ -59,7 +59,7 @@ class LineAddress:
     token: str
 
 
-class Lifelines:
+class LivenessServer:
     """The driver's ends. `tell` is called, in threads, with every sign of a worker, the last one being `Lost`."""
 
     def __init__(self, host: str, tell: Callable[[Sign], None]) -> None:
@@ -144,7 +144,7 @@ def _hang_up(line: socket.socket) -> None:
         line.shutdown(socket.SHUT_WR)
 
 
-class Lifeline:
+class LivenessClient:
     """The worker's end. Ends this process when the driver is gone or hangs up: nobody would read what it does."""
 
     def __init__(self, address: LineAddress, *, name: str, node: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 _DEAL, _COLLECT, _TOTAL, _SHARE = "forebay.deal", "forebay.collect", "forebay.total", "forebay.spread"
 
 
-class HorovodSlices:
+class HorovodTensorCollectives:
     """`Slices` over Horovod's global process set; it waits for other ranks within `patience`."""
 
     def __init__(self, patience: AbstractContextManager[object]) -> None:

@@ -15,7 +15,7 @@ CHECKS = 20
 """How often within the time-out it is looked at."""
 
 
-class Patience:
+class CollectiveWatchdog:
     """A context around whatever waits for other ranks; after `timeout_s` seconds in one, `give_up` is called once.
 
     It is called in another thread, and must free the waiting one. Contexts are entered by one thread, not nested.

@@ -15,9 +15,9 @@ from forebay.cache.node.peer_transport import NODE_DIGITS
 from forebay.checkpoint.ray_store import open_commits
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.driver.horovod.collective import is_broken
-from forebay.driver.horovod.liveness import Lifeline, LineAddress
-from forebay.driver.horovod.world import Place, horovod_world, use_interface_of
-from forebay.driver.worker_error import Raised
+from forebay.driver.horovod.liveness import LineAddress, LivenessClient
+from forebay.driver.horovod.world import RankAssignment, horovod_world, use_interface_of
+from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
 from forebay.ray_cluster.metrics_export import exported
 from forebay.runs.worker_spec import device_of, unpack
@@ -27,14 +27,14 @@ from forebay.runs.worker_spec import device_of, unpack
 class Broken:
     """The world came apart; `raised` is how this rank noticed."""
 
-    raised: Raised
+    raised: WorkerError
 
 
-Answer = Outcome | Broken | Raised
+Answer = Outcome | Broken | WorkerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hiring:
+class SpawnRequest:
     """What a worker is made with: the run's coordinator, a reference to the packed `Launch`, the way to the driver."""
 
     name: str
@@ -46,17 +46,17 @@ class Hiring:
 class HorovodWorker:
     """The actor. Ray gives it its GPUs, by `CUDA_VISIBLE_DEVICES`."""
 
-    def __init__(self, hiring: Hiring) -> None:
+    def __init__(self, hiring: SpawnRequest) -> None:
         self._hiring = hiring
         self._node = ray.get_runtime_context().get_node_id()
-        self._line = Lifeline(hiring.line, name=hiring.name, node=self._node)
+        self._line = LivenessClient(hiring.line, name=hiring.name, node=self._node)
 
-    def warm_up(self) -> Raised | None:
+    def warm_up(self) -> WorkerError | None:
         """Do all that takes time and needs nobody else; what it raised, if it did."""
         try:
             self._warm_up()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the driver judges
-            return Raised.of(error, rank=0)
+            return WorkerError.of(error, rank=0)
         return None
 
     def _warm_up(self) -> None:
@@ -69,7 +69,7 @@ class HorovodWorker:
         assert not horovod.torch.is_initialized()
         _make_a_step()
 
-    def train(self, place: Place) -> Answer:
+    def train(self, place: RankAssignment) -> Answer:
         """Train in one world until it ends, the run does, or this worker is told to part."""
         launch, coordinator = self._launch, self._hiring.coordinator
         tags = {"role": "trainer", "run": launch.name, "node": self._node[:NODE_DIGITS]}
@@ -81,7 +81,7 @@ class HorovodWorker:
                     reporter = CoordinatorReporter(coordinator)
                     return work(launch, collective, self._cache, reporter, commits, partial(exported, tags))
         except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
-            raised = Raised.of(error, place.world.rank)
+            raised = WorkerError.of(error, place.world.rank)
             return Broken(raised=raised) if is_broken(error) else raised
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from forebay.driver.horovod.collective import HorovodCollective
-from forebay.driver.horovod.watchdog import Patience
-from forebay.train.collectives.collective import Alone, Collective
+from forebay.driver.horovod.watchdog import CollectiveWatchdog
+from forebay.train.collectives.collective import Collective, SingleProcessCollective
 from forebay.world import World
 
 # What Horovod reads from the environment, besides who is where. A variable that is set already is left alone.
@@ -25,7 +25,7 @@ SETTINGS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankAssignment:
     """A worker's place in one world. `number` counts the worlds of a run, `rendezvous` is where its ranks meet.
 
     `host` is what Horovod knows the worker by: each is a host of its own, with one slot, so that it comes and goes
@@ -39,14 +39,14 @@ class Place:
 
 
 @contextmanager
-def horovod_world(place: Place, device: torch.device, hang_timeout_s: float) -> Iterator[Collective]:
+def horovod_world(place: RankAssignment, device: torch.device, hang_timeout_s: float) -> Iterator[Collective]:
     """Meet the other ranks, and part at the end. A world of one needs nobody, and no Horovod.
 
     Raises Horovod's own error where the world comes apart. Should a rank die while the others wait for it here, Horovod
     ends their processes: they cannot be called back.
     """
     if place.world.size == 1:
-        yield Alone(device)
+        yield SingleProcessCollective(device)
         return
     import horovod.torch as hvd  # noqa: PLC0415 - an extra
 
@@ -55,7 +55,7 @@ def horovod_world(place: Place, device: torch.device, hang_timeout_s: float) -> 
         torch.cuda.set_device(device)
     hvd.init()
     # As `hvd.shutdown()`, but for the handles of operations, which the waiting thread still holds.
-    patience = Patience(hang_timeout_s, hvd.mpi_ops._basics.shutdown)  # noqa: SLF001 - no public way
+    patience = CollectiveWatchdog(hang_timeout_s, hvd.mpi_ops._basics.shutdown)  # noqa: SLF001 - no public way
     try:
         yield HorovodCollective(place.world, device, patience)
     finally:
@@ -63,7 +63,7 @@ def horovod_world(place: Place, device: torch.device, hang_timeout_s: float) -> 
         hvd.shutdown()
 
 
-def _environment(place: Place, hang_timeout_s: float) -> dict[str, str]:
+def _environment(place: RankAssignment, hang_timeout_s: float) -> dict[str, str]:
     assert place.rendezvous is not None, "ranks must meet"
     address, port = place.rendezvous
     rank, size, seconds = str(place.world.rank), str(place.world.size), str(math.ceil(hang_timeout_s))

@@ -15,9 +15,9 @@ import torch
 
 from forebay.cache.local_source import LocalCache
 from forebay.checkpoint.local_store import open_local_commits
-from forebay.driver.worker_error import Raised
+from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
-from forebay.events import Event, Orders
+from forebay.events import Commands, Event
 from forebay.runs.worker_spec import device_of, unpack
 from forebay.train.collectives.torch_collective import process_group
 from forebay.world import World
@@ -35,15 +35,15 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class SyncRequest:
     """The worker asks for its orders, as they are when callbacks have heard all that it reported before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class Synced:
     """The driver's answer."""
 
-    orders: Orders
+    orders: Commands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,8 @@ class Done:
     outcome: Outcome
 
 
-Message = Event | Settle | Done | Raised
-Instruction = Start | Orders | Settled
+Message = Event | SyncRequest | Done | WorkerError
+Instruction = Start | Commands | Synced
 """What the driver says: who the worker is, then its orders whenever they change, and when it asks for them."""
 
 
@@ -63,8 +63,8 @@ class DriverLink:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._orders = Orders()
-        self._settled: queue.SimpleQueue[Orders] = queue.SimpleQueue()
+        self._orders = Commands()
+        self._settled: queue.SimpleQueue[Commands] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         # A thread sends, so that a slow driver never holds up a training step.
         self._sender = threading.Thread(target=self._send, name="forebay-send", daemon=True)
@@ -74,12 +74,12 @@ class DriverLink:
     def report(self, event: Message) -> None:
         self._outbox.put(event)
 
-    def orders(self) -> Orders:
+    def orders(self) -> Commands:
         return self._orders
 
-    def settled_orders(self) -> Orders:
+    def settled_orders(self) -> Commands:
         # Behind all events in the one line to the driver, who tells them in that order.
-        self._outbox.put(Settle())
+        self._outbox.put(SyncRequest())
         return self._settled.get()
 
     def close(self) -> None:
@@ -95,9 +95,9 @@ class DriverLink:
         try:
             while True:
                 match self._connection.recv():
-                    case Settled(orders=orders):
+                    case Synced(orders=orders):
                         self._settled.put(orders)
-                    case Orders() as orders:
+                    case Commands() as orders:
                         self._orders = orders
         except (EOFError, OSError):
             os._exit(1)  # the driver is gone: nobody would read what this orphan does
@@ -134,6 +134,6 @@ def _tell_and_stay(error: BaseException, start: Start, link: DriverLink) -> NoRe
 
     Leaving, the process group included, would break the other ranks' connections, and their errors would hide this one.
     """
-    link.report(Raised.of(error, start.world.rank))
+    link.report(WorkerError.of(error, start.world.rank))
     while True:
         threading.Event().wait()

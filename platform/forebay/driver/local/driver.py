@@ -9,18 +9,18 @@ import torch
 
 from forebay.cache.local_source import LocalCache
 from forebay.checkpoint.local_store import open_local_commits
-from forebay.driver.local.child import Settle
-from forebay.driver.local.processes import WorkerLost, WorkerRaised, Workers, worker_processes
-from forebay.driver.worker_error import Raised
+from forebay.driver.local.child import SyncRequest
+from forebay.driver.local.processes import RankProcesses, WorkerLost, WorkerRaised, worker_processes
+from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import work
 from forebay.errors import ForebayError
-from forebay.events import Event, Orders, Preparing
+from forebay.events import Commands, Event, Preparing
 from forebay.job.job import Job
 from forebay.runs.callback import Callback
 from forebay.runs.result import Result
 from forebay.runs.run import Run
 from forebay.runs.worker_spec import device_of, pack
-from forebay.train.collectives.collective import Alone
+from forebay.train.collectives.collective import SingleProcessCollective
 from forebay.train.state import rng
 
 
@@ -45,10 +45,10 @@ class DirectReporter:
     def report(self, event: Event) -> None:
         self._run.tell(event)
 
-    def orders(self) -> Orders:
+    def orders(self) -> Commands:
         return self._run.control.orders
 
-    def settled_orders(self) -> Orders:
+    def settled_orders(self) -> Commands:
         return self._run.control.orders
 
 
@@ -58,11 +58,11 @@ def _run_here(run: Run) -> Result:
     cache = None if launch.cache is None else LocalCache(launch.cache)
     try:
         with _generators_put_back(device), closing(open_local_commits(launch.safekeeping)) as commits:
-            outcome = work(launch, Alone(device), cache, DirectReporter(run), commits)
+            outcome = work(launch, SingleProcessCollective(device), cache, DirectReporter(run), commits)
     except ForebayError:
         raise
     except (Exception, SystemExit) as error:  # sys.exit() would end this process as if all were well
-        raise Raised.of(error, rank=0).as_error(run.name) from error
+        raise WorkerError.of(error, rank=0).as_error(run.name) from error
     return run.finish(outcome.stopped)
 
 
@@ -94,10 +94,10 @@ def _run_processes(run: Run) -> Result:
             raise error from error.__cause__
 
 
-def _follow(run: Run, workers: Workers) -> None:
+def _follow(run: Run, workers: RankProcesses) -> None:
     for event in workers.events():
         match event:
-            case Settle():
+            case SyncRequest():
                 workers.settle(run.control.orders)
             case None:
                 pass

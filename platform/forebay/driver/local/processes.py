@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from forebay.driver.local.child import NODE, Done, Instruction, Message, Settle, Settled, Start
-from forebay.driver.worker_error import Raised
+from forebay.driver.local.child import NODE, Done, Instruction, Message, Start, Synced, SyncRequest
+from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome
-from forebay.events import Event, Orders
+from forebay.events import Commands, Event
 from forebay.world import World
 
 EXIT_S = 10.0
@@ -33,7 +33,7 @@ class WorkerLost(Exception):
 class WorkerRaised(Exception):
     """A train function raised, while all workers were alive."""
 
-    def __init__(self, raised: Raised) -> None:
+    def __init__(self, raised: WorkerError) -> None:
         super().__init__(raised.summary)
         self.raised = raised
 
@@ -51,7 +51,7 @@ class WorkerProcess:
         self.connection = Connection(ours.detach())
 
     def send(self, message: Instruction) -> None:
-        """Tell the worker; one that is gone is found out by `Workers.events`, not here."""
+        """Tell the worker; one that is gone is found out by `RankProcesses.events`, not here."""
         try:
             self.connection.send(message)
         except (BrokenPipeError, ConnectionResetError):
@@ -79,37 +79,37 @@ class WorkerProcess:
             return  # a thread of the train function hangs; `end` follows
 
 
-class Workers:
+class RankProcesses:
     """All ranks of one attempt."""
 
     def __init__(self, members: list[WorkerProcess]) -> None:
         self._members = members
-        self._told = Orders()
+        self._told = Commands()
         self.outcome = Outcome()
 
-    def order(self, orders: Orders) -> None:
+    def order(self, orders: Commands) -> None:
         """Tell rank 0, on whose word all act at its next saved commit."""
         if orders != self._told:
             self._told = orders
             self._members[0].send(orders)
 
-    def settle(self, orders: Orders) -> None:
+    def settle(self, orders: Commands) -> None:
         """Answer rank 0, who has asked for its orders and waits for them."""
-        self._members[0].send(Settled(orders=orders))
+        self._members[0].send(Synced(orders=orders))
 
-    def events(self) -> Iterator[Event | Settle | None]:
+    def events(self) -> Iterator[Event | SyncRequest | None]:
         """What the workers say, and None now and then while they are silent; ends when all are done.
 
         Raises `WorkerLost` when a process died, `WorkerRaised` when a train function raised.
         """
         silent = {member.connection: member for member in self._members}
-        raised: list[Raised] = []
+        raised: list[WorkerError] = []
         deadline = float("inf")
         while silent:
             for ready in wait(list(silent), timeout=POLL_S):
                 assert isinstance(ready, Connection)
                 match _receive(ready, silent[ready]):
-                    case Raised() as failure:
+                    case WorkerError() as failure:
                         raised.append(failure)
                         deadline = min(deadline, time.monotonic() + (PEER_S if len(silent) > 1 else 0))
                         del silent[ready]
@@ -127,7 +127,7 @@ class Workers:
             member.leave()
 
 
-def _cause(raised: list[Raised]) -> Raised:
+def _cause(raised: list[WorkerError]) -> WorkerError:
     """The first one; but where a rank knows what is the matter, the others only lost their connection to it."""
     return next((each for each in raised if each.summary.startswith("forebay.errors.")), raised[0])
 
@@ -140,7 +140,7 @@ def _receive(connection: Connection, member: WorkerProcess) -> Message:
 
 
 @contextmanager
-def worker_processes(size: int, payload: bytes) -> Iterator[Workers]:
+def worker_processes(size: int, payload: bytes) -> Iterator[RankProcesses]:
     """Start `size` workers on this machine; none is left afterwards, however the block ends."""
     members: list[WorkerProcess] = []
     with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
@@ -150,7 +150,7 @@ def worker_processes(size: int, payload: bytes) -> Iterator[Workers]:
             for rank, member in enumerate(members):
                 world = World(rank=rank, size=size, local_rank=rank, node=NODE)
                 member.send(Start(world=world, rendezvous=rendezvous, payload=payload))
-            yield Workers(members)
+            yield RankProcesses(members)
         finally:
             for member in members:
                 member.end()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 LEAVE_S = 4.0
 
 
-class Attempt:
+class RayAttempt:
     """The one train function that runs in this process, in a thread of Ray Train's."""
 
     def __init__(self) -> None:
@@ -46,5 +46,5 @@ class Attempt:
         return True
 
 
-attempt = Attempt()
+attempt = RayAttempt()
 """Of this process."""

@@ -8,10 +8,10 @@ import time
 import ray
 from ray.actor import ActorHandle
 
-from forebay.driver.elastic.coordinator import View
-from forebay.driver.ray_train.scaling import Change, Standing, first_world, next_world
+from forebay.driver.elastic.coordinator import RunView
+from forebay.driver.ray_train.scaling import RayDecision, RayPoolView, first_world, next_world
 from forebay.ray_cluster.nodes import draining_nodes, in_a_hurry
-from forebay.ray_cluster.pool import Seats
+from forebay.ray_cluster.pool import PlacedWorkerPool
 
 PARKING_S = 0.5
 """How long to wait for workers to part before their health is looked at again."""
@@ -19,27 +19,32 @@ PATIENCE_S = 60.0
 PAUSE_S = 2.0
 
 
-class RunEnds(Exception):
+class RayTrainRunAborted(Exception):
     """The driver has given up on the run."""
 
 
-class Conductor:
+class RayTrainController:
     """Decides on worlds and prepares their workers, but starts none: that is Ray Train's part."""
 
-    def __init__(self, coordinator: ActorHandle, seats: Seats, least: int, *, adopts_survivors: bool) -> None:
+    def __init__(
+        self, coordinator: ActorHandle, seats: PlacedWorkerPool, least: int, *, adopts_survivors: bool
+    ) -> None:
         self._coordinator, self._seats, self._least = coordinator, seats, least
         self._adopts_survivors = adopts_survivors
         self._told: set[str] = set()
         self._waits_since = time.monotonic()
 
     def start(self) -> int | None:
-        """The size of a world that can begin now, where there is none. Raises `RunEnds`, or `WorkersCannotStart`."""
+        """Size of a world that can begin now, where there is none.
+
+        Raises `RayTrainRunAborted` or `WorkersCannotStart`.
+        """
         if self._seats.seated:
             self._seats.gather(adopt=self._adopts_survivors)
             self._waits_since = time.monotonic()
         view = self._view()
         if view.is_ending:
-            raise RunEnds
+            raise RayTrainRunAborted
         leaving = draining_nodes()
         self._seats.tend(view.target, leaving)
         workers = first_world(self._standing(view, leaving), self._seats.survivors)
@@ -72,7 +77,7 @@ class Conductor:
             ray.get(self._coordinator.begin.remote(workers))
         return workers
 
-    def _have_parted(self, change: Change | None, view: View) -> None:
+    def _have_parted(self, change: RayDecision | None, view: RunView) -> None:
         wanted = change.workers if change else None
         if wanted != view.parting:
             ray.get(self._coordinator.part_for.remote(wanted))
@@ -92,11 +97,11 @@ class Conductor:
         time.sleep(PAUSE_S * (1 + random.random()))  # noqa: S311 - no secret
         self._waits_since = time.monotonic()
 
-    def _standing(self, view: View, leaving: dict[str, float | None]) -> Standing:
+    def _standing(self, view: RunView, leaving: dict[str, float | None]) -> RayPoolView:
         left = {seat.node: leaving[seat.node] for seat in self._seats.seated if seat.node in leaving}
         counts = self._seats.counts(leaving)
-        return Standing(target=view.target, least=self._least, hurry=in_a_hurry(left), **counts)
+        return RayPoolView(target=view.target, least=self._least, hurry=in_a_hurry(left), **counts)
 
-    def _view(self) -> View:
-        view: View = ray.get(self._coordinator.view.remote())
+    def _view(self) -> RunView:
+        view: RunView = ray.get(self._coordinator.view.remote())
         return view

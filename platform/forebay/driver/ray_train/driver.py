@@ -18,7 +18,7 @@ from forebay.checkpoint.ray_store import commit_stores
 from forebay.driver.elastic.coordinator_actor import coordinator_of
 from forebay.driver.elastic.event_loop import follow
 from forebay.driver.ray_train.trainer import RAY_FOLDER, lost_workers_text, torch_trainer
-from forebay.driver.worker_error import Raised
+from forebay.driver.worker_error import WorkerError
 from forebay.errors import RunFailed
 from forebay.events import Preparing
 from forebay.job.job import Job
@@ -76,7 +76,7 @@ def _fit(run: Run, coordinator: ActorHandle) -> Result:
 
 def _end_of(run: Run, coordinator: ActorHandle, error: BaseException) -> Exception:
     """What the end of `fit()` with `error` means to the user."""
-    raised: Raised | None = ray.get(coordinator.raised.remote())
+    raised: WorkerError | None = ray.get(coordinator.raised.remote())
     if raised is not None:
         return raised.as_error(run.name)
     if isinstance(error, WorkerGroupError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RayPoolView:
     """The workers of a run, counted.
 
     Of the present world of `size` ranks, `staying` are on nodes that stay. Beside it, `ready` wait, warm, to be taken
@@ -24,13 +24,13 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RayDecision:
     """Workers shall part, to go on as a world of `workers`; with as many as before where some leave their node."""
 
     workers: int
 
 
-def next_world(now: Standing) -> Change | None:
+def next_world(now: RayPoolView) -> RayDecision | None:
     """What a world at work should part for, or None to train on.
 
     Shrinking needs nobody, growing waits until the next workers are warm, all that are near at once. A node that is
@@ -40,15 +40,15 @@ def next_world(now: Standing) -> Change | None:
     if now.staying < now.size:
         if reachable < now.least or (now.nearing and reachable < now.target and not now.hurry):
             return None
-        return Change(workers=reachable)
+        return RayDecision(workers=reachable)
     if now.target < now.size:
-        return Change(workers=now.target)
+        return RayDecision(workers=now.target)
     if reachable > now.size and not now.nearing:
-        return Change(workers=reachable)
+        return RayDecision(workers=reachable)
     return None
 
 
-def first_world(now: Standing, survivors: int) -> int | None:
+def first_world(now: RayPoolView, survivors: int) -> int | None:
     """With how many of the `ready` workers to begin, at the start or after a failure; None to wait for more.
 
     `survivors` of them were in the world that failed. Where these are enough they go on at once, and the others follow

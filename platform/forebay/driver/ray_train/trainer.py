@@ -35,10 +35,10 @@ from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from forebay.driver.ray_train.conductor import Conductor
+from forebay.driver.ray_train.conductor import RayTrainController
 from forebay.driver.ray_train.worker import PeerLost, leave, train_loop, warm_up
 from forebay.errors import RunFailed
-from forebay.ray_cluster.pool import Hired, Seats
+from forebay.ray_cluster.pool import PlacedWorkerPool, SpawnedWorker
 from forebay.runs.run import Run
 from forebay.runs.worker_spec import pack
 from forebay.storage.filesystem import resolve
@@ -59,7 +59,7 @@ def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
     folder = resolve(run.path)
     payload = ray.put(pack(run.launch))
     return ForebayTrainer(
-        crew=Crew(coordinator=coordinator, payload=payload, least=job.min_workers, run=run.name),
+        crew=ControllerConfig(coordinator=coordinator, payload=payload, least=job.min_workers, run=run.name),
         train_loop_config={"coordinator": coordinator, "payload": payload},
         torch_config=TorchConfig(
             backend="nccl" if job.resources.gpus else "gloo", timeout_s=max(job.hang_timeout_s, MEET_S)
@@ -81,7 +81,7 @@ def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class ControllerConfig:
     """What the controller needs to start workers: whom to ask, what to warm them up with, how few will do."""
 
     coordinator: ActorHandle
@@ -93,7 +93,7 @@ class Crew:
 class ForebayTrainer(TorchTrainer):  # type: ignore[misc]
     """Ray Train with Forebay's answer to changes of the world, planned or not."""
 
-    def __init__(self, *, crew: Crew, **options: Any) -> None:
+    def __init__(self, *, crew: ControllerConfig, **options: Any) -> None:
         super().__init__(train_loop, **options)
         self._crew = crew
 
@@ -120,17 +120,17 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
     run of the cluster; here, places are asked for one by one.
     """
 
-    def __init__(self, scaling_config: ScalingConfig, crew: Crew) -> None:
+    def __init__(self, scaling_config: ScalingConfig, crew: ControllerConfig) -> None:
         super().__init__(scaling_config)
         self._crew = crew
-        self._conductor: Conductor | None = None
+        self._conductor: RayTrainController | None = None
 
     def after_controller_start(self, train_run_context: Any) -> None:  # noqa: ARG002
         """Begin to hire, here in the controller's process; nothing is reserved."""
-        hiring = Hiring(self._bundle, WorkerGroup._get_worker_runtime_env({}), self._crew.payload)  # noqa: SLF001
-        seats = Seats(hiring, self._bundle, self._crew.run, leave)
+        hiring = PlacedWorkers(self._bundle, WorkerGroup._get_worker_runtime_env({}), self._crew.payload)  # noqa: SLF001
+        seats = PlacedWorkerPool(hiring, self._bundle, self._crew.run, leave)
         adopts = not self._bundle.get("GPU")
-        self._conductor = Conductor(self._crew.coordinator, seats, self._crew.least, adopts_survivors=adopts)
+        self._conductor = RayTrainController(self._crew.coordinator, seats, self._crew.least, adopts_survivors=adopts)
         TrainController.worker_group_cls = SeatedGroups(seats)
 
     async def before_controller_shutdown(self) -> None:
@@ -161,7 +161,7 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
         return NoopDecision()
 
     @property
-    def _conducting(self) -> Conductor:
+    def _conducting(self) -> RayTrainController:
         assert self._conductor is not None, "Ray Train has not called after_controller_start"
         return self._conductor
 
@@ -177,23 +177,23 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
             self._conductor.close()
 
 
-class Hiring:
+class PlacedWorkers:
     """Has Ray Train's worker actors started, in given places."""
 
     def __init__(self, bundle: dict[str, float], runtime_env: dict[str, Any], payload: Any) -> None:
         self._actor = ray.remote(runtime_env=runtime_env, **bundle_to_remote_args(bundle))(RayTrainWorker)
         self._payload = payload
 
-    def __call__(self, place: PlacementGroup) -> Hired:
+    def __call__(self, place: PlacementGroup) -> SpawnedWorker:
         there = PlacementGroupSchedulingStrategy(placement_group=place, placement_group_bundle_index=0)
         actor = self._actor.options(scheduling_strategy=there).remote()
-        return Hired(actor, actor.execute.remote(warm_up, self._payload), actor.get_metadata.remote())
+        return SpawnedWorker(actor, actor.execute.remote(warm_up, self._payload), actor.get_metadata.remote())
 
 
 class SeatedGroups:
     """Where Ray Train's controller looks for the class of its worker groups."""
 
-    def __init__(self, seats: Seats) -> None:
+    def __init__(self, seats: PlacedWorkerPool) -> None:
         self._seats = seats
 
     def create(self, train_run_context: Any, worker_group_context: Any, callbacks: Any) -> SeatedGroup:
@@ -222,7 +222,7 @@ class CouldNotMeet(WorkerGroupError):  # type: ignore[misc]
 class SeatedGroup(WorkerGroup):  # type: ignore[misc]
     """A worker group of workers that are there already, and that stay when it ends."""
 
-    seats: Seats
+    seats: PlacedWorkerPool
 
     def _start_impl(self, worker_group_state_builder: Any) -> None:
         try:

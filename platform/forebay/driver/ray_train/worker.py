@@ -20,12 +20,12 @@ from forebay.cache.node.peer_transport import NODE_DIGITS
 from forebay.checkpoint.ray_store import open_commits
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.driver.ray_train.attempt import attempt
-from forebay.driver.worker_error import Raised
+from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
 from forebay.errors import Hung
 from forebay.ray_cluster.metrics_export import exported
 from forebay.runs.worker_spec import device_of, unpack
-from forebay.train.collectives.collective import Alone, Collective
+from forebay.train.collectives.collective import Collective, SingleProcessCollective
 from forebay.train.collectives.torch_collective import TorchCollective
 from forebay.world import World
 
@@ -90,7 +90,7 @@ def train_loop(config: dict[str, Any]) -> None:
 def _train(payload: bytes, world: World, coordinator: ActorHandle) -> Outcome:
     launch = unpack(payload)
     device = device_of(launch.resources, world.local_rank)
-    collective: Collective = Alone(device)
+    collective: Collective = SingleProcessCollective(device)
     if world.size > 1:
         collective = TorchCollective(world, device, timeout_s=launch.hang_timeout_s)
     cache = None if launch.cache is None else attach(launch.cache)
@@ -109,13 +109,13 @@ def _world() -> World:
     )
 
 
-def _told(error: BaseException, world: World, coordinator: ActorHandle) -> Raised:
+def _told(error: BaseException, world: World, coordinator: ActorHandle) -> WorkerError:
     """What to tell of what was raised here; of an error that only followed from another rank's, after that rank's."""
     if isinstance(error, Hung) or not _is_its_own(error):
         missing = ray.get(coordinator.missing.remote(world.rank, LAST_WORD_S))
         if isinstance(error, Hung) and missing:
             error = _naming(error, missing)
-    return Raised.of(error, world.rank)
+    return WorkerError.of(error, world.rank)
 
 
 def _naming(error: Hung, missing: list[int]) -> Hung:

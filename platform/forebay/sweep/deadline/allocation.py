@@ -12,7 +12,7 @@ Policy = Literal["top", "uniform", "softmax"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class WorkerDemand:
     """A trial that trains, or is about to: its bounds, and what is expected of it, higher is better."""
 
     trial_id: str
@@ -21,7 +21,7 @@ class Claim:
     promise: float = 0.0
 
 
-def allot(claims: Sequence[Claim], atoms: int, policy: Policy = "uniform") -> dict[str, int]:
+def allot(claims: Sequence[WorkerDemand], atoms: int, policy: Policy = "uniform") -> dict[str, int]:
     """How many workers each trial may have; in sum never more than `atoms`, each within its bounds, or 0.
 
     Each gets its minimum, in the order given, as long as atoms last: the first that cannot get it, and all after it,
@@ -31,7 +31,7 @@ def allot(claims: Sequence[Claim], atoms: int, policy: Policy = "uniform") -> di
     minima fit.
     """
     shares, left = dict.fromkeys((claim.trial_id for claim in claims), 0), atoms
-    served: list[Claim] = []
+    served: list[WorkerDemand] = []
     for claim in claims:
         if claim.min_workers > left:
             break
@@ -53,7 +53,7 @@ def allot(claims: Sequence[Claim], atoms: int, policy: Policy = "uniform") -> di
     return shares
 
 
-def _weights(claims: Sequence[Claim], policy: Policy) -> dict[str, float]:
+def _weights(claims: Sequence[WorkerDemand], policy: Policy) -> dict[str, float]:
     """Softmax of the promises in units of their spread, so that a metric's scale does not matter."""
     if policy != "softmax":
         return {claim.trial_id: 1.0 for claim in claims}

@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 from ray import tune
 from ray.tune.experiment import Trial
 
-from forebay.sweep.deadline.allocation import Claim, allot
-from forebay.sweep.deadline.trial_workers import Held, TrialWorkers
+from forebay.sweep.deadline.allocation import WorkerDemand, allot
+from forebay.sweep.deadline.trial_workers import TrialAllocation, TrialWorkers
 
 EVERY_S = 0.5
 AT_WORK = (Trial.PENDING, Trial.RUNNING)
@@ -20,7 +20,7 @@ AT_WORK = (Trial.PENDING, Trial.RUNNING)
 class Shares(Protocol):
     """A scheduler that knows how many workers each trial should have."""
 
-    def note_held(self, held: Mapping[str, Held], atoms: int) -> None:
+    def note_held(self, held: Mapping[str, TrialAllocation], atoms: int) -> None:
         """What the trials' runs have now, of how many there are."""
         ...
 
@@ -34,7 +34,7 @@ class Shares(Protocol):
 
 
 def moves(
-    shares: Mapping[str, int], held: Mapping[str, Held], atoms: int, reserved: int = 0
+    shares: Mapping[str, int], held: Mapping[str, TrialAllocation], atoms: int, reserved: int = 0
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Which runs are to shrink, and which may grow already, trial -> workers.
 
@@ -58,7 +58,7 @@ def moves(
     return shrink, grow
 
 
-class Allotting(tune.Callback):  # type: ignore[misc]
+class WorkerAllocator(tune.Callback):  # type: ignore[misc]
     """Follows a scheduler that has `shares`; with any other, all trials that train have an even share.
 
     `atoms` says how many workers there are at the moment, `min_workers` with how many a trial begins.
@@ -100,11 +100,13 @@ class Allotting(tune.Callback):  # type: ignore[misc]
         for trial_id, workers in (*shrink.items(), *grow.items()):
             self._workers.ask(trial_id, workers)
 
-    def _even(self, at_work: Sequence[str], held: Mapping[str, Held], atoms: int) -> Mapping[str, int]:
+    def _even(self, at_work: Sequence[str], held: Mapping[str, TrialAllocation], atoms: int) -> Mapping[str, int]:
         claims = [
-            Claim(trial_id=trial_id, min_workers=held[trial_id].min_workers, max_workers=held[trial_id].max_workers)
+            WorkerDemand(
+                trial_id=trial_id, min_workers=held[trial_id].min_workers, max_workers=held[trial_id].max_workers
+            )
             if trial_id in held
-            else Claim(trial_id=trial_id, min_workers=self._min_workers, max_workers=atoms)
+            else WorkerDemand(trial_id=trial_id, min_workers=self._min_workers, max_workers=atoms)
             for trial_id in at_work
         ]
         return allot(claims, atoms, "uniform")

@@ -10,7 +10,7 @@ KEPT = 15
 SMOOTH = 3
 
 
-class Gains:
+class LearningCurve:
     """What one more epoch brings at an age, as the median of what it brought to the trials that came so far."""
 
     def __init__(self) -> None:

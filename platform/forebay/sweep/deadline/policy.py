@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from forebay.sweep.deadline.allocation import Claim, Policy, allot
-from forebay.sweep.deadline.learning_curve import Gains, level
-from forebay.sweep.deadline.speedup import Scaling
+from forebay.sweep.deadline.allocation import Policy, WorkerDemand, allot
+from forebay.sweep.deadline.learning_curve import LearningCurve, level
+from forebay.sweep.deadline.speedup import SpeedupModel
 
 State = Literal["waiting", "running", "paused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class TrialView:
     """A trial that is not over.
 
     `scores` are those after each of its epochs, higher is better; `epoch_s` is how long an epoch takes one worker;
@@ -54,7 +54,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class SweepView:
     """A sweep at one moment. `rungs` are the scores of all trials that came so far, ever, by number of epochs.
 
     `max_live` is how many trials may train at once, where fewer than have a place. `is_guess`: no epoch has ended yet,
@@ -64,11 +64,11 @@ class View:
     now_s: float
     deadline_s: float
     atoms: int
-    trials: Sequence[Standing]
+    trials: Sequence[TrialView]
     rungs: Mapping[int, Sequence[float]]
     costs: Costs
-    gains: Gains
-    scaling: Scaling
+    gains: LearningCurve
+    scaling: SpeedupModel
     max_live: int | None = None
     is_guess: bool = False
 
@@ -77,7 +77,7 @@ class View:
         """Until trials must end, so that their last commits are made by the deadline."""
         return self.deadline_s - self.now_s - self.costs.stop_s
 
-    def speedup(self, trial: Standing) -> float:
+    def speedup(self, trial: TrialView) -> float:
         """How much faster than with one worker a trial is with all it can have."""
         return self.scaling.speedup(max(min(self.atoms, trial.max_workers), 1))
 
@@ -119,7 +119,7 @@ class Decisions:
     workers: Mapping[str, int] = field(default_factory=dict)
 
 
-def decide(view: View, rules: Rules) -> Decisions:
+def decide(view: SweepView, rules: Rules) -> Decisions:
     """What is best now.
 
     First trials take turns on as few workers as they can train with: whoever is not good enough at its last rung ends,
@@ -156,7 +156,7 @@ def decide(view: View, rules: Rules) -> Decisions:
     )
 
 
-def can_end_epoch(trial: Standing, view: View) -> bool:
+def can_end_epoch(trial: TrialView, view: SweepView) -> bool:
     """Whether a trial has another epoch, and with all workers ends it in time: what it does beyond that is lost."""
     if _is_done(trial):
         return False
@@ -169,7 +169,7 @@ def can_end_epoch(trial: Standing, view: View) -> bool:
     return max(1 - done, 0.0) * trial.epoch_s / speedup <= view.left_s
 
 
-def promise(trial: Standing, view: View) -> float:
+def promise(trial: TrialView, view: SweepView) -> float:
     """The score a trial would end with, if all workers were its own from now on."""
     if not trial.scores:
         return -math.inf
@@ -178,7 +178,7 @@ def promise(trial: Standing, view: View) -> float:
     return level(trial.scores) + view.gains.between(trial.age, min(reach, trial.epochs or math.inf))
 
 
-def explore_until_s(view: View, rules: Rules) -> float:
+def explore_until_s(view: SweepView, rules: Rules) -> float:
     """When the last new trial may begin: one that begins later would not come far enough to matter."""
     known_s = [trial.epoch_s * trial.epochs / view.speedup(trial) for trial in view.trials if trial.epochs is not None]
     if not known_s:
@@ -187,7 +187,7 @@ def explore_until_s(view: View, rules: Rules) -> float:
     return max(latest_s, rules.explore_least * view.deadline_s)
 
 
-def num_live(view: View, rules: Rules, explore_s: float) -> int:
+def num_live(view: SweepView, rules: Rules, explore_s: float) -> int:
     """How many trials may train now: as many as have a place, from `explore_s` on fewer by the same factor in the
     same time, at last one.
     """
@@ -198,7 +198,7 @@ def num_live(view: View, rules: Rules, explore_s: float) -> int:
     return max(math.ceil(math.pow(most, left) - 1e-9), 1)
 
 
-def fails_rung(trial: Standing, rungs: Mapping[int, Sequence[float]], reduction: int) -> bool:
+def fails_rung(trial: TrialView, rungs: Mapping[int, Sequence[float]], reduction: int) -> bool:
     """Whether a trial was not among the best of those that came as far as its last rung, as of today."""
     if not trial.age:
         return False
@@ -208,7 +208,7 @@ def fails_rung(trial: Standing, rungs: Mapping[int, Sequence[float]], reduction:
     return len(others) > 1 and sum(score > trial.scores[rung - 1] for score in others) >= good_enough
 
 
-def is_worth(trial: Standing, workers: int, view: View, rules: Rules) -> bool:
+def is_worth(trial: TrialView, workers: int, view: SweepView, rules: Rules) -> bool:
     """Whether a trial comes further with more workers, though it stands still while it gets them."""
     if trial.results_since_resize < rules.recharge:
         return False
@@ -216,18 +216,18 @@ def is_worth(trial: Standing, workers: int, view: View, rules: Rules) -> bool:
     return then * (view.left_s - view.costs.resize_s) > rules.worth * now * view.left_s
 
 
-def _is_done(trial: Standing) -> bool:
+def _is_done(trial: TrialView) -> bool:
     return trial.epochs is not None and trial.age >= trial.epochs
 
 
 def _take_turns(
-    waiting: Sequence[Standing], live: Sequence[Standing], limit: int, view: View, rules: Rules
-) -> tuple[list[Standing], list[Standing]]:
+    waiting: Sequence[TrialView], live: Sequence[TrialView], limit: int, view: SweepView, rules: Rules
+) -> tuple[list[TrialView], list[TrialView]]:
     """Who begins, in the order they came, and who ends for them, the least promising first."""
     room, places = view.atoms - sum(trial.min_workers for trial in live), limit - len(live)
     losers = [trial for trial in reversed(live) if fails_rung(trial, view.rungs, rules.reduction)]
-    start: list[Standing] = []
-    beaten: list[Standing] = []
+    start: list[TrialView] = []
+    beaten: list[TrialView] = []
     for trial in waiting:
         while (room < trial.min_workers or places < 1) and losers:
             beaten.append(losers.pop(0))
@@ -239,10 +239,10 @@ def _take_turns(
     return start, beaten
 
 
-def _fill(paused: Sequence[Standing], live: Sequence[Standing], limit: int, view: View) -> list[Standing]:
+def _fill(paused: Sequence[TrialView], live: Sequence[TrialView], limit: int, view: SweepView) -> list[TrialView]:
     """Who goes on after a pause, the most promising first, because others have ended."""
     room = view.atoms - sum(trial.min_workers for trial in live)
-    start: list[Standing] = []
+    start: list[TrialView] = []
     for trial in paused[: max(limit - len(live), 0)]:
         if trial.min_workers <= room:
             start.append(trial)
@@ -250,12 +250,14 @@ def _fill(paused: Sequence[Standing], live: Sequence[Standing], limit: int, view
     return start
 
 
-def _workers(trials: Sequence[Standing], promises: Mapping[str, float], view: View, rules: Rules) -> dict[str, int]:
+def _workers(
+    trials: Sequence[TrialView], promises: Mapping[str, float], view: SweepView, rules: Rules
+) -> dict[str, int]:
     """Workers by trial; a trial for which more are not worth it keeps what it has, and they go to the next."""
     most = {trial.trial_id: trial.max_workers for trial in trials}
     while True:
         claims = [
-            Claim(
+            WorkerDemand(
                 trial_id=trial.trial_id,
                 min_workers=trial.min_workers,
                 max_workers=most[trial.trial_id],

@@ -18,9 +18,9 @@ from ray.tune.schedulers import TrialScheduler
 from forebay.errors import InvalidOption
 from forebay.formatting import time_text
 from forebay.sweep.deadline.allocation import Policy
-from forebay.sweep.deadline.policy import Decisions, Rules, View, decide
-from forebay.sweep.deadline.trial_stats import Experience
-from forebay.sweep.deadline.trial_workers import Held
+from forebay.sweep.deadline.policy import Decisions, Rules, SweepView, decide
+from forebay.sweep.deadline.trial_stats import TrialStats
+from forebay.sweep.deadline.trial_workers import TrialAllocation
 
 EVERY_S = 0.25
 REASON = "its workers are of more use to other trials"
@@ -67,12 +67,12 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         self._max_live: int | None = None
         self._bounds: tuple[int, int] = (1, self._atoms)
         self._epochs: int | None = None
-        self._experience = Experience()
+        self._experience = TrialStats()
         self._elapsed_s = 0.0
         self._began_at: float | None = None
         self._decisions = Decisions()
         self._decided_at: float | None = None
-        self._held: Mapping[str, Held] = {}
+        self._held: Mapping[str, TrialAllocation] = {}
         self._follows_runs = False
         self._parting: dict[str, float] = {}
         self._given_up: dict[str, str] = {}
@@ -185,7 +185,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
 
     # What the allotment tells and asks (`allotting.Shares`).
 
-    def note_held(self, held: Mapping[str, Held], atoms: int) -> None:
+    def note_held(self, held: Mapping[str, TrialAllocation], atoms: int) -> None:
         """What the trials' runs have now, of how many there are."""
         for trial_id in self._parting.keys() - held.keys():
             self._experience.note_cost("stop_s", self.clock() - self._parting.pop(trial_id))
@@ -213,7 +213,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         now_s = self.elapsed_s
         trial_ids = [trial.trial_id for trial in tune_controller.get_trials()]
         standings = self._experience.standings(trial_ids, now_s, self._bounds, self._epochs)
-        view = View(
+        view = SweepView(
             now_s=now_s,
             deadline_s=self.deadline_s,
             atoms=self._atoms,

@@ -9,7 +9,7 @@ PRIOR_WEIGHT = 0.5
 TRUST = 2.0
 
 
-class Scaling:
+class SpeedupModel:
     """Rows per second by number of workers, pooled over trials: `speedup(n)` is in units of one worker.
 
     One exponent is fitted to all trials that were seen with several numbers of workers, drawn to `PRIOR_EXPONENT` as

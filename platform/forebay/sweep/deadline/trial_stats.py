@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from forebay.sweep.deadline.learning_curve import Gains
-from forebay.sweep.deadline.policy import Costs, Standing, State
-from forebay.sweep.deadline.speedup import Scaling
-from forebay.sweep.deadline.trial_workers import Held
+from forebay.sweep.deadline.learning_curve import LearningCurve
+from forebay.sweep.deadline.policy import Costs, State, TrialView
+from forebay.sweep.deadline.speedup import SpeedupModel
+from forebay.sweep.deadline.trial_workers import TrialAllocation
 
 # As long as nothing was measured: a trial on Ray starts in seconds, and changes its workers in fewer.
 PRIOR_COSTS = Costs(startup_s=8.0, resize_s=2.0, stop_s=1.0)
@@ -26,7 +26,7 @@ def percentile_90(found: list[float], prior: float) -> float:
 
 
 @dataclass(slots=True, kw_only=True)
-class Course:
+class TrialHistory:
     """One trial so far. `last_at_s` is when it last told something or began, on the sweep's clock."""
 
     state: State | Literal["over"] = "waiting"
@@ -40,21 +40,21 @@ class Course:
     told: dict[str, float] = field(default_factory=dict)
 
 
-class Experience:
+class TrialStats:
     """Takes results as they come and answers with values; knows no Ray and no clock."""
 
     def __init__(self) -> None:
-        self.courses: dict[str, Course] = {}
+        self.courses: dict[str, TrialHistory] = {}
         self.rungs: dict[int, list[float]] = {}
-        self.gains = Gains()
-        self.scaling = Scaling()
+        self.gains = LearningCurve()
+        self.scaling = SpeedupModel()
         self._costs: dict[str, list[float]] = {"startup_s": [], "resize_s": [], "stop_s": []}
         self.has_seen_epoch = False
         """Whether what an epoch takes was measured, and is no guess any more."""
 
-    def course(self, trial_id: str) -> Course:
+    def course(self, trial_id: str) -> TrialHistory:
         """The course of a trial, begun if need be."""
-        return self.courses.setdefault(trial_id, Course())
+        return self.courses.setdefault(trial_id, TrialHistory())
 
     def note_score(self, trial_id: str, score: float) -> None:
         """A trial has ended its next epoch; higher is better."""
@@ -90,7 +90,7 @@ class Experience:
         course = self.course(trial_id)
         course.state, course.last_at_s = "running", at_s + self.costs.startup_s
 
-    def note_held(self, trial_id: str, held: Held) -> None:
+    def note_held(self, trial_id: str, held: TrialAllocation) -> None:
         """What a trial's run has, and may have."""
         course = self.course(trial_id)
         course.bounds, course.epochs = (held.min_workers, held.max_workers), held.epochs
@@ -106,7 +106,7 @@ class Experience:
 
     def standings(
         self, trial_ids: Iterable[str], now_s: float, bounds: tuple[int, int], epochs: int | None
-    ) -> list[Standing]:
+    ) -> list[TrialView]:
         """Trials as the rule sees them, less those that are over; `bounds` and `epochs` hold until their runs tell."""
         usual_s = self._usual_epoch_s
         found = []
@@ -115,7 +115,7 @@ class Experience:
             if course is None or course.state == "over":
                 continue
             low, high = course.bounds or bounds
-            standing = Standing(
+            standing = TrialView(
                 trial_id=trial_id,
                 state=course.state,
                 scores=course.scores,
@@ -135,7 +135,7 @@ class Experience:
         known = [course.epoch_s for course in self.courses.values() if course.epoch_s]
         return statistics.median(known) if known else PRIOR_EPOCH_S
 
-    def _note_change(self, course: Course, name: str, found: object) -> None:
+    def _note_change(self, course: TrialHistory, name: str, found: object) -> None:
         """Trials tell the newest measurement with every result; each counts once."""
         if isinstance(found, int | float) and found > 0 and course.told.get(name) != found:
             course.told[name] = float(found)

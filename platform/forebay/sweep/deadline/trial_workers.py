@@ -19,7 +19,7 @@ FRESH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class TrialAllocation:
     """The run of a trial: how many workers it is to have, has, and may have; `epochs` is how many it is for.
 
     It may have as many as its own callbacks asked for last: a schedule of theirs is an upper bound of its share.
@@ -40,7 +40,7 @@ class Held:
 class TrialWorkers(Protocol):
     """What an allotment needs of the trials' runs. No call blocks for long; a trial that has ended is no error."""
 
-    def held(self) -> Mapping[str, Held]:
+    def held(self) -> Mapping[str, TrialAllocation]:
         """The runs that are under way, by trial."""
         ...
 
@@ -61,13 +61,13 @@ class RayTrialWorkers:
         self._known: dict[str, RunStatus] = {}
         self._polled_at = self._missed_at = -math.inf
 
-    def lately_held(self) -> Mapping[str, Held]:
+    def lately_held(self) -> Mapping[str, TrialAllocation]:
         """The same to look at: what was found in the last second, if anything was."""
         if time.monotonic() - self._polled_at > FRESH_S:
             return self.held()
         return {trial_id: _held(status) for trial_id, status in self._known.items()}
 
-    def held(self) -> Mapping[str, Held]:
+    def held(self) -> Mapping[str, TrialAllocation]:
         there = set(names(f"{self._sweep}."))
         is_patient = time.monotonic() - self._missed_at > PATIENT_EVERY_S
         answers = {status.name: status for status in runs(f"{self._sweep}.", ANSWER_S if is_patient else SILENT_S)}
@@ -100,8 +100,8 @@ class RayTrialWorkers:
         return known is None or generation_of(status.name, self._sweep) > generation_of(known.name, self._sweep)
 
 
-def _held(status: RunStatus) -> Held:
-    return Held(
+def _held(status: RunStatus) -> TrialAllocation:
+    return TrialAllocation(
         target=status.target,
         world_size=status.world_size,
         min_workers=status.min_workers,

@@ -37,7 +37,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class WorkerCount:
     """How many workers train from `at_s` on."""
 
     at_s: float
@@ -62,7 +62,7 @@ class TrialRecord:
     state: State = "pending"
     error: str | None = None
     points: tuple[Point, ...] = ()
-    crews: tuple[Crew, ...] = ()
+    crews: tuple[WorkerCount, ...] = ()
     ran_s: float = 0.0
     since_s: float | None = None
     blocks: str | None = None
@@ -101,7 +101,7 @@ class TrialRecord:
         """With `workers` workers from `at_s` on."""
         if workers == self.workers:
             return self
-        return replace(self, crews=(*self.crews, Crew(at_s=at_s, workers=workers)))
+        return replace(self, crews=(*self.crews, WorkerCount(at_s=at_s, workers=workers)))
 
     def best(self, mode: Mode) -> Point | None:
         """The end of the epoch with the best value; the earliest of several. None without a value."""
@@ -248,7 +248,7 @@ def _cost(value: float | None, mode: Mode) -> float:
 
 def _trial(facts: Mapping[str, Any]) -> TrialRecord:
     points = tuple(Point(**point) for point in facts["points"])
-    crews = tuple(Crew(**crew) for crew in facts["crews"])
+    crews = tuple(WorkerCount(**crew) for crew in facts["crews"])
     return TrialRecord(**{**facts, "points": points, "crews": crews})
 
 

@@ -42,7 +42,7 @@ class Sized(Protocol):
     def world_size(self) -> int: ...
 
 
-class Recorder(tune.Callback):  # type: ignore[misc]
+class SweepRecorder(tune.Callback):  # type: ignore[misc]
     """Keeps `record` up to date, and writes it to `sweep.json` in the sweep's folder `path`, and whoever `tells` are.
 
     `held` asks for the runs under way, by trial (`TrialWorkers.held`). A storage that fails is tried again the next

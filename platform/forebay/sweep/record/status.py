@@ -8,7 +8,7 @@ from forebay.sweep.record.record import Mode, Record, State, TrialRecord, lively
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialStanding:
+class TrialStatus:
     """One trial at one moment: `value` is its newest, `best` its best one."""
 
     id: str
@@ -23,7 +23,7 @@ class TrialStanding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepStanding:
+class SweepStatus:
     """A sweep under way at one moment: its running trials first, then those that wait, and the best of each first.
 
     `started_at` is Unix seconds, `stopping` why it was asked to end.
@@ -40,11 +40,11 @@ class SweepStanding:
     slots: int | None
     slots_in_use: int
     path: str
-    trials: tuple[TrialStanding, ...]
+    trials: tuple[TrialStatus, ...]
     stopping: str | None = None
 
     @classmethod
-    def of(cls, record: Record, path: str) -> SweepStanding:
+    def of(cls, record: Record, path: str) -> SweepStatus:
         """How the sweep in the folder `path` stands."""
         best = record.best
         return cls(
@@ -63,9 +63,9 @@ class SweepStanding:
         )
 
 
-def _trial(record: Record, trial: TrialRecord) -> TrialStanding:
+def _trial(record: Record, trial: TrialRecord) -> TrialStatus:
     best, last = trial.best(record.mode), trial.last
-    return TrialStanding(
+    return TrialStatus(
         id=trial.id,
         run=trial.run,
         state=trial.state,

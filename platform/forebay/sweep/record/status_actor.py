@@ -14,25 +14,25 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from forebay.errors import InvalidOption
 from forebay.ray_cluster.actors import ANSWER_S, NAMESPACE, ask_all, find, find_or_refuse
 from forebay.sweep.record.record import Record
-from forebay.sweep.record.status import SweepStanding
+from forebay.sweep.record.status import SweepStatus
 
 PREFIX = "sweep-"
 """Before a sweep's name: the name of its board in `NAMESPACE`."""
 
 
-class Noticeboard:
+class SweepStatusActor:
     """The actor: what the sweep last said of itself, and the first reason that anybody gave to end it."""
 
-    def __init__(self, standing: SweepStanding) -> None:
+    def __init__(self, standing: SweepStatus) -> None:
         self._standing = standing
         self._stop: str | None = None
 
-    def pin(self, standing: SweepStanding) -> str | None:
+    def pin(self, standing: SweepStatus) -> str | None:
         """How the sweep stands now; the answer is why it shall end, None as long as it shall not."""
         self._standing = standing
         return self._stop
 
-    def read(self) -> SweepStanding:
+    def read(self) -> SweepStatus:
         """How it stood last."""
         return replace(self._standing, stopping=self._stop)
 
@@ -41,7 +41,7 @@ class Noticeboard:
         self._stop = self._stop or reason
 
 
-class Board:
+class SweepStatusClient:
     """The sweep's own end of its board."""
 
     def __init__(self, actor: ActorHandle, path: str) -> None:
@@ -52,7 +52,7 @@ class Board:
     def show(self, record: Record) -> None:
         """Say how the sweep stands; waits for nothing."""
         self._hear()
-        self._answer = self._actor.pin.remote(SweepStanding.of(record, self._path))
+        self._answer = self._actor.pin.remote(SweepStatus.of(record, self._path))
 
     @property
     def stop_reason(self) -> str | None:
@@ -68,17 +68,17 @@ class Board:
 
 
 @contextmanager
-def open_board(record: Record, path: str) -> Iterator[Board]:
+def open_board(record: Record, path: str) -> Iterator[SweepStatusClient]:
     """The board of a sweep for the length of the block. Raises `InvalidOption` where the sweep is under way."""
     node = ray.get_runtime_context().get_node_id()
-    placed = ray.remote(Noticeboard).options(
+    placed = ray.remote(SweepStatusActor).options(
         name=f"{PREFIX}{record.name}",
         namespace=NAMESPACE,
         num_cpus=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     )
     try:
-        actor = placed.remote(SweepStanding.of(record, path))
+        actor = placed.remote(SweepStatus.of(record, path))
     except ValueError as error:
         raise InvalidOption(
             f"a sweep named {record.name!r} is under way on this cluster. Wait for its end, or give this one another "
@@ -86,12 +86,12 @@ def open_board(record: Record, path: str) -> Iterator[Board]:
             name=record.name,
         ) from error
     try:
-        yield Board(actor, path)
+        yield SweepStatusClient(actor, path)
     finally:
         ray.kill(actor)
 
 
-def sweeps() -> list[SweepStanding]:
+def sweeps() -> list[SweepStatus]:
     """The sweeps that are under way on the cluster this process is connected to, by name."""
     found = ask_all(PREFIX, lambda board: board.read.remote())
     return sorted(found, key=lambda standing: standing.name)
@@ -102,14 +102,14 @@ def is_sweep(name: str) -> bool:
     return find(PREFIX, name) is not None
 
 
-def stop_sweep(name: str, reason: str) -> SweepStanding:
+def stop_sweep(name: str, reason: str) -> SweepStatus:
     """Ask a sweep to end, its trials after a commit; returns how it stood.
 
     Raises `InvalidOption` for one that is not there, or ends at this moment.
     """
     actor = find_or_refuse(PREFIX, name, "sweep")
     try:
-        standing: SweepStanding = ray.get(actor.read.remote(), timeout=ANSWER_S)
+        standing: SweepStatus = ray.get(actor.read.remote(), timeout=ANSWER_S)
         ray.get(actor.ask_stop.remote(reason), timeout=ANSWER_S)
     except RayError as error:
         raise InvalidOption(

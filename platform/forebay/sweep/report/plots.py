@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from forebay.report.run_plots import FAINT, INK
-from forebay.sweep.record.record import Crew, Record, State, TrialRecord
+from forebay.sweep.record.record import Record, State, TrialRecord, WorkerCount
 from forebay.sweep.report.colours import Colours, without_outliers
 
 WIDTH, HEIGHT = 9.0, 4.4
@@ -166,7 +166,7 @@ def _show_time(axes: Axes, record: Record, *, at_top: bool = True) -> None:
     axes.set_xlim(0, max(1.01 * last_s * per_s, 1e-3))
 
 
-def _workers_at(crews: tuple[Crew, ...], times: list[float]) -> np.ndarray:
+def _workers_at(crews: tuple[WorkerCount, ...], times: list[float]) -> np.ndarray:
     begins = np.array([crew.at_s for crew in crews])
     workers = np.array([0, *(crew.workers for crew in crews)])
     found: np.ndarray = workers[np.searchsorted(begins, times, side="right")]

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from forebay.checkpoint.buffer import Pad
-from forebay.checkpoint.checkpoint import Commit, Sealer, found_in, newest_of, opened
-from forebay.checkpoint.config import Safekeeping
-from forebay.checkpoint.encoded import TornError
-from forebay.checkpoint.files import CommitFiles
+from forebay.checkpoint.buffer import ReusableBuffer
+from forebay.checkpoint.checkpoint import Checkpoint, Encoder, found_in, newest_of, opened
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.encoded import CorruptCheckpoint
+from forebay.checkpoint.files import CheckpointFiles
 from forebay.errors import CorruptFile, InvalidOption, WriteFailed
 from forebay.runs.result import Result, save_result
 from forebay.storage.atomic import write_atomically
@@ -67,7 +67,7 @@ def hold(run: str, at_least: int = 0, wait_s: float = 0.0, flush: Callable[[], N
         try:
             sealed = files.read(step)
             sealed.check()
-        except TornError:  # the run has deleted it meanwhile, having written a newer one
+        except CorruptCheckpoint:  # the run has deleted it meanwhile, having written a newer one
             continue
         try:
             held.write(sealed)
@@ -99,7 +99,7 @@ def branch(source: str, step: int, target: str) -> int:
     commit = _commit_of(source, step)
     snapshot = Snapshot.from_commit(commit)
     objects = {name: left_out(state) for name, state in snapshot.objects.items()}
-    sealed = Sealer().seal(replace(snapshot, objects=objects).to_commit(commit.world), Pad())
+    sealed = Encoder().seal(replace(snapshot, objects=objects).to_commit(commit.world), ReusableBuffer())
     origin = Origin(run=resolve(source).uri, step=commit.step)
     try:
         write_atomically(below(target, ORIGIN_FILE), json.dumps(asdict(origin)).encode())
@@ -123,14 +123,14 @@ def origin_of(run: str) -> Origin | None:
         return None
 
 
-def _commit_of(run: str, step: int) -> Commit:
+def _commit_of(run: str, step: int) -> Checkpoint:
     sources = [_files(run, folder) for folder in (HELD, COMMITS)]
     found = f"{resolve(run).uri} has no commit of step {step}"
     for files in sources:
         if step in files.steps():
             try:
                 return opened(files.read(step), files.title(step))
-            except TornError as error:
+            except CorruptCheckpoint as error:
                 found = f"the commit in {files.title(step)} is not whole ({error})"
     # Where the seal is gone, the run has just deleted it.
     if any(step in files.sealed_steps() for files in sources):
@@ -146,15 +146,15 @@ def _commit_of(run: str, step: int) -> Commit:
     return newest
 
 
-def _result_so_far(commit: Commit, snapshot: Snapshot, target: str) -> Result:
+def _result_so_far(commit: Checkpoint, snapshot: Snapshot, target: str) -> Result:
     uri = resolve(target).uri
     name = uri.partition("?")[0].rpartition("/")[2]
     epochs = tuple(snapshot.ended)
     return Result(name=name, path=uri, plan_id=commit.cursor.plan_id, num_epochs=len(epochs), epochs=epochs)
 
 
-def _files(run: str, folder: str) -> CommitFiles:
-    return CommitFiles(Safekeeping(uri=below(run, folder), keep_last=NUM_HELD))
+def _files(run: str, folder: str) -> CheckpointFiles:
+    return CheckpointFiles(CheckpointConfig(uri=below(run, folder), keep_last=NUM_HELD))
 
 
 def _unwritable(uri: str, error: OSError) -> WriteFailed:

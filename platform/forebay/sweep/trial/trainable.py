@@ -26,7 +26,7 @@ from forebay.sweep.layout import run_name, runs_path
 from forebay.sweep.trial.fork import hold, newest_stored
 from forebay.sweep.trial.generations import newest_generation, take_over
 from forebay.sweep.trial.nested_run import Epoch, NestedRun
-from forebay.sweep.trial_spec import Task, blocks_of, unpack
+from forebay.sweep.trial_spec import TrialSpec, blocks_of, unpack
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
 
     def setup(self, config: Mapping[str, Any], payload: bytes, bell: ActorHandle) -> None:  # noqa: ARG002 - Tune's
         """Nothing heavy: the run starts with the first step."""
-        self._task: Task = unpack(payload)
+        self._task: TrialSpec = unpack(payload)
         self._bell = bell
         self._begin()
 

@@ -15,7 +15,7 @@ from forebay.sweep.layout import trial_of
 log = logging.getLogger(__name__)
 
 
-class Leftovers(tune.Callback):  # type: ignore[misc]
+class PlacementCleanup(tune.Callback):  # type: ignore[misc]
     """Frees the places of a trial's workers where the trial hangs, or its process is lost: nobody else would.
 
     At the end of the sweep once more: who hires workers for the trial may have outlived it for a moment.

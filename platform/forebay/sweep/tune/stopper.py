@@ -19,12 +19,12 @@ PARTING_S = 600.0
 """How long trials may take to commit and end, until Tune ends them."""
 
 
-class Parted(Exception):
+class SweepStopped(Exception):
     """The trials have committed and ended, and to Tune none of them is done: all can go on when the sweep does."""
 
 
-class Ending(tune.Callback):  # type: ignore[misc]
-    """Looks several times a second whether the sweep is to end, and if so has its trials part and raises `Parted`.
+class SweepStopper(tune.Callback):  # type: ignore[misc]
+    """Ends the sweep: checks several times a second, then stops its trials and raises `SweepStopped`.
 
     `deadline_s` counts from `began`, which is monotonic seconds. `reason` says why the sweep has ended, and
     `unfinished` names the trials that were not over then.
@@ -52,7 +52,7 @@ class Ending(tune.Callback):  # type: ignore[misc]
             return
         self.unfinished = [trial.trial_id for trial in trials if not trial.is_finished()]
         self._part(trials, self.reason)
-        raise Parted
+        raise SweepStopped
 
     def _reason(self) -> str | None:
         if self.is_interrupted:
@@ -71,7 +71,7 @@ class Ending(tune.Callback):  # type: ignore[misc]
             ray.wait(gone, num_returns=len(gone), timeout=PARTING_S)
 
 
-class Bell:
+class StopFlag:
     """An actor beside the sweep; its trials listen now and then."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Bell:
 def hung_up_bell() -> Iterator[ActorHandle]:
     """A bell for the length of the block."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    bell = ray.remote(Bell).options(num_cpus=0, scheduling_strategy=here).remote()
+    bell = ray.remote(StopFlag).options(num_cpus=0, scheduling_strategy=here).remote()
     try:
         yield bell
     finally:

@@ -63,7 +63,7 @@ ID_LAWS = tuple(PowerLaw(num_ids=num_ids, exponent=EXPONENT) for num_ids in CARD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tower:
+class HiddenTower:
     """A vector per row: a constant, a linear map of the floats, and one table of vectors per categorical feature."""
 
     weights: Floats  # [floats, DIMENSIONS]
@@ -85,8 +85,8 @@ class HiddenTowers:
     click rate does not hang on the vector that the most frequent id happened to draw.
     """
 
-    user: Tower
-    item: Tower
+    user: HiddenTower
+    item: HiddenTower
 
     @classmethod
     def draw(cls, rng: np.random.Generator) -> HiddenTowers:
@@ -107,7 +107,7 @@ class HiddenTowers:
         return probabilities
 
 
-def _draw_tower(rng: np.random.Generator, num_floats: int, laws: tuple[PowerLaw, ...]) -> Tower:
+def _draw_tower(rng: np.random.Generator, num_floats: int, laws: tuple[PowerLaw, ...]) -> HiddenTower:
     weights = rng.standard_normal((num_floats, DIMENSIONS))
     # The other tower's constant part meets the sum over dimensions: fixing how much that sum varies, here and in the
     # tables, gives every seed nearly the same click rate and best AUC.
@@ -115,7 +115,7 @@ def _draw_tower(rng: np.random.Generator, num_floats: int, laws: tuple[PowerLaw,
     shares = np.array([law.num_ids**-RARITY for law in laws])
     deviations = np.sqrt((1.0 - FLOAT_SHARE) * TOWER_VARIANCE * shares / shares.sum())
     tables = zip(deviations, _draw_tables(rng, laws), strict=True)
-    return Tower(
+    return HiddenTower(
         weights=weights.astype(np.float32),
         tables=tuple((deviation * table).astype(np.float32) for deviation, table in tables),
     )

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import torch
 
 from forebay.cache.spec import CacheSpec
-from forebay.checkpoint.checkpoint import Commit, CommitDirectory
+from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.driver.local.driver import LocalDriver
 from forebay.job.job import Job
 from forebay.loader.data import Data
@@ -25,7 +25,7 @@ from forebay.manifest.scan import scan
 from forebay.plan.plan import build_plan
 from forebay.runs.result import Result
 from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
-from forebay.testing.drivers.events import ATTEMPTS, Attempt, happened_at, recording_train
+from forebay.testing.drivers.events import ATTEMPTS, StepAttempt, happened_at, recording_train
 from forebay.train.worker import Worker
 from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
@@ -75,12 +75,12 @@ class DriverBench:
         """Ids of the rows that shaped the model, by `step-rank`; a step that was done again counts once."""
         return {path.name: json.loads(path.read_text()) for path in sorted((self._folder / "rows" / name).glob("0*"))}
 
-    def attempts(self, name: str) -> list[Attempt]:
+    def attempts(self, name: str) -> list[StepAttempt]:
         """Every step that a rank has made or tried to make, in order."""
         path = self._folder / "rows" / name / ATTEMPTS
-        return [Attempt.from_line(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [StepAttempt.from_line(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def members(self, name: str) -> dict[int, Attempt]:
+    def members(self, name: str) -> dict[int, StepAttempt]:
         """The last attempt of each rank that trains now."""
         attempts = self.attempts(name)
         return {each.rank: each for each in attempts if each.size == attempts[-1].size}
@@ -137,7 +137,7 @@ class DriverBench:
         LocalDriver().run(alone)
         return found
 
-    def _ids(self, commit: Commit) -> np.ndarray:
+    def _ids(self, commit: Checkpoint) -> np.ndarray:
         """Ids of the rows before the commit's position, in its epoch: the plan's answer."""
         plan, cursor = self._data.plan, commit.cursor
         first = np.concatenate([[0], np.cumsum(plan.manifest.rows)[:-1]])
@@ -146,9 +146,9 @@ class DriverBench:
         return ids
 
 
-def newest_commit(result: Result) -> Commit:
+def newest_commit(result: Result) -> Checkpoint:
     """The newest commit of a run in storage."""
-    commit = CommitDirectory(f"{result.path}/commits").newest()
+    commit = DirectoryStore(f"{result.path}/commits").newest()
     assert commit is not None, f"{result.path} has no commit"
     return commit
 

@@ -18,7 +18,7 @@ HAPPENED = "happened"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class StepAttempt:
     """One rank at one step: it has taken the optimizer's step, and is about to commit."""
 
     time: float
@@ -47,7 +47,7 @@ def recording_train(worker: Worker, *, num_rows: int, log: str, at_step: int, ev
             time.sleep(step_s)
             rows = [int(row) for row in batch["row"][:, 0]] if batch.weight else []
             Path(log, f"{worker.step:05}-{world.rank}").write_text(json.dumps(rows))
-            attempt = Attempt(
+            attempt = StepAttempt(
                 time=time.time(), step=worker.step, rank=world.rank, size=world.size, pid=os.getpid(), node=world.node
             )
             attempts.write(attempt.to_line().encode())

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 import pytest
 
-from forebay.checkpoint.checkpoint import CommitDirectory
+from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.errors import InvalidOption
 from forebay.events import Failed, Preempted, Resized, Started
 from forebay.job.elastic import Elastic
@@ -157,7 +157,7 @@ class DriverSuite(FixedSuite):
             lost.append(self.lose_memory("emptied"))
 
         def is_ahead_of_storage() -> bool:
-            stored = CommitDirectory(f"{bench.folder}/runs/emptied/commits").newest()
+            stored = DirectoryStore(f"{bench.folder}/runs/emptied/commits").newest()
             # Until a store has started, commits go straight to storage.
             held = bool(self.holders("emptied"))
             return stored is not None and (not held or bench.attempts("emptied")[-1].step >= stored.step + 3)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forebay.train.batch_size.lr_scaling import ScaledRate
-from forebay.train.batch_size.policy import BatchPolicy, LiveBatchPolicy, Place, RateScaling
-from forebay.train.setup import Training
+from forebay.train.batch_size.lr_scaling import LRScaling
+from forebay.train.batch_size.policy import BatchPolicy, LiveBatchPolicy, RateScaling, TrainPosition
+from forebay.train.setup import TrainSetup
 
 
-class Batching:
+class BatchSizeController:
     """A job's batch policy and rate scaling at work on one rank, from `begin` on.
 
     `base` is the global batch that the job's learning rate was chosen for.
@@ -20,17 +20,17 @@ class Batching:
         self._policy, self._rate, self._base = policy, rate, base
         self._live: LiveBatchPolicy | None = None
         self._fresh: dict[str, Any] = {}
-        self._scaled: ScaledRate | None = None
+        self._scaled: LRScaling | None = None
         self._batch = self._previous = base
         self._changed_at = 0
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: TrainSetup) -> None:
         """Put policy and rate to work."""
         if self._policy is not None:
             self._live = self._policy.begin(training)
             self._fresh = self._live.state_dict()
         if self._rate is not None:
-            self._scaled = ScaledRate(training.optimizer, self._rate, base_batch=self._base)
+            self._scaled = LRScaling(training.optimizer, self._rate, base_batch=self._base)
 
     def step(self, *, rows: int, size: int) -> None:
         """See one step of `size` rows, of which `rows` were this rank's."""
@@ -41,7 +41,7 @@ class Batching:
         """What this rank has to say to all before they decide."""
         return () if self._live is None else self._live.measured()
 
-    def decide(self, place: Place, measured: Sequence[tuple[float, ...]]) -> int:
+    def decide(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
         """Rows per step from `place` on, the same on all ranks."""
         return place.global_batch if self._live is None else self._live.global_batch(place, measured)
 

@@ -15,7 +15,7 @@ from forebay.train.batch_size.local_gradient import LocalGradient, squared_norm
 
 
 @dataclass(frozen=True, slots=True)
-class TwoSizes:
+class GradientSample:
     """Squared norms of mean gradients over parts of a batch of B `rows`, and over all of it.
 
     `small` is the sum of (b / B) |g_part|^2 over `parts` parts of b rows: in expectation |G|^2 + parts * tr(cov) / B,
@@ -52,7 +52,7 @@ class Sampler(Protocol):
     def finish_step(self, *, rows: int, size: int) -> None:
         """A step is done: `rows` of its `size` rows were this rank's. Raises `BadJob` for several `backward()`."""
 
-    def taken(self) -> list[TwoSizes]:
+    def taken(self) -> list[GradientSample]:
         """This rank's parts of the samples since the last call; `small` and `parts` are to be summed over ranks."""
         ...
 
@@ -79,7 +79,7 @@ class RankParts:
             self._seen.append((self._now, rows, size))
             self._now = None
 
-    def taken(self) -> list[TwoSizes]:
+    def taken(self) -> list[GradientSample]:
         seen, self._seen = self._seen, []
         return [self._part(squares.tolist(), rows, size) for squares, rows, size in seen]
 
@@ -90,12 +90,12 @@ class RankParts:
     def _look(self, local: Tensor) -> None:
         self._now = torch.stack([local, squared_norm(self._gradient.reduced().values())])
 
-    def _part(self, squares: list[float], rows: int, size: int) -> TwoSizes:
+    def _part(self, squares: list[float], rows: int, size: int) -> GradientSample:
         local, whole = squares
         if rows == 0:
-            return TwoSizes(0.0, 0, whole, size)
+            return GradientSample(0.0, 0, whole, size)
         # The loss was weighted with rows * ranks / size.
-        return TwoSizes(local * size / (rows * self._world_size**2), 1, whole, size)
+        return GradientSample(local * size / (rows * self._world_size**2), 1, whole, size)
 
 
 class StepPairs:
@@ -125,7 +125,7 @@ class StepPairs:
             self._first_size = size
             self._gradient.arm(self._look)
 
-    def taken(self) -> list[TwoSizes]:
+    def taken(self) -> list[GradientSample]:
         seen, self._seen = self._seen, []
         return [self._pair(squares.tolist(), first, second) for squares, first, second in seen]
 
@@ -145,11 +145,11 @@ class StepPairs:
         self._now = torch.stack([squared_norm(each) for each in (first.values(), change, gradients.values())])
 
     @staticmethod
-    def _pair(squares: list[float], first_size: int, second_size: int) -> TwoSizes:
+    def _pair(squares: list[float], first_size: int, second_size: int) -> GradientSample:
         first, change, second = squares
         rows = first_size + second_size
         small = (first_size * first + second_size * second) / rows
-        return TwoSizes(small, 2, small - first_size * second_size / rows**2 * change, rows)
+        return GradientSample(small, 2, small - first_size * second_size / rows**2 * change, rows)
 
 
 def _check_passes(gradient: LocalGradient) -> None:

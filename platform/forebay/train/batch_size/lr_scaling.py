@@ -58,7 +58,7 @@ def _ramp(before: float, goal: float, steps: int, warmup_steps: int) -> float:
     return before + (goal - before) * steps / warmup_steps
 
 
-class ScaledRate:
+class LRScaling:
     """Multiplies an optimizer's learning rates within `step()` only.
 
     Outside of it every parameter group has the rate that the train function and its schedulers gave it, in state dicts

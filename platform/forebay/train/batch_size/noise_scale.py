@@ -11,9 +11,9 @@ import numpy as np
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.loader.data import Data
-from forebay.train.batch_size.gradient_samples import RankParts, Sampler, StepPairs, TwoSizes
-from forebay.train.batch_size.policy import Place
-from forebay.train.setup import Training
+from forebay.train.batch_size.gradient_samples import GradientSample, RankParts, Sampler, StepPairs
+from forebay.train.batch_size.policy import TrainPosition
+from forebay.train.setup import TrainSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class NoiseScale:
             rows = getattr(self, option)
             data.check_batch(f"batch=NoiseScale({option}={rows})", rows)
 
-    def begin(self, training: Training) -> LiveNoiseScale:
+    def begin(self, training: TrainSetup) -> LiveNoiseScale:
         """See `BatchPolicy`."""
         return LiveNoiseScale(self, training)
 
@@ -88,7 +88,7 @@ class Estimate:
         """In rows; infinite where no signal is to be seen."""
         return self.trace / self.signal if self.signal > 0 else math.inf
 
-    def learn(self, sample: TwoSizes, horizon: int) -> Estimate:
+    def learn(self, sample: GradientSample, horizon: int) -> Estimate:
         """With one more sample."""
         samples = self.samples + 1
         share = 1 / min(samples, horizon)
@@ -102,7 +102,7 @@ class Estimate:
 class LiveNoiseScale:
     """`NoiseScale` at work on one rank: its samples since the last commit, and the estimate of all ranks."""
 
-    def __init__(self, options: NoiseScale, training: Training) -> None:
+    def __init__(self, options: NoiseScale, training: TrainSetup) -> None:
         parameters = training.model.parameters()
         self._sampler: Sampler = (
             RankParts(parameters, training.world_size) if training.world_size > 1 else StepPairs(parameters)
@@ -119,10 +119,10 @@ class LiveNoiseScale:
             self._sampler.start()
 
     def measured(self) -> tuple[float, ...]:
-        """The fields of `TwoSizes`, sample by sample."""
+        """The fields of `GradientSample`, sample by sample."""
         return tuple(number for sample in self._sampler.taken() for number in astuple(sample))
 
-    def global_batch(self, place: Place, measured: Sequence[tuple[float, ...]]) -> int:
+    def global_batch(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
         """See `LiveBatchPolicy`."""
         for sample in _over_ranks(measured):
             if sample.is_sound:
@@ -149,8 +149,8 @@ class LiveNoiseScale:
             self._sampler.start()
 
 
-def _over_ranks(measured: Sequence[tuple[float, ...]]) -> Iterator[TwoSizes]:
+def _over_ranks(measured: Sequence[tuple[float, ...]]) -> Iterator[GradientSample]:
     """One sample of what ranks saw of the same steps."""
     ranks = np.array(measured, dtype=np.float64).reshape(len(measured), -1, 4)
     for small, parts, large, rows in zip(*ranks[:, :, :2].sum(0).T, *ranks[0, :, 2:].T, strict=True):
-        yield TwoSizes(float(small), float(parts), float(large), float(rows))
+        yield GradientSample(float(small), float(parts), float(large), float(rows))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from forebay.loader.data import Data
-from forebay.train.setup import Training
+from forebay.train.setup import TrainSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TrainPosition:
     """Where a run stands at a saved commit: the next row to be trained is row `position` of epoch `epoch`."""
 
     epoch: int
@@ -30,7 +30,7 @@ class LiveBatchPolicy(Protocol):
         """What this rank has seen since the last call, for all ranks. Asked at every saved commit; may wait."""
         ...
 
-    def global_batch(self, place: Place, measured: Sequence[tuple[float, ...]]) -> int:
+    def global_batch(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
         """Rows per step from `place` on, given what every rank measured, by rank: all ranks come to the same answer."""
         ...
 
@@ -48,7 +48,7 @@ class BatchPolicy(Protocol):
         And what `data.check_batch` raises, for batches it may choose and `data` cannot be cut into.
         """
 
-    def begin(self, training: Training) -> LiveBatchPolicy:
+    def begin(self, training: TrainSetup) -> LiveBatchPolicy:
         """Called by `Worker.setup`, on every rank, before the model is wrapped."""
         ...
 

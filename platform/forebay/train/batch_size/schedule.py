@@ -8,8 +8,8 @@ from typing import Any
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.loader.data import Data
-from forebay.train.batch_size.policy import Place
-from forebay.train.setup import Training
+from forebay.train.batch_size.policy import TrainPosition
+from forebay.train.setup import TrainSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class BatchSchedule:
         for epoch, rows in self.rows_from.items():
             data.check_batch(f"batch=BatchSchedule({{{epoch}: {rows}}})", rows)
 
-    def begin(self, training: Training) -> BatchSchedule:  # noqa: ARG002 - a `BatchPolicy`; it is its own live part
+    def begin(self, training: TrainSetup) -> BatchSchedule:  # noqa: ARG002 - a `BatchPolicy`; it is its own live part
         """A function of the place alone has nothing to look at."""
         return self
 
@@ -60,7 +60,7 @@ class BatchSchedule:
         """Nothing."""
         return ()
 
-    def global_batch(self, place: Place, measured: Sequence[tuple[float, ...]]) -> int:  # noqa: ARG002
+    def global_batch(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:  # noqa: ARG002
         """The rows of the place's epoch."""
         return self.rows(place.epoch) or place.global_batch
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from forebay.errors import InvalidOption
-from forebay.train.collectives.tensor_collectives import Slices, TorchSlices, padded
+from forebay.train.collectives.tensor_collectives import TensorCollectives, TorchTensorCollectives, padded
 
 _NO_NORM = sys.float_info.min**0.5
 
@@ -28,10 +28,10 @@ def register_adasum(model: DistributedDataParallel) -> None:
             'with sparse=False, or use reduction="mean".'
         )
     # DDP compares a hook's annotations with classes, and finds strings in this file: one without any.
-    model.register_comm_hook(TorchSlices(), lambda slices, bucket: adasum_hook(slices, bucket))  # noqa: PLW0108
+    model.register_comm_hook(TorchTensorCollectives(), lambda slices, bucket: adasum_hook(slices, bucket))  # noqa: PLW0108
 
 
-def adasum_hook(slices: Slices, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+def adasum_hook(slices: TensorCollectives, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     """A communication hook of DistributedDataParallel. It is done when it returns, so it hides behind no computing."""
     buffer = bucket.buffer()
     combined = adasum(buffer, [gradient.numel() for gradient in bucket.gradients()], slices)
@@ -41,7 +41,7 @@ def adasum_hook(slices: Slices, bucket: dist.GradBucket) -> torch.futures.Future
     return future
 
 
-def adasum(buffer: Tensor, lengths: Sequence[int], slices: Slices) -> Tensor:
+def adasum(buffer: Tensor, lengths: Sequence[int], slices: TensorCollectives) -> Tensor:
     """Adasum over ranks of `buffer`, which holds one tensor after the other, each of which is combined by itself.
 
     Two gradients a, b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b; more become that of halves, down to pairs of
@@ -84,7 +84,7 @@ def _spans(lengths: Sequence[int], begin: int, length: int) -> Iterator[_Span]:
         start += size
 
 
-def _combine(a: Tensor, b: Tensor, spans: list[_Span], tensors: int, slices: Slices) -> Tensor:
+def _combine(a: Tensor, b: Tensor, spans: list[_Span], tensors: int, slices: TensorCollectives) -> Tensor:
     """Row i of `a` with row i of `b`; both [pairs, n]."""
     products = torch.zeros(3, tensors, len(a), dtype=torch.float64, device=a.device)
     for number, span in spans:

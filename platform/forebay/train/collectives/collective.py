@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from forebay.train.collectives.tensor_collectives import OneSlice, Slices
+from forebay.train.collectives.tensor_collectives import SingleProcessTensorCollectives, TensorCollectives
 from forebay.world import World
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Collective(Protocol):
         """
         ...
 
-    def slices(self) -> Slices:
+    def slices(self) -> TensorCollectives:
         """How ranks exchange parts of long buffers."""
         ...
 
@@ -55,7 +55,7 @@ class Collective(Protocol):
         ...
 
 
-class Alone:
+class SingleProcessCollective:
     """A world of one: nothing to agree on."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -65,8 +65,8 @@ class Alone:
     def wrap(self, model: nn.Module, reduction: Reduction = "mean") -> nn.Module:  # noqa: ARG002 - a `Collective`
         return model
 
-    def slices(self) -> Slices:
-        return OneSlice()
+    def slices(self) -> TensorCollectives:
+        return SingleProcessTensorCollectives()
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         return values.copy()

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from forebay.errors import BadJob
 from forebay.loader.batch import Batch
 from forebay.plan.plan import Plan
-from forebay.train.collectives.lane_tree import LaneTree, Node, nodes_of
-from forebay.train.collectives.tensor_collectives import Slices, padded
+from forebay.train.collectives.lane_tree import LaneNode, LaneTree, nodes_of
+from forebay.train.collectives.tensor_collectives import TensorCollectives, padded
 from forebay.train.state import rng
 from forebay.world import World
 
@@ -36,7 +36,9 @@ class ExactReduction:
         seed: The job's; dropout draws from (seed, epoch, position, lane).
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, plan: Plan, slices: Slices, *, seed: int) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, plan: Plan, slices: TensorCollectives, *, seed: int
+    ) -> None:
         self._model, self._plan, self._slices, self._seed = model, plan, slices, seed
         worlds = [World(rank=rank, size=slices.world_size) for rank in range(slices.world_size)]
         self._owned = plan.owned_lanes(worlds[slices.rank])
@@ -61,7 +63,7 @@ class ExactReduction:
         for lane in self._owned:
             part = parts.get(lane)
             values = self._lane(part, loss_of, lane) if part is not None else self._empty(width)
-            tree.add(Node(0, lane), values)
+            tree.add(LaneNode(0, lane), values)
         self._check_buffers(versions)
         total = self._over_ranks(tree.sums, width)
         self._put(total, before)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Node:
+class LaneNode:
     """The sum of lanes [number * 2^level, (number + 1) * 2^level), as far as there are so many."""
 
     level: int
@@ -30,9 +30,9 @@ class LaneTree:
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
-        self._sums: list[tuple[Node, Tensor]] = []
+        self._sums: list[tuple[LaneNode, Tensor]] = []
 
-    def add(self, node: Node, values: Tensor) -> None:
+    def add(self, node: LaneNode, values: Tensor) -> None:
         """The next node's values [n]; the tree keeps them, and adds to them in place."""
         self._sums.append((node, values))
         while self._grows():
@@ -44,7 +44,7 @@ class LaneTree:
         return [values for _, values in self._sums]
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[LaneNode]:
         return [node for node, _ in self._sums]
 
     def _grows(self) -> bool:
@@ -53,20 +53,20 @@ class LaneTree:
             if node.number == 0:
                 return False
             # The last of an odd number has nothing to be added to: it is the sum of the level above, too.
-            self._sums[-1] = (Node(node.level + 1, node.number // 2), values)
+            self._sums[-1] = (LaneNode(node.level + 1, node.number // 2), values)
             return True
         if len(self._sums) < 2:
             return False
         left, kept = self._sums[-2]
         if left.level != node.level or left.number % 2 or left.number + 1 != node.number:
             return False
-        self._sums[-2:] = [(Node(node.level + 1, left.number // 2), kept.add_(values))]
+        self._sums[-2:] = [(LaneNode(node.level + 1, left.number // 2), kept.add_(values))]
         return True
 
 
-def nodes_of(owned: range, lanes: int) -> list[Node]:
+def nodes_of(owned: range, lanes: int) -> list[LaneNode]:
     """The sums that the owner of these lanes, next to each other, has to offer."""
     tree = LaneTree(lanes)
     for lane in owned:
-        tree.add(Node(0, lane), torch.empty(0))
+        tree.add(LaneNode(0, lane), torch.empty(0))
     return tree.nodes

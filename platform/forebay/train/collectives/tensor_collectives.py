@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Slices(Protocol):
+class TensorCollectives(Protocol):
     """Traffic of `deal` and `collect` together is that of a ring all-reduce, twice the buffer. All ranks call alike."""
 
     @property
@@ -41,8 +41,8 @@ class Slices(Protocol):
         """Make `values` those of rank 0, in place."""
 
 
-class TorchSlices:
-    """`Slices` over the default process group of torch.distributed: gloo for tensors on CPUs, NCCL for GPUs."""
+class TorchTensorCollectives:
+    """`TensorCollectives` over the default torch.distributed process group: gloo for CPU tensors, NCCL for GPUs."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -67,8 +67,8 @@ class TorchSlices:
         dist.broadcast(values, src=0)
 
 
-class OneSlice:
-    """`Slices` of a world of one."""
+class SingleProcessTensorCollectives:
+    """`TensorCollectives` of a world of one."""
 
     rank, world_size = 0, 1
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from forebay.train.collectives.adasum import register_adasum
 from forebay.train.collectives.collective import Reduction
-from forebay.train.collectives.tensor_collectives import TorchSlices
+from forebay.train.collectives.tensor_collectives import TorchTensorCollectives
 from forebay.world import World
 
 T = TypeVar("T")
@@ -56,8 +56,8 @@ class TorchCollective:
             register_adasum(wrapped)
         return wrapped
 
-    def slices(self) -> TorchSlices:
-        return TorchSlices()
+    def slices(self) -> TorchTensorCollectives:
+        return TorchTensorCollectives()
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         total = torch.from_numpy(values.copy()).to(self._transit)

@@ -22,7 +22,7 @@ class Reading:
     value: float
 
 
-class Readings:
+class DeferredMetrics:
     """Keeps a number per step and name. `add` never waits for a device, `take` does, once."""
 
     def __init__(self) -> None:

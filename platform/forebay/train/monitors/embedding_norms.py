@@ -15,7 +15,7 @@ from forebay.errors import InvalidOption
 from forebay.train.metric import Metric
 from forebay.train.monitors.monitor import Action, ActionWord, Verdict, action_of
 from forebay.train.monitors.table_norms import TableNorms
-from forebay.train.setup import Training
+from forebay.train.setup import TrainSetup
 
 EVERY = 8
 """Steps per measurement: launching a dozen small operations is most of what one costs."""
@@ -48,7 +48,7 @@ class EmbeddingNorms:
                 'action="skip": no single batch makes a row run away. EmbeddingNorms can "warn", "roll back" or "stop".'
             )
 
-    def begin(self, training: Training) -> LiveEmbeddingNorms:
+    def begin(self, training: TrainSetup) -> LiveEmbeddingNorms:
         """A `LiveMonitor` for one rank. Raises `InvalidOption` where the model has nothing to watch."""
         tables = list(_tables_of(training.model, self.tables))
         if not tables:

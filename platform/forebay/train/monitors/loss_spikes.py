@@ -11,9 +11,9 @@ from typing import Any
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.train.metric import Metric
-from forebay.train.monitors.deferred_metrics import Readings
+from forebay.train.monitors.deferred_metrics import DeferredMetrics
 from forebay.train.monitors.monitor import Action, ActionWord, Verdict, action_of
-from forebay.train.setup import Training
+from forebay.train.setup import TrainSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class LossSpikes:
         if not self.factor > 1:
             raise InvalidOption(f"factor={self.factor!r}: a spike is more than the median. Give more than 1, e.g. 3.")
 
-    def begin(self, training: Training) -> LiveLossSpikes:  # noqa: ARG002 - it watches no more than the loss
+    def begin(self, training: TrainSetup) -> LiveLossSpikes:  # noqa: ARG002 - it watches no more than the loss
         """A `LiveMonitor` for one rank."""
         return LiveLossSpikes(self)
 
@@ -49,7 +49,7 @@ class LiveLossSpikes:
     def __init__(self, spikes: LossSpikes) -> None:
         self._spikes = spikes
         self._action = action_of(spikes.action)
-        self._unread = Readings()
+        self._unread = DeferredMetrics()
         self._losses: deque[float] = deque(maxlen=spikes.window)
         self._median = math.nan
 

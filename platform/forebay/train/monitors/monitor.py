@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from forebay.errors import InvalidOption
 from forebay.train.metric import Metric
-from forebay.train.setup import Training
+from forebay.train.setup import TrainSetup
 
 
 class Action(IntEnum):
@@ -64,7 +64,7 @@ class LiveMonitor(Protocol):
 class Monitor(Protocol):
     """What a job holds: frozen, picklable."""
 
-    def begin(self, training: Training) -> LiveMonitor:
+    def begin(self, training: TrainSetup) -> LiveMonitor:
         """Called by `Worker.setup`, on every rank."""
         ...
 

@@ -8,13 +8,13 @@ from typing import Any
 from forebay.errors import Diverged
 from forebay.train.metric import Metric
 from forebay.train.monitors.monitor import LiveMonitor, Monitor, Verdict
-from forebay.train.setup import Training
+from forebay.train.setup import TrainSetup
 
 MOST_ROLL_BACKS = 3
 """To one commit; after that the run is given up."""
 
 
-class Watching:
+class MonitorSet:
     """Begins with `begin`; until then, and without monitors, there is nothing to see."""
 
     def __init__(self, monitors: Sequence[Monitor]) -> None:
@@ -28,7 +28,7 @@ class Watching:
         """Whether anything is watched."""
         return bool(self._live)
 
-    def begin(self, training: Training) -> None:
+    def begin(self, training: TrainSetup) -> None:
         """Put the monitors to work. They are told apart by class, and by order within a class."""
         self._live = {}
         for monitor in self._monitors:

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from forebay.train.metric import Metric
-from forebay.train.monitors.deferred_metrics import Readings
+from forebay.train.monitors.deferred_metrics import DeferredMetrics
 from forebay.train.monitors.monitor import Action, ActionWord, Verdict, action_of
-from forebay.train.setup import Training
+from forebay.train.setup import TrainSetup
 
 LONGEST_PROBE = 65_536
 """Numbers from which on a gradient, or a row of it, is not probed at every step."""
@@ -47,7 +47,7 @@ class NanGuard:
         object.__setattr__(self, "action", action_of(self.action))
         object.__setattr__(self, "metrics", tuple(self.metrics))
 
-    def begin(self, training: Training) -> LiveNanGuard:
+    def begin(self, training: TrainSetup) -> LiveNanGuard:
         """A `LiveMonitor` for one rank."""
         return LiveNanGuard(self, training)
 
@@ -55,12 +55,12 @@ class NanGuard:
 class LiveNanGuard:
     """`NanGuard` at work. Gradients are seen at `optimizer.step()`, before the train function can clear them."""
 
-    def __init__(self, guard: NanGuard, training: Training) -> None:
+    def __init__(self, guard: NanGuard, training: TrainSetup) -> None:
         self._action, self._patterns = action_of(guard.action), guard.metrics
         self._model = training.model
         self._wanted: dict[str, bool] = {}
         self._probes: list[Tensor] = []
-        self._readings = Readings()
+        self._readings = DeferredMetrics()
         self._steps: list[int] = []
         self._closely = False
         self._warned = False

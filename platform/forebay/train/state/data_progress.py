@@ -16,7 +16,7 @@ Span = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class PendingBatches:
     """Batches handed out since the last commit: where the last one ended, their rows, and the cursor after them.
 
     `size` counts the rows of all ranks, `rows` those of this one. `position` is that of the epoch's end, as far as it
@@ -31,14 +31,14 @@ class Drawn:
     spans: tuple[Span, ...]
 
 
-class Course:
+class DataProgress:
     """The same on every rank. `data` is the job's, cut into batches of the size that is in use."""
 
     def __init__(self, data: Data) -> None:
         self.data = data
         self.cursor = data.start
         self.skipped: tuple[Span, ...] = ()
-        self._drawn: Drawn | None = None
+        self._drawn: PendingBatches | None = None
         self._steps: dict[int, tuple[Span, ...]] = {}
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
@@ -49,7 +49,7 @@ class Course:
             self._draw(batch, loader.cursor())
             yield batch
 
-    def take(self, step: int) -> Drawn:
+    def take(self, step: int) -> PendingBatches:
         """What was drawn since the last commit, which becomes `step`. Raises `BadJob` if that is nothing."""
         drawn, self._drawn = self._drawn, None
         if drawn is None:
@@ -123,7 +123,7 @@ class Course:
                 batch.ends_epoch, cursor = True, replace(cursor, epoch=batch.epoch + 1, position=0)
             else:
                 end = batch.position + batch.size
-        self._drawn = Drawn(
+        self._drawn = PendingBatches(
             epoch=batch.epoch,
             position=end,
             size=batch.size + (before.size if before else 0),

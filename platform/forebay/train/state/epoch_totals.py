@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from forebay.events import EpochEnded
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.train.metric import Metric, scalar
 
 TRAINER_METRICS = ("wait_s", "copy_s", "batches", "rows")
@@ -15,7 +15,7 @@ TRAINER_METRICS = ("wait_s", "copy_s", "batches", "rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class EpochFacts:
     """Part of an epoch in plain numbers: what ranks exchange at a commit, and what the commit carries.
 
     `rows` are global rows; `spent` holds seconds; a metric is kept as its sum and how often it was given.
@@ -27,7 +27,7 @@ class Facts:
     metric_times: Mapping[str, float] = field(default_factory=dict)
     tally: Mapping[str, float] = field(default_factory=dict)
 
-    def for_rank(self, rank: int) -> Facts:
+    def for_rank(self, rank: int) -> EpochFacts:
         """What `rank` goes on from after a resume, in a world of any size: only rank 0 takes over sums over ranks."""
         return self if rank == 0 else replace(self, tally={})
 
@@ -47,13 +47,13 @@ class Facts:
         )
 
 
-def over_ranks(ranks: Sequence[Facts]) -> Facts:
+def over_ranks(ranks: Sequence[EpochFacts]) -> EpochFacts:
     """One account of all ranks: tallies are summed, metrics and times averaged.
 
     Time in commits is that of the slowest rank, the one that writes: the others wait for it within their next step.
     """
     spent = _mean([rank.spent for rank in ranks])
-    return Facts(
+    return EpochFacts(
         rows=ranks[0].rows,
         spent=spent | {"commit_s": max(rank.spent["commit_s"] for rank in ranks)},
         metric_sums=_mean([rank.metric_sums for rank in ranks]),
@@ -62,13 +62,13 @@ def over_ranks(ranks: Sequence[Facts]) -> Facts:
     )
 
 
-class Account:
+class EpochTotals:
     """Keeps the books of the current epoch on this rank, going on from `start`.
 
     Metrics may be tensors: they are added up on their device, and read (which waits for it) only in `facts`.
     """
 
-    def __init__(self, train: Tally, held_out: Tally, start: Facts) -> None:
+    def __init__(self, train: Counters, held_out: Counters, start: EpochFacts) -> None:
         self._train, self._held_out = train, held_out
         self._before = train.as_dict(), held_out.as_dict()
         self._start = start
@@ -96,13 +96,13 @@ class Account:
             self._sums[name] = self._sums.get(name, 0.0) + scalar(name, value)
             self._times[name] = self._times.get(name, 0.0) + 1.0
 
-    def facts(self) -> Facts:
+    def facts(self) -> EpochFacts:
         """The account up to now."""
         train, held_out = self._train.since(self._before[0]), self._held_out.since(self._before[1])
         spent = dict(self._spent)
         spent["seconds"] += time.perf_counter() - self._began
         spent["wait_s"] += train.get("wait_s", 0.0)
-        return Facts(
+        return EpochFacts(
             rows=self._rows,
             spent=spent,
             metric_sums={name: float(total) for name, total in self._sums.items()},

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from forebay.checkpoint.checkpoint import Commit
+from forebay.checkpoint.checkpoint import Checkpoint
 from forebay.events import EpochEnded
 from forebay.plan.cursor import Cursor
 from forebay.train.state.data_progress import Span
-from forebay.train.state.epoch_totals import Facts
+from forebay.train.state.epoch_totals import EpochFacts
 from forebay.world import World
 
 
@@ -29,13 +29,13 @@ class Snapshot:
     objects: Mapping[str, Any]
     rng: Sequence[Mapping[str, Any]]
     rows: int
-    facts: Facts
+    facts: EpochFacts
     ended: Sequence[EpochEnded]
     monitors: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     batching: Mapping[str, Any] = field(default_factory=dict)
     skipped: tuple[Span, ...] = ()
 
-    def to_commit(self, world: World) -> Commit:
+    def to_commit(self, world: World) -> Checkpoint:
         """As plain containers, which `torch.load(weights_only=True)` accepts."""
         state = {
             "objects": dict(self.objects),
@@ -47,10 +47,10 @@ class Snapshot:
             "batching": dict(self.batching),
             "skipped": list(self.skipped),
         }
-        return Commit(step=self.step, cursor=self.cursor, world=world, state=state)
+        return Checkpoint(step=self.step, cursor=self.cursor, world=world, state=state)
 
     @classmethod
-    def from_commit(cls, commit: Commit) -> Snapshot:
+    def from_commit(cls, commit: Checkpoint) -> Snapshot:
         """What `to_commit` made."""
         state = commit.state
         return cls(
@@ -59,7 +59,7 @@ class Snapshot:
             objects=state["objects"],
             rng=state["rng"],
             rows=state["rows"],
-            facts=Facts(**state["facts"]),
+            facts=EpochFacts(**state["facts"]),
             ended=tuple(EpochEnded(**epoch) for epoch in state["ended"]),
             # Commits of a run that was begun without these hold none of them.
             monitors=state.get("monitors", {}),

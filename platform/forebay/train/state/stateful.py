@@ -17,7 +17,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
-class Checkpointed:
+class StatefulObjects:
     """Objects by name; the state of all of them is one value."""
 
     def __init__(self) -> None:

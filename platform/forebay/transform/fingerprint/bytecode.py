@@ -28,13 +28,13 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenNames:
     """A global or closure variable that is assigned, so that one call can change the next."""
 
     name: str
 
 
-Reference = Loaded | Imported | Written
+Reference = Loaded | Imported | WrittenNames
 
 
 def references(code: CodeType) -> list[Reference]:
@@ -55,7 +55,7 @@ def _walk(code: CodeType, closure: frozenset[str]) -> Iterator[Reference]:
         elif operation in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
             operation in ("STORE_DEREF", "DELETE_DEREF") and name in closure
         ):
-            yield Written(name)
+            yield WrittenNames(name)
         elif operation == "IMPORT_NAME":
             yield Imported(name, relative=bool(instructions[position - 2].argval))
     inner = closure - frozenset(code.co_cellvars)

@@ -23,7 +23,7 @@ from typing import Any
 
 from forebay.errors import InvalidOption, Unfingerprintable
 from forebay.installed import package_of
-from forebay.transform.fingerprint.bytecode import Imported, Loaded, Written, references
+from forebay.transform.fingerprint.bytecode import Imported, Loaded, WrittenNames, references
 from forebay.transform.fingerprint.values import Identity, NotPlain, digest, value_identity
 
 # What these do is decided by something that is no part of the function: a file, a text, the person at the keyboard.
@@ -43,7 +43,7 @@ def function_identity(fn: Callable[..., Any], version: str | None) -> Identity:
     state, such as a random generator or a file that it reads: such a function needs a version too.
     """
     if version is None:
-        return _Walk(function_name(fn)).identity(fn, "the function itself")
+        return _ReferenceWalk(function_name(fn)).identity(fn, "the function itself")
     if not isinstance(version, str) or not version:
         raise InvalidOption(f"version={version!r} is no version. Give a non-empty string such as '1'.", version=version)
     named, settings = fn, []
@@ -76,7 +76,7 @@ def function_name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
 
-class _Walk:
+class _ReferenceWalk:
     """One walk from a function through all it refers to; remembers where it has been, for recursion."""
 
     def __init__(self, root: str) -> None:
@@ -169,7 +169,7 @@ class _Walk:
         seen = {reference.name for reference in looked_at if isinstance(reference, Loaded) and reference.closure}
         for reference in [*looked_at, *(Loaded(name, (), closure=True) for name in closure if name not in seen)]:
             match reference:
-                case Written(name):
+                case WrittenNames(name):
                     raise self._refusal(f"variable {name!r}", "is assigned by it, so that one call can change the next")
                 case Imported(module, relative):
                     found[f"import {module}"] = self._import(module, relative)

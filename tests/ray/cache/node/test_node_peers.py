@@ -27,7 +27,7 @@ from forebay.cache.node.client import NodeCacheClient, attach
 from forebay.cache.spec import CacheSpec
 from forebay.loader.loader import Loader
 from forebay.manifest.scan import scan
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.plan.plan import Plan, build_plan
 from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
@@ -39,14 +39,14 @@ BLOCK_BYTES = BLOCK_ROWS * 4 * 8  # enough to travel through the object store an
 COUNTED = ("hits", "stores", "bypasses", "peer_hits", "parquet_opens")
 
 
-class Seat(NamedTuple):
+class PeerSeat(NamedTuple):
     """A rank's place: on which node, with which cache."""
 
     node_id: str
     spec: CacheSpec
 
 
-class Part(NamedTuple):
+class PeerPart(NamedTuple):
     """What one rank was given in an epoch: row ids of each batch, and what was counted."""
 
     ids: list[list[int]]
@@ -79,24 +79,26 @@ def patient_class() -> type[NodeCache]:
     return PatientNodeCache
 
 
-def call(seat: Seat, method: str, *arguments: object) -> Any:
+def call(seat: PeerSeat, method: str, *arguments: object) -> Any:
     """What the actor of a seat answers."""
     return NodeCacheClient(seat.spec, seat.node_id, is_here=False).call(threading.Event(), method, *arguments)
 
 
 @pytest.fixture
-def seats(cluster: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Seat]]]:
+def seats(
+    cluster: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[PeerSeat]]]:
     """`seats(1, 0.4, 0)`: the nodes, with room for these shares of what each reads; their actors end with the test.
 
     1 is room for what all of them read. A peer may take a minute to answer, on a machine with other work.
     """
 
-    def take(*shares: float) -> list[Seat]:
+    def take(*shares: float) -> list[PeerSeat]:
         specs = [
             CacheSpec(path=str(tmp_path / f"disk{number}"), quota_bytes=quota_of(share), min_free_bytes=0)
             for number, share in enumerate(shares)
         ]
-        taken = [Seat(node_id, spec) for node_id, spec in zip(cluster, specs, strict=True)]
+        taken = [PeerSeat(node_id, spec) for node_id, spec in zip(cluster, specs, strict=True)]
         with monkeypatch.context() as patch:
             patch.setattr(node, "NodeCache", patient_class())
             for seat in taken:
@@ -126,8 +128,8 @@ def quota_of(share: float) -> int:
     return INDEX_BYTES + round(num_blocks * (BLOCK_BYTES + 8192)) if share else 0
 
 
-def read_part(plan: Plan, spec: CacheSpec, world: World, epoch: int) -> Part:
-    tally = Tally()
+def read_part(plan: Plan, spec: CacheSpec, world: World, epoch: int) -> PeerPart:
+    tally = Counters()
     with Loader(
         plan,
         TRANSFORM,
@@ -139,7 +141,7 @@ def read_part(plan: Plan, spec: CacheSpec, world: World, epoch: int) -> Part:
         tally=tally,
     ) as loader:
         ids = [np.asarray(batch["x"])[:, 0].astype(int).tolist() for batch in loader]
-    return Part(ids, {name: tally[name] for name in COUNTED})
+    return PeerPart(ids, {name: tally[name] for name in COUNTED})
 
 
 def on_node(node_id: str, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -147,10 +149,10 @@ def on_node(node_id: str, work: Callable[..., Any], *arguments: Any) -> Any:
     return ray.remote(num_cpus=1, scheduling_strategy=strategy)(work).remote(*arguments)
 
 
-def read_epoch(plan: Plan, seats: Sequence[Seat], epoch: int) -> list[Part]:
+def read_epoch(plan: Plan, seats: Sequence[PeerSeat], epoch: int) -> list[PeerPart]:
     """The epoch, read by a rank on each seat at once; checks that it is the order of the plan."""
     worlds = [World(rank=rank, size=len(seats)) for rank in range(len(seats))]
-    parts: list[Part] = ray.get(
+    parts: list[PeerPart] = ray.get(
         [
             on_node(seat.node_id, read_part, plan, seat.spec, world, epoch)
             for seat, world in zip(seats, worlds, strict=True)
@@ -182,7 +184,7 @@ def check_sources(counted: Mapping[str, float]) -> None:
     assert counted["stores"] + counted["bypasses"] == counted["peer_hits"] + counted["parquet_opens"], counted
 
 
-def total(parts: Sequence[Part], name: str) -> float:
+def total(parts: Sequence[PeerPart], name: str) -> float:
     return sum(part.counted[name] for part in parts)
 
 
@@ -191,7 +193,7 @@ def total(parts: Sequence[Part], name: str) -> float:
 
 @pytest.mark.parametrize("shares", [(1, 1, 1), (0.4, 0.4, 0.4), (0, 0, 0), (1, 0.4, 0)])
 def test_order_is_the_same_under_any_quota(
-    seats: Callable[..., list[Seat]], plan: Plan, shares: tuple[float, ...]
+    seats: Callable[..., list[PeerSeat]], plan: Plan, shares: tuple[float, ...]
 ) -> None:
     nodes = seats(*shares)
     cold, warm = read_epoch(plan, nodes, 0), read_epoch(plan, nodes, 1)
@@ -210,7 +212,7 @@ def test_order_is_the_same_under_any_quota(
 
 
 def test_what_one_node_holds_is_read_from_there_by_those_without_room(
-    seats: Callable[..., list[Seat]], plan: Plan
+    seats: Callable[..., list[PeerSeat]], plan: Plan
 ) -> None:
     full, *_ = nodes = seats(1, 0.4, 0)
     (alone,) = read_epoch(plan, [full], 0)
@@ -234,7 +236,7 @@ def test_what_one_node_holds_is_read_from_there_by_those_without_room(
 # --- resizing ---
 
 
-def test_moved_lanes_come_from_peers(seats: Callable[..., list[Seat]], plan: Plan) -> None:
+def test_moved_lanes_come_from_peers(seats: Callable[..., list[PeerSeat]], plan: Plan) -> None:
     first, second, third = seats(1, 1, 1)
     assert total(read_epoch(plan, [first, second], 0), "parquet_opens") >= NUM_BLOCKS
     time.sleep(2.5)  # for 2 s a node goes by what it was told last
@@ -253,7 +255,7 @@ def test_moved_lanes_come_from_peers(seats: Callable[..., list[Seat]], plan: Pla
 
 
 def test_blocks_that_are_gone_with_a_peer_are_read_from_their_source(
-    seats: Callable[..., list[Seat]], plan: Plan
+    seats: Callable[..., list[PeerSeat]], plan: Plan
 ) -> None:
     first, second, _ = seats(1, 0, 0)
     read_epoch(plan, [first], 0)
@@ -267,7 +269,7 @@ def test_blocks_that_are_gone_with_a_peer_are_read_from_their_source(
 
 @pytest.mark.parametrize("death", ["killed", "stopped"])
 def test_peer_that_dies_or_hangs_costs_a_read_of_the_source(
-    seats: Callable[..., list[Seat]], plan: Plan, death: str
+    seats: Callable[..., list[PeerSeat]], plan: Plan, death: str
 ) -> None:
     first, second, _ = seats(1, 0, 0)
     read_epoch(plan, [first], 0)

@@ -17,7 +17,7 @@ from forebay.cache.spec import CacheSpec
 from forebay.loader.loader import Loader
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.plan.plan import Plan, build_plan
 from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
@@ -41,7 +41,7 @@ def lock_of(manifest: Manifest, spec: CacheSpec) -> Path:
 
 def read_epochs(plan: Plan, spec: CacheSpec, num_epochs: int) -> tuple[list[list[int]], dict[str, float]]:
     """The ids of each epoch in the order they came, and what was counted."""
-    tally = Tally()
+    tally = Counters()
     with Loader(plan, TRANSFORM, attach(spec), global_batch=64, as_numpy=True, tally=tally) as loader:
         epochs = [[int(row) for batch in loader for row in np.asarray(batch["id"]).ravel()] for _ in range(num_epochs)]
     return epochs, {name: tally[name] for name in COUNTED}

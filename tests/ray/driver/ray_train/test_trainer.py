@@ -24,16 +24,16 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 
 from forebay.driver.ray_train.trainer import (
     CHECKED_VERSION,
+    ControllerConfig,
     CoordinatedScaling,
     CouldNotMeet,
-    Crew,
     ForebayTrainer,
     lost_workers_text,
 )
 from forebay.driver.ray_train.worker import PeerLost
 from forebay.errors import RunFailed
 
-CREW = Crew(coordinator=None, payload=None, least=1, run="a")
+CREW = ControllerConfig(coordinator=None, payload=None, least=1, run="a")
 
 
 def parameters(function: Any) -> list[str]:

@@ -16,7 +16,7 @@ from forebay.driver.elastic.coordinator import Coordinator
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.driver.ray_train.worker import _is_its_own, _lost_peers
 from forebay.errors import Hung
-from forebay.events import Finished, Orders
+from forebay.events import Commands, Finished
 from forebay.runs.status import RunStatus
 from forebay.world import World
 
@@ -29,14 +29,14 @@ class Peer:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def ask(self, coordinator: ActorHandle) -> Orders:
+    def ask(self, coordinator: ActorHandle) -> Commands:
         return CoordinatorReporter(coordinator).orders()
 
-    def ask_again(self, coordinator: ActorHandle) -> Orders:
+    def ask_again(self, coordinator: ActorHandle) -> Commands:
         self.reporter = getattr(self, "reporter", None) or CoordinatorReporter(coordinator)
         return self.reporter.orders()
 
-    def settle(self, coordinator: ActorHandle) -> Orders:
+    def settle(self, coordinator: ActorHandle) -> Commands:
         reporter = CoordinatorReporter(coordinator)
         for name in "abc":
             reporter.report(Finished(name=name, path="/runs"))
@@ -110,26 +110,26 @@ def test_orders_are_settled_when_all_reported_events_were_heard(
     assert not ray.wait([settling], timeout=0.2)[0]
     ray.get(coordinator.ask_stop.remote("enough"))
     ray.get(coordinator.noted.remote(heard))
-    assert ray.get(settling) == Orders(stop="enough")
+    assert ray.get(settling) == Commands(stop="enough")
 
 
 def test_orders_are_heard_when_they_change(make_actors: Callable[[int], list[ActorHandle]]) -> None:
     coordinator, peer = make_actors(1)
 
-    def heard() -> Orders:
+    def heard() -> Commands:
         return ray.get(peer.ask_again.remote(coordinator))
 
-    assert heard() == heard() == Orders()
+    assert heard() == heard() == Commands()
     time.sleep(LATE_S)
     age_s = ray.get(coordinator.status.remote()).last_commit_age_s
-    assert heard() == Orders()
-    until(lambda: heard() == Orders() and ray.get(coordinator.status.remote()).last_commit_age_s < age_s)
+    assert heard() == Commands()
+    until(lambda: heard() == Commands() and ray.get(coordinator.status.remote()).last_commit_age_s < age_s)
     ray.get(coordinator.set_batch.remote(64))
-    until(lambda: heard() == Orders(global_batch=64))
+    until(lambda: heard() == Commands(global_batch=64))
     ray.get(coordinator.part_for.remote(3))
-    until(lambda: heard() == Orders(global_batch=64, workers=3, moves=True))
+    until(lambda: heard() == Commands(global_batch=64, workers=3, moves=True))
     ray.get(coordinator.part_for.remote(None))
-    until(lambda: heard() == Orders(global_batch=64))
+    until(lambda: heard() == Commands(global_batch=64))
     ray.kill(coordinator)
     with pytest.raises(RayActorError):
         until(lambda: heard().stop)
@@ -143,7 +143,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def test_worker_ends_when_the_coordinator_is_gone(make_actors: Callable[[int], list[ActorHandle]]) -> None:
     coordinator, peer = make_actors(1)
-    assert ray.get(peer.ask.remote(coordinator)) == Orders()
+    assert ray.get(peer.ask.remote(coordinator)) == Commands()
     kill(coordinator)
     with pytest.raises(RayActorError):
         ray.get(peer.ask.remote(coordinator))

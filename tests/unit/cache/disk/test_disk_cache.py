@@ -22,9 +22,9 @@ from forebay.cache.disk import disk_cache as disk
 from forebay.cache.disk import transaction as shelf
 from forebay.cache.disk.accounts import INDEX_BYTES, charge, smallest_quota
 from forebay.cache.disk.disk_cache import DiskCache, VerifyReport
-from forebay.cache.disk.index import Index, IndexFull, Rows
+from forebay.cache.disk.index import Index, IndexFull, IndexTable
 from forebay.errors import CacheUnusable, InvalidOption
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.transform.block import Block
 
 BlockOf = Callable[..., Block]
@@ -48,7 +48,7 @@ def flip_bit(path: Path, position: int = -100) -> None:
 
 
 def test_what_was_put_is_got(cache: DiskCache, block_of: BlockOf, key_of: KeyOf, same: Same) -> None:
-    tally, key, block = Tally(), key_of("a"), block_of()
+    tally, key, block = Counters(), key_of("a"), block_of()
     assert cache.get(key, tally) is None
     stored = cache.put(key, "d", block, tally)
     assert stored and same(stored, block) and stored.owner is not None
@@ -91,7 +91,7 @@ def test_nothing_half_written_is_left(
 def test_damaged_block_is_quarantined_counted_and_stored_again(
     cache: DiskCache, block_of: BlockOf, key_of: KeyOf, same: Same, damage: str
 ) -> None:
-    key, tally = key_of("a"), Tally()
+    key, tally = key_of("a"), Counters()
     cache.put(key, "d", block_of())
     cache.get(key)
     used, path = cache.used_bytes, cache.path_of(key)
@@ -122,7 +122,7 @@ def test_read_error_of_the_disk_counts_as_damage(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(disk, "map_block", bad_sector)
-    tally = Tally()
+    tally = Counters()
     assert cache.get(key_of("a"), tally) is None
     assert tally["quarantined"] == 1
 
@@ -139,7 +139,7 @@ def test_eight_quarantined_files_are_kept(cache: DiskCache, block_of: BlockOf, k
 def test_what_this_process_has_written_or_verified_is_at_hand(
     cache: DiskCache, block_of: BlockOf, key_of: KeyOf, same: Same
 ) -> None:
-    key, tally, other = key_of("a"), Tally(), DiskCache(cache.path, quota_bytes=cache.quota_bytes, min_free_bytes=0)
+    key, tally, other = key_of("a"), Counters(), DiskCache(cache.path, quota_bytes=cache.quota_bytes, min_free_bytes=0)
     cache.put(key, "d", block_of())
     found = cache.peek(key, tally)
     assert found and same(found, block_of()) and tally["hits"] == 1
@@ -287,7 +287,7 @@ def test_index_that_fills_up_after_the_rename_is_made_up_for(
 ) -> None:
     real, calls = Index.transact, []
 
-    def full_at_commit(self: Index, work: Callable[[Rows], object]) -> object:
+    def full_at_commit(self: Index, work: Callable[[IndexTable], object]) -> object:
         calls.append(work)
         if len(calls) == 2:
             raise IndexFull

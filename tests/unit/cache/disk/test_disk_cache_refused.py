@@ -15,7 +15,7 @@ import pytest
 from forebay.cache.disk.directory import CacheDirectory, new_part
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.errors import CacheUnusable
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.storage.file_lock import try_lock
 from forebay.transform.block import Block
 
@@ -56,7 +56,7 @@ def test_a_damaged_block_that_cannot_be_set_aside(
     path.write_bytes(path.read_bytes()[:-1])
     shutil.rmtree(cache.path / "quarantine")
     with pytest.raises(CacheUnusable, match="Name another directory"):
-        cache.get(key, Tally())
+        cache.get(key, Counters())
 
 
 def test_a_lease_that_cannot_be_listed_holds_nothing(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forebay.cache.disk import index as index_module
-from forebay.cache.disk.index import Index, IndexFull, Rows
+from forebay.cache.disk.index import Index, IndexFull, IndexTable
 from forebay.errors import CacheUnusable
 
 COUNT = """
@@ -33,7 +33,7 @@ def index(tmp_path: Path) -> Index:
     return Index(tmp_path, tmp_path / "lock")
 
 
-def count_up(rows: Rows) -> int:
+def count_up(rows: IndexTable) -> int:
     number = (rows.get("n") or 0) + 1
     rows.set("n", number)
     return int(number)
@@ -42,7 +42,7 @@ def count_up(rows: Rows) -> int:
 def test_changes_are_kept_unless_the_work_raises(index: Index) -> None:
     assert index.transact(count_up) == 1
 
-    def fail(rows: Rows) -> None:
+    def fail(rows: IndexTable) -> None:
         rows.set("n", 99)
         raise KeyError("x")
 
@@ -73,7 +73,7 @@ def test_no_update_is_lost_between_processes_and_threads(
     assert index.transact(count_up) == 3 * 50 + 4 * 10 + 1
 
 
-def fill_up(rows: Rows) -> None:
+def fill_up(rows: IndexTable) -> None:
     for number in range(300):
         rows.set(f"name{number}", "x" * 100)
 
@@ -109,7 +109,7 @@ def test_pickles_in_the_index_are_never_loaded(index: Index, column: str) -> Non
 
 
 def test_full_disk_is_told_apart(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(rows: Rows) -> None:
+    def full(rows: IndexTable) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     with pytest.raises(IndexFull):
@@ -138,7 +138,7 @@ def test_no_connection_outlives_a_transaction(index: Index) -> None:
 def test_fork_waits_for_the_transaction_and_both_go_on(index: Index) -> None:
     begun, go = threading.Event(), threading.Event()
 
-    def slow(rows: Rows) -> int:
+    def slow(rows: IndexTable) -> int:
         number = count_up(rows)
         begun.set()
         go.wait(120)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forebay.cache.disk.accounts import Books, Claim
+from forebay.cache.disk.accounts import CacheUsage, Reservation
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.disk.index import DamagedRow, Index
 from forebay.cache.disk.index_rows import read_books, read_entry, read_key
@@ -23,8 +23,8 @@ QUARANTINED = f"{'1' * 20}-{KEY}"
 
 def kept() -> Any:
     """As it comes out of JSON."""
-    claim = Claim(key=KEY, dataset="clicks", bytes=100)
-    books = Books(quarantined={QUARANTINED: 5}).add(claim, 1.5).claim(PART, claim)
+    claim = Reservation(key=KEY, dataset="clicks", bytes=100)
+    books = CacheUsage(quarantined={QUARANTINED: 5}).add(claim, 1.5).claim(PART, claim)
     return json.loads(json.dumps(asdict(books)))
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.errors import CacheUnusable, ForebayError
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.transform.block import Block
 
 MIB = 1 << 20
@@ -174,7 +174,7 @@ def test_what_is_no_plain_file_is_no_block(
     plant: Callable[[Path, Path], None],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    key, tally = key_of(1), Tally()
+    key, tally = key_of(1), Counters()
     opened(tmp_path / "other").put(key, "data", block_of(1))
     outside = tmp_path / "other" / "blocks" / f"{key}.block"
     content = outside.read_bytes()
@@ -230,7 +230,7 @@ def test_a_lock_that_leads_elsewhere_is_refused(tmp_path: Path, key_of: KeyOf) -
     assert not outside.exists()
 
 
-class Mark:
+class PickleMark:
     """Loading a pickle of this makes a file."""
 
     def __init__(self, path: Path) -> None:
@@ -243,16 +243,16 @@ class Mark:
 @pytest.fixture
 def bomb(tmp_path: Path) -> bytes:
     """A pickle that would leave `ran` behind; that it would is seen first."""
-    trial = pickle.dumps(Mark(tmp_path / "tried"))
+    trial = pickle.dumps(PickleMark(tmp_path / "tried"))
     pickle.loads(trial)
     assert (tmp_path / "tried").exists()
-    return pickle.dumps(Mark(tmp_path / "ran"))
+    return pickle.dumps(PickleMark(tmp_path / "ran"))
 
 
 def test_a_pickle_in_place_of_a_block_does_not_run(
     tmp_path: Path, bomb: bytes, block_of: BlockOf, key_of: KeyOf, same: Same
 ) -> None:
-    cache, tally = opened(tmp_path / "cache"), Tally()
+    cache, tally = opened(tmp_path / "cache"), Counters()
     cache.put(key_of(1), "data", block_of())
     cache.path_of(key_of(1)).write_bytes(bomb)
     assert opened(tmp_path / "cache").verify().bad == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from forebay.cache.node.bloom_filter import Summary
+from forebay.cache.node.bloom_filter import BloomFilter
 
 
 def key(number: int) -> str:
@@ -13,7 +13,7 @@ def key(number: int) -> str:
 
 def test_says_yes_to_all_it_was_made_of_and_rarely_to_others() -> None:
     held = [key(number) for number in range(5_000)]
-    summary = Summary.of(held)
+    summary = BloomFilter.of(held)
     assert all(one in summary for one in held)
     wrong = sum(key(number) in summary for number in range(5_000, 45_000))
     assert 20 < wrong < 200, "1 in 400 of 40,000"
@@ -21,10 +21,10 @@ def test_says_yes_to_all_it_was_made_of_and_rarely_to_others() -> None:
 
 
 def test_nothing_and_one() -> None:
-    assert key(1) not in Summary.of([])
-    assert key(1) in Summary.of([key(1)])
+    assert key(1) not in BloomFilter.of([])
+    assert key(1) in BloomFilter.of([key(1)])
 
 
 def test_equal_for_equal_keys_in_any_order() -> None:
     keys = [key(number) for number in range(100)]
-    assert Summary.of(keys) == Summary.of(keys[::-1]) != Summary.of(keys[1:])
+    assert BloomFilter.of(keys) == BloomFilter.of(keys[::-1]) != BloomFilter.of(keys[1:])

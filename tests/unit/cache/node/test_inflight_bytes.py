@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from forebay.cache.node.inflight_bytes import LooseBytes
+from forebay.cache.node.inflight_bytes import InFlightBytes
 from forebay.storage.deadline import Cancelled
 from forebay.transform.block import Block
 
@@ -18,7 +18,7 @@ def block(nbytes: int) -> Block:
 
 
 def test_counts_for_as_long_as_an_array_is_alive() -> None:
-    loose = LooseBytes()
+    loose = InFlightBytes()
     first, second = block(1000), block(600)
     loose.count(first)
     loose.count(second)
@@ -31,7 +31,7 @@ def test_counts_for_as_long_as_an_array_is_alive() -> None:
 
 
 def test_waits_until_enough_is_let_go_of() -> None:
-    loose = LooseBytes()
+    loose = InFlightBytes()
     held = [block(1000), block(1000)]
     for one in held:
         loose.count(one)
@@ -51,7 +51,7 @@ def test_waits_until_enough_is_let_go_of() -> None:
 
 
 def test_goes_on_after_the_deadline() -> None:
-    loose = LooseBytes()
+    loose = InFlightBytes()
     held = block(1000)
     loose.count(held)
     start = time.monotonic()
@@ -60,7 +60,7 @@ def test_goes_on_after_the_deadline() -> None:
 
 
 def test_close_ends_the_waiting() -> None:
-    loose = LooseBytes()
+    loose = InFlightBytes()
     held = block(1000)
     loose.count(held)
     threading.Timer(0.05, loose.close).start()

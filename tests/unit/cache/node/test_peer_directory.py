@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from forebay.cache.node.bloom_filter import Summary
+from forebay.cache.node.bloom_filter import BloomFilter
 from forebay.cache.node.peer_directory import PeerDirectory
 
 
@@ -24,7 +24,7 @@ def directory() -> PeerDirectory:
     made = PeerDirectory()
     assert made.meet(["b", "a", "c"], 100.0) == ["a", "b", "c"]
     for name, held in {"a": KEYS, "b": KEYS, "c": []}.items():
-        made.learn(name, Summary.of(held))
+        made.learn(name, BloomFilter.of(held))
     made.refreshed(100.0)
     return made
 
@@ -63,7 +63,7 @@ def test_failed_peer_rests_and_is_asked_again_later(directory: PeerDirectory) ->
     assert {name for one in KEYS for name in directory.holders(one, 130.0)} == {"b"}, (
         "what it said before it failed is forgotten"
     )
-    directory.learn("a", Summary.of(KEYS))
+    directory.learn("a", BloomFilter.of(KEYS))
     assert {name for one in KEYS for name in directory.holders(one, 130.0)} == {"a", "b"}
 
 

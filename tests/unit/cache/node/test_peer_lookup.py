@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.cache.block_builder import BlockMaker, Conditions
+from forebay.cache.block_builder import BlockBuilder, BuildOptions
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.node import peer_directory
 from forebay.cache.node import peer_lookup as peers_module
-from forebay.cache.node.bloom_filter import Summary
-from forebay.cache.node.peer_lookup import AskedPeers, PeerSilent
-from forebay.cache.node.peer_server import PeerDoor
+from forebay.cache.node.bloom_filter import BloomFilter
+from forebay.cache.node.peer_lookup import PeerLookup, PeerSilent
+from forebay.cache.node.peer_server import PeerServer
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.transform.block import Block
 from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
@@ -28,17 +28,17 @@ KEYS = [f"{number:08x}" * 5 for number in range(40)]
 TRANSFORM = Transform(id=Dense("id", dtype="float64"))
 
 
-class Line:
+class LookupLine:
     """Doors of other nodes, joined by plain calls; notes who is asked for what."""
 
     def __init__(self) -> None:
-        self.doors: dict[str, PeerDoor[Block]] = {}
+        self.doors: dict[str, PeerServer[Block]] = {}
         self.silent: set[str] = set()
         self.asked: list[tuple[str, str]] = []
         self.spoil: Callable[[Block], Block] = lambda block: block
 
     def add(self, name: str, cache: DiskCache) -> None:
-        self.doors[name] = PeerDoor(lambda: cache, lambda block: block)
+        self.doors[name] = PeerServer(lambda: cache, lambda block: block)
 
     def names(self) -> list[str]:
         self.asked.append(("all", "names"))
@@ -46,7 +46,7 @@ class Line:
             raise PeerSilent("nobody knows")
         return list(self.doors)
 
-    def summaries(self, names: Collection[str], deadline_s: float) -> Mapping[str, Summary]:
+    def summaries(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
         self.asked += [(name, "summary") for name in names]
         return {name: self.doors[name].summary().result(60) for name in names if name not in self.silent}
 
@@ -69,8 +69,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def line() -> Iterator[Line]:
-    made = Line()
+def line() -> Iterator[LookupLine]:
+    made = LookupLine()
     yield made
     for door in made.doors.values():
         door.close(5.0)
@@ -98,7 +98,7 @@ class NotedLock:
 
 
 @pytest.fixture
-def peers(line: Line, disk: Callable[[str], DiskCache], monkeypatch: pytest.MonkeyPatch) -> AskedPeers:
+def peers(line: LookupLine, disk: Callable[[str], DiskCache], monkeypatch: pytest.MonkeyPatch) -> PeerLookup:
     """Peers of which `b` holds the first 20 of KEYS, and `c` the next 10; 5 rows each. They are asked around once."""
     monkeypatch.setattr(peer_directory, "_FRESH_S", 600.0)
     for name, held in {"b": KEYS[:20], "c": KEYS[20:30]}.items():
@@ -106,10 +106,10 @@ def peers(line: Line, disk: Callable[[str], DiskCache], monkeypatch: pytest.Monk
         for key in held:
             assert cache.put(key, "clicks", Block.of({"id": np.full(5, int(key[:8], 16))}))
         line.add(name, cache)
-    return AskedPeers(line, deadline_s=60.0)
+    return PeerLookup(line, deadline_s=60.0)
 
 
-def test_asks_the_one_that_holds_it(peers: AskedPeers, line: Line) -> None:
+def test_asks_the_one_that_holds_it(peers: PeerLookup, line: LookupLine) -> None:
     for number in (3, 25):
         block = peers.find(KEYS[number], 5)
         assert block is not None and block.arrays["id"].tolist() == [number] * 5
@@ -118,13 +118,13 @@ def test_asks_the_one_that_holds_it(peers: AskedPeers, line: Line) -> None:
     assert line.num_asked("names") == 1 and line.num_asked("summary") == 2, "known for a while"
 
 
-def test_nobody_is_asked_before_something_is_missed(peers: AskedPeers, line: Line) -> None:
+def test_nobody_is_asked_before_something_is_missed(peers: PeerLookup, line: LookupLine) -> None:
     time.sleep(0.1)
     assert line.asked == []
 
 
 def test_block_that_was_evicted_since_is_no_failure(
-    peers: AskedPeers, line: Line, disk: Callable[[str], DiskCache]
+    peers: PeerLookup, line: LookupLine, disk: Callable[[str], DiskCache]
 ) -> None:
     assert peers.find(KEYS[0], 5)
     disk("b").clear()
@@ -134,7 +134,7 @@ def test_block_that_was_evicted_since_is_no_failure(
 
 
 def test_another_one_is_asked_where_the_first_has_it_no_more(
-    peers: AskedPeers, line: Line, disk: Callable[[str], DiskCache]
+    peers: PeerLookup, line: LookupLine, disk: Callable[[str], DiskCache]
 ) -> None:
     copy = disk("d")
     for key in KEYS[:20]:
@@ -146,7 +146,7 @@ def test_another_one_is_asked_where_the_first_has_it_no_more(
     assert {name for name, question in line.asked if question in KEYS} == {"b", "d"}
 
 
-def test_silent_peer_is_left_alone(peers: AskedPeers, line: Line) -> None:
+def test_silent_peer_is_left_alone(peers: PeerLookup, line: LookupLine) -> None:
     assert peers.find(KEYS[0], 5)
     line.silent.add("b")
     assert peers.find(KEYS[1], 5) is None
@@ -157,14 +157,14 @@ def test_silent_peer_is_left_alone(peers: AskedPeers, line: Line) -> None:
     assert peers.find(KEYS[22], 5), "the others go on"
 
 
-def test_peer_without_a_summary_is_left_alone(peers: AskedPeers, line: Line) -> None:
+def test_peer_without_a_summary_is_left_alone(peers: PeerLookup, line: LookupLine) -> None:
     line.silent.add("b")
     assert peers.find(KEYS[0], 5) is None
     assert peers.find(KEYS[22], 5)
     assert [question for name, question in line.asked if name == "b"] == ["summary"]
 
 
-def test_peers_that_cannot_be_listed_are_none(peers: AskedPeers, line: Line) -> None:
+def test_peers_that_cannot_be_listed_are_none(peers: PeerLookup, line: LookupLine) -> None:
     line.silent.add("all")
     assert peers.find(KEYS[0], 5) is None
     assert line.asked == [("all", "names")]
@@ -179,7 +179,7 @@ def test_peers_that_cannot_be_listed_are_none(peers: AskedPeers, line: Line) -> 
     ],
 )
 def test_wrong_rows_are_not_taken_and_the_peer_is_left_alone(
-    peers: AskedPeers, line: Line, spoil: Callable[[Block], Block]
+    peers: PeerLookup, line: LookupLine, spoil: Callable[[Block], Block]
 ) -> None:
     line.spoil = spoil
     assert peers.find(KEYS[0], 5) is None
@@ -189,7 +189,7 @@ def test_wrong_rows_are_not_taken_and_the_peer_is_left_alone(
 
 
 def test_threads_wait_for_the_first_round_and_a_moment_for_later_ones(
-    peers: AskedPeers, line: Line, disk: Callable[[str], DiskCache], monkeypatch: pytest.MonkeyPatch
+    peers: PeerLookup, line: LookupLine, disk: Callable[[str], DiskCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking, go = threading.Event(), threading.Event()
     names, lock = line.names, NotedLock()
@@ -238,19 +238,19 @@ def manifest(parquet_folder: Callable[..., Path]) -> Manifest:
     return scan(parquet_folder({"a.parquet": [3, 4], "b.parquet": [5]}))
 
 
-def make_all(manifest: Manifest, cache: DiskCache | None, peers: AskedPeers | None) -> tuple[list[float], Tally]:
-    tally = Tally()
-    maker = BlockMaker(manifest, TRANSFORM, cache, tally=tally, conditions=Conditions(peers=peers))
+def make_all(manifest: Manifest, cache: DiskCache | None, peers: PeerLookup | None) -> tuple[list[float], Counters]:
+    tally = Counters()
+    maker = BlockBuilder(manifest, TRANSFORM, cache, tally=tally, conditions=BuildOptions(peers=peers))
     blocks = [maker.make(index)[0] for index in range(len(manifest))]
     return np.concatenate([block.arrays["id"] for block in blocks]).ravel().tolist(), tally
 
 
 def test_what_a_peer_holds_is_stored_and_its_source_not_opened(
-    line: Line, manifest: Manifest, disk: Callable[[str], DiskCache]
+    line: LookupLine, manifest: Manifest, disk: Callable[[str], DiskCache]
 ) -> None:
     line.add("b", disk("b"))
     ids, first = make_all(manifest, disk("b"), None)
-    again, tally = make_all(manifest, disk("a"), AskedPeers(line))
+    again, tally = make_all(manifest, disk("a"), PeerLookup(line))
     assert again == ids == list(range(12)) and first["parquet_opens"] == 3
     assert (tally["peer_hits"], tally["stores"], tally["parquet_opens"]) == (3, 3, 0)
     assert tally["peer_bytes"] == first["stored_bytes"] and tally["peer_s"] > 0
@@ -258,23 +258,23 @@ def test_what_a_peer_holds_is_stored_and_its_source_not_opened(
 
 
 def test_what_a_peer_holds_and_does_not_fit_is_handed_out(
-    line: Line, manifest: Manifest, disk: Callable[[str], DiskCache], tmp_path: Path
+    line: LookupLine, manifest: Manifest, disk: Callable[[str], DiskCache], tmp_path: Path
 ) -> None:
     line.add("b", disk("b"))
     ids, _ = make_all(manifest, disk("b"), None)
     full = DiskCache(tmp_path / "full", quota_bytes=1, min_free_bytes=0)
-    again, tally = make_all(manifest, full, AskedPeers(line))
+    again, tally = make_all(manifest, full, PeerLookup(line))
     assert again == ids
     assert (tally["peer_hits"], tally["bypasses"], tally["stores"], tally["parquet_opens"]) == (3, 3, 0, 0)
 
 
 def test_peers_that_fail_cost_no_more_than_the_source(
-    line: Line, manifest: Manifest, disk: Callable[[str], DiskCache]
+    line: LookupLine, manifest: Manifest, disk: Callable[[str], DiskCache]
 ) -> None:
     line.add("b", disk("b"))
     ids, _ = make_all(manifest, disk("b"), None)
     line.spoil = lambda block: Block(1, {"id": block.arrays["id"][:1]})
-    again, tally = make_all(manifest, disk("a"), AskedPeers(line))
+    again, tally = make_all(manifest, disk("a"), PeerLookup(line))
     assert again == ids
     assert (tally["peer_hits"], tally["stores"], tally["parquet_opens"]) == (0, 3, 3)
     assert len([question for question in line.asked if len(question[1]) == 40]) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.node import peer_server as peer_door
-from forebay.cache.node.peer_server import PeerDoor
+from forebay.cache.node.peer_server import PeerServer
 from forebay.transform.block import Block
 
 KEYS = [f"{number:08x}" * 5 for number in range(20)]
@@ -28,30 +28,30 @@ def cache(tmp_path: Path) -> DiskCache:
 
 
 @pytest.fixture
-def door(cache: DiskCache) -> Iterator[PeerDoor[Block]]:
-    made = PeerDoor(lambda: cache, lambda block: block)
+def door(cache: DiskCache) -> Iterator[PeerServer[Block]]:
+    made = PeerServer(lambda: cache, lambda block: block)
     yield made
     made.close(5.0)
 
 
-def test_hands_out_what_is_on_disk_and_nothing_else(door: PeerDoor[Block]) -> None:
+def test_hands_out_what_is_on_disk_and_nothing_else(door: PeerServer[Block]) -> None:
     block = door.block(KEYS[7]).result(60)
     assert block is not None and (block.arrays["id"] == 7).all()
     assert door.block(KEYS[15]).result(60) is None
 
 
-def test_tells_what_it_has_at_the_moment(door: PeerDoor[Block], cache: DiskCache) -> None:
+def test_tells_what_it_has_at_the_moment(door: PeerServer[Block], cache: DiskCache) -> None:
     assert all(key in door.summary().result(60) for key in KEYS[:10])
     cache.clear()
     assert not any(key in door.summary().result(60) for key in KEYS)
 
 
 @pytest.mark.parametrize("key", ["", "../../etc/passwd", "0" * 39, "0" * 40 + "\n", "A" * 40, "../blocks/" + KEYS[0]])
-def test_key_that_is_none_reaches_no_file(door: PeerDoor[Block], key: str) -> None:
+def test_key_that_is_none_reaches_no_file(door: PeerServer[Block], key: str) -> None:
     assert door.block(key).result(60) is None
 
 
-def test_damaged_block_is_not_handed_out(door: PeerDoor[Block], cache: DiskCache) -> None:
+def test_damaged_block_is_not_handed_out(door: PeerServer[Block], cache: DiskCache) -> None:
     path = cache.path_of(KEYS[3])
     content = bytearray(path.read_bytes())
     content[-40] ^= 1
@@ -60,7 +60,7 @@ def test_damaged_block_is_not_handed_out(door: PeerDoor[Block], cache: DiskCache
     assert not path.exists(), "moved to quarantine"
 
 
-def test_disk_that_vanished_has_nothing(door: PeerDoor[Block], cache: DiskCache) -> None:
+def test_disk_that_vanished_has_nothing(door: PeerServer[Block], cache: DiskCache) -> None:
     shutil.rmtree(cache.path)
     assert door.block(KEYS[3]).result(60) is None
 
@@ -80,7 +80,7 @@ def test_few_at_a_time_and_the_rest_are_turned_away(cache: DiskCache, monkeypatc
             inside -= 1
         return block
 
-    door = PeerDoor(lambda: cache, send)
+    door = PeerServer(lambda: cache, send)
     futures = [door.block(key) for key in KEYS[:10]]
     turned_away = [future for future in futures if future.done()]
     assert len(turned_away) == 4 and all(future.result() is None for future in turned_away)

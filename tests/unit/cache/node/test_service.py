@@ -22,13 +22,13 @@ from forebay.cache.disk import directory
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.node import service as service_module
 from forebay.cache.node.payload import pack
-from forebay.cache.node.service import Failed, Loose, NodeService, Stored
+from forebay.cache.node.service import BuildFailed, InMemoryBlock, NodeService, StoredBlock
 from forebay.cache.node.source import NodeSource
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable, TransformFailed
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
-from forebay.metrics import Tally
+from forebay.metrics import Counters
 from forebay.storage.deadline import Cancelled
 from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
@@ -36,7 +36,7 @@ from forebay.transform.transform import Transform
 TRANSFORM = Transform(id=Dense("id", dtype="float64"))
 
 
-class Line:
+class ServiceLine:
     """What the Ray actor does, by plain calls; notes them."""
 
     def __init__(self, spec: CacheSpec, *, is_here: bool = True) -> None:
@@ -62,7 +62,7 @@ class Line:
             if cancelled.wait(0.01):
                 raise Cancelled("closed")
         reply = future.result().take()
-        return Stored(sums=reply.sums) if isinstance(reply, Loose) and not with_arrays else reply
+        return StoredBlock(sums=reply.sums) if isinstance(reply, InMemoryBlock) and not with_arrays else reply
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def spec(tmp_path: Path) -> CacheSpec:
 
 
 @pytest.fixture
-def line(spec: CacheSpec) -> Iterator[Line]:
-    made = Line(spec)
+def line(spec: CacheSpec) -> Iterator[ServiceLine]:
+    made = ServiceLine(spec)
     yield made
     made.service.close(5.0)
 
@@ -95,8 +95,10 @@ def wide(tmp_path: Path) -> Callable[..., Manifest]:
     return write
 
 
-def read_all(line: Line, manifest: Manifest, transform: Transform = TRANSFORM) -> tuple[list[float], dict[str, float]]:
-    tally = Tally()
+def read_all(
+    line: ServiceLine, manifest: Manifest, transform: Transform = TRANSFORM
+) -> tuple[list[float], dict[str, float]]:
+    tally = Counters()
     with closing(NodeSource(line, manifest, transform, tally)) as source:
         futures = [source.request(index) for index in range(len(manifest))]
         ids = np.concatenate([future.result(30).arrays["id"] for future in futures]).ravel().tolist()
@@ -111,7 +113,7 @@ def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
         time.sleep(0.01)
 
 
-def test_registers_once_and_asks_only_for_what_is_not_on_disk(line: Line, manifest: Manifest) -> None:
+def test_registers_once_and_asks_only_for_what_is_not_on_disk(line: ServiceLine, manifest: Manifest) -> None:
     ids, counted = read_all(line, manifest)
     assert ids == list(range(12))
     assert counted == {"stores": 3, "parquet_opens": 3}
@@ -121,81 +123,83 @@ def test_registers_once_and_asks_only_for_what_is_not_on_disk(line: Line, manife
     assert line.calls == []
 
 
-def test_service_that_forgot_is_told_again(line: Line, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_that_forgot_is_told_again(
+    line: ServiceLine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service_module, "_MOST_DATASETS", 1)
-    with closing(NodeSource(line, manifest, TRANSFORM, Tally())) as source:
+    with closing(NodeSource(line, manifest, TRANSFORM, Counters())) as source:
         assert source.request(0).result(60).rows == 3
         read_all(line, manifest, Transform(id=Dense("id", dtype="float32")))
         assert source.request(1).result(60).rows == 4
     assert line.calls.count("register") == 3
 
 
-def test_first_asker_is_told_the_cost_and_the_others_a_hit(line: Line, manifest: Manifest) -> None:
+def test_first_asker_is_told_the_cost_and_the_others_a_hit(line: ServiceLine, manifest: Manifest) -> None:
     go = threading.Event()
 
     def wait(batch: pa.RecordBatch) -> dict[str, Any]:
         go.wait(120)
         return {"id": np.asarray(batch["id"])}
 
-    source = NodeSource(line, manifest, Transform(fn=wait, version="1"), Tally())
+    source = NodeSource(line, manifest, Transform(fn=wait, version="1"), Counters())
     names = source._id
     line.service._registered[names] = (manifest, Transform(fn=wait, version="1"))
     futures = [line.service.request(names, 0) for _ in range(3)]
     go.set()
     replies = [future.result(60).take() for future in futures if future]
-    assert [reply.sums.get("stores", 0) for reply in replies if isinstance(reply, Stored)] == [1, 0, 0]
-    assert [reply.sums.get("hits", 0) for reply in replies if isinstance(reply, Stored)] == [0, 1, 1]
+    assert [reply.sums.get("stores", 0) for reply in replies if isinstance(reply, StoredBlock)] == [1, 0, 0]
+    assert [reply.sums.get("hits", 0) for reply in replies if isinstance(reply, StoredBlock)] == [0, 1, 1]
     source.close()
 
 
-def test_newest_bounds_count(line: Line, spec: CacheSpec, manifest: Manifest) -> None:
+def test_newest_bounds_count(line: ServiceLine, spec: CacheSpec, manifest: Manifest) -> None:
     line.spec = CacheSpec(path=spec.path, quota_bytes=1000, min_free_bytes=0)
     assert read_all(line, manifest)[1] == {"bypasses": 3, "parquet_opens": 3}
     line.spec = spec
-    with closing(NodeSource(line, manifest, Transform(id=Dense(["id"], dtype="int64")), Tally())) as source:
+    with closing(NodeSource(line, manifest, Transform(id=Dense(["id"], dtype="int64")), Counters())) as source:
         source.request(0).result(60)
     assert read_all(line, manifest)[1] == {"stores": 3, "parquet_opens": 3}
 
 
-def test_blocks_of_another_node_stay_there(line: Line, manifest: Manifest) -> None:
+def test_blocks_of_another_node_stay_there(line: ServiceLine, manifest: Manifest) -> None:
     line.is_here = False
-    tally = Tally()
+    tally = Counters()
     with closing(NodeSource(line, manifest, TRANSFORM, tally)) as source:
         block = source.request(0).result(60)
     assert (block.rows, dict(block.arrays)) == (3, {})
     assert tally["stores"] == 1 and tally["map_s"] > 0
 
 
-def test_error_comes_with_its_place(line: Line, manifest: Manifest) -> None:
+def test_error_comes_with_its_place(line: ServiceLine, manifest: Manifest) -> None:
     def boom(batch: pa.RecordBatch) -> dict[str, Any]:
         raise ValueError("boom")
 
     with (
-        closing(NodeSource(line, manifest, Transform(fn=boom, version="1"), Tally())) as source,
+        closing(NodeSource(line, manifest, Transform(fn=boom, version="1"), Counters())) as source,
         pytest.raises(TransformFailed, match="boom") as caught,
     ):
         source.request(0).result(60)
     assert "in boom" in str(caught.value.__cause__)
 
 
-def test_block_that_is_stored_where_nobody_can_read_it(line: Line, manifest: Manifest, tmp_path: Path) -> None:
+def test_block_that_is_stored_where_nobody_can_read_it(line: ServiceLine, manifest: Manifest, tmp_path: Path) -> None:
     line.spec = CacheSpec(path=str(tmp_path / "elsewhere"), quota_bytes=16 << 20, min_free_bytes=0)
     line.service.adopt = lambda spec: None  # type: ignore[method-assign]
     with (
-        closing(NodeSource(line, manifest, TRANSFORM, Tally())) as source,
+        closing(NodeSource(line, manifest, TRANSFORM, Counters())) as source,
         pytest.raises(CacheUnusable, match="same disk"),
     ):
         source.request(0).result(60)
 
 
-def test_close_ends_waiting_for_the_service(line: Line, manifest: Manifest) -> None:
+def test_close_ends_waiting_for_the_service(line: ServiceLine, manifest: Manifest) -> None:
     go = threading.Event()
 
     def wait(batch: pa.RecordBatch) -> dict[str, Any]:
         go.wait(60)
         return {"id": np.asarray(batch["id"])}
 
-    source = NodeSource(line, manifest, TRANSFORM, Tally())
+    source = NodeSource(line, manifest, TRANSFORM, Counters())
     line.service._registered[source._id] = (manifest, Transform(fn=wait, version="1"))
     future = source.request(0)
     time.sleep(0.1)
@@ -207,7 +211,7 @@ def test_close_ends_waiting_for_the_service(line: Line, manifest: Manifest) -> N
     go.set()
 
 
-def test_failures_cost_what_they_cost(line: Line, manifest: Manifest) -> None:
+def test_failures_cost_what_they_cost(line: ServiceLine, manifest: Manifest) -> None:
     def boom(batch: pa.RecordBatch) -> dict[str, Any]:
         raise ValueError("boom")
 
@@ -215,13 +219,13 @@ def test_failures_cost_what_they_cost(line: Line, manifest: Manifest) -> None:
     future = line.service.request("d", 0)
     assert future
     reply = future.result(60).take()
-    assert isinstance(reply, Failed) and reply.sums["parquet_opens"] == 1
+    assert isinstance(reply, BuildFailed) and reply.sums["parquet_opens"] == 1
 
 
 # --- over quota ---
 
 
-def test_quota_of_nothing_stores_nothing(line: Line, spec: CacheSpec, manifest: Manifest) -> None:
+def test_quota_of_nothing_stores_nothing(line: ServiceLine, spec: CacheSpec, manifest: Manifest) -> None:
     line.spec = replace(spec, quota_bytes=0)
     for _ in range(2):
         assert read_all(line, manifest) == (list(range(12)), {"bypasses": 3, "parquet_opens": 3})
@@ -247,7 +251,7 @@ def test_memory_of_loose_blocks_is_bounded_however_many_ask(
     assert num_made <= 3 + num_reads, "nobody has taken one, so no more are made"
     while open_requests:  # each reply is dropped as soon as it is taken, as the actor does
         future = open_requests.popleft()
-        assert future and isinstance(future.result(30).take(), Loose)
+        assert future and isinstance(future.result(30).take(), InMemoryBlock)
         del future
     assert 3 * block_bytes < service.loose_bytes.most <= (3 + num_reads) * block_bytes
     until(lambda: service.loose_bytes.now == 0)
@@ -264,7 +268,7 @@ def test_close_ends_waiting_for_memory(spec: CacheSpec, manifest: Manifest, monk
     kept = futures[0].result(60).take()
     start = time.monotonic()
     service.close(60.0)
-    assert time.monotonic() - start < 20.0 and isinstance(kept, Loose)
+    assert time.monotonic() - start < 20.0 and isinstance(kept, InMemoryBlock)
 
 
 # --- many data sets under one quota ---
@@ -278,14 +282,14 @@ def stripes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stripes")
 def test_idle_data_sets_are_evicted_whole_and_oldest_first_and_never_one_in_use(
-    line: Line, spec: CacheSpec, wide: Callable[[str], Manifest]
+    line: ServiceLine, spec: CacheSpec, wide: Callable[[str], Manifest]
 ) -> None:
     first, second, third, fourth, fifth = (wide(f"data{number}") for number in range(5))
     stored = {"stores": 4, "parquet_opens": 4}
     for manifest in (first, second, third):
         assert read_all(line, manifest)[1] == stored
     line.spec = replace(spec, quota_bytes=line.service.cache.used_bytes + 100_000)  # no room for a block more
-    with closing(NodeSource(line, first, TRANSFORM, Tally())) as user:
+    with closing(NodeSource(line, first, TRANSFORM, Counters())) as user:
         assert read_all(line, fourth)[1] == stored
         kept = [use.dataset.partition("-")[0] for use in line.service.cache.datasets()]
         assert kept == ["data0", "data2", "data3"], "the first is in use, so the second had to go"
@@ -299,12 +303,12 @@ def test_idle_data_sets_are_evicted_whole_and_oldest_first_and_never_one_in_use(
 
 @pytest.mark.usefixtures("stripes")
 def test_where_all_are_in_use_the_newcomer_is_not_stored(
-    line: Line, spec: CacheSpec, wide: Callable[[str], Manifest]
+    line: ServiceLine, spec: CacheSpec, wide: Callable[[str], Manifest]
 ) -> None:
     first, second = wide("first"), wide("second")
     read_all(line, first)
     line.spec = replace(spec, quota_bytes=line.service.cache.used_bytes + 100_000)
-    with closing(NodeSource(line, first, TRANSFORM, Tally())):
+    with closing(NodeSource(line, first, TRANSFORM, Counters())):
         assert read_all(line, second)[1] == {"bypasses": 4, "parquet_opens": 4}
         assert read_all(line, first)[1] == {"hits": 4}
     assert read_all(line, second)[1] == {"stores": 4, "parquet_opens": 4}

@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from forebay.driver.elastic.coordinator import Coordinator, News
-from forebay.driver.worker_error import Raised
-from forebay.events import EpochEnded, Failed, Finished, Orders, Preempted, Reported, Started
+from forebay.driver.elastic.coordinator import Coordinator, Updates
+from forebay.driver.worker_error import WorkerError
+from forebay.events import Commands, EpochEnded, Failed, Finished, Preempted, Reported, Started
 from forebay.runs.status import RunStatus
 
 EVENTS = [Finished(name=name, path="/runs") for name in "abc"]
@@ -51,7 +51,7 @@ def test_events_are_taken_once_in_order() -> None:
     async def talk() -> None:
         coordinator = coordinator_of(1)
         assert [await coordinator.report(event) for event in EVENTS] == [1, 2, 3]
-        assert await coordinator.take(0) == News(events=EVENTS, count=3, target=1, stop=None)
+        assert await coordinator.take(0) == Updates(events=EVENTS, count=3, target=1, stop=None)
         assert list((await coordinator.take(0)).events) == []
 
     asyncio.run(talk())
@@ -144,7 +144,7 @@ def test_survivor_that_notices_late_still_finds_its_peers_and_its_error_does_not
         await coordinator.lost_workers("lost worker 1")
         await asyncio.wait_for(asking, 1.0)
         assert await coordinator.workers() == {0: "worker 0", 1: "worker 1"}
-        late = Raised(rank=0, summary="RuntimeError: gloo", traceback="", pickled=None)
+        late = WorkerError(rank=0, summary="RuntimeError: gloo", traceback="", pickled=None)
         await coordinator.raise_error(late, number)
         assert await coordinator.may_retry()
         await coordinator.begin(1)
@@ -174,7 +174,7 @@ def test_growing_waits_for_the_next_workers_and_shrinking_for_nobody() -> None:
     async def talk() -> None:
         coordinator = await joined(2)
         await coordinator.set_target(3)
-        assert await coordinator.orders() == Orders(), "told to part before the next workers were ready"
+        assert await coordinator.orders() == Commands(), "told to part before the next workers were ready"
         await coordinator.part_for(3)
         assert (await coordinator.orders()).parting(2) == 3
         assert (await coordinator.status()).state == "resizing"
@@ -193,7 +193,7 @@ def test_shrink_asked_at_the_end_of_an_epoch_is_obeyed_there_by_workers_that_nev
         coordinator = coordinator_of(4)
         await coordinator.begin(3)
         await coordinator.set_target(2)
-        assert await coordinator.orders() == Orders(), "told to part before it trained"
+        assert await coordinator.orders() == Commands(), "told to part before it trained"
         await coordinator.report(Started(name="a", world_size=3, epochs=4, num_batches=8))
         ended = EpochEnded(epoch=0, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0)
         number = await coordinator.report(ended)
@@ -202,7 +202,7 @@ def test_shrink_asked_at_the_end_of_an_epoch_is_obeyed_there_by_workers_that_nev
         await coordinator.noted(number)
         assert (await settling).parting(3) == 1
         await coordinator.begin(1)
-        assert await coordinator.orders() == Orders()
+        assert await coordinator.orders() == Commands()
 
     asyncio.run(talk())
 
@@ -248,7 +248,7 @@ def test_settled_orders_wait_until_callbacks_have_heard_what_was_reported() -> N
         news = await coordinator.take(0)
         await coordinator.set_batch(64)
         await coordinator.noted(news.count)
-        assert await settling == Orders(global_batch=64)
+        assert await settling == Commands(global_batch=64)
 
     asyncio.run(talk())
 
@@ -256,12 +256,12 @@ def test_settled_orders_wait_until_callbacks_have_heard_what_was_reported() -> N
 def test_a_bell_rings_when_something_else_is_asked_or_the_attempt_is_over() -> None:
     async def talk() -> None:
         coordinator = await joined(2)
-        asks: list[tuple[Callable[[], Awaitable[None]], Orders]] = [
-            (lambda: coordinator.set_batch(64), Orders()),
-            (lambda: coordinator.part_for(3), Orders(global_batch=64)),
-            (lambda: coordinator.part_for(None), Orders(global_batch=64, workers=3, moves=True)),
-            (lambda: coordinator.ask_stop("enough"), Orders(global_batch=64)),
-            (lambda: coordinator.begin(2), Orders(global_batch=64, stop="enough")),
+        asks: list[tuple[Callable[[], Awaitable[None]], Commands]] = [
+            (lambda: coordinator.set_batch(64), Commands()),
+            (lambda: coordinator.part_for(3), Commands(global_batch=64)),
+            (lambda: coordinator.part_for(None), Commands(global_batch=64, workers=3, moves=True)),
+            (lambda: coordinator.ask_stop("enough"), Commands(global_batch=64)),
+            (lambda: coordinator.begin(2), Commands(global_batch=64, stop="enough")),
         ]
         for ask, known in asks:
             assert await coordinator.orders() == known
@@ -270,7 +270,7 @@ def test_a_bell_rings_when_something_else_is_asked_or_the_attempt_is_over() -> N
             assert not bell.done()
             await ask()
             await asyncio.wait_for(bell, 5.0)
-        await asyncio.wait_for(coordinator.changed(Orders()), 5.0)
+        await asyncio.wait_for(coordinator.changed(Commands()), 5.0)
 
     asyncio.run(talk())
 
@@ -299,7 +299,9 @@ def test_first_exception_is_the_cause() -> None:
         assert number is not None
         assert await coordinator.may_retry()
         for rank in (1, 0):
-            await coordinator.raise_error(Raised(rank=rank, summary="ValueError", traceback="", pickled=None), number)
+            await coordinator.raise_error(
+                WorkerError(rank=rank, summary="ValueError", traceback="", pickled=None), number
+            )
         raised = await coordinator.raised()
         assert raised is not None and raised.rank == 1
         assert not await coordinator.may_retry()

@@ -12,7 +12,7 @@ import pytest
 from forebay.driver.elastic import event_loop as ray_following
 from forebay.driver.elastic.coordinator import Coordinator
 from forebay.driver.elastic.event_loop import follow
-from forebay.events import Orders
+from forebay.events import Commands
 from forebay.job.elastic import Elastic
 from forebay.runs.control import Control
 from forebay.runs.status import RunStatus
@@ -69,8 +69,8 @@ def test_what_was_asked_before_there_were_workers_is_passed_on(actor: Any, monke
     control.stop("enough")
     follow_to_the_end(control, actor)
     assert actor.target.remote() == 4
-    assert actor.orders.remote() == Orders(stop="enough", global_batch=128)
-    assert control.orders == Orders(stop="enough", workers=4, global_batch=128), "a request was overwritten"
+    assert actor.orders.remote() == Commands(stop="enough", global_batch=128)
+    assert control.orders == Commands(stop="enough", workers=4, global_batch=128), "a request was overwritten"
 
 
 def test_what_callbacks_ask_is_known_also_where_it_is_so_already(actor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +98,4 @@ def test_fixed_job_asks_for_no_size(actor: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ray_following, "POLL_S", 0.0)
     control = Control(workers=2)
     follow_to_the_end(control, actor)
-    assert control.orders == Orders() and actor.target.remote() == 2
+    assert control.orders == Commands() and actor.target.remote() == 2

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from forebay.driver.elastic.policy import SETTLE_S, WARM_S, Decision, Member, State, View, decide
+from forebay.driver.elastic.policy import SETTLE_S, WARM_S, Decision, PoolView, PoolWorker, State, decide
 
 NOW = 1000.0
 OLD = NOW - WARM_S - SETTLE_S
 
 
-def _member(name: str, state: State = "warm", *, asked_at: float = OLD, **facts: bool) -> Member:
-    return Member(name=name, asked_at=asked_at, state=state, **facts)
+def _member(name: str, state: State = "warm", *, asked_at: float = OLD, **facts: bool) -> PoolWorker:
+    return PoolWorker(name=name, asked_at=asked_at, state=state, **facts)
 
 
-def _decide(*crew: Member, world: str = "", target: int = 2, min_workers: int = 1) -> Decision:
-    return decide(View(crew=crew, world=tuple(world), target=target, min_workers=min_workers, now=NOW))
+def _decide(*crew: PoolWorker, world: str = "", target: int = 2, min_workers: int = 1) -> Decision:
+    return decide(PoolView(crew=crew, world=tuple(world), target=target, min_workers=min_workers, now=NOW))
 
 
 def test_asks_for_all_who_are_missing() -> None:

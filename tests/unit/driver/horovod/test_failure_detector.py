@@ -12,10 +12,10 @@ import pytest
 from tests.unit.driver.elastic.test_coordinator import coordinator_of
 
 from forebay.driver.elastic.coordinator import Coordinator
-from forebay.driver.elastic.policy import Member
+from forebay.driver.elastic.policy import PoolWorker
 from forebay.driver.horovod import failure_detector as horovod_conductor
 from forebay.driver.horovod.backend import Answered, HorovodWorld, Message
-from forebay.driver.horovod.failure_detector import Conductor, Terms, TooManyLost
+from forebay.driver.horovod.failure_detector import HorovodController, HorovodTerms, TooManyLost
 from forebay.driver.horovod.liveness import Lost
 from forebay.driver.worker_main import Outcome
 from forebay.errors import Hung
@@ -39,7 +39,9 @@ class ToldCrew:
 
     def __init__(self, size: int, waiting: Sequence[str] = ()) -> None:
         names = tuple(str(rank) for rank in range(size))
-        self.members = {name: Member(name=name, asked_at=0.0, state="warm", node="n") for name in (*names, *waiting)}
+        self.members = {
+            name: PoolWorker(name=name, asked_at=0.0, state="warm", node="n") for name in (*names, *waiting)
+        }
         self.world: HorovodWorld | None = HorovodWorld(number=1, names=names, rendezvous=None)
         self.happens: list[Happens] = []
 
@@ -78,8 +80,8 @@ def begun(size: int) -> Coordinator:
 
 
 def conduct(crew: ToldCrew, coordinator: Coordinator, *, max_failures: int = 3, hang_timeout_s: float = 60.0) -> None:
-    terms = Terms(name="a", min_workers=1, max_failures=max_failures, hang_timeout_s=hang_timeout_s)
-    Conductor(terms, crew, Remote(coordinator)).conduct()
+    terms = HorovodTerms(name="a", min_workers=1, max_failures=max_failures, hang_timeout_s=hang_timeout_s)
+    HorovodController(terms, crew, Remote(coordinator)).conduct()
 
 
 def parting(coordinator: Coordinator, world_size: int) -> int | None:

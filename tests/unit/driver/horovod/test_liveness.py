@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.driver.horovod.liveness import Entered, Lifelines, Lost, Placed, Sign
+from forebay.driver.horovod.liveness import Entered, LivenessServer, Lost, Placed, Sign
 
 WAIT_S = 30.0
 STILL_S = 0.3
 WORKER = """
 import sys, threading
-from forebay.driver.horovod.liveness import Lifeline, LineAddress
-line = Lifeline(LineAddress(host="127.0.0.1", port=int(sys.argv[1]), token=sys.argv[2]), name="w", node="n")
+from forebay.driver.horovod.liveness import LivenessClient, LineAddress
+line = LivenessClient(LineAddress(host="127.0.0.1", port=int(sys.argv[1]), token=sys.argv[2]), name="w", node="n")
 line.entered(3)
 threading.Event().wait()
 """
@@ -29,14 +29,14 @@ def signs() -> queue.SimpleQueue[Sign]:
 
 
 @pytest.fixture
-def lines(signs: queue.SimpleQueue[Sign]) -> Iterator[Lifelines]:
-    lines = Lifelines("127.0.0.1", signs.put)
+def lines(signs: queue.SimpleQueue[Sign]) -> Iterator[LivenessServer]:
+    lines = LivenessServer("127.0.0.1", signs.put)
     yield lines
     lines.close()
 
 
 @pytest.fixture
-def worker(lines: Lifelines) -> Iterator[subprocess.Popen[bytes]]:
+def worker(lines: LivenessServer) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", WORKER, str(lines.address.port), lines.address.token])
     yield process
     process.kill()
@@ -52,7 +52,7 @@ def test_a_worker_is_heard_of_until_it_is_killed(
     assert signs.get(timeout=WAIT_S) == Lost(name="w")
 
 
-def test_a_stranger_is_no_worker(lines: Lifelines, signs: queue.SimpleQueue[Sign]) -> None:
+def test_a_stranger_is_no_worker(lines: LivenessServer, signs: queue.SimpleQueue[Sign]) -> None:
     for hello in (b'{"token": "guessed", "name": "w", "node": "n"}\n', b"GET / HTTP/1.0\r\n\r\n", b"\n"):
         with socket.create_connection(("127.0.0.1", lines.address.port)) as stranger:
             stranger.sendall(hello)
@@ -61,7 +61,7 @@ def test_a_stranger_is_no_worker(lines: Lifelines, signs: queue.SimpleQueue[Sign
 
 
 def test_a_worker_ends_when_it_is_told_to_and_is_lost_only_then(
-    lines: Lifelines, worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[Sign]
+    lines: LivenessServer, worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[Sign]
 ) -> None:
     assert signs.get(timeout=WAIT_S) == Placed(name="w", node="n")
     assert signs.get(timeout=WAIT_S) == Entered(name="w", world=3)
@@ -80,7 +80,7 @@ def test_a_worker_ends_when_it_is_told_to_and_is_lost_only_then(
 
 
 def test_no_worker_outlives_the_end_of_all_lines(
-    lines: Lifelines, worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[Sign]
+    lines: LivenessServer, worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[Sign]
 ) -> None:
     assert signs.get(timeout=WAIT_S) == Placed(name="w", node="n")
     with socket.create_connection(("127.0.0.1", lines.address.port)) as late:

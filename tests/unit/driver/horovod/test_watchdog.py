@@ -4,14 +4,14 @@ import threading
 
 import pytest
 
-from forebay.driver.horovod.watchdog import Patience
+from forebay.driver.horovod.watchdog import CollectiveWatchdog
 
 WAIT_S = 30.0
 
 
 def test_who_waits_too_long_is_freed_once() -> None:
     freed = threading.Semaphore(0)
-    patience = Patience(0.05, freed.release)
+    patience = CollectiveWatchdog(0.05, freed.release)
     with patience:
         assert freed.acquire(timeout=WAIT_S)
     patience.close()
@@ -20,7 +20,7 @@ def test_who_waits_too_long_is_freed_once() -> None:
 
 def test_who_does_not_wait_is_left_alone() -> None:
     freed = threading.Event()
-    patience = Patience(0.2, freed.set)
+    patience = CollectiveWatchdog(0.2, freed.set)
     for _ in range(3):
         with patience:
             pass

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.driver.ray_train.scaling import Change, Standing, first_world, next_world
+from forebay.driver.ray_train.scaling import RayDecision, RayPoolView, first_world, next_world
 
 
-def standing(**counts: object) -> Standing:
-    return Standing(**({"target": 4, "least": 1, "size": 2, "staying": 2} | counts))  # type: ignore[arg-type]
+def standing(**counts: object) -> RayPoolView:
+    return RayPoolView(**({"target": 4, "least": 1, "size": 2, "staying": 2} | counts))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def standing(**counts: object) -> Standing:
 )
 def test_world_at_work(counts: dict[str, object], workers: int | None) -> None:
     change = next_world(standing(**counts))
-    assert change == (None if workers is None else Change(workers=workers))
+    assert change == (None if workers is None else RayDecision(workers=workers))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_world_at_work(counts: dict[str, object], workers: int | None) -> None:
 )
 def test_world_that_leaves_a_node(counts: dict[str, object], workers: int | None) -> None:
     change = next_world(standing(**counts))
-    assert change == (None if workers is None else Change(workers=workers))
+    assert change == (None if workers is None else RayDecision(workers=workers))
 
 
 @pytest.mark.parametrize(

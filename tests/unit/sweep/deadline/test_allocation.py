@@ -4,19 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.sweep.deadline.allocation import Claim, allot
+from forebay.sweep.deadline.allocation import WorkerDemand, allot
 
 POLICIES = ("top", "uniform", "softmax")
 promises = st.one_of(st.floats(-1e6, 1e6), st.just(float("-inf")))
 
 
 @st.composite
-def claims(draw: st.DrawFn) -> list[Claim]:
+def claims(draw: st.DrawFn) -> list[WorkerDemand]:
     found = []
     for number in range(draw(st.integers(0, 8))):
         low = draw(st.integers(1, 4))
         high = low + draw(st.integers(0, 6))
-        found.append(Claim(trial_id=str(number), min_workers=low, max_workers=high, promise=draw(promises)))
+        found.append(WorkerDemand(trial_id=str(number), min_workers=low, max_workers=high, promise=draw(promises)))
     return found
 
 
@@ -53,7 +53,7 @@ def test_one_more_atom_takes_none_from_anybody(found, atoms, policy):
 
 @given(claims(), st.integers(0, 40), st.sampled_from(["top", "softmax"]))
 def test_a_better_promise_never_gets_less_with_the_same_bounds(found, atoms, policy):
-    alike = [Claim(trial_id=claim.trial_id, max_workers=9, promise=claim.promise) for claim in found]
+    alike = [WorkerDemand(trial_id=claim.trial_id, max_workers=9, promise=claim.promise) for claim in found]
     shares = allot(alike, atoms, policy)
     if all(shares.values()):
         for better in alike:
@@ -65,7 +65,10 @@ def test_a_better_promise_never_gets_less_with_the_same_bounds(found, atoms, pol
             )
 
 
-THREE = [Claim(trial_id=name, max_workers=8, promise=promise) for name, promise in [("a", 0.1), ("b", 0.9), ("c", 0.5)]]
+THREE = [
+    WorkerDemand(trial_id=name, max_workers=8, promise=promise)
+    for name, promise in [("a", 0.1), ("b", 0.9), ("c", 0.5)]
+]
 
 
 @pytest.mark.parametrize(

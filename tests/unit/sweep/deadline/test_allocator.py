@@ -5,25 +5,27 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.sweep.deadline.allocator import Allotting, moves
-from forebay.sweep.deadline.trial_workers import Held
+from forebay.sweep.deadline.allocator import WorkerAllocator, moves
+from forebay.sweep.deadline.trial_workers import TrialAllocation
 
 ATOMS = 8
 
 
-def run(target: int, world: int | None = None, low: int = 1, high: int = ATOMS) -> Held:
-    return Held(target=target, world_size=target if world is None else world, min_workers=low, max_workers=high)
+def run(target: int, world: int | None = None, low: int = 1, high: int = ATOMS) -> TrialAllocation:
+    return TrialAllocation(
+        target=target, world_size=target if world is None else world, min_workers=low, max_workers=high
+    )
 
 
-class Runs:
+class AllocatedRuns:
     """Runs whose workers come and go when the test says so."""
 
-    def __init__(self, **held: Held) -> None:
-        self.there: dict[str, Held] = dict(held)
+    def __init__(self, **held: TrialAllocation) -> None:
+        self.there: dict[str, TrialAllocation] = dict(held)
         self.asked: list[tuple[str, int]] = []
         self.ended: list[str] = []
 
-    def held(self) -> Mapping[str, Held]:
+    def held(self) -> Mapping[str, TrialAllocation]:
         return dict(self.there)
 
     def ask(self, trial_id: str, workers: int) -> None:
@@ -43,7 +45,7 @@ class Runs:
 
 
 def test_a_worker_is_given_on_only_once_it_is_free():
-    runs = Runs(a=run(4), b=run(4))
+    runs = AllocatedRuns(a=run(4), b=run(4))
     shares = {"a": 7, "b": 1}
     shrink, grow = moves(shares, runs.held(), ATOMS)
     assert (shrink, grow) == ({"b": 1}, {})
@@ -87,15 +89,15 @@ def test_moves_never_ask_for_more_than_there_is(held, shares, atoms, reserved):
 
 
 def test_without_shares_all_trials_have_an_even_part():
-    runs = Runs(a=run(1), b=run(1))
-    allotting = Allotting(runs, lambda: ATOMS, scheduler=object())
+    runs = AllocatedRuns(a=run(1), b=run(1))
+    allotting = WorkerAllocator(runs, lambda: ATOMS, scheduler=object())
     allotting.turn(["a", "b"])
     assert runs.asked == [("a", 4), ("b", 4)]
 
 
 def test_a_trial_that_begins_gets_room_from_the_others():
-    runs = Runs(a=run(4), b=run(4))
-    allotting = Allotting(runs, lambda: ATOMS)
+    runs = AllocatedRuns(a=run(4), b=run(4))
+    allotting = WorkerAllocator(runs, lambda: ATOMS)
     allotting.turn(["a", "b", "new"])
     assert runs.asked == [("a", 3), ("b", 3)]
     for name in "ab":
@@ -104,8 +106,8 @@ def test_a_trial_that_begins_gets_room_from_the_others():
 
 
 def test_bounds_of_a_run_hold():
-    runs = Runs(a=run(1, high=2), b=run(3, low=3))
-    Allotting(runs, lambda: ATOMS).turn(["a", "b"])
+    runs = AllocatedRuns(a=run(1, high=2), b=run(3, low=3))
+    WorkerAllocator(runs, lambda: ATOMS).turn(["a", "b"])
     assert dict(runs.asked) == {"a": 2, "b": 6}
 
 
@@ -114,9 +116,9 @@ class Steering:
 
     def __init__(self, shares: Mapping[str, int], ending: Mapping[str, str]) -> None:
         self._shares, self._ending = shares, ending
-        self.noted: list[tuple[Mapping[str, Held], int]] = []
+        self.noted: list[tuple[Mapping[str, TrialAllocation], int]] = []
 
-    def note_held(self, held: Mapping[str, Held], atoms: int) -> None:
+    def note_held(self, held: Mapping[str, TrialAllocation], atoms: int) -> None:
         self.noted.append((held, atoms))
 
     def shares(self) -> Mapping[str, int]:
@@ -127,12 +129,12 @@ class Steering:
 
 
 def test_it_follows_a_scheduler_with_shares_and_ends_whom_that_gives_up():
-    runs = Runs(a=run(2), b=run(2))
+    runs = AllocatedRuns(a=run(2), b=run(2))
     scheduler = Steering({"a": 8}, {"b": "too slow"})
-    Allotting(runs, lambda: ATOMS, scheduler).turn(["a", "b"])
+    WorkerAllocator(runs, lambda: ATOMS, scheduler).turn(["a", "b"])
     assert scheduler.noted == [({"a": run(2), "b": run(2)}, ATOMS)]
     assert runs.ended == ["b"]
     assert runs.asked == []
     del runs.there["b"]
-    Allotting(runs, lambda: ATOMS, scheduler).turn(["a"])
+    WorkerAllocator(runs, lambda: ATOMS, scheduler).turn(["a"])
     assert runs.asked == [("a", 8)]

@@ -11,12 +11,12 @@ import ray.tune.schedulers  # noqa: F401 - Ray's first import sets variables, wh
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.sweep.deadline.learning_curve import Gains, level
+from forebay.sweep.deadline.learning_curve import LearningCurve, level
 from forebay.sweep.deadline.policy import (
     Costs,
     Rules,
-    Standing,
-    View,
+    SweepView,
+    TrialView,
     can_end_epoch,
     decide,
     explore_until_s,
@@ -25,33 +25,33 @@ from forebay.sweep.deadline.policy import (
     num_live,
     promise,
 )
-from forebay.sweep.deadline.speedup import PRIOR_EXPONENT, Scaling
+from forebay.sweep.deadline.speedup import PRIOR_EXPONENT, SpeedupModel
 
 BENCH = Path(__file__).parents[4] / "jobs" / "bench"
 COSTS = Costs(startup_s=5.0, resize_s=2.0, stop_s=1.0)
 RULES = Rules()
 
 
-def trial(trial_id: str, *scores: float, state: str = "running", **facts) -> Standing:
-    return Standing(
+def trial(trial_id: str, *scores: float, state: str = "running", **facts) -> TrialView:
+    return TrialView(
         trial_id=trial_id, state=state, scores=scores, **{"epoch_s": 10.0, "max_workers": 8, "workers": 1} | facts
     )
 
 
-def view(*trials: Standing, now_s: float = 0.0, deadline_s: float = 1000.0, **facts) -> View:
+def view(*trials: TrialView, now_s: float = 0.0, deadline_s: float = 1000.0, **facts) -> SweepView:
     rungs: dict[int, list[float]] = {}
     for each in trials:
         for age, score in enumerate(each.scores, 1):
             rungs.setdefault(age, []).append(score)
-    told = {"atoms": 4, "rungs": rungs, "costs": COSTS, "gains": Gains(), "scaling": Scaling()}
-    return View(now_s=now_s, deadline_s=deadline_s, trials=trials, **told | facts)
+    told = {"atoms": 4, "rungs": rungs, "costs": COSTS, "gains": LearningCurve(), "scaling": SpeedupModel()}
+    return SweepView(now_s=now_s, deadline_s=deadline_s, trials=trials, **told | facts)
 
 
-def waiting(trial_id: str, **facts) -> Standing:
+def waiting(trial_id: str, **facts) -> TrialView:
     return trial(trial_id, state="waiting", **{"workers": 0} | facts)
 
 
-def paused(trial_id: str, *scores: float) -> Standing:
+def paused(trial_id: str, *scores: float) -> TrialView:
     return trial(trial_id, *scores, state="paused", workers=0)
 
 
@@ -212,7 +212,7 @@ standings = st.builds(
 
 @given(st.lists(standings, max_size=8), st.integers(1, 20), st.floats(0, 1000), st.sampled_from(["top", "softmax"]))
 def test_decisions_always_fit(found, atoms, now_s, policy) -> None:
-    trials = [Standing(trial_id=str(n), epoch_s=10.0, **facts) for n, facts in enumerate(found)]
+    trials = [TrialView(trial_id=str(n), epoch_s=10.0, **facts) for n, facts in enumerate(found)]
     decisions = decide(view(*trials, atoms=atoms, now_s=now_s), Rules(policy=policy))
     by_id = {each.trial_id: each for each in trials}
     assert sum(decisions.workers.values()) <= atoms
@@ -226,7 +226,7 @@ def test_decisions_always_fit(found, atoms, now_s, policy) -> None:
 
 
 def test_promise_adds_what_others_gained_at_the_same_age() -> None:
-    gains = Gains()
+    gains = LearningCurve()
     for age, gain in ((1, 0.2), (2, 0.1), (3, 0.05)):
         gains.note(age, gain)
     assert gains.between(1, 4) == pytest.approx(0.35)
@@ -242,7 +242,7 @@ def test_promise_adds_what_others_gained_at_the_same_age() -> None:
 
 
 def test_scaling_is_learnt_from_trials_that_changed() -> None:
-    scaling = Scaling()
+    scaling = SpeedupModel()
     assert scaling.speedup(4) == pytest.approx(4**PRIOR_EXPONENT)
     for trial_id, rate in (("a", 100.0), ("b", 300.0), ("c", 50.0)):
         for workers, speedup in ((1, 1.0), (2, 1.5), (4, 2.0)):

@@ -12,7 +12,7 @@ from ray.tune.schedulers import TrialScheduler
 from forebay.errors import InvalidOption
 from forebay.sweep.deadline.scheduler import NO_TIME, DeadlineScheduler
 from forebay.sweep.deadline.trial_stats import PRIOR_COSTS, percentile_90
-from forebay.sweep.deadline.trial_workers import Held
+from forebay.sweep.deadline.trial_workers import TrialAllocation
 
 
 class StatusTrial:
@@ -26,7 +26,7 @@ class StatusTrial:
         return self.status in (Trial.TERMINATED, Trial.ERROR)
 
 
-class Controller:
+class SchedulerController:
     """Tune's controller: adds trials, starts whom the scheduler chooses, and hands in results."""
 
     def __init__(self, scheduler: DeadlineScheduler, trials: int) -> None:
@@ -70,10 +70,10 @@ class Controller:
         return [trial.status for trial in self.trials]
 
 
-def begun(trials: int = 6, atoms: int = 4, deadline_s: float = 100.0) -> Controller:
+def begun(trials: int = 6, atoms: int = 4, deadline_s: float = 100.0) -> SchedulerController:
     scheduler = DeadlineScheduler(deadline_s, atoms, metric="loss", mode="min")
     scheduler.prepare(atoms, (1, atoms), epochs=1000)
-    return Controller(scheduler, trials)
+    return SchedulerController(scheduler, trials)
 
 
 def test_trials_are_held_back_until_they_have_a_worker() -> None:
@@ -85,7 +85,7 @@ def test_trials_are_held_back_until_they_have_a_worker() -> None:
 
 def test_a_trial_begins_only_where_nobody_holds_its_worker() -> None:
     controller = begun(trials=2, atoms=2)
-    full = Held(target=1, world_size=2, min_workers=1, max_workers=2)
+    full = TrialAllocation(target=1, world_size=2, min_workers=1, max_workers=2)
     controller.scheduler.note_held({"gone": full}, 2)
     assert controller.start_all() == []
     controller.scheduler.note_held({}, 2)
@@ -119,7 +119,7 @@ def test_runs_that_are_followed_commit_first() -> None:
     controller = begun(trials=1)
     controller.start_all()
     controller.report(0, 0.5)
-    held = {"0": Held(target=1, world_size=1, min_workers=1, max_workers=4)}
+    held = {"0": TrialAllocation(target=1, world_size=1, min_workers=1, max_workers=4)}
     controller.scheduler.note_held(held, 4)
     controller.now += 99.5
     controller.start_all()
@@ -140,7 +140,7 @@ def test_a_run_without_a_result_is_ended_and_not_waited_for() -> None:
     controller.start_all()
     assert controller.statuses == [Trial.TERMINATED]
     # Its coordinator is there only now.
-    controller.scheduler.note_held({"0": Held(target=1, world_size=0, min_workers=1, max_workers=4)}, 4)
+    controller.scheduler.note_held({"0": TrialAllocation(target=1, world_size=0, min_workers=1, max_workers=4)}, 4)
     assert set(controller.scheduler.ending()) == {"0"}
 
 
@@ -174,7 +174,7 @@ def test_pickled_it_keeps_its_time_and_scores() -> None:
     controller.now += 40.0
     again = pickle.loads(pickle.dumps(controller.scheduler))
     assert again.elapsed_s == pytest.approx(40.0)
-    later = Controller(again, 6)
+    later = SchedulerController(again, 6)
     later.now = 5.0
     assert "0" in later.start_all()
     later.now += 59.5
@@ -186,7 +186,7 @@ def test_recalled_it_goes_on_where_it_was() -> None:
     scheduler = DeadlineScheduler(100.0, 2, metric="loss", mode="min")
     scheduler.prepare(8, (1, 8), epochs=1000)
     scheduler.recall(60.0, {"1": [0.5, 0.4], "2": [0.9]}, "min")
-    controller = Controller(scheduler, 3)
+    controller = SchedulerController(scheduler, 3)
     # No new trial begins so late: those that were under way go on, the better one first.
     assert controller.start_all() == ["1"]
     assert scheduler.elapsed_s == pytest.approx(60.0)
@@ -197,17 +197,17 @@ def test_what_is_recalled_before_tune_tells_the_mode_has_its_sign() -> None:
     scheduler.prepare(8, (1, 8), epochs=1000)
     scheduler.recall(60.0, {"0": [0.5, 0.6], "1": [0.8, 0.9]}, "max")
     assert scheduler.set_search_properties("auc", "max")
-    assert Controller(scheduler, 3).start_all() == ["1"]
+    assert SchedulerController(scheduler, 3).start_all() == ["1"]
 
 
 def test_no_more_trials_train_at_once_than_may() -> None:
     scheduler = DeadlineScheduler(100.0, metric="loss", mode="min")
     scheduler.prepare(8, (1, 8), epochs=1000, max_live=2)
-    controller = Controller(scheduler, 4)
+    controller = SchedulerController(scheduler, 4)
     assert controller.start_all() == ["0", "1"]
     # One that still commits counts.
     controller.stop_trial(controller.trials[0])
-    parting = {each: Held(target=1, world_size=1, min_workers=1, max_workers=8) for each in ("0", "1")}
+    parting = {each: TrialAllocation(target=1, world_size=1, min_workers=1, max_workers=8) for each in ("0", "1")}
     scheduler.note_held(parting, 8)
     assert controller.start_all() == []
     parting.pop("0")
@@ -233,7 +233,7 @@ def test_metric_and_mode_come_from_the_sweep_once() -> None:
     assert scheduler.set_search_properties("loss", "min")
     assert not scheduler.set_search_properties("other", "max")
     with pytest.raises(InvalidOption, match="None, None"):
-        Controller(DeadlineScheduler(10.0), 1)
+        SchedulerController(DeadlineScheduler(10.0), 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from forebay.sweep.deadline import trial_workers
 from forebay.sweep.deadline.trial_workers import ANSWER_S, SILENT_S, RayTrialWorkers
 
 
-class Runs:
+class SteeredRuns:
     """Coordinators by name; those that are `silent` do not answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -50,7 +50,7 @@ class Runs:
 
 
 def test_silence_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, workers = Runs(monkeypatch, "ctr.a", "ctr.b"), RayTrialWorkers("ctr")
+    runs, workers = SteeredRuns(monkeypatch, "ctr.a", "ctr.b"), RayTrialWorkers("ctr")
     workers.held()
     runs.silent = {"ctr.a"}
     assert set(workers.held()) == {"a", "b"}
@@ -62,13 +62,13 @@ def test_silence_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_only_looks_on_asks_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, workers = Runs(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
+    runs, workers = SteeredRuns(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
     assert workers.lately_held() == workers.lately_held() == workers.held()
     assert len(runs.waits) == 2
 
 
 def test_silent_runs_hold_what_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, workers = Runs(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
+    runs, workers = SteeredRuns(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
     workers.held()
     workers.ask("a", 4)
     runs.silent = {"ctr.a"}
@@ -81,7 +81,7 @@ def test_silent_runs_hold_what_they_were_given(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_a_trials_own_callbacks_ask_for_is_the_most_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, workers = Runs(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
+    runs, workers = SteeredRuns(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
     assert workers.held()["a"].max_workers == 8
     runs.change("ctr.a", asked=2)
     assert workers.held()["a"].max_workers == 2

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.sweep.made import record, trial
 
 from forebay.errors import InvalidOption
-from forebay.sweep.record.record import Crew, Point, Record, TrialRecord, load_record, save_record
+from forebay.sweep.record.record import Point, Record, TrialRecord, WorkerCount, load_record, save_record
 
 
 def test_the_best_trial_had_the_best_value_at_any_epoch() -> None:
@@ -29,7 +29,7 @@ def test_time_counts_while_a_trial_runs() -> None:
     again = paused.entered("running", 50.0).manned(1, 51.0).entered("finished", 53.0)
     assert (again.seconds(99.0), again.has_ended) == (13.0, True)
     steps = [(6.0, 2), (15.0, 0), (51.0, 1), (53.0, 0)]
-    assert again.crews == tuple(Crew(at_s=at_s, workers=workers) for at_s, workers in steps)
+    assert again.crews == tuple(WorkerCount(at_s=at_s, workers=workers) for at_s, workers in steps)
     assert again.manned(0, 60.0) == again
 
 

@@ -18,12 +18,12 @@ from forebay.events import EpochEnded
 from forebay.runs.result import Result, save_result
 from forebay.sweep.record.backfill import fill_in
 from forebay.sweep.record.record import Record, TrialRecord, load_record
-from forebay.sweep.record.recorder import Recorder, _last_line
+from forebay.sweep.record.recorder import SweepRecorder, _last_line
 from forebay.sweep.result import SweepResult
 
 
 @dataclass
-class Held:
+class HeldTrial:
     world_size: int
 
 
@@ -31,9 +31,9 @@ class Told:
     """A recorder whose clock the test winds, and trials that do as they are told."""
 
     def __init__(self, path: Path, *, made: Record | None = None, is_held: bool = True) -> None:
-        self.now, self.seen, self.held = 0.0, 0, dict[str, Held]()
+        self.now, self.seen, self.held = 0.0, 0, dict[str, HeldTrial]()
         self.record = made or Record(name="ctr", metric="auc", mode="max", deadline_s=60.0)
-        self.recorder = Recorder(
+        self.recorder = SweepRecorder(
             self.record,
             str(path),
             held=(lambda: self.held) if is_held else None,
@@ -67,7 +67,7 @@ def test_states_and_values_of_trials(tmp_path: Path) -> None:
     told.pass_time(2.0)
     assert [trial.state for trial in told.record.trials.values()] == ["pending"] * 3
     one.status = two.status = Trial.RUNNING
-    told.held = {"a": Held(1), "b": Held(3)}
+    told.held = {"a": HeldTrial(1), "b": HeldTrial(3)}
     told.pass_time(2.0)
     told.end_epoch(one, 1, auc=0.7, run="ctr.a.1")
     told.end_epoch(two, 1, auc=0.8)
@@ -91,9 +91,9 @@ def test_states_and_values_of_trials(tmp_path: Path) -> None:
 
 def test_the_deadline_counts_from_the_call_and_not_from_the_first_trial(tmp_path: Path) -> None:
     record = Record(name="ctr", metric="auc", mode="max", deadline_s=60.0, elapsed_s=100.0)
-    Recorder(record, str(tmp_path), 5.0, clock=lambda: 25.0).setup()
+    SweepRecorder(record, str(tmp_path), 5.0, clock=lambda: 25.0).setup()
     assert (record.deadline_at_s, record.deadline_left_s) == (140.0, 40.0)
-    Recorder(record, str(tmp_path), 5.0, clock=lambda: 95.0).setup()
+    SweepRecorder(record, str(tmp_path), 5.0, clock=lambda: 95.0).setup()
     assert record.deadline_left_s == 0.0
 
 
@@ -185,7 +185,7 @@ def test_epochs_that_nobody_told_are_found_in_the_runs(tmp_path: Path) -> None:
     told = Told(tmp_path)
     one, two = told.add("a", lr=0.1), told.add("b", lr=0.2)
     one.status = two.status = Trial.RUNNING
-    told.held = {"a": Held(1), "b": Held(2)}
+    told.held = {"a": HeldTrial(1), "b": HeldTrial(2)}
     told.pass_time(1.0)
     told.end_epoch(one, 1, auc=0.5, run="ctr.a")
     told.end_epoch(one, 3, auc=0.6, run="ctr.a")

@@ -14,7 +14,7 @@ from forebay.sweep.record.record import Record, State
 from forebay.sweep.report.live import Lines, Live, TerminalTable, html_table, showing, trial_table
 
 
-class Log:
+class TableLog:
     """Lines whose clock the test winds."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Log:
 
 
 def test_a_log_has_a_line_per_best_value_and_per_end() -> None:
-    log = Log()
+    log = TableLog()
     made = record(trial("a", lr=0.1), deadline_s=600.0, deadline_at_s=660.0)
     assert log.show(made) == ["   1:00  sweep ctr: for the highest auc, 10:00 until the deadline"]
     made.put(trial("a", 0.7, lr=0.1))
@@ -48,7 +48,7 @@ def test_a_log_has_a_line_per_best_value_and_per_end() -> None:
 
 
 def test_a_log_that_goes_on_does_not_tell_again_what_had_ended() -> None:
-    log = Log()
+    log = TableLog()
     made = record(trial("a", 0.7, state="finished"), trial("b", 0.6))
     assert log.show(made) == ["   1:00  sweep ctr: for the highest auc"]
     made.put(trial("b", 0.6, state="failed").entered("failed", 12.0, "ValueError: no"))

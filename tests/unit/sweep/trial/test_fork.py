@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-from forebay.checkpoint.checkpoint import CommitDirectory
+from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.driver.driver import run
 from forebay.errors import BadJob, CorruptFile, CursorMismatch, InvalidOption, WriteFailed
 from forebay.events import EpochEnded
@@ -77,7 +77,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def newest_of(run_path: Path) -> Any:
-    commit = CommitDirectory(run_path / "commits").newest()
+    commit = DirectoryStore(run_path / "commits").newest()
     assert commit is not None
     return commit
 

@@ -13,7 +13,7 @@ from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, Tri
 from forebay.sweep.tune.sync_schedulers import keep_rounds_going
 
 
-class Controller:
+class SyncController:
     """As much of Tune's controller as these schedulers ask for."""
 
     search_alg = None
@@ -67,13 +67,13 @@ class Controller:
 
 
 @pytest.fixture
-def hyperband(tmp_path: Path) -> Controller:
+def hyperband(tmp_path: Path) -> SyncController:
     """Brackets of three, five and nine trials; those of the first train nine epochs."""
     return made(HyperBandScheduler(metric="score", mode="max", max_t=9, reduction_factor=3), tmp_path)
 
 
 @pytest.fixture
-def population(tmp_path: Path) -> Controller:
+def population(tmp_path: Path) -> SyncController:
     mutations: dict[str, Any] = {"lr": tune.uniform(0.1, 1.0)}
     scheduler = PopulationBasedTraining(
         "training_iteration", "score", "max", 2, hyperparam_mutations=mutations, synch=True, log_config=False
@@ -81,12 +81,12 @@ def population(tmp_path: Path) -> Controller:
     return made(scheduler, tmp_path)
 
 
-def made(scheduler: TrialScheduler, folder: Path) -> Controller:
+def made(scheduler: TrialScheduler, folder: Path) -> SyncController:
     keep_rounds_going(scheduler)
-    return Controller(scheduler, folder)
+    return SyncController(scheduler, folder)
 
 
-def test_brackets_do_not_wait_for_trials_that_are_over_since_before_a_restart(hyperband: Controller) -> None:
+def test_brackets_do_not_wait_for_trials_that_are_over_since_before_a_restart(hyperband: SyncController) -> None:
     hyperband.add("done", Trial.TERMINATED)
     hyperband.add("failed", Trial.ERROR)
     a, b = hyperband.add("a"), hyperband.add("b")
@@ -95,7 +95,7 @@ def test_brackets_do_not_wait_for_trials_that_are_over_since_before_a_restart(hy
     assert a.is_finished()
 
 
-def test_brackets_catch_up_with_trials_that_are_further(hyperband: Controller) -> None:
+def test_brackets_catch_up_with_trials_that_are_further(hyperband: SyncController) -> None:
     # Those of the first two brackets make way: the third one begins with one epoch, then three, then nine.
     others = [hyperband.add(f"other{number}") for number in range(8)]
     a, b = hyperband.add("a"), hyperband.add("b")
@@ -106,7 +106,7 @@ def test_brackets_catch_up_with_trials_that_are_further(hyperband: Controller) -
     assert hyperband.starts() == "b"
 
 
-def test_population_does_not_wait_for_one_that_fails_last(population: Controller) -> None:
+def test_population_does_not_wait_for_one_that_fails_last(population: SyncController) -> None:
     a, b, c = (population.add(name) for name in "abc")
     assert [population.starts() for _ in range(3)] == ["a", "b", "c"]
     assert population.tells(a, 2, 0.5) == population.tells(b, 2, 0.6) == TrialScheduler.PAUSE
@@ -116,7 +116,7 @@ def test_population_does_not_wait_for_one_that_fails_last(population: Controller
     assert population.starts() in ("a", "b")
 
 
-def test_population_does_not_wait_for_one_that_failed_before_a_restart(population: Controller) -> None:
+def test_population_does_not_wait_for_one_that_failed_before_a_restart(population: SyncController) -> None:
     population.add("failed", Trial.ERROR)
     a, b = population.add("a"), population.add("b")
     assert [population.starts(), population.starts()] == ["a", "b"]
@@ -125,7 +125,7 @@ def test_population_does_not_wait_for_one_that_failed_before_a_restart(populatio
     assert {population.starts(), population.starts()} == {"a", "b"}
 
 
-def test_a_round_under_way_is_waited_for(population: Controller) -> None:
+def test_a_round_under_way_is_waited_for(population: SyncController) -> None:
     a, _ = population.add("a"), population.add("b")
     assert [population.starts(), population.starts()] == ["a", "b"]
     population.tells(a, 2, 0.5)

@@ -15,7 +15,7 @@ from forebay.job.elastic import Elastic
 from forebay.runs.control import Control
 from forebay.testing.drivers.bench import ROWS, DriverBench
 from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
-from forebay.testing.drivers.events import Attempt
+from forebay.testing.drivers.events import StepAttempt
 from forebay.testing.drivers.fixed_suite import ends_within
 from forebay.testing.drivers.script import OVER, Cue, Script, resize
 from forebay.testing.drivers.suite import DriverSuite
@@ -105,7 +105,7 @@ def test_steps_redone_and_members_are_read_from_the_log(bench: DriverBench) -> N
     log = bench.folder / "rows" / "logged" / "attempts"
     tries = [(0, 0, 1), (1, 0, 1), (1, 0, 2), (1, 1, 2), (2, 1, 2), (2, 0, 2)]
     lines = [
-        Attempt(time=float(at), step=step, rank=rank, size=size, pid=100 * size + rank, node="here")
+        StepAttempt(time=float(at), step=step, rank=rank, size=size, pid=100 * size + rank, node="here")
         for at, (step, rank, size) in enumerate(tries)
     ]
     log.write_text("".join(each.to_line() for each in lines))

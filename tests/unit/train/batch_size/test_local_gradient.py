@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from forebay.train.batch_size.local_gradient import LocalGradient, squared_norm
-from forebay.train.collectives.collective import Alone, Collective
+from forebay.train.collectives.collective import Collective, SingleProcessCollective
 
 Ranks = Callable[..., list[Any]]
 
@@ -51,7 +51,7 @@ def watch(collective: Collective) -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_rank_sees_its_own_gradient_and_the_mean(ranks: Ranks, size: int) -> None:
-    answers = ranks(size, watch) if size > 1 else [watch(Alone())]
+    answers = ranks(size, watch) if size > 1 else [watch(SingleProcessCollective())]
     whole = np.mean([answer["local"] for answer in answers], axis=0)
     for answer in answers:
         local = answer["local"]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR
 
 from forebay.errors import InvalidOption
-from forebay.train.batch_size.lr_scaling import LinearScaling, ScaledRate, SqrtScaling
+from forebay.train.batch_size.lr_scaling import LinearScaling, LRScaling, SqrtScaling
 from forebay.train.batch_size.policy import RateScaling
 
 SCHEDULERS: list[Callable[[Any], Any]] = [
@@ -58,7 +58,7 @@ def test_schedulers_do_not_see_it(make: Callable[[Any], Any], first: str) -> Non
     plain_scheduler = make(plain)
     parameters, optimizer = groups()
     scheduler = make(optimizer) if first == "scheduler" else None
-    scaled = ScaledRate(optimizer, LinearScaling(warmup_steps=3), base_batch=8)
+    scaled = LRScaling(optimizer, LinearScaling(warmup_steps=3), base_batch=8)
     scheduler = scheduler or make(optimizer)
     for step in range(6):
         scaled.at(global_batch=16, previous_batch=8, steps_since_change=step)
@@ -79,7 +79,7 @@ def test_schedulers_do_not_see_it(make: Callable[[Any], Any], first: str) -> Non
 def test_a_factor_of_one_changes_no_bit() -> None:
     plain_parameters, plain = groups(kind=torch.optim.Adam)
     parameters, optimizer = groups(kind=torch.optim.Adam)
-    ScaledRate(optimizer, SqrtScaling(), base_batch=8).at(global_batch=8, previous_batch=8, steps_since_change=0)
+    LRScaling(optimizer, SqrtScaling(), base_batch=8).at(global_batch=8, previous_batch=8, steps_since_change=0)
     for _ in range(3):
         plain.step()
         optimizer.step()
@@ -99,7 +99,7 @@ class Unwilling(torch.optim.SGD):
 @pytest.mark.parametrize("then", ["step", "state", "load", "at"])
 def test_a_step_that_raises(then: str) -> None:
     parameters, optimizer = groups(kind=Unwilling)
-    scaled = ScaledRate(optimizer, LinearScaling(), base_batch=8)
+    scaled = LRScaling(optimizer, LinearScaling(), base_batch=8)
     scaled.at(global_batch=16, previous_batch=16, steps_since_change=0)
     saved = optimizer.state_dict()
     optimizer.willing = False
@@ -125,7 +125,7 @@ def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
     rate = torch.tensor(0.1)
     (parameter,), optimizer = groups((rate,))
     assert optimizer.param_groups[0]["lr"] is rate
-    scaled = ScaledRate(optimizer, LinearScaling(), base_batch=1)
+    scaled = LRScaling(optimizer, LinearScaling(), base_batch=1)
     scaled.at(global_batch=3, previous_batch=3, steps_since_change=0)
     optimizer.step()
     assert optimizer.param_groups[0]["lr"] is rate
@@ -137,4 +137,4 @@ def test_an_optimizer_without_rates() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
     del optimizer.param_groups[0]["lr"]
     with pytest.raises(InvalidOption, match="parameter group without"):
-        ScaledRate(optimizer, LinearScaling(), base_batch=8)
+        LRScaling(optimizer, LinearScaling(), base_batch=8)

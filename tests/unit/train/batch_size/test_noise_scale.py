@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from forebay.errors import BadJob, InvalidOption
-from forebay.train.batch_size.gradient_samples import TwoSizes
+from forebay.train.batch_size.gradient_samples import GradientSample
 from forebay.train.batch_size.noise_scale import Estimate, LiveNoiseScale, NoiseScale
-from forebay.train.batch_size.policy import Place
-from forebay.train.collectives.collective import Alone, Collective
-from forebay.train.setup import Training
+from forebay.train.batch_size.policy import TrainPosition
+from forebay.train.collectives.collective import Collective, SingleProcessCollective
+from forebay.train.setup import TrainSetup
 
 Ranks = Callable[..., list[Any]]
 
@@ -30,7 +30,7 @@ TRACE = (FEATURES + 1) * SIGNAL + FEATURES * SPREAD**2
 
 def begin(policy: NoiseScale, model: nn.Module, world_size: int = 1) -> LiveNoiseScale:
     optimizer = torch.optim.SGD(model.parameters())
-    return policy.begin(Training(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=world_size))
+    return policy.begin(TrainSetup(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=world_size))
 
 
 def rows_of_ranks(size: int, world_size: int, *, even: bool) -> list[int]:
@@ -65,7 +65,7 @@ def regress(collective: Collective, policy: NoiseScale, steps: int, even: bool, 
         if step % 16 == 0:
             measured = collective.gather(live.measured())
             exchanged += len(measured[0])
-            batch = live.global_batch(Place(epoch=0, position=0, step=step, global_batch=batch), measured)
+            batch = live.global_batch(TrainPosition(epoch=0, position=0, step=step, global_batch=batch), measured)
             answers.append(batch)
             live.load_state_dict(pickle.loads(pickle.dumps(live.state_dict())))
     return {"estimate": live.estimate, "answers": answers, "exchanged": exchanged}
@@ -75,7 +75,7 @@ def regress(collective: Collective, policy: NoiseScale, steps: int, even: bool, 
 def test_a_known_noise_scale(ranks: Ranks, size: int, even: bool) -> None:
     policy = NoiseScale(min_batch=48, max_batch=48, every=2, horizon=10_000)
     arguments = (policy, 1200, even, [48, 72])
-    answers = ranks(size, regress, *arguments) if size > 1 else [regress(Alone(), *arguments)]
+    answers = ranks(size, regress, *arguments) if size > 1 else [regress(SingleProcessCollective(), *arguments)]
     estimate = answers[0]["estimate"]
     assert all(answer["estimate"] == estimate for answer in answers), "all ranks come to the same answer"
     assert estimate.samples == 599, "every other step, and every pair of steps"
@@ -90,12 +90,12 @@ def test_the_batch_grows_to_the_noise_scale_and_no_further() -> None:
     # 37 rows here: from 8 to 16 and to 32, where it stays, since 37 is neither 64 nor 16.
     policy = NoiseScale(min_batch=4, max_batch=1024, every=1, horizon=60)
     assert pytest.approx(37) == TRACE / SIGNAL
-    answers = regress(Alone(), policy, 960, True, [8])["answers"]
+    answers = regress(SingleProcessCollective(), policy, 960, True, [8])["answers"]
     assert sorted(set(answers)) == [8, 16, 32]
     assert answers == sorted(answers)
     # A pair takes two steps, so a decision takes 120 or more.
     assert answers.index(16) >= 120 // 16 - 1 and answers.index(32) - answers.index(16) >= 120 // 16
-    answers = regress(Alone(), policy, 336, True, [300])["answers"]
+    answers = regress(SingleProcessCollective(), policy, 336, True, [300])["answers"]
     assert answers[-1] == 75 and sorted(set(answers)) == [75, 150, 300], "half as large, twice"
 
 
@@ -142,10 +142,10 @@ def test_samples_that_say_nothing() -> None:
     for scale in (1.0, 1.0, 1.0, math.inf):
         one_step(live, model(torch.ones(1, 1)).sum() * scale)
     measured = live.measured()
-    assert len(measured) == 4 and not TwoSizes(*measured).is_sound
-    place = Place(epoch=0, position=0, step=4, global_batch=4)
+    assert len(measured) == 4 and not GradientSample(*measured).is_sound
+    place = TrainPosition(epoch=0, position=0, step=4, global_batch=4)
     assert (live.global_batch(place, [measured]), live.estimate) == (4, Estimate())
-    assert not TwoSizes(small=1.0, parts=1, large=1.0, rows=4).is_sound
+    assert not GradientSample(small=1.0, parts=1, large=1.0, rows=4).is_sound
     assert live.global_batch(place, [()]) == 4
     assert Estimate(trace=1.0, signal=-0.1, samples=3).noise_scale == math.inf
 
@@ -159,5 +159,5 @@ def test_gradients_without_noise() -> None:
         loss = model(torch.ones(1, 1)).sum() + (unused(torch.ones(1, 1)).sum() * 0 if step == 4 else 0)
         one_step(live, loss)
         both.zero_grad()
-    (sample,) = [TwoSizes(*live.measured())]
+    (sample,) = [GradientSample(*live.measured())]
     assert (sample.trace, sample.signal, sample.parts, sample.rows) == (0.0, 1.0, 2, 8)

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from forebay.errors import InvalidOption
-from forebay.train.batch_size.policy import Place
+from forebay.train.batch_size.policy import TrainPosition
 from forebay.train.batch_size.schedule import BatchSchedule
-from forebay.train.setup import Training
+from forebay.train.setup import TrainSetup
 
 
 def test_the_epoch_alone_decides() -> None:
     schedule = pickle.loads(pickle.dumps(BatchSchedule({6: 64, 2: 32})))
     model = nn.Linear(1, 1)
-    training = Training(
+    training = TrainSetup(
         model=model, optimizer=torch.optim.SGD(model.parameters()), device=torch.device("cpu"), world_size=1
     )
     live = schedule.begin(training)
@@ -24,7 +24,7 @@ def test_the_epoch_alone_decides() -> None:
         answers = []
         for epoch in range(9):
             live.step(rows=3, size=8)
-            place = Place(epoch=epoch, position=5, step=77, global_batch=batch)
+            place = TrainPosition(epoch=epoch, position=5, step=77, global_batch=batch)
             answers.append(live.global_batch(place, [live.measured(), ()]))
         assert answers == [batch] * 2 + [32] * 4 + [64] * 3
     live.load_state_dict(live.state_dict())

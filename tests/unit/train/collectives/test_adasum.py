@@ -14,7 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from forebay.errors import InvalidOption
 from forebay.train.collectives.adasum import adasum, register_adasum
 from forebay.train.collectives.collective import Collective
-from forebay.train.collectives.tensor_collectives import OneSlice, Slices, TorchSlices
+from forebay.train.collectives.tensor_collectives import (
+    SingleProcessTensorCollectives,
+    TensorCollectives,
+    TorchTensorCollectives,
+)
 
 Ranks = Callable[..., list[Any]]
 
@@ -56,7 +60,9 @@ def gradient_of(rank: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def combine(collective: Collective, dtype: torch.dtype) -> tuple[np.ndarray, bool]:
-    slices: Slices = TorchSlices() if collective.world.size > 1 else OneSlice()
+    slices: TensorCollectives = (
+        TorchTensorCollectives() if collective.world.size > 1 else SingleProcessTensorCollectives()
+    )
     own = gradient_of(collective.world.rank, dtype)
     given = own.clone()
     combined = adasum(given, LENGTHS, slices)
@@ -76,7 +82,7 @@ def test_the_formula(ranks: Ranks, size: int, dtype: torch.dtype, error: float) 
 
 def extremes(collective: Collective) -> list[list[float]]:
     rank, size = collective.world.rank, collective.world.size
-    slices = TorchSlices()
+    slices = TorchTensorCollectives()
     orthogonal = torch.zeros(size)
     orthogonal[rank] = 1.0 + rank
     parallel = torch.full((3,), 2.0)

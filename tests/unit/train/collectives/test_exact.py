@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from forebay.checkpoint.checkpoint import CommitDirectory
+from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.errors import BadJob
 from forebay.events import EpochEnded
 from forebay.loader.batch import Batch
@@ -23,17 +23,21 @@ from forebay.train.batch_size.lr_scaling import LinearScaling
 from forebay.train.batch_size.schedule import BatchSchedule
 from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.exact import ExactReduction
-from forebay.train.collectives.lane_tree import LaneTree, Node, nodes_of
-from forebay.train.collectives.tensor_collectives import OneSlice, Slices, TorchSlices
-from forebay.train.spec import Assignment
+from forebay.train.collectives.lane_tree import LaneNode, LaneTree, nodes_of
+from forebay.train.collectives.tensor_collectives import (
+    SingleProcessTensorCollectives,
+    TensorCollectives,
+    TorchTensorCollectives,
+)
+from forebay.train.spec import TrainSpec
 from forebay.train.worker import Worker
 from forebay.world import World
 
 Ranks = Callable[..., list[Any]]
 
 
-def slices_of(collective: Collective) -> Slices:
-    return TorchSlices() if collective.world.size > 1 else OneSlice()
+def slices_of(collective: Collective) -> TensorCollectives:
+    return TorchTensorCollectives() if collective.world.size > 1 else SingleProcessTensorCollectives()
 
 
 class Mlp(nn.Module):
@@ -132,7 +136,7 @@ def test_losses_and_models_are_bit_equal_in_every_world(
 
 
 def train_until(
-    collective: Collective, assignment: Assignment, folder: Path, recorder: Any, die_at: int | None
+    collective: Collective, assignment: TrainSpec, folder: Path, recorder: Any, die_at: int | None
 ) -> dict[str, Any]:
     losses: dict[int, float] = {}
     parameters: list[bytes] = []
@@ -152,14 +156,14 @@ def train_until(
             worker.commit(loss=loss)
         parameters.extend(each.detach().numpy().tobytes() for each in model.parameters())
 
-    Worker(assignment, collective, None, CommitDirectory(folder), recorder).run(job)
+    Worker(assignment, collective, None, DirectoryStore(folder), recorder).run(job)
     return {"losses": losses, "parameters": parameters, "ended": recorder.of(EpochEnded)}
 
 
 def test_a_run_whose_world_changes_is_that_of_one_worker_bit_for_bit(
     ranks: Ranks, make_data: Callable[..., Data], make_recorder: type, tmp_path: Path
 ) -> None:
-    assignment = Assignment(
+    assignment = TrainSpec(
         data=make_data(rows=(61, 1, 40, 9), lanes=8, global_batch=17),
         epochs=3,
         seed=5,
@@ -215,7 +219,11 @@ def compare(collective: Collective, data: Data) -> tuple[float, float, float]:
 def alone(model: nn.Module, data: Data) -> tuple[ExactReduction, Any, Batch]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Loader(data.plan, data.transform, global_batch=data.global_batch) as loader:
-        return ExactReduction(model, optimizer, data.plan, OneSlice(), seed=5), optimizer, next(iter(loader))
+        return (
+            ExactReduction(model, optimizer, data.plan, SingleProcessTensorCollectives(), seed=5),
+            optimizer,
+            next(iter(loader)),
+        )
 
 
 def test_batch_norm_is_refused(make_data: Callable[..., Data]) -> None:
@@ -247,14 +255,14 @@ def test_a_step_on_gradients_of_one_rank_is_refused(make_data: Callable[..., Dat
         optimizer.step()
 
 
-class Written:
+class WrittenGradients:
     """A number that remembers how it was added up; `LaneTree` needs no more of a tensor."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def add_(self, other: Written) -> Written:
-        return Written(f"({self.text}{other.text})")
+    def add_(self, other: WrittenGradients) -> WrittenGradients:
+        return WrittenGradients(f"({self.text}{other.text})")
 
 
 def root(lanes: int, runs: list[range]) -> str:
@@ -262,7 +270,7 @@ def root(lanes: int, runs: list[range]) -> str:
     for run in runs:
         part = LaneTree(lanes)
         for lane in run:
-            part.add(Node(0, lane), Written(chr(ord("a") + lane)))  # type: ignore[arg-type]
+            part.add(LaneNode(0, lane), WrittenGradients(chr(ord("a") + lane)))  # type: ignore[arg-type]
         assert part.nodes == nodes_of(run, lanes)
         assert len(part.sums) <= max(2 * (lanes - 1).bit_length(), 1)
         for node, values in zip(part.nodes, part.sums, strict=True):
@@ -275,8 +283,8 @@ def test_the_tree_is_that_of_the_lanes() -> None:
     assert root(1, [range(1)]) == "a"
     assert root(5, [range(5)]) == "(((ab)(cd))e)"
     assert root(6, [range(6)]) == "(((ab)(cd))(ef))"
-    assert nodes_of(range(5, 10), 16) == [Node(0, 5), Node(1, 3), Node(1, 4)]
-    assert nodes_of(range(8, 16), 16) == [Node(3, 1)]
+    assert nodes_of(range(5, 10), 16) == [LaneNode(0, 5), LaneNode(1, 3), LaneNode(1, 4)]
+    assert nodes_of(range(8, 16), 16) == [LaneNode(3, 1)]
     for lanes in range(1, 18):
         expected = root(lanes, [range(lanes)])
         for size in range(1, lanes + 1):

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from forebay.checkpoint.checkpoint import CommitDirectory
+from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.events import EpochEnded
 from forebay.loader.data import Data
-from forebay.train.collectives.collective import Alone, Collective
+from forebay.train.collectives.collective import Collective, SingleProcessCollective
 from forebay.train.collectives.torch_collective import (
     BOX_BYTES,
     FixedBuckets,
@@ -27,7 +27,7 @@ from forebay.train.collectives.torch_collective import (
 )
 from forebay.train.evaluation import evaluate_auc
 from forebay.train.fit import fit
-from forebay.train.spec import Assignment
+from forebay.train.spec import TrainSpec
 from forebay.train.worker import Worker
 
 Ranks = Callable[..., list[Any]]
@@ -74,7 +74,7 @@ def collectives(collective: Collective) -> dict[str, Any]:
 def test_laws_of_a_collective(ranks: Ranks, size: int) -> None:
     answers = ranks(size, collectives)
     if size == 1:
-        answers.append(collectives(Alone()))
+        answers.append(collectives(SingleProcessCollective()))
     total = sum(range(size))
     for answer in answers:
         assert answer["sum"].dtype == np.int64
@@ -87,7 +87,7 @@ def test_laws_of_a_collective(ranks: Ranks, size: int) -> None:
 
 def gradients(collective: Collective, data: Data, folder: Path, recorder: Any) -> dict[str, Any]:
     """The averaged gradient of every step of one epoch on fixed parameters, and what this rank's batches were."""
-    worker = Worker(Assignment(data=data), collective, None, CommitDirectory(folder), recorder)
+    worker = Worker(TrainSpec(data=data), collective, None, DirectoryStore(folder), recorder)
     steps: list[np.ndarray] = []
     weights: list[float] = []
 
@@ -112,7 +112,7 @@ def test_gradients_do_not_depend_on_the_world(
 ) -> None:
     # Fewer rows than lanes in the last or only batch: then some rank has a dummy row of weight 0.
     data = make_data(rows=rows, global_batch=4)
-    alone = gradients(Alone(), data, tmp_path / "1", make_recorder())
+    alone = gradients(SingleProcessCollective(), data, tmp_path / "1", make_recorder())
     dummies = 0
     for size in (2, 3):
         answers = ranks(size, gradients, data, tmp_path / str(size), make_recorder())
@@ -131,7 +131,7 @@ def test_gradients_do_not_depend_on_the_world(
 
 
 def train_once(
-    collective: Collective, assignment: Assignment, folder: Path, recorder: Any, die_at: int | None
+    collective: Collective, assignment: TrainSpec, folder: Path, recorder: Any, die_at: int | None
 ) -> dict[str, Any]:
     """Train until `die_at` steps are done, or to the end; everything that must be equal after a resume."""
     seen: dict[int, list[int]] = {}
@@ -152,7 +152,7 @@ def train_once(
             worker.commit(loss=loss)
         last["parameters"] = flat(model.parameters())
 
-    worker = Worker(assignment, collective, None, CommitDirectory(folder), recorder)
+    worker = Worker(assignment, collective, None, DirectoryStore(folder), recorder)
     worker.run(train)
     return {"seen": seen, "losses": losses, "draw": torch.rand(4).tolist(), "ended": recorder.of(EpochEnded), **last}
 
@@ -161,7 +161,7 @@ def train_once(
 def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(
     ranks: Ranks, make_data: Callable[..., Data], make_recorder: type, tmp_path: Path, size: int
 ) -> None:
-    assignment = Assignment(data=make_data(rows=(61, 1, 40, 9)), epochs=2, seed=5, commit_every=4)
+    assignment = TrainSpec(data=make_data(rows=(61, 1, 40, 9)), epochs=2, seed=5, commit_every=4)
     undisturbed = ranks(size, train_once, assignment, tmp_path / "undisturbed", make_recorder(), None)
     first = ranks(size, train_once, assignment, tmp_path / "resumed", make_recorder(), 7)
     second = ranks(size, train_once, assignment, tmp_path / "resumed", make_recorder(), None)
@@ -181,12 +181,12 @@ def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(
 def test_another_world_goes_on_with_the_same_batches(
     ranks: Ranks, make_data: Callable[..., Data], make_recorder: type, tmp_path: Path
 ) -> None:
-    assignment = Assignment(data=make_data(), epochs=2, seed=5, commit_every=2)
-    whole = train_once(Alone(), assignment, tmp_path / "whole", make_recorder(), None)["seen"]
+    assignment = TrainSpec(data=make_data(), epochs=2, seed=5, commit_every=2)
+    whole = train_once(SingleProcessCollective(), assignment, tmp_path / "whole", make_recorder(), None)["seen"]
     parts = [
         ranks(2, train_once, assignment, tmp_path / "changing", make_recorder(), 4),
         ranks(3, train_once, assignment, tmp_path / "changing", make_recorder(), 8),
-        [train_once(Alone(), assignment, tmp_path / "changing", make_recorder(), None)],
+        [train_once(SingleProcessCollective(), assignment, tmp_path / "changing", make_recorder(), None)],
     ]
     seen = {
         step: sorted(row for rank in part for row in rank["seen"][step]) for part in parts for step in part[0]["seen"]
@@ -219,8 +219,8 @@ def test_buckets_are_settled_at_construction(ranks: Ranks) -> None:
     assert (answers[0]["rebuilt"], answers[0]["unwrapped"], answers[0]["inner"]) == (False, True, True)
 
 
-def fit_once(collective: Collective, assignment: Assignment, folder: Path, recorder: Any) -> Any:
-    worker = Worker(assignment, collective, None, CommitDirectory(folder), recorder)
+def fit_once(collective: Collective, assignment: TrainSpec, folder: Path, recorder: Any) -> Any:
+    worker = Worker(assignment, collective, None, DirectoryStore(folder), recorder)
     criterion = nn.BCEWithLogitsLoss()
 
     def train(worker: Worker) -> None:
@@ -236,8 +236,8 @@ def test_fit_gives_one_auc_at_every_world_size(
     data = make_data(rows=(70, 30, 50, 3), global_batch=16)
     # Batches of 8 or 9 rows for 16 lanes: the last of three ranks gets dummy rows, which must not be counted.
     held_out = make_data(rows=(9, 8), folder="held_out", lanes=16, global_batch=16)
-    assignment = Assignment(data=data, held_out=held_out, epochs=2, seed=1)
-    alone = fit_once(Alone(), assignment, tmp_path / "alone", make_recorder())
+    assignment = TrainSpec(data=data, held_out=held_out, epochs=2, seed=1)
+    alone = fit_once(SingleProcessCollective(), assignment, tmp_path / "alone", make_recorder())
     assert [event.metrics["auc"] for event in alone] != [0.5, 0.5]
     for size in (2, 3):
         events = ranks(size, fit_once, assignment, tmp_path / str(size), make_recorder())[0]

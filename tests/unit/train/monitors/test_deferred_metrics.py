@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from forebay.train.monitors.deferred_metrics import CHUNK, Reading, Readings
+from forebay.train.monitors.deferred_metrics import CHUNK, DeferredMetrics, Reading
 
 
 def test_numbers_come_back_once_in_order() -> None:
-    readings = Readings()
+    readings = DeferredMetrics()
     readings.add(1, "loss", 0.5)
     readings.add(1, "norm", torch.tensor([2.0]))
     readings.add(2, "loss", torch.tensor(0.25, dtype=torch.float16))
@@ -17,14 +17,14 @@ def test_numbers_come_back_once_in_order() -> None:
 
 
 def test_more_than_a_chunk() -> None:
-    readings = Readings()
+    readings = DeferredMetrics()
     for step in range(2 * CHUNK + 3):
         readings.add(step, "loss", torch.tensor(float(step)))
     assert [(reading.step, reading.value) for reading in readings.take()] == [(s, s) for s in range(2 * CHUNK + 3)]
 
 
 def test_a_tensor_that_is_written_over_counts_as_it_was() -> None:
-    readings = Readings()
+    readings = DeferredMetrics()
     for dtype in (torch.float32, torch.float64):
         loss = torch.tensor(1.0, dtype=dtype, requires_grad=True)
         readings.add(1, "loss", loss)
@@ -34,7 +34,7 @@ def test_a_tensor_that_is_written_over_counts_as_it_was() -> None:
 
 
 def test_forgotten_numbers_are_not_taken() -> None:
-    readings = Readings()
+    readings = DeferredMetrics()
     readings.add(1, "loss", torch.tensor(1.0))
     readings.forget()
     assert readings.take() == []

@@ -16,12 +16,12 @@ from forebay.train.monitors.embedding_norms import EVERY, EmbeddingNorms, LiveEm
 from forebay.train.monitors.loss_spikes import LossSpikes
 from forebay.train.monitors.monitor import Action, Verdict
 from forebay.train.monitors.nan_guard import NanGuard
-from forebay.train.setup import Training
+from forebay.train.setup import TrainSetup
 
 
 def begin(monitor: Any, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Any:
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    return monitor.begin(Training(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=1))
+    return monitor.begin(TrainSetup(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=1))
 
 
 def pass_steps(live: LiveEmbeddingNorms, steps: int, first: int = 1) -> None:
@@ -226,7 +226,7 @@ def test_compiled_models_are_swept() -> None:
     assert live.verdict().action is Action.WARN
 
 
-class Clicks(nn.Module):
+class EmbeddedClicks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(200, 8)
@@ -240,7 +240,7 @@ class Clicks(nn.Module):
 def test_it_fires_before_the_loss_does() -> None:
     """One user's updates have the wrong sign: the row runs away, and the mean over the batch does not show it."""
     torch.manual_seed(0)
-    model, limit = Clicks(), 8.0
+    model, limit = EmbeddedClicks(), 8.0
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     monitors = {
         "norms": begin(EmbeddingNorms(limit, action="roll back"), model, optimizer),

@@ -12,13 +12,13 @@ from torch import nn
 from forebay.errors import InvalidOption
 from forebay.train.monitors.loss_spikes import LiveLossSpikes, LossSpikes
 from forebay.train.monitors.monitor import Action, Verdict
-from forebay.train.setup import Training
+from forebay.train.setup import TrainSetup
 
 
 def begin(spikes: LossSpikes) -> LiveLossSpikes:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return spikes.begin(Training(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=1))
+    return spikes.begin(TrainSetup(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=1))
 
 
 def see(live: LiveLossSpikes, losses: Sequence[float], first_step: int = 1) -> Verdict:

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from forebay.checkpoint.checkpoint import CommitDirectory
+from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.errors import Diverged
 from forebay.events import RolledBack
 from forebay.loader.data import Data
 from forebay.train.collectives.collective import Collective
 from forebay.train.monitors.monitor import Action, Verdict
-from forebay.train.monitors.monitor_set import MOST_ROLL_BACKS, Watching, gravest
-from forebay.train.setup import Training
-from forebay.train.spec import Assignment
+from forebay.train.monitors.monitor_set import MOST_ROLL_BACKS, MonitorSet, gravest
+from forebay.train.setup import TrainSetup
+from forebay.train.spec import TrainSpec
 from forebay.train.worker import Worker
 
-TRAINING = Training(
+TRAINING = TrainSetup(
     model=nn.Linear(1, 1), optimizer=torch.optim.SGD([torch.zeros(1)]), device=torch.device("cpu"), world_size=1
 )
 
@@ -52,7 +52,7 @@ class Remembering:
 
     name: str = "seen"
 
-    def begin(self, training: Training) -> LiveRemembering:
+    def begin(self, training: TrainSetup) -> LiveRemembering:
         return LiveRemembering(self.name)
 
 
@@ -76,8 +76,8 @@ class LiveRemembering:
         self.total = state["total"]
 
 
-def watching(*names: str) -> Watching:
-    watching = Watching([Remembering(name) for name in names])
+def watching(*names: str) -> MonitorSet:
+    watching = MonitorSet([Remembering(name) for name in names])
     watching.begin(TRAINING)
     return watching
 
@@ -94,7 +94,7 @@ def test_two_monitors_of_one_class_keep_their_own_states_and_a_new_one_begins_an
 
 
 def test_without_monitors_there_is_nothing_to_see() -> None:
-    nothing = Watching([])
+    nothing = MonitorSet([])
     nothing.begin(TRAINING)
     assert (nothing.is_on, nothing.verdict(), nothing.metrics(), nothing.state()) == (False, Verdict(), {}, {})
 
@@ -112,7 +112,7 @@ def test_going_back_to_another_commit_is_a_new_start() -> None:
 class OneRankObjects:
     """Rank 1 wants to leave out what step 3 was trained on, once."""
 
-    def begin(self, training: Training) -> LiveObjection:
+    def begin(self, training: TrainSetup) -> LiveObjection:
         assert training.world_size == 2
         return LiveObjection(torch.distributed.get_rank())
 
@@ -141,8 +141,8 @@ class LiveObjection:
 
 def train(collective: Collective, data: Data, folder: Path, recorder: Any) -> tuple[list[list[int]], list[Any], float]:
     batches: list[list[int]] = []
-    assignment = Assignment(data=data, commit_every=2, monitors=(OneRankObjects(),))
-    worker = Worker(assignment, collective, None, CommitDirectory(folder), recorder)
+    assignment = TrainSpec(data=data, commit_every=2, monitors=(OneRankObjects(),))
+    worker = Worker(assignment, collective, None, DirectoryStore(folder), recorder)
 
     def loop(worker: Worker) -> None:
         model, optimizer = worker.setup(nn.Linear(3, 1), partial(torch.optim.SGD, lr=0.1))

@@ -13,7 +13,7 @@ from torch import nn
 from forebay.errors import InvalidOption
 from forebay.train.monitors.monitor import Action, Verdict
 from forebay.train.monitors.nan_guard import NanGuard
-from forebay.train.setup import Training
+from forebay.train.setup import TrainSetup
 
 
 class Loop:
@@ -23,7 +23,7 @@ class Loop:
         torch.manual_seed(0)
         self.model = model or nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, **options)
-        training = Training(model=self.model, optimizer=self.optimizer, device=torch.device("cpu"), world_size=1)
+        training = TrainSetup(model=self.model, optimizer=self.optimizer, device=torch.device("cpu"), world_size=1)
         self.live = guard.begin(training)
         self.step = 0
 

@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import (
 )
 
 from forebay.errors import BadJob
-from forebay.train.batch_size.lr_scaling import LinearScaling, ScaledRate
+from forebay.train.batch_size.lr_scaling import LinearScaling, LRScaling
 from forebay.train.state.hyperparameters import left_out
-from forebay.train.state.stateful import Checkpointed
+from forebay.train.state.stateful import StatefulObjects
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
@@ -43,7 +43,7 @@ class Trained:
         self.layer = nn.Linear(3, 2)
         self.optimizer = kind(self.layer.parameters(), **options)
         self.scheduler = None if schedule is None else schedule(self.optimizer)
-        self.checkpointed = Checkpointed()
+        self.checkpointed = StatefulObjects()
         self.checkpointed.add(model=self.layer, optimizer=self.optimizer)
         if self.scheduler is not None:
             self.checkpointed.add(scheduler=self.scheduler)
@@ -138,12 +138,12 @@ def test_a_plateau_keeps_what_it_has_seen() -> None:
 
 def test_the_batch_scales_the_rate_of_the_branch() -> None:
     donor = Trained(kind=torch.optim.SGD, lr=0.4)
-    ScaledRate(donor.optimizer, LinearScaling(), base_batch=10).at(
+    LRScaling(donor.optimizer, LinearScaling(), base_batch=10).at(
         global_batch=30, previous_batch=10, steps_since_change=0
     )
     donor.go(2)
     branch = Trained(kind=torch.optim.SGD, lr=0.1)
-    ScaledRate(branch.optimizer, LinearScaling(), base_batch=10).at(
+    LRScaling(branch.optimizer, LinearScaling(), base_batch=10).at(
         global_batch=30, previous_batch=10, steps_since_change=0
     )
     branch.branch_of(donor)
@@ -165,16 +165,16 @@ def test_a_rate_that_is_a_tensor_stays_one() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     donor = Trained(lr=0.3)
     state = {name: left_out(each) for name, each in donor.checkpointed.state().items()}
-    other = Checkpointed()
+    other = StatefulObjects()
     other.add(model=nn.Linear(4, 2))
     with pytest.raises(BadJob, match=r"(?s)step 7 does not fit the model .*size mismatch"):
         other.put_back(state, step=7)
     two_groups = torch.optim.Adam([{"params": [each]} for each in donor.layer.parameters()])
-    other = Checkpointed()
+    other = StatefulObjects()
     other.add(optimizer=two_groups)
     with pytest.raises(BadJob, match=r"does not fit the optimizer .*parameter groups"):
         other.put_back(state, step=7)
-    other = Checkpointed()
+    other = StatefulObjects()
     other.add(scheduler=LambdaLR(two_groups, lambda _: 1.0))
     with pytest.raises(BadJob, match="not of 'scheduler'"):
         other.put_back(state, step=7)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
-from forebay.transform.fingerprint.bytecode import Imported, Loaded, Reference, Written, references
+from forebay.transform.fingerprint.bytecode import Imported, Loaded, Reference, WrittenNames, references
 
 
 def found(source: str, name: str = "fn") -> list[Reference]:
@@ -96,5 +96,5 @@ def fn():
     assert found(source) == [
         Imported("numpy", relative=False),
         Imported("near", relative=True),
-        Written("count"),
+        WrittenNames("count"),
     ]
