@@ -65,7 +65,8 @@ def _transform(kind: str) -> Transform:
         dense=Dense(groups["dense"]),
         ids=Dense(groups["ids"], dtype="int64"),
         tags=Ragged("tags", max_len=MAX_TAGS),
-        city=Categorical(["city"], vocabulary={"city": CITIES}),
+        # int64 as in every other system: all of them hand out the same bytes.
+        city=Categorical(["city"], vocabulary={"city": CITIES}, dtype="int64"),
         label=Label("label"),
     )
 

@@ -17,7 +17,7 @@ from forebay.transform.fingerprint.function import function_identity, function_n
 from forebay.transform.fingerprint.memory_reuse import refuse_reused
 from forebay.transform.fingerprint.values import Identity, canonical, digest
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Raised whenever the same options give other arrays, so that no cached block of an older version is served."""
 
 RowFunction = Callable[[pa.RecordBatch], Mapping[str, Any]]

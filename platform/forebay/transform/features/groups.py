@@ -20,6 +20,8 @@ from forebay.transform.fingerprint.values import Identity, value_identity
 
 Schema: TypeAlias = Mapping[str, pa.DataType]
 
+ID_DTYPES = ("int32", "int64")
+
 
 class Feature(Protocol):
     """One keyword of a `Transform`; `name` is that keyword.
@@ -86,18 +88,20 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
-    """Values as ids: array [rows, len(columns)] of int64; 0 is null.
+    """Values as ids: array [rows, len(columns)] of int32 or int64; 0 is null.
 
-    Without `vocabulary` an id is a hash of (column name, value) in [1, buckets). With it (column -> values, as
-    `fit_vocabulary` makes it; entries of other columns are ignored) 1 is any unknown value and 2 + i the value at
-    position i. Takes integers, bools, strings, binary, decimals, dates, times and dictionaries of them; floats raise
-    `WrongType`. Raises `InvalidOption` for fewer than 2 buckets and for a vocabulary that lacks a column, or holds a
-    null or a value twice.
+    Without `dtype` the ids are int32 where all of them fit, else int64; torch's embeddings take both. `array_dtype` is
+    the one in use. Without `vocabulary` an id is a hash of (column name, value) in [1, buckets). With it (column ->
+    values, as `fit_vocabulary` makes it; entries of other columns are ignored) 1 is any unknown value and 2 + i the
+    value at position i. Takes integers, bools, strings, binary, decimals, dates, times and dictionaries of them; floats
+    raise `WrongType`. Raises `InvalidOption` for fewer than 2 buckets, for a vocabulary that lacks a column or holds a
+    null or a value twice, and for a `dtype` other than int32 and int64 or too narrow for the ids.
     """
 
     columns: Sequence[str]
     buckets: int = 1_000_000
     vocabulary: Mapping[str, Sequence[Any]] | None = field(default=None, hash=False)
+    dtype: str | None = None
     # A vocabulary of a million Python values takes longer to become an Arrow array than a row group takes to look up.
     _typed: dict[tuple[str, str], pa.Array] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -106,6 +110,12 @@ class Categorical:
         check_buckets("Categorical", self.buckets)
         if self.vocabulary is not None:
             object.__setattr__(self, "vocabulary", {c: _vocabulary_of(c, self.vocabulary) for c in self.columns})
+        object.__setattr__(self, "dtype", check_id_dtype("Categorical", self.dtype, max(self.num_ids)))
+
+    @property
+    def array_dtype(self) -> str:
+        """The dtype of the array: "int32" or "int64"."""
+        return self.dtype or smallest_id_dtype(max(self.num_ids))
 
     @property
     def num_ids(self) -> tuple[int, ...]:
@@ -126,7 +136,7 @@ class Categorical:
                 self._vocabulary(column, found)
 
     def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
-        out = np.empty((table.num_rows, len(self.columns)), np.int64)
+        out = np.empty((table.num_rows, len(self.columns)), self.array_dtype)
         for position, column in enumerate(self.columns):
             start = 0
             # Chunk by chunk, because every chunk may bring a dictionary of its own.
@@ -137,8 +147,8 @@ class Categorical:
 
     def identity(self) -> Identity:
         if self.vocabulary is None:
-            return ["Categorical", list(self.columns), self.buckets]
-        return ["Categorical", list(self.columns), value_identity(self.vocabulary)]
+            return ["Categorical", list(self.columns), self.array_dtype, self.buckets]
+        return ["Categorical", list(self.columns), self.array_dtype, value_identity(self.vocabulary)]
 
     def _ids(self, column: str, chunk: pa.Array) -> BlockArray:
         if self.vocabulary is None:
@@ -158,32 +168,32 @@ class Ragged:
     """Lists: array NAME [rows, max_len] of `dtype`, cut at `max_len` and padded with 0, and array NAME_lengths int32
     [rows] with what is left of each list. A null list has length 0; a null within a list is 0 and counts.
 
-    Takes lists of integers, floats and bools; with `buckets` lists of all that `Categorical` takes, hashed as there
-    (then `dtype` must hold the ids). Lists of lists raise `WrongType`. Raises `InvalidOption` for `max_len` < 1.
+    Takes lists of integers, floats and bools, as int64 without `dtype`. With `buckets` it takes lists of all that
+    `Categorical` takes, hashed as there; the ids' dtype follows the rule of `Categorical`. `array_dtype` is the one in
+    use. Lists of lists raise `WrongType`. Raises `InvalidOption` for `max_len` < 1 and for an unusable `dtype`.
     """
 
     column: str
     max_len: int
-    dtype: str = "int64"
+    dtype: str | None = None
     buckets: int | None = None
 
     def __post_init__(self) -> None:
         column_names("Ragged", [self.column])
-        object.__setattr__(self, "dtype", check_dtype("Ragged", self.dtype))
         if not isinstance(self.max_len, int) or self.max_len < 1:
             raise InvalidOption(
                 f"Ragged(max_len={self.max_len!r}) cannot be. Give an integer from 1 on.", max_len=self.max_len
             )
-        if self.buckets is None:
-            return
-        check_buckets("Ragged", self.buckets)
-        if self.dtype.startswith("float") or self.buckets - 1 > np.iinfo(self.dtype).max:
-            raise InvalidOption(
-                f"Ragged(buckets={self.buckets}, dtype={self.dtype!r}): ids below {self.buckets} need a wider integer "
-                "dtype. Leave dtype out for int64.",
-                buckets=self.buckets,
-                dtype=self.dtype,
-            )
+        if self.buckets is not None:
+            check_buckets("Ragged", self.buckets)
+            object.__setattr__(self, "dtype", check_id_dtype("Ragged", self.dtype, self.buckets))
+        elif self.dtype is not None:
+            object.__setattr__(self, "dtype", check_dtype("Ragged", self.dtype))
+
+    @property
+    def array_dtype(self) -> str:
+        """The dtype of array NAME, e.g. "int64"."""
+        return self.dtype or ("int64" if self.buckets is None else smallest_id_dtype(self.buckets))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -205,10 +215,10 @@ class Ragged:
             check_categories(feature, self.column, found.value_type)
         elif not pa.types.is_null(found.value_type):
             remedy = "Lists of strings, dates and the like need buckets=... to become ids."
-            check_numeric(feature, self.column, found.value_type, self.dtype, remedy)
+            check_numeric(feature, self.column, found.value_type, self.array_dtype, remedy)
 
     def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
-        padded = np.empty((table.num_rows, self.max_len), self.dtype)
+        padded = np.empty((table.num_rows, self.max_len), self.array_dtype)
         lengths = np.zeros(table.num_rows, np.int32)
         start = 0
         for chunk in table[self.column].chunks:
@@ -223,12 +233,12 @@ class Ragged:
         return dict(zip(self.array_names(name), (padded, lengths), strict=True))
 
     def identity(self) -> Identity:
-        return ["Ragged", self.column, self.max_len, self.dtype, self.buckets]
+        return ["Ragged", self.column, self.max_len, self.array_dtype, self.buckets]
 
     def _numbers(self, name: str, values: pa.Array) -> BlockArray:
         if self.buckets is not None:
             return hashed_ids(values, self.column, self.buckets)
-        numbers = cast_numbers(f"Ragged {name!r}", self.column, values, self.dtype)
+        numbers = cast_numbers(f"Ragged {name!r}", self.column, values, self.array_dtype)
         array: BlockArray = pc.fill_null(numbers, pa.scalar(0).cast(numbers.type)).to_numpy()
         return array
 
@@ -283,6 +293,32 @@ def check_buckets(feature: str, buckets: int) -> None:
         raise InvalidOption(
             f"{feature}(buckets={buckets!r}) cannot be. Give an integer from 2 on; id 0 is null.", buckets=buckets
         )
+
+
+def smallest_id_dtype(num_ids: int) -> str:
+    """int32 where ids in [0, num_ids) fit, else int64."""
+    return "int32" if num_ids - 1 <= np.iinfo(np.int32).max else "int64"
+
+
+def check_id_dtype(feature: str, dtype: object, num_ids: int) -> str | None:
+    """The name of `dtype`; None stays None. Raises `InvalidOption` unless it is int32 or int64 and holds the ids."""
+    if dtype is None:
+        return None
+    name = check_dtype(feature, dtype)
+    if name not in ID_DTYPES:
+        raise InvalidOption(
+            f"{feature}(dtype={name!r}) was given for ids. Ids are {' or '.join(ID_DTYPES)}, the dtypes that torch's "
+            "embeddings take. Leave dtype out for the smaller one that fits.",
+            dtype=name,
+        )
+    if name == "int32" and smallest_id_dtype(num_ids) != name:
+        raise InvalidOption(
+            f"{feature}(dtype='int32') cannot hold {num_ids:,} ids; it holds 2,147,483,648. Leave dtype out for int64, "
+            "or use fewer buckets.",
+            dtype=name,
+            num_ids=num_ids,
+        )
+    return name
 
 
 def _vocabulary_of(column: str, vocabulary: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from forebay.errors import InvalidOption, MissingColumn, NullLabel, WrongType
 from forebay.transform.features.categories import value_type
@@ -173,7 +175,7 @@ class TestCategorical:
     def test_ids_are_hashes_of_column_and_value_and_0_is_null(self) -> None:
         table = pa.table({"user": pa.array([5, None, -1, 5]), "item": pa.array([5, 6, None, 7])})
         ids = only(Categorical(["user", "item"], buckets=1000), table)
-        assert ids.dtype == np.int64
+        assert ids.dtype == np.int32
         assert ids.flags.c_contiguous
         user, item = hashed("user", [5, -1], 1000), hashed("item", [5, 6, 7], 1000)
         assert ids.tolist() == [[user[0], item[0]], [0, item[1]], [user[1], 0], [user[0], item[2]]]
@@ -291,6 +293,57 @@ class TestCategorical:
         with pytest.raises(InvalidOption, match="buckets"):
             Categorical("c", buckets=buckets)
 
+    @pytest.mark.parametrize(
+        ("options", "dtype"),
+        [
+            ({"buckets": 2**31}, np.int32),
+            ({"buckets": 2**31 + 1}, np.int64),
+            ({"buckets": 9, "dtype": "int64"}, np.int64),
+            ({"buckets": 9, "dtype": np.int32}, np.int32),
+            ({"vocabulary": {"c": (5,)}}, np.int32),
+            ({"vocabulary": {"c": (5,)}, "dtype": "int64"}, np.int64),
+        ],
+    )
+    def test_ids_are_int32_where_all_of_them_fit(self, options: dict[str, Any], dtype: type) -> None:
+        feature = Categorical("c", **options)
+        ids = only(feature, column([5, None, 7], pa.int64()))
+        assert ids.dtype == dtype
+        assert feature.array_dtype == ids.dtype.name
+        expected = [2, 0, 1] if "vocabulary" in options else hashed("c", [5, 0, 7], options["buckets"])
+        assert ids[[0, 2], 0].tolist() == [expected[0], expected[2]]
+        assert ids[1] == 0
+
+    def test_an_id_above_int32_stays_whole(self) -> None:
+        ids = only(Categorical("c", buckets=2**40), column(range(100), pa.int64()))
+        assert ids[:, 0].tolist() == hashed("c", range(100), 2**40)
+        assert ids.max() > 2**31
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"dtype": "int16"}, r"Categorical\(dtype='int16'\) .* int32 or int64, .* Leave dtype out"),
+            ({"dtype": "float32"}, "int32 or int64"),
+            ({"dtype": "int"}, "is not known"),
+            ({"buckets": 2**31 + 1, "dtype": "int32"}, r"dtype='int32'\) cannot hold 2,147,483,649 ids.*Leave dtype"),
+        ],
+    )
+    def test_dtypes_that_hold_no_ids_are_refused(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(InvalidOption, match=message):
+            Categorical("c", **options)
+
+    def test_embeddings_of_torch_train_on_either_dtype_alike(self) -> None:
+        table = pa.table({"user": pa.array([5, None, -1, 5]), "item": pa.array([5, 6, None, 7])})
+        gradients = []
+        for dtype in (None, "int64"):
+            ids = torch.from_numpy(only(Categorical(["user", "item"], buckets=50, dtype=dtype), table))
+            offsets = torch.arange(0, ids.numel(), 2, dtype=ids.dtype)
+            for sparse in (False, True):
+                torch.manual_seed(0)
+                bag, single = nn.EmbeddingBag(50, 3, sparse=sparse), nn.Embedding(50, 3, sparse=sparse)
+                (bag(ids.flatten(), offsets).sum() + bag(ids).sum() + single(ids).sum()).backward()
+                gradients += [module.weight.grad.to_dense() for module in (bag, single)]
+        assert all(torch.equal(a, b) for a, b in zip(gradients[:4], gradients[4:], strict=True))
+
     def test_uuids_are_read_through_their_storage(self) -> None:
         raw = pa.array([bytes(16), None, b"1" * 16], pa.binary(16))
         wrapped = pa.table({"c": pa.ExtensionArray.from_storage(pa.uuid(), raw)})
@@ -374,6 +427,18 @@ class TestRagged:
         assert only(Ragged("c", max_len=3, buckets=99), encoded).tolist() == [[a, 0, 0], [b, a, 0]]
 
     @pytest.mark.parametrize(
+        ("options", "dtype"),
+        [({}, "int32"), ({"dtype": "int64"}, "int64"), ({"buckets": 2**31 + 1}, "int64")],
+    )
+    def test_hashed_ids_have_the_dtype_of_categorical(self, options: dict[str, Any], dtype: str) -> None:
+        feature = Ragged("c", max_len=3, **{"buckets": 99, **options})
+        made = arrays(feature, column([["a", "b", "a", "c"], None, ["b"]], pa.list_(pa.string())))
+        buckets = options.get("buckets", 99)
+        a, b = only(Categorical("c", buckets=buckets), column(["a", "b"], pa.string()))[:, 0].tolist()
+        assert made["f"].dtype == feature.array_dtype == dtype
+        assert made["f"].tolist() == [[a, b, a], [0, 0, 0], [b, 0, 0]]
+
+    @pytest.mark.parametrize(
         "kind", [pa.list_(pa.null()), pa.null(), pa.list_(pa.int64()), pa.list_(pa.string())], ids=str
     )
     def test_nothing_but_nulls_and_no_rows(self, kind: pa.DataType) -> None:
@@ -437,6 +502,7 @@ class TestRagged:
             {"max_len": 2, "buckets": 1},
             {"max_len": 2, "buckets": 1000, "dtype": "int8"},
             {"max_len": 2, "buckets": 9, "dtype": "float32"},
+            {"max_len": 2, "buckets": 2**31 + 1, "dtype": "int32"},
         ],
     )
     def test_impossible_options_are_refused(self, options: dict[str, Any]) -> None:
