@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.horovod.conftest import run_ranks
+from tests.unit.conftest import memory_manifest as memory_manifest
 from torch import nn
 
 from forebay.driver.horovod.collective import HorovodCollective
+from forebay.driver.horovod.strategy import HorovodDataParallel
+from forebay.manifest.manifest import Manifest
+from forebay.plan.plan import build_plan
 from forebay.train.collectives.collective import Collective
+from forebay.train.strategies.strategy import StrategyOptions
 
 SIZES = (1, 2, 3)
 
@@ -31,12 +38,12 @@ def gradients(model: nn.Module) -> list[np.ndarray | None]:
     return [None if p.grad is None else p.grad.double().numpy().copy() for p in model.parameters()]
 
 
-def wrapped(collective: Collective, reduction: str = "mean") -> nn.Module:
+def wrapped(collective: Collective, options: StrategyOptions) -> nn.Module:
     torch.manual_seed(collective.world.rank)
-    return collective.wrap(build_model(), reduction)
+    return HorovodDataParallel(collective, options).wrap(build_model())
 
 
-def laws(collective: Collective) -> dict[str, Any]:
+def laws(collective: Collective, options: StrategyOptions) -> dict[str, Any]:
     rank, size = collective.world.rank, collective.world.size
     counts = np.array([[rank, 1], [2**60, rank]], dtype=np.int64)
     answer: dict[str, Any] = {
@@ -48,7 +55,7 @@ def laws(collective: Collective) -> dict[str, Any]:
         "unchanged": counts[0].tolist() == [rank, 1],
     }
     inputs = torch.randn(8, 40, generator=torch.Generator().manual_seed(rank))
-    model = wrapped(collective)
+    model = wrapped(collective, options)
     answer["parameters"] = [p.detach().numpy().copy() for p in model.parameters()]
     passes = []
     for _ in range(2):
@@ -60,7 +67,7 @@ def laws(collective: Collective) -> dict[str, Any]:
     alone.load_state_dict(model.state_dict())
     backward(alone, rank, inputs=inputs, uses_last=rank == size - 1)
     answer["alone"] = gradients(alone)
-    adaptive = wrapped(collective, "adasum")
+    adaptive = wrapped(collective, replace(options, reduction="adasum"))
     backward(adaptive, 0, inputs=torch.ones(8, 40) + torch.arange(8.0)[:, None], uses_last=True)
     answer["adasum of equals"] = gradients(adaptive)
     if size > 1:
@@ -76,8 +83,9 @@ def laws(collective: Collective) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def answers(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return run_ranks(request.param, laws)
+def answers(request: pytest.FixtureRequest, memory_manifest: Callable[..., Manifest]) -> list[dict[str, Any]]:
+    options = StrategyOptions(reduction="mean", plan=build_plan(memory_manifest([8, 8]), lanes=4), seed=0)
+    return run_ranks(request.param, laws, options)
 
 
 def test_values_are_exchanged(answers: list[dict[str, Any]]) -> None:

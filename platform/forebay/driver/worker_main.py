@@ -6,14 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.disk.lease import named_user
-from forebay.cache.source import SourceProvider
-from forebay.checkpoint.checkpoint import CheckpointStore
 from forebay.errors import BadJob, Hung
 from forebay.events import Reporter, Started
 from forebay.runs.worker_spec import WorkerSpec
-from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.torch_collective import is_timeout
 from forebay.train.worker import Worker
 
@@ -38,10 +34,8 @@ class Outcome:
 
 def work(
     launch: WorkerSpec,
-    collective: Collective,
-    cache: DiskCache | SourceProvider | None,
+    worker: Worker,
     reporter: Reporter,
-    commits: CheckpointStore,
     watch: Watch = _unwatched,
 ) -> Outcome:
     """Train to the end as one of the workers.
@@ -49,17 +43,17 @@ def work(
     Raises `BadJob` for a train function that returns before the last epoch though nobody asked it to, and `Hung` where
     another rank did not answer within the job's `hang_timeout_s`.
     """
-    if collective.world.is_first:
+    world = worker.world
+    if world.is_first:
         reporter.report(
             Started(
                 name=launch.name,
-                world_size=collective.world.size,
+                world_size=world.size,
                 epochs=launch.assignment.epochs,
                 num_batches=launch.assignment.data.num_batches,
             )
         )
-    worker = Worker(launch.assignment, collective, cache, commits, reporter)
-    with named_user(launch.name), watch(worker.counted), _hang_named(launch, collective):
+    with named_user(launch.name), watch(worker.counted), _hang_named(launch, world.rank):
         worker.run(launch.train)
     if not worker.is_finished and worker.stopped is None and worker.parting is None:
         raise BadJob(
@@ -73,13 +67,12 @@ def work(
 
 
 @contextmanager
-def _hang_named(launch: WorkerSpec, collective: Collective) -> Iterator[None]:
+def _hang_named(launch: WorkerSpec, rank: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         if not is_timeout(error):
             raise
-        rank = collective.world.rank
         raise Hung(
             f"rank {rank} of run {launch.name!r} waited in vain for another rank, with hang_timeout_s="
             f"{launch.hang_timeout_s:g}: one of them hangs, though its process lives. Look for a rank that takes "

@@ -21,7 +21,7 @@ from forebay.loader.data import Data
 from forebay.loader.loader import Loader
 from forebay.loader.worker_loaders import WorkerLoaders
 from forebay.train.collectives.collective import Collective
-from forebay.train.collectives.exact import ExactReduction
+from forebay.train.collectives.exact import LossOf
 from forebay.train.commit_vote import CommitDecision, CommitVote
 from forebay.train.metric import Metric
 from forebay.train.monitors.monitor import Action, Verdict
@@ -34,6 +34,15 @@ from forebay.train.state.epoch_totals import EpochFacts, counted_together
 from forebay.train.state.snapshot import Snapshot
 from forebay.train.state.stateful import Stateful
 from forebay.train.step_reporter import StepReports
+from forebay.train.strategies.ddp import TORCH_STRATEGIES
+from forebay.train.strategies.strategy import (
+    BuildOptimizer,
+    Strategies,
+    Strategy,
+    StrategyOptions,
+    build_strategy,
+    weighted_backward,
+)
 from forebay.train.train_state import TrainState
 from forebay.world import World
 
@@ -64,6 +73,7 @@ class Worker:
         cache: DiskCache | SourceProvider | None,
         commits: CheckpointStore,
         reporter: Reporter,
+        strategies: Strategies = TORCH_STRATEGIES,
     ) -> None:
         self._assignment = assignment
         self._collective, self._commits, self._reporter = collective, commits, reporter
@@ -73,7 +83,8 @@ class Worker:
         self._standing = TrainState(assignment)
         self._course = self._standing.course
         self._out_of_place = True
-        self._exact: ExactReduction | None = None
+        self._strategies = strategies
+        self._strategy: Strategy | None = None
         self.stopped: str | None = None
         self.parting: int | None = None
 
@@ -125,22 +136,26 @@ class Worker:
         finally:
             self.close()
 
-    def setup(self, model: nn.Module, optimizer: Callable[..., Optimizer]) -> tuple[nn.Module, Optimizer]:
+    def setup(
+        self, model: nn.Module, optimizer: BuildOptimizer, *, strategy: str = "ddp"
+    ) -> tuple[nn.Module, Optimizer]:
         """Make `model` ready to train on this rank's device, together with the other ranks.
 
-        `optimizer` is called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`. The state of the newest commit
-        is put back into both. The model that is returned reduces gradients over ranks.
+        `optimizer` is called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`. The state of the newest
+        checkpoint is restored into both. The returned model reduces gradients over ranks.
+
+        `strategy` names how ranks train together: "ddp" holds the whole model on every rank. Raises `InvalidOption`,
+        before anything is built, for a strategy that the job's driver does not have.
         """
-        model = model.to(self.device)
-        built = optimizer(model.parameters())
+        spec = self._assignment
+        options = StrategyOptions(reduction=spec.reduction, plan=spec.data.plan, seed=spec.seed)
+        chosen = build_strategy(strategy, self._strategies, self._collective, options)
+        model, built = chosen.prepare(model, optimizer)
         self._standing.begin(TrainSetup(model=model, optimizer=built, device=self.device, world_size=self.world.size))
         self.restore()
         self._standing.scale_rate()
-        if self._assignment.reduction == "exact":
-            self._exact = ExactReduction(
-                model, built, self._assignment.data.plan, self._collective.slices(), seed=self.seed
-            )
-        return self._collective.wrap(model, self._assignment.reduction), built
+        self._strategy = chosen
+        return chosen.wrap(model), built
 
     def track(self, **others: Stateful) -> None:
         """Save and put back more than these two: schedulers, gradient scalers. Between `setup` and the loop."""
@@ -164,19 +179,14 @@ class Worker:
                 loader.seek(self._course.cursor)
                 yield from self._batches(loader, data)
 
-    def backward(self, batch: Batch, loss_of: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
+    def backward(self, batch: Batch, loss_of: LossOf) -> torch.Tensor:
         """Leave the gradient of the global batch's mean loss in `.grad`, and return the loss, for `commit(loss=...)`.
 
         `loss_of` gives the mean loss over the rows of the batch it is called with: once, or with `reduction="exact"`,
         which cannot do without this method, once for each lane of this rank. Elsewhere it is short for
         `loss = loss_of(batch) * batch.weight; loss.backward()`.
         """
-        if self._exact is not None:
-            return self._exact.backward(batch, loss_of)
-        # Weighted by this rank's share of the rows, the mean over ranks is the mean over the global batch.
-        loss = loss_of(batch) * batch.weight
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        return weighted_backward(batch, loss_of) if self._strategy is None else self._strategy.backward(batch, loss_of)
 
     def held_out(self) -> Iterator[Batch] | None:
         """This rank's part of the held-out data, once through, on its device; None where the job has none.

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
 import torch
-from torch import nn
 
-from forebay.driver.horovod.gradients import Reduce, ReducedGradients
 from forebay.driver.horovod.tensor_collectives import HorovodTensorCollectives
-from forebay.train.collectives.adasum import adasum
-from forebay.train.collectives.collective import Reduction
 from forebay.world import World
 
 T = TypeVar("T")
@@ -42,26 +38,12 @@ class HorovodCollective:
         self.device = torch.device(device)
         self._hvd: Any = hvd
         self._patience: AbstractContextManager[object] = patience or nullcontext()
-        self._num_wrapped = 0
+        self._num_models = 0
 
-    def wrap(self, model: nn.Module, reduction: Reduction = "mean") -> nn.Module:
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if self.world.size == 1 or not trained or reduction == "exact":
-            return model  # the exact mean has a backward() of its own
-        reduce, scale = self._reducer(reduction)
-        name, self._num_wrapped = f"forebay.model{self._num_wrapped}", self._num_wrapped + 1
-        self._spread([*model.parameters(), *model.buffers()], f"{name}.state")
-        ReducedGradients(trained, reduce, scale=scale, name=f"{name}.gradients")
-        if any(True for _ in model.buffers()):
-
-            def spread_statistics(module: nn.Module, _inputs: Any) -> None:
-                # Only where all ranks compute alike: one may evaluate what, or as often as, no other does.
-                if module.training and torch.is_grad_enabled():
-                    self._spread(module.buffers(), f"{name}.buffers")
-
-            # Statistics that a rank gathers, such as batch norm's, are rank 0's on all, as under DDP.
-            model.register_forward_pre_hook(spread_statistics)
-        return model
+    def next_model_name(self) -> str:
+        """A name for the operations of one more model: the same on all ranks, and used once in this world."""
+        self._num_models += 1
+        return f"forebay.model{self._num_models - 1}"
 
     def slices(self) -> HorovodTensorCollectives:
         """How ranks exchange for reductions of Forebay's own."""
@@ -92,33 +74,20 @@ class HorovodCollective:
         shared: T = value if self.world.is_first else _unpacked(packed)
         return shared
 
-    def _reducer(self, reduction: Reduction) -> tuple[Reduce, float]:
-        """How to reduce a flat tensor, and what to multiply it with before."""
-        hvd = self._hvd
+    def all_reduce_async(self, flat: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+        """Begin to sum `flat` over ranks, in place. The answer waits for the sum."""
+        handle = self._hvd.allreduce_async_(flat, op=self._hvd.Sum, name=name)
 
-        def mean(flat: torch.Tensor, _lengths: Sequence[int], name: str) -> Callable[[], torch.Tensor]:
-            handle = hvd.allreduce_async_(flat, op=hvd.Sum, name=name)
+        def wait() -> torch.Tensor:
+            with self._patience:
+                reduced: torch.Tensor = self._hvd.synchronize(handle)
+                return reduced
 
-            def wait() -> torch.Tensor:
-                with self._patience:
-                    reduced: torch.Tensor = hvd.synchronize(handle)
-                    return reduced
-
-            return wait
-
-        def adaptive(flat: torch.Tensor, lengths: Sequence[int], _name: str) -> Callable[[], torch.Tensor]:
-            def wait() -> torch.Tensor:
-                gradients, used = torch.split(flat, [sum(lengths[:-1]), lengths[-1]])
-                return torch.cat([adasum(gradients, lengths[:-1], self.slices()), self.slices().total(used)])
-
-            return wait
-
-        # Not Horovod's own Adasum, which needs MPI, and worlds that are a power of two.
-        return (adaptive, 1.0) if reduction == "adasum" else (mean, 1 / self.world.size)
+        return wait
 
     @torch.no_grad()
-    def _spread(self, tensors: Iterable[torch.Tensor], name: str) -> None:
-        """Rank 0's values on all ranks: those of one type and device in one message."""
+    def broadcast_tensors(self, tensors: Iterable[torch.Tensor], name: str) -> None:
+        """Copy rank 0's values into `tensors` of all ranks: those of one dtype and device in one message."""
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.numel():

@@ -16,11 +16,13 @@ from forebay.checkpoint.ray_store import open_commits
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.driver.horovod.collective import is_broken
 from forebay.driver.horovod.liveness import LineAddress, LivenessClient
+from forebay.driver.horovod.strategy import HOROVOD_STRATEGIES
 from forebay.driver.horovod.world import RankAssignment, horovod_world, use_interface_of
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
 from forebay.ray_cluster.metrics_export import exported
 from forebay.runs.worker_spec import device_of, unpack
+from forebay.train.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,8 @@ class HorovodWorker:
                 self._line.entered(place.number)
                 with closing(open_commits(launch.name, launch.safekeeping, coordinator)) as commits:
                     reporter = CoordinatorReporter(coordinator)
-                    return work(launch, collective, self._cache, reporter, commits, partial(exported, tags))
+                    worker = Worker(launch.assignment, collective, self._cache, commits, reporter, HOROVOD_STRATEGIES)
+                    return work(launch, worker, reporter, partial(exported, tags))
         except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
             raised = WorkerError.of(error, place.world.rank)
             return Broken(raised=raised) if is_broken(error) else raised

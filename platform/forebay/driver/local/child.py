@@ -20,6 +20,7 @@ from forebay.driver.worker_main import Outcome, work
 from forebay.events import Commands, Event
 from forebay.runs.worker_spec import device_of, unpack
 from forebay.train.collectives.torch_collective import process_group
+from forebay.train.worker import Worker
 from forebay.world import World
 
 NODE = "local"
@@ -124,7 +125,8 @@ def _train(start: Start, link: DriverLink) -> Outcome:
     ranks = process_group(start.world, start.rendezvous, device=device, timeout_s=launch.hang_timeout_s)
     with closing(open_local_commits(launch.safekeeping)) as commits, ranks as collective:
         try:
-            return work(launch, collective, cache, link, commits)
+            worker = Worker(launch.assignment, collective, cache, commits, link)
+            return work(launch, worker, link)
         except BaseException as error:  # noqa: BLE001 - as above; told before the process group is left
             _tell_and_stay(error, start, link)
 

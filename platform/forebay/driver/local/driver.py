@@ -22,6 +22,7 @@ from forebay.runs.run import Run
 from forebay.runs.worker_spec import device_of, pack
 from forebay.train.collectives.collective import SingleProcessCollective
 from forebay.train.state import rng
+from forebay.train.worker import Worker
 
 
 class LocalDriver:
@@ -58,7 +59,9 @@ def _run_here(run: Run) -> Result:
     cache = None if launch.cache is None else LocalCache(launch.cache)
     try:
         with _generators_put_back(device), closing(open_local_commits(launch.safekeeping)) as commits:
-            outcome = work(launch, SingleProcessCollective(device), cache, DirectReporter(run), commits)
+            reporter = DirectReporter(run)
+            worker = Worker(launch.assignment, SingleProcessCollective(device), cache, commits, reporter)
+            outcome = work(launch, worker, reporter)
     except ForebayError:
         raise
     except (Exception, SystemExit) as error:  # sys.exit() would end this process as if all were well

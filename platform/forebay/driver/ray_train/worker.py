@@ -27,6 +27,7 @@ from forebay.ray_cluster.metrics_export import exported
 from forebay.runs.worker_spec import device_of, unpack
 from forebay.train.collectives.collective import Collective, SingleProcessCollective
 from forebay.train.collectives.torch_collective import TorchCollective
+from forebay.train.worker import Worker
 from forebay.world import World
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,9 @@ def _train(payload: bytes, world: World, coordinator: ActorHandle) -> Outcome:
     cache = None if launch.cache is None else attach(launch.cache)
     tags = {"role": "trainer", "run": launch.name, "node": world.node[:NODE_DIGITS]}
     with closing(open_commits(launch.name, launch.safekeeping, coordinator)) as commits:
-        return work(launch, collective, cache, CoordinatorReporter(coordinator), commits, partial(exported, tags))
+        reporter = CoordinatorReporter(coordinator)
+        worker = Worker(launch.assignment, collective, cache, commits, reporter)
+        return work(launch, worker, reporter, partial(exported, tags))
 
 
 def _world() -> World:

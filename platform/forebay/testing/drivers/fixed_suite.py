@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import pytest
 import torch
+from torch import nn
 
 from forebay.driver.driver import Driver
-from forebay.errors import Hung, NullLabel, RunFailed
+from forebay.errors import Hung, InvalidOption, NullLabel, RunFailed
 from forebay.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Started
 from forebay.runs.callback import Callback
 from forebay.runs.control import Control
@@ -133,6 +134,17 @@ class FixedSuite:
         with pytest.raises(NullLabel) as failure:
             self.run(bench, "null", train=train, workers=1)
         assert failure.value.facts["column"] == "target"
+
+    def test_strategy_that_the_driver_lacks_is_refused_before_anything_is_built(self, bench: DriverBench) -> None:
+        def train(worker: Worker) -> None:
+            def build_optimizer(_parameters: object) -> NoReturn:
+                raise AssertionError("an optimizer was built")
+
+            worker.setup(nn.Linear(1, 1), build_optimizer, strategy="zero9")
+
+        with pytest.raises(InvalidOption, match=r"strategy='zero9', .*'ddp'.* Set strategy=") as refusal:
+            self.run(bench, "strategy", train=train, workers=1)
+        assert refusal.value.facts["strategy"] == "zero9"
 
     def test_hang_ends_the_run_and_is_named(self, bench: DriverBench) -> None:
         heard = Heard()

@@ -6,7 +6,6 @@ from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from forebay.train.collectives.tensor_collectives import SingleProcessTensorCollectives, TensorCollectives
 from forebay.world import World
@@ -18,8 +17,7 @@ class Collective(Protocol):
     """The ranks of a run as one: built by a driver, once per worker process.
 
     Laws: every method is called by all ranks in the same order; none changes its argument; `sum`, `gather` and `share`
-    give every rank the same answer; the gradients that `wrap` reduces are bit-equal for equal inputs, also in a
-    process that was started in mid-run.
+    give every rank the same answer.
     """
 
     @property
@@ -28,14 +26,6 @@ class Collective(Protocol):
     @property
     def device(self) -> torch.device:
         """Where this rank's model and batches live."""
-        ...
-
-    def wrap(self, model: nn.Module, reduction: Reduction = "mean") -> nn.Module:
-        """`model` with rank 0's parameters on all ranks, whose `backward()` leaves the same gradients on all ranks.
-
-        They are the mean over ranks or their Adasum; with "exact" they stay those of this rank alone, and
-        `ExactReduction` does the rest.
-        """
         ...
 
     def slices(self) -> TensorCollectives:
@@ -61,9 +51,6 @@ class SingleProcessCollective:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.world = World()
         self.device = torch.device(device)
-
-    def wrap(self, model: nn.Module, reduction: Reduction = "mean") -> nn.Module:  # noqa: ARG002 - a `Collective`
-        return model
 
     def slices(self) -> TensorCollectives:
         return SingleProcessTensorCollectives()

@@ -11,11 +11,7 @@ import cloudpickle
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from forebay.train.collectives.adasum import register_adasum
-from forebay.train.collectives.collective import Reduction
 from forebay.train.collectives.tensor_collectives import TorchTensorCollectives
 from forebay.world import World
 
@@ -46,15 +42,6 @@ class TorchCollective:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))  # noqa: SLF001
         # NCCL moves only what lies on its GPU.
         self._transit = self.device if dist.get_backend() == "nccl" else torch.device("cpu")
-
-    def wrap(self, model: nn.Module, reduction: Reduction = "mean") -> nn.Module:
-        trains = any(parameter.requires_grad for parameter in model.parameters())
-        if self.world.size == 1 or reduction == "exact" or not trains:
-            return model
-        wrapped = FixedBuckets(model)
-        if reduction == "adasum":
-            register_adasum(wrapped)
-        return wrapped
 
     def slices(self) -> TorchTensorCollectives:
         return TorchTensorCollectives()
@@ -94,28 +81,6 @@ def is_timeout(error: BaseException) -> bool:
     """
     text = str(error).lower()
     return any(words in text for words in TIMEOUT_WORDS)
-
-
-class FixedBuckets(DistributedDataParallel):
-    """DDP whose gradient buckets never change, so that a resumed run repeats the sums of the one it continues.
-
-    Stock DDP reduces its first step in one bucket and then lays the buckets out anew, in order of arrival. From three
-    ranks on a ring adds an element's parts in an order that depends on the element's place in its bucket, so the first
-    step after a resume would differ from the undisturbed run in the last bits (measured with gloo: 2e-7 after 20 Adam
-    steps). Here the layout is settled at construction: parameters from last to first, roughly the order of arrival.
-    The three private names (`_build_params_for_reducer`, `_push_all_rebuilt_params`, `_rebuild_buckets`) were checked
-    on torch 2.13; tests/unit/train/collectives/test_torch_collective.py fails when they move.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        # No device_ids: DDP would take the batch, a dict, apart to copy it to a device where it already is.
-        super().__init__(model)
-        self.reducer._push_all_rebuilt_params()  # noqa: SLF001 - no public way
-        self.reducer._rebuild_buckets()  # noqa: SLF001
-
-    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
-        return parameters[::-1], sparse[::-1]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from forebay.train.batch_size.local_gradient import LocalGradient, squared_norm
 from forebay.train.collectives.collective import Collective, SingleProcessCollective
+from forebay.train.strategies.ddp import FixedBuckets
 
 Ranks = Callable[..., list[Any]]
 
@@ -23,7 +24,7 @@ def build() -> nn.Module:
 
 def watch(collective: Collective) -> dict[str, Any]:
     model = build()
-    wrapped = collective.wrap(model)
+    wrapped = FixedBuckets(model) if collective.world.size > 1 else model
     gradient = LocalGradient(model.parameters())
     seen: list[float] = []
 

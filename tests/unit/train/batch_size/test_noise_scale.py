@@ -20,6 +20,7 @@ from forebay.train.batch_size.noise_scale import Estimate, LiveNoiseScale, Noise
 from forebay.train.batch_size.policy import TrainPosition
 from forebay.train.collectives.collective import Collective, SingleProcessCollective
 from forebay.train.setup import TrainSetup
+from forebay.train.strategies.ddp import FixedBuckets
 
 Ranks = Callable[..., list[Any]]
 
@@ -46,7 +47,7 @@ def regress(collective: Collective, policy: NoiseScale, steps: int, even: bool, 
     model = nn.Linear(FEATURES, 1, bias=False)
     nn.init.constant_(model.weight, OFF)
     live = begin(policy, model, world.size)
-    wrapped = collective.wrap(model)
+    wrapped = FixedBuckets(model) if world.size > 1 else model
     dice = torch.Generator().manual_seed(7)
     batch, answers, exchanged = sizes[0], [], 0
     for step in range(1, steps + 1):

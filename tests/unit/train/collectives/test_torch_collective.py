@@ -20,7 +20,6 @@ from forebay.loader.data import Data
 from forebay.train.collectives.collective import Collective, SingleProcessCollective
 from forebay.train.collectives.torch_collective import (
     BOX_BYTES,
-    FixedBuckets,
     TorchCollective,
     is_timeout,
     process_group,
@@ -192,31 +191,6 @@ def test_another_world_goes_on_with_the_same_batches(
         step: sorted(row for rank in part for row in rank["seen"][step]) for part in parts for step in part[0]["seen"]
     }
     assert seen == {step: sorted(rows) for step, rows in whole.items()}
-
-
-def layout(collective: Collective) -> dict[str, Any]:
-    torch.manual_seed(collective.world.rank)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    wrapped = collective.wrap(model)
-    parameters = flat(model.parameters())
-    rebuilt = wrapped.reducer._rebuild_buckets()
-    wrapped(torch.ones(2, 4)).sum().backward()
-    frozen = nn.Linear(1, 1).requires_grad_(False)
-    return {
-        "kind": type(wrapped).__name__,
-        "parameters": parameters.tolist(),
-        "rebuilt": rebuilt or wrapped.reducer._rebuild_buckets(),
-        "unwrapped": collective.wrap(frozen) is frozen,
-        "inner": wrapped.module is model,
-    }
-
-
-def test_buckets_are_settled_at_construction(ranks: Ranks) -> None:
-    """Fails when torch moves one of the private names that `FixedBuckets` leans on."""
-    answers = ranks(2, layout)
-    assert answers[0] == answers[1], "rank 0's parameters on all ranks"
-    assert answers[0]["kind"] == FixedBuckets.__name__
-    assert (answers[0]["rebuilt"], answers[0]["unwrapped"], answers[0]["inner"]) == (False, True, True)
 
 
 def fit_once(collective: Collective, assignment: TrainSpec, folder: Path, recorder: Any) -> Any:

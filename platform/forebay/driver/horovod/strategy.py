@@ -1,0 +1,58 @@
+"""Data parallel training over Horovod: gradients averaged in fixed buckets, or combined by Adasum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from forebay.driver.horovod.collective import HorovodCollective
+from forebay.driver.horovod.gradients import Reduce, ReducedGradients
+from forebay.train.collectives.adasum import adasum
+from forebay.train.strategies.ddp import DataParallel
+from forebay.train.strategies.strategy import Strategies
+
+
+class HorovodDataParallel(DataParallel):
+    """`Strategy` over Horovod's global process set."""
+
+    def reduce_gradients(self, model: nn.Module) -> nn.Module:
+        collective = self._collective
+        assert isinstance(collective, HorovodCollective), "many ranks of this driver speak Horovod"
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        reduce, scale = self._reducer(collective)
+        name = collective.next_model_name()
+        collective.broadcast_tensors([*model.parameters(), *model.buffers()], f"{name}.state")
+        ReducedGradients(trained, reduce, scale=scale, name=f"{name}.gradients")
+        if any(True for _ in model.buffers()):
+
+            def broadcast_statistics(module: nn.Module, _inputs: Any) -> None:
+                # Only where all ranks compute alike: one may evaluate what, or as often as, no other does.
+                if module.training and torch.is_grad_enabled():
+                    collective.broadcast_tensors(module.buffers(), f"{name}.buffers")
+
+            # Statistics that a rank gathers, such as batch norm's, are rank 0's on all, as under DDP.
+            model.register_forward_pre_hook(broadcast_statistics)
+        return model
+
+    def _reducer(self, collective: HorovodCollective) -> tuple[Reduce, float]:
+        """How to reduce a flat tensor, and what to multiply it with before."""
+
+        def mean(flat: torch.Tensor, _lengths: Sequence[int], name: str) -> Callable[[], torch.Tensor]:
+            return collective.all_reduce_async(flat, name)
+
+        def adaptive(flat: torch.Tensor, lengths: Sequence[int], _name: str) -> Callable[[], torch.Tensor]:
+            def wait() -> torch.Tensor:
+                gradients, used = torch.split(flat, [sum(lengths[:-1]), lengths[-1]])
+                tensors = collective.slices()
+                return torch.cat([adasum(gradients, lengths[:-1], tensors), tensors.total(used)])
+
+            return wait
+
+        # Not Horovod's own Adasum, which needs MPI, and worlds that are a power of two.
+        return (adaptive, 1.0) if self._options.reduction == "adasum" else (mean, 1 / collective.world.size)
+
+
+HOROVOD_STRATEGIES: Strategies = {"ddp": HorovodDataParallel}

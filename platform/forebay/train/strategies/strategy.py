@@ -1,0 +1,81 @@
+"""Protocol of the ways in which all ranks train one model together, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forebay.errors import InvalidOption
+from forebay.loader.batch import Batch
+from forebay.plan.plan import Plan
+from forebay.train.collectives.collective import Collective, Reduction
+from forebay.train.collectives.exact import LossOf
+
+BuildOptimizer: TypeAlias = Callable[..., Optimizer]
+"""Called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyOptions:
+    """Facts of a run that a strategy needs: how gradients are reduced, and for "exact" the plan and the job's seed."""
+
+    reduction: Reduction
+    plan: Plan
+    seed: int
+
+
+class Strategy(Protocol):
+    """Training of one model by all ranks together. One object per train function and process.
+
+    Laws: `prepare`, a restore of both objects, `wrap` and then `backward` are called in this order, by all ranks alike.
+    What `prepare` returns is what a checkpoint saves and restores. After `backward` the gradients are bit-equal for
+    equal inputs, also in a process that was started in mid-run.
+    """
+
+    def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
+        """`model` on this rank's device, and its optimizer."""
+        ...
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The module that the train function calls, with rank 0's parameters and buffers on all ranks.
+
+        A `backward()` through it leaves the same gradients on all ranks. With `reduction="exact"` only this strategy's
+        own `backward` does.
+        """
+        ...
+
+    def backward(self, batch: Batch, loss_of: LossOf) -> Tensor:
+        """Add the gradient of the global batch's mean loss to `.grad`, and return the loss, detached."""
+        ...
+
+
+StrategyFactory: TypeAlias = Callable[[Collective, StrategyOptions], Strategy]
+Strategies: TypeAlias = Mapping[str, StrategyFactory]
+"""The strategies that a backend's ranks can train by, by name."""
+
+
+def build_strategy(name: str, strategies: Strategies, collective: Collective, options: StrategyOptions) -> Strategy:
+    """Build strategy `name` of `strategies`. Raises `InvalidOption` where there is none of that name."""
+    if name not in strategies:
+        known = ", ".join(repr(each) for each in sorted(strategies))
+        raise InvalidOption(
+            f"worker.setup() was called with strategy={name!r}, but the workers of this driver can train with {known} "
+            f"only. Set strategy={min(strategies)!r}, or leave it out.",
+            strategy=name,
+            known=sorted(strategies),
+        )
+    return strategies[name](collective, options)
+
+
+def weighted_backward(batch: Batch, loss_of: LossOf) -> Tensor:
+    """Run `backward()` on the loss of `batch`, weighted by this rank's share of the rows. Returns it, detached.
+
+    The mean over ranks is then the mean over the global batch.
+    """
+    loss = loss_of(batch) * batch.weight
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
