@@ -51,20 +51,20 @@ horovod: $(INSTALLED)
 	@$(BIN)/python scripts/build_horovod.py
 
 bench: $(INSTALLED)
-	@echo "== bench: jobs/bench/loader.py $(BENCH_ARGS)"
-	@$(BIN)/python jobs/bench/loader.py $(BENCH_ARGS)
+	@echo "== python -m bench.loader $(BENCH_ARGS)"
+	@$(BIN)/python -m bench.loader $(BENCH_ARGS)
 
 bench-elastic: $(INSTALLED)
-	@echo "== bench: jobs/bench/elastic.py $(BENCH_ARGS)"
-	@$(BIN)/python jobs/bench/elastic.py $(BENCH_ARGS)
+	@echo "== python -m bench.elastic $(BENCH_ARGS)"
+	@$(BIN)/python -m bench.elastic $(BENCH_ARGS)
 
 bench-sweep: $(INSTALLED)
-	@echo "== bench: jobs/bench/sweep.py $(BENCH_ARGS)"
-	@$(BIN)/python jobs/bench/sweep.py $(BENCH_ARGS)
+	@echo "== python -m bench.sweep $(BENCH_ARGS)"
+	@$(BIN)/python -m bench.sweep $(BENCH_ARGS)
 
 bench-deadline: $(INSTALLED)
-	@echo "== bench: jobs/bench/deadline.py $(BENCH_ARGS)"
-	@$(BIN)/python jobs/bench/deadline.py $(BENCH_ARGS)
+	@echo "== python -m bench.deadline $(BENCH_ARGS)"
+	@$(BIN)/python -m bench.deadline $(BENCH_ARGS)
 
 # Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
 soak: $(INSTALLED_TEST)

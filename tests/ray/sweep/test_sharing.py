@@ -9,8 +9,7 @@ import importlib
 import json
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +23,6 @@ from torch import nn
 
 import forebay as fb
 
-BENCH = Path(__file__).parents[3] / "jobs" / "bench"
 NUM_TRIALS, NUM_EPOCHS = 4, 2
 ROW_GROUPS = [300, 200, 100]
 
@@ -70,12 +68,9 @@ class SharingLine(nn.Module):
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """`bench("data")` is the module `jobs/bench/data.py`, known by its plain name for this test alone."""
-    monkeypatch.syspath_prepend(BENCH)
-    yield importlib.import_module
-    for name in [each for each, module in sys.modules.items() if str(BENCH) in (getattr(module, "__file__", "") or "")]:
-        sys.modules.pop(name)
+def bench() -> Callable[[str], ModuleType]:
+    """`bench("sweep.source")` is the module `bench.sweep.source`."""
+    return lambda name: importlib.import_module(f"bench.{name}")
 
 
 @pytest.fixture
@@ -83,7 +78,7 @@ def sweep(
     bench: Callable[[str], ModuleType], parquet_folder: Callable[..., Path], tmp_path: Path
 ) -> Callable[..., tuple[Any, set[str]]]:
     """Run a sweep over a space: its `sweep_counts.SourceTally` (sent, transformed) and the cache's data sets."""
-    source_of, counts_of, work_of = bench("sweep_source"), bench("sweep_counts"), bench("sweep_work")
+    source_of, counts_of, work_of = bench("sweep.source"), bench("sweep.counts"), bench("sweep.work")
     folder = parquet_folder({"a.parquet": ROW_GROUPS, "b.parquet": ROW_GROUPS[::-1]}, folder="clicks")
     cache, log = tmp_path / "cache", tmp_path / "transforms.jsonl"
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import ray.tune.schedulers  # noqa: F401 - Ray's first import sets variables, which no test may
@@ -27,7 +25,6 @@ from forebay.sweep.deadline.policy import (
 )
 from forebay.sweep.deadline.speedup import PRIOR_EXPONENT, SpeedupModel
 
-BENCH = Path(__file__).parents[4] / "jobs" / "bench"
 COSTS = Costs(startup_s=5.0, resize_s=2.0, stop_s=1.0)
 RULES = Rules()
 
@@ -252,23 +249,18 @@ def test_scaling_is_learnt_from_trials_that_changed() -> None:
     assert scaling.speedup(8) < 4.0
 
 
-def test_it_ends_better_than_asha_on_simulated_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cut of `jobs/bench/deadline.py`; the document has a thousand."""
-    monkeypatch.syspath_prepend(BENCH)
-    import deadline_report
-    import deadline_setting
-    import deadline_world
+def test_it_ends_better_than_asha_on_simulated_sweeps() -> None:
+    """A cut of `bench/deadline/__main__.py`; the document has a thousand."""
+    from bench.deadline import report, setting, world
 
     won = {workers: [] for workers in (1, 2)}
     for seed in range(20_000, 20_030):
-        setting = deadline_setting.draw(seed)
-        ours = deadline_world.play_deadline(setting)
+        sweep = setting.draw(seed)
+        ours = world.play_deadline(sweep)
         for workers, found in won.items():
-            asha = deadline_world.play_asha(setting, workers, 3)
+            asha = world.play_asha(sweep, workers, 3)
             assert asha is not None
             found.append(ours - asha)
-    for name in ("deadline_report", "deadline_setting", "deadline_world"):
-        sys.modules.pop(name)
     for found in won.values():
-        assert deadline_report.win_rate(found) > 0.55
+        assert report.win_rate(found) > 0.55
         assert sum(found) > 0

@@ -1,0 +1,164 @@
+"""The trainer of the bench: takes batches, touches every byte, and keeps account of what came and when.
+
+The same for every system; it needs NumPy alone and knows none of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.loader.features import row_numbers
+
+STEP_S = 0.002
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """`touch`: read every byte of a batch; `step_s`: then sleep, as while a GPU works."""
+
+    touch: bool = True
+    step_s: float = 0.0
+
+
+CONSUMERS = {"touch": Consumer(), "step": Consumer(step_s=STEP_S), "count": Consumer(touch=False)}
+"""By name: touches all; touches all and sleeps 2 ms; only counts the rows, to show what touching costs."""
+
+
+@dataclass
+class ConsumerTotals:
+    """What one epoch brought. `complete` is False where it was stopped at its time limit; then nothing counts as lost.
+
+    `neighbours` is the share of rows that follow the row they follow in the files: near 1 in file order, near 0 if
+    shuffled. `order` is a digest of the order of all rows.
+    """
+
+    rows: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    first_batch_s: float = 0.0
+    complete: bool = True
+    lost: int = 0
+    repeated: int = 0
+    neighbours: float = 0.0
+    order: str = ""
+    sums: dict[str, int] = field(default_factory=dict)
+    peak_rss_bytes: int = 0
+    all_peak_rss_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        rate = {"rows_per_s": self.rows / self.seconds, "waiting": self.waited_s / self.seconds}
+        steady = self.seconds - self.first_batch_s
+        rate["waiting_after_first"] = (self.waited_s - self.first_batch_s) / steady if steady > 0 else 0.0
+        return asdict(self) | rate
+
+
+def consume(
+    batches: Iterable[Mapping[str, Any]],
+    consumer: Consumer,
+    *,
+    kind: str,
+    num_rows: int,
+    limit_s: float,
+    epochs: int = 1,
+) -> ConsumerTotals:
+    """Run through an epoch, or several. The clock starts before the iterator is made and stops when it has ended.
+
+    Args:
+        batches: Name -> packed array or tensor [rows, ...], all of one leading length.
+        consumer: What to do with each.
+        kind: Of the data set: says which column holds the numbers of the rows.
+        num_rows: How many rows an epoch should bring.
+        limit_s: When to stop what takes longer.
+        epochs: How many epochs `batches` holds, one after the other.
+    """
+    account, numbers = ConsumerTotals(), []
+    start = time.perf_counter()
+    iterator = iter(batches)
+    while True:
+        asked = time.perf_counter()
+        batch = next(iterator, None)
+        got = time.perf_counter()
+        account.waited_s += got - asked
+        if not account.batches:
+            account.first_batch_s = got - start
+        if batch is None:
+            break
+        account.batches += 1
+        account.rows += len(next(iter(batch.values())))
+        if consumer.touch:
+            for name, total in touch(batch).items():
+                account.sums[name] = (account.sums.get(name, 0) + total) % (1 << 64)
+        numbers.append(row_numbers(batch, kind))
+        del batch  # a loader may use its memory again
+        if consumer.step_s:
+            time.sleep(consumer.step_s)
+        if time.perf_counter() - start > limit_s:
+            account.complete = False
+            break
+    account.seconds = time.perf_counter() - start
+    account.peak_rss_bytes, account.all_peak_rss_bytes = peak_memory()
+    if epochs > 1:
+        account.sums.clear()  # they are compared between single epochs
+    _close(iterator)
+    _check(account, np.concatenate(numbers) if numbers else np.zeros(0, np.int64), num_rows, epochs)
+    return account
+
+
+def touch(batch: Mapping[str, Any]) -> dict[str, int]:
+    """Add up every byte of each array, eight at a time.
+
+    Where rows take a multiple of 8 bytes, the sums over an epoch do not depend on its order: equal sums, equal data.
+
+    Raises:
+        ValueError: An array is not packed: its rows do not lie one behind the other.
+    """
+    sums = {}
+    for name, value in batch.items():
+        array = np.asarray(value)
+        if not array.flags.c_contiguous:
+            raise ValueError(f"array {name!r} {array.shape} is not packed: strides {array.strides}")
+        octets = array.reshape(-1).view(np.uint8)
+        whole = len(octets) // 8 * 8
+        sums[name] = int(octets[:whole].view(np.uint64).sum()) + int(octets[whole:].sum())
+    return sums
+
+
+def peak_memory() -> tuple[int, int]:
+    """Peak resident bytes of this process, and the sum over it and all below it (shared pages count in each)."""
+    parents, peaks = {}, {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        except OSError:  # it has just ended
+            continue
+        pid = int(status.parent.name)
+        parents[pid] = int(lines["PPid"])
+        peaks[pid] = int(lines.get("VmHWM", "0 kB").split()[0]) * 1024
+    family = {os.getpid()}
+    while below := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= below
+    return peaks.get(os.getpid(), 0), sum(peaks.get(pid, 0) for pid in family)
+
+
+def _close(iterator: Iterator[Any]) -> None:
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+
+
+def _check(account: ConsumerTotals, numbers: np.ndarray, num_rows: int, epochs: int) -> None:
+    """Which rows came, and in what order: never trust a loader's own count."""
+    counts = np.bincount(numbers, minlength=num_rows)
+    account.repeated = int((counts - epochs).clip(min=0).sum())
+    account.lost = int((epochs - counts).clip(min=0).sum()) if account.complete else 0
+    account.order = hashlib.sha256(numbers.tobytes()).hexdigest()[:12]
+    account.neighbours = float((np.abs(np.diff(numbers)) == 1).mean()) if len(numbers) > 1 else 0.0

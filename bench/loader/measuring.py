@@ -1,0 +1,111 @@
+"""One system's turn: its runs, each in a process of its own, and their answers put together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.loader.peers import PeerEntry, PeerRun
+from bench.processes import command, environment
+
+_CHILD = "bench.loader.child"
+# Beyond its epochs a run may need this long: Ray starts slowly, and some data must be converted.
+_PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """`work` holds caches, converted data and logs; `pythons` the interpreter of each environment."""
+
+    work: Path
+    rows: int
+    threads: int
+    limit_s: float
+    pythons: dict[str, Path]
+
+
+def measure(bench: Bench, entry: PeerEntry, kind: str, folder: Path, *, repeat: int) -> dict[str, Any]:
+    """The accounts of all phases by name, the system's facts and the seconds of its conversion; or `error`."""
+    phases: dict[str, Any] = {}
+    merged: dict[str, Any] = {"prepare_s": 0.0}
+    for run in entry.runs:
+        answer = _run(bench, entry, run, kind, folder, repeat)
+        if "error" in answer:
+            return answer
+        phases |= answer["phases"]
+        # A conversion is paid once: later runs find it done.
+        merged = answer | {"prepare_s": max(merged["prepare_s"], answer["prepare_s"])}
+    return merged | {"phases": phases}
+
+
+def _run(bench: Bench, entry: PeerEntry, run: PeerRun, kind: str, folder: Path, repeat: int) -> dict[str, Any]:
+    name = "-".join(part for part in (entry.system, entry.variant, folder.name) if part)
+    work, converted = bench.work / "caches" / name, bench.work / "converted" / name
+    if run.fresh:
+        shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True, exist_ok=True)
+    converted.parent.mkdir(parents=True, exist_ok=True)
+    phases = [phase for phase in run.phases if repeat == 0 or phase[0] not in entry.once]
+    setting = {
+        "kind": kind,
+        "data": str(folder),
+        "num_rows": bench.rows,
+        "work": str(work),
+        "converted": str(converted),
+        "variant": entry.variant,
+        "threads": bench.threads,
+    }
+    request = {"system": entry.system, "setting": setting, "phases": phases, "limit_s": bench.limit_s}
+    files = {what: bench.work / f"{name}.{what}" for what in ("request", "answer", "log")}
+    files["request"].write_text(json.dumps(request))
+    files["answer"].unlink(missing_ok=True)
+    _settle(folder, converted)
+    patience_s = _PATIENCE_S + 3 * bench.limit_s * len(phases)
+    how = _start(
+        command(_CHILD, files["request"], files["answer"], python=bench.pythons[entry.venv]), files["log"], patience_s
+    )
+    if not files["answer"].exists():
+        return {"error": f"{how}; last words: {_last_line(files['log'])}"}
+    return dict(json.loads(files["answer"].read_text()))
+
+
+def _start(line: list[str], log: Path, patience_s: float) -> str:
+    """Run to the end, or for so long; and say how it ended."""
+    # What a Ray job or a notebook sets for its own process is not meant for another Ray in another environment.
+    variables = environment("RAY_", "PYTHON")
+    variables |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
+    with log.open("w") as output:
+        child = subprocess.Popen(  # noqa: S603
+            line, stdout=output, stderr=subprocess.STDOUT, env=variables, start_new_session=True
+        )
+        try:
+            how = f"ended with code {child.wait(patience_s)}"
+        except subprocess.TimeoutExpired:
+            how = f"did not end within {patience_s:.0f} s"
+        finally:
+            # Its own session, and so all that it left behind.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    return how
+
+
+def _settle(*folders: Path) -> None:
+    """The same start for everyone: nothing waits to be written, and all sources are in the page cache."""
+    os.sync()
+    for path in (path for folder in folders for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            while file.read(1 << 24):
+                pass
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][-300:] if lines else "none"

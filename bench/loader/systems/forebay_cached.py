@@ -1,0 +1,73 @@
+"""Forebay, as its tutorial shows it: scan, plan, transform, a disk cache, one loader.
+
+One thread decodes (the default on two cores), and as a variant as many as everybody may use; reading and gathering have
+threads of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from bench.loader.features import CITIES, KINDS, MAX_TAGS
+from bench.loader.setting import LoaderFacts, LoaderSetting
+from forebay import CacheSpec, Categorical, Dense, Label, Loader, Ragged, Transform, build_plan, scan
+from forebay.cache.cpu_share import usable_cores
+from forebay.cache.local_source import LocalCache
+
+_QUOTA_BYTES = 20 << 30
+
+
+class Forebay:
+    """One loader for all epochs of the process."""
+
+    facts = LoaderFacts(
+        version="forebay",
+        shuffled="yes: row groups over the data set, rows in windows of 65,536 per lane",
+        packed="yes",
+        deterministic="yes: for any threads, cache state and number of ranks",
+        note="blocks are checksummed and cached on disk",
+    )
+
+    def __init__(self, setting: LoaderSetting) -> None:
+        manifest = scan(str(setting.data))
+        plan = build_plan(manifest, seed=setting.seed)
+        threads = setting.threads if setting.variant == "all cores" else 1
+        share = min(1.0, threads / usable_cores())
+        cache = LocalCache(CacheSpec(path=str(setting.work), quota_bytes=_QUOTA_BYTES, core_share=share))
+        self._open = partial(Loader, plan, _transform(setting.kind), cache, global_batch=setting.batch)
+        self._loader = self._open()
+
+    def prepare(self) -> None:
+        """Nothing to convert: the first epoch fills the cache."""
+
+    def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:
+        assert self._loader.epoch == number, "epochs come one after the other"
+        yield from self._loader
+
+    def epochs(self, first: int, count: int) -> Iterator[Mapping[str, Any]]:
+        """Several, of a loader that knows how many: nothing of the first is prepared when the clock starts."""
+        with self._open(epoch=first, epochs=first + count) as loader:
+            for _ in range(count):
+                yield from loader
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+def _transform(kind: str) -> Transform:
+    groups = KINDS[kind].groups
+    if kind == "dense":
+        return Transform(x=Dense(groups["x"]), label=Label("label"))
+    return Transform(
+        dense=Dense(groups["dense"]),
+        ids=Dense(groups["ids"], dtype="int64"),
+        tags=Ragged("tags", max_len=MAX_TAGS),
+        # int64 as in every other system: all of them hand out the same bytes.
+        city=Categorical(["city"], vocabulary={"city": CITIES}, dtype="int64"),
+        label=Label("label"),
+    )
+
+
+open_system = Forebay

@@ -1,0 +1,103 @@
+"""One system's turn: a sweep in a process of its own, and what the source and its trials wrote down about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.processes import command, environment
+from bench.sweep.counts import CountedRowGroup, tally
+from bench.sweep.setting import SweepSetting
+from bench.sweep.source import Source
+from bench.sweep.work import read_log
+
+_CHILD = "bench.sweep.child"
+_PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class SweepEntry:
+    """One system: its name in the document, its file in `bench/sweep/systems/`, which variant of that, its environment.
+
+    `ours` is held against every entry that is not; `once` entries take part in the first round alone.
+    """
+
+    name: str
+    system: str
+    variant: str = ""
+    venv: str = ""
+    ours: bool = False
+    once: bool = False
+
+
+def turn(
+    source: Source, entry: SweepEntry, setting: SweepSetting, groups: list[CountedRowGroup], python: Path
+) -> dict[str, Any]:
+    """One sweep: its wall time with the start of its process, what was read and transformed, what trials got."""
+    # A path of Ray's sockets may not be long.
+    with tempfile.TemporaryDirectory(prefix="fb-", ignore_cleanup_errors=True) as folder:
+        told = asdict(setting) | {"folder": folder, "variant": entry.variant}
+        files = {what: Path(folder) / what for what in ("setting", "answer", "output")}
+        files["setting"].write_text(json.dumps(told))
+        # The same start for everyone: nothing waits to be written.
+        os.sync()
+        source.forget()
+        began = time.time()
+        how = _start(
+            command(_CHILD, entry.system, files["setting"], files["answer"], python=python), files["output"], folder
+        )
+        if not files["answer"].exists():
+            return {"error": f"{how}; last words: {_last_line(files['output'])}"}
+        answer: dict[str, Any] = json.loads(files["answer"].read_text())
+        if "error" in answer:
+            return answer
+        counted = tally(groups, source.counts(), read_log(f"{folder}/transforms.jsonl"))
+        trials = read_log(f"{folder}/trials.jsonl")
+        shutil.rmtree(folder, ignore_errors=True)
+    whole = [trial for trial in trials if trial["epochs"] == setting.epochs]
+    if len(whole) != setting.trials:
+        return {"error": f"{len(whole)} of {setting.trials} trials went through their {setting.epochs} epochs"}
+    return {
+        "facts": answer["facts"],
+        "wall_s": answer["ended"] - began,
+        "sweep_s": answer["ended"] - answer["began"],
+        "best": answer["best"],
+        "read": counted.to_json(),
+        "trials": trials,
+    }
+
+
+def _start(line: list[str], output: Path, folder: str) -> str:
+    """Run to the end, or for so long; and say how it ended."""
+    # What a Ray job or a notebook sets for its own process is not meant for another Ray in another environment.
+    variables = environment("RAY_", "PYTHON", "AWS_")
+    variables |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    variables |= {"AWS_EC2_METADATA_DISABLED": "true", "RAY_TMPDIR": folder}
+    with output.open("w") as stream:
+        child = subprocess.Popen(  # noqa: S603
+            line, stdout=stream, stderr=subprocess.STDOUT, env=variables, start_new_session=True
+        )
+        try:
+            how = f"ended with code {child.wait(_PATIENCE_S)}"
+        except subprocess.TimeoutExpired:
+            how = f"did not end within {_PATIENCE_S:.0f} s"
+        finally:
+            # Its own session, and so all that it left behind.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    return how
+
+
+def _last_line(output: Path) -> str:
+    lines = output.read_text(errors="replace").strip().splitlines() if output.exists() else []
+    return lines[-1][-300:] if lines else "none"

@@ -1,0 +1,15 @@
+"""Modules of the benches, imported when a test asks for them: some import Ray, which sets variables."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def bench() -> Callable[[str], ModuleType]:
+    """`bench("loader.data")` is the module `bench.loader.data`."""
+    return lambda name: importlib.import_module(f"bench.{name}")

@@ -1,0 +1,176 @@
+"""The side-by-side bench at a tiny scale: its data, its consumer, its arithmetic, and the systems without extras."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+Bench = Callable[[str], ModuleType]
+ROWS = 2_000
+
+
+@pytest.mark.parametrize("kind", ["dense", "mixed"])
+def test_data_is_deterministic_and_numbered(bench: Bench, tmp_path: Path, kind: str) -> None:
+    data, features = bench("loader.data"), bench("loader.features")
+    first, second = (data.make(kind, tmp_path / name, rows=ROWS, row_groups=16) for name in "ab")
+    assert data.digest(first) == data.digest(second)
+    groups = [pq.read_metadata(path).num_row_groups for path in sorted(first.glob("*.parquet"))]
+    assert (len(groups), sum(groups)) == (8, 16)
+    batch = features.pack(pq.read_table(first), kind)
+    assert features.row_numbers(batch, kind).tolist() == list(range(ROWS))
+    assert all(array.flags.c_contiguous and len(array) == ROWS for array in batch.values())
+
+
+def test_rows_one_by_one_make_the_same_batch_as_columns(bench: Bench, tmp_path: Path) -> None:
+    data, features, rows = bench("loader.data"), bench("loader.features"), bench("loader.rows")
+    path = next(data.make("mixed", tmp_path, rows=ROWS, row_groups=16).glob("*.parquet"))
+    table = pq.read_table(path)
+    wanted = features.pack(table, "mixed")
+    for batch in (rows.pack_rows(table.to_pylist(), "mixed"), rows.stack(list(rows.samples(path, "mixed")))):
+        assert batch.keys() == wanted.keys()
+        for name, array in wanted.items():
+            assert batch[name].dtype == array.dtype, name
+            np.testing.assert_array_equal(batch[name], array, err_msg=name)
+
+
+def _batches(numbers: list[int], size: int = 4) -> list[dict[str, np.ndarray]]:
+    x = np.zeros((len(numbers), 100), dtype=np.float32)
+    x[:, 0] = numbers
+    return [{"x": x[start : start + size]} for start in range(0, len(numbers), size)]
+
+
+def test_consumer_sees_lost_and_repeated_rows(bench: Bench) -> None:
+    consumer = bench("loader.consumer")
+    options = {"consumer": consumer.CONSUMERS["touch"], "kind": "dense", "num_rows": 10, "limit_s": 60}
+    account = consumer.consume(_batches([*range(8), 7, 7]), **options)
+    assert (account.rows, account.batches, account.lost, account.repeated) == (10, 3, 2, 2)
+    assert account.complete
+    shuffled = consumer.consume(_batches([3, 1, 7, 5, 9, 0, 2, 8, 6, 4]), **options)
+    plain = consumer.consume(_batches(list(range(10))), **options)
+    assert (shuffled.lost, shuffled.repeated) == (0, 0)
+    assert shuffled.sums == plain.sums
+    assert shuffled.order != plain.order
+    assert (plain.neighbours, shuffled.neighbours) == (1.0, 0.0)
+
+
+def test_consumer_stops_at_its_limit_and_calls_nothing_lost(bench: Bench) -> None:
+    consumer = bench("loader.consumer")
+    account = consumer.consume(
+        _batches(list(range(10))), consumer.CONSUMERS["count"], kind="dense", num_rows=10, limit_s=0
+    )
+    assert (account.rows, account.complete, account.lost) == (4, False, 0)
+
+
+def test_consumer_refuses_what_is_not_packed(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="'x' .* is not packed"):
+        bench("loader.consumer").touch({"x": np.zeros((4, 8), dtype=np.float32)[:, ::2]})
+
+
+def _result(name: str, repeat: int, **rates: float) -> dict[str, Any]:
+    account = {"complete": True, "lost": 0, "repeated": 0, "neighbours": 0.0, "order": "o", "sums": {"x": 5}}
+    account |= {"waiting": 0.02, "waiting_after_first": 0.005, "first_batch_s": 0.1, "all_peak_rss_bytes": 1 << 20}
+    facts = {"version": "1", "shuffled": "yes", "packed": "yes", "deterministic": "yes", "note": "converted"}
+    phases = {phase.replace("_", " "): account | {"rows_per_s": rate} for phase, rate in rates.items()}
+    return {"name": name, "kind": "dense", "repeat": repeat, "phases": phases, "facts": facts, "prepare_s": 3.0}
+
+
+def test_ratios_pair_the_repeats(bench: Bench) -> None:
+    figures = bench("loader.figures")
+    results = [
+        *(_result("Forebay", repeat, later=100.0 * 2**repeat, first=10, count=1, step=1) for repeat in range(3)),
+        *(_result("petastorm, disk cache", repeat, later=5.0 * 2**repeat) for repeat in range(2)),
+        {"name": "petastorm", "error": "no pip"},
+    ]
+    found = {figure["figure"]: figure for figure in figures.figures(results, [0.2, 0.4, 0.5])}
+    cached = found["dense: cached epoch against petastorm's cached epoch"]
+    assert (cached["measured"], cached["passed"]) == (20, True)
+    assert "in 2 repeats" in cached["note"]
+    cold = found["dense: cold epoch with cache fill against petastorm without cache"]
+    assert (cold["measured"], cold["passed"]) == (None, False)
+    waiting = found["dense: share of time waiting, consumer of 2 ms steps, cached, after the first batch"]
+    assert (waiting["measured"], waiting["passed"]) == (0.5, True)
+    warm = found["time to first batch, warm start in a new process, 120 row groups"]
+    assert (warm["measured"], warm["passed"]) == (0.4, False)
+
+
+def test_report_shows_misses_failures_and_stopped_epochs(bench: Bench, tmp_path: Path) -> None:
+    results = [
+        _result("Forebay", 0, first=10.0, later=1e6),
+        _result("slow", 0, later=20.0),
+        {"name": "gone", "error": "why"},
+    ]
+    results[1]["phases"]["later"] |= {"complete": False}
+    results[0]["phases"]["later"] |= {"lost": 3}
+    miss = {"figure": "f", "target": ">= 2", "measured": 1.234, "unit": "x", "passed": False, "note": "n"}
+    machine = {"cpu": "c", "cores": 2, "memory_bytes": 1 << 30, "system": "s", "load_before": 0.5}
+    options = {"rows": 10, "repeats": 1, "threads": 2, "limit_s": 8.0}
+    found = {"machine": machine, "options": options, "took_s": 60, "results": results}
+    text = bench("loader.report").report(found | {"figures": [miss, miss | {"measured": None}]})
+    assert "| f | >= 2 | 1.23 x | **missed** | n |" in text
+    assert "| f | >= 2 | - | not measured | n |" in text
+    assert "> 20 (20-20)" in text
+    assert "- gone (install): why" in text
+    assert "Rows lost or repeated in complete epochs: Forebay" in text
+    bench("loader.plot").plot(found, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("kind", ["dense", "mixed"])
+def test_forebay_gather_and_pyarrow_bring_every_row(bench: Bench, tmp_path: Path, kind: str) -> None:
+    """In processes of their own, as the bench runs them; Forebay and the bare gather deliver the same batches."""
+    measuring, peers = bench("loader.measuring"), bench("loader.peers")
+    folder = bench("loader.data").make(kind, tmp_path, rows=ROWS, row_groups=16)
+    tiny = measuring.Bench(
+        work=tmp_path / "work", rows=ROWS, threads=2, limit_s=60, pythons={peers.OWN: Path(sys.executable)}
+    )
+    answers = {
+        entry.name: measuring.measure(tiny, entry, kind, folder, repeat=0)
+        for entry in peers.ENTRIES
+        if entry.venv == peers.OWN
+    }
+    for name, answer in answers.items():
+        for phase, account in answer["phases"].items():
+            found = (account["rows"], account["lost"], account["repeated"])
+            assert found == (5 * ROWS if phase == "several" else ROWS, 0, 0), (name, phase)
+    forebay, limit = answers["Forebay"]["phases"], answers["limit: bare gather in memory"]["phases"]
+    assert forebay["later"]["order"] == limit["later"]["order"]
+    assert forebay["later"]["sums"] == limit["later"]["sums"]
+    assert forebay["several"]["order"] != forebay["later"]["order"]
+    assert forebay["warm"]["order"] == forebay["first"]["order"] != forebay["later"]["order"]
+
+
+def test_a_system_that_fails_is_reported(bench: Bench, tmp_path: Path) -> None:
+    measuring, peers = bench("loader.measuring"), bench("loader.peers")
+    folder = bench("loader.data").make("dense", tmp_path, rows=64, row_groups=1)
+    tiny = measuring.Bench(work=tmp_path / "w", rows=64, threads=1, limit_s=9, pythons={"": Path(sys.executable)})
+    missing = measuring.measure(tiny, peers.PeerEntry(name="none", system="none"), "dense", folder, repeat=0)
+    assert missing == {"error": "ModuleNotFoundError: No module named 'systems.none'"}
+
+
+def test_an_environment_pip_cannot_make_says_why(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    venvs = bench("venvs")
+    monkeypatch.setitem(venvs.VENVS, "broken", [["--no-index", "forebay-needs-no-such-thing"]])
+    with pytest.raises(venvs.CannotInstall, match="No matching distribution found"):
+        venvs.interpreter("broken", tmp_path)
+    assert venvs.interpreter(venvs.OWN, tmp_path) == Path(sys.executable)
+
+
+def test_the_runner_writes_its_documents(bench: Bench, tmp_path: Path) -> None:
+    options = ["--rows", "2000", "--repeats", "1", "--kinds", "dense", "--systems", "forebay", "--no-own"]
+    folders = ["--data", tmp_path / "data", "--cache", tmp_path / "cache", "--out", tmp_path / "out"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.loader", *options, *folders], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out" / "loader.json").read_text())
+    assert [result["name"] for result in found["results"]] == ["Forebay", "Forebay, all cores"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["loader.json", "loader.md", "loader.png"]

@@ -1,0 +1,47 @@
+"""Our own figures: each script runs as a user runs it, in small, and writes what its readers expect."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OWN = Path(__file__).parents[3] / "bench" / "own"
+SCRIPTS = sorted(path.stem for path in OWN.glob("*.py") if "__spec__" in path.read_text() and path.stem != "verdict")
+NUM_FIGURES = {
+    "first_batch": 4,
+    "memory": 2,
+    "plan": 3,
+    "readers": 4,
+    "slowdown": 2,
+}
+AS_THE_OTHERS = ("first_batch", "memory", "readers")
+"""They take longest, and use of Forebay what the others use."""
+
+
+def test_all_scripts_are_known() -> None:
+    assert set(NUM_FIGURES) == set(SCRIPTS)
+
+
+@pytest.mark.timeout(1200)  # each starts a dozen processes
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(script, marks=pytest.mark.soak if script in AS_THE_OTHERS else ()) for script in SCRIPTS],
+)
+def test_script_measures_prints_and_writes(script: str, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    command = [sys.executable, "-m", f"bench.own.{script}", "--json", str(path), "--quick", "--folder", str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(path.read_text())
+    assert len(figures) == NUM_FIGURES[script]
+    for figure in figures:
+        assert list(figure) == ["figure", "target", "measured", "unit", "passed", "note"]
+        assert math.isfinite(figure["measured"])
+        assert figure["passed"] in (True, False, None)
+        assert figure["figure"] in done.stdout
+    assert [found.name for found in tmp_path.iterdir()] == [path.name], "its data is gone"
