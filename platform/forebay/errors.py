@@ -43,6 +43,14 @@ class NoFiles(ForebayError):
     """The URI names no Parquet file with rows."""
 
 
+class NotPlainParquet(ForebayError):
+    """A folder of a table format (Delta Lake, Iceberg, Hudi), which also keeps files of deleted rows."""
+
+
+class UnsupportedColumn(ForebayError):
+    """A column of a sound file that Arrow cannot decode: a row group with too much nested text."""
+
+
 class MixedSchemas(ForebayError):
     """Two files of one data set disagree on a column."""
 
@@ -65,6 +73,10 @@ class SourceChanged(ForebayError):
 
 class ReadFailed(ForebayError):
     """Storage kept failing, or did not answer, until the deadline."""
+
+
+class Cancelled(ForebayError):
+    """A read that was stopped: its caller asked for it, or the process ends."""
 
 
 class WriteFailed(ForebayError):

@@ -16,7 +16,7 @@ from pyarrow import fs
 
 import forebay as fb
 from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
-from forebay.errors import NoFiles, ReadFailed, SourceChanged
+from forebay.errors import NoFiles, NotPlainParquet, ReadFailed, SourceChanged
 from forebay.manifest.reading import RowGroupReader
 from forebay.plan.cursor import Cursor
 from forebay.storage.atomic import write_atomically
@@ -68,6 +68,20 @@ def test_an_object_that_is_gone(store: Any, parquet_folder: Folder, quick: ReadP
     store.delete("gone/a.parquet")
     with pytest.raises(SourceChanged, match=r"gone/a.parquet.*is gone"):
         RowGroupReader(manifest, quick).read(0)
+
+
+@pytest.mark.parametrize(
+    "log", ["_delta_log/00000000000000000000.json", "metadata/v1.metadata.json", ".hoodie/hoodie.properties"]
+)
+def test_tables_of_other_formats(store: Any, parquet_folder: Folder, quick: ReadPolicy, log: str) -> None:
+    table = f"tables/{log.partition('/')[0]}"
+    store.upload(parquet_folder({"data/day=1/a.parquet": [3]}), table)
+    assert fb.scan(store.uri(f"{table}/data"), policy=quick).num_rows == 3
+    store.write(f"{table}/{log}", b"{}")
+    for place in ("", "/data/day=1", "/data/*/*.parquet", "/**/*.parquet"):
+        with pytest.raises(NotPlainParquet, match=log.partition("/")[0]):
+            fb.scan(store.uri(table + place), policy=quick)
+    assert fb.scan(store.uri(f"{table}/data/day=1/a.parquet"), policy=quick).num_rows == 3
 
 
 def test_nothing_there(store: Any, quick: ReadPolicy) -> None:

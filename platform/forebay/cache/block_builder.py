@@ -9,12 +9,11 @@ from typing import Literal, Protocol
 
 from forebay.cache.block_key import BlockNames
 from forebay.cache.disk.disk_cache import DiskCache
-from forebay.errors import CorruptFile
+from forebay.errors import Cancelled, CorruptFile
 from forebay.manifest.footer import FooterCache
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.metrics import Counters
-from forebay.storage.deadline import Cancelled
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 from forebay.transform.block import Block
 from forebay.transform.transform import Transform

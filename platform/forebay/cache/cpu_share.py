@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.errors import InvalidOption, whole_number
-from forebay.storage.deadline import Cancelled
+from forebay.errors import Cancelled, InvalidOption, whole_number
 
 NICENESS = 10
 """A thread of niceness 10 gets a tenth of a core that somebody else wants, and all of one that nobody does."""

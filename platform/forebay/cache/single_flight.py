@@ -9,8 +9,7 @@ from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from forebay.errors import LoaderClosed, ReadFailed
-from forebay.storage.deadline import Cancelled
+from forebay.errors import Cancelled, LoaderClosed, ReadFailed
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

@@ -111,6 +111,17 @@ def decode(pages: Pages) -> pa.Table:
     return table
 
 
+def is_too_much_nested_text(error: BaseException) -> bool:
+    """Whether decoding failed because the strings of a nested column do not fit into one array of Arrow (2 GiB)."""
+    return isinstance(error, pa.ArrowNotImplementedError) and "chunked array outputs" in str(error)
+
+
+def nested_columns(pages: Pages) -> tuple[str, ...]:
+    """The fetched columns that are lists, maps or structs."""
+    schema = pages.footer.schema.to_arrow_schema()
+    return tuple(name for name in pages.columns if pa.types.is_nested(schema.field(name).type))
+
+
 def _chunks(footer: pq.FileMetaData, index: int, columns: Sequence[str]) -> Iterator[_Run]:
     row_group = footer.row_group(index)
     for leaf in leaves(footer, columns):

@@ -10,12 +10,20 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forebay.errors import CorruptFile, ReadFailed, SourceChanged
+from forebay.errors import CorruptFile, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.manifest.footer import FileVersion, FooterCache, check_chunks, decode_footer, fetch_footer
 from forebay.manifest.manifest import Field, Manifest, RowGroup
-from forebay.manifest.pages import DECODE_ERRORS, Pages, decode, fetch
+from forebay.manifest.pages import (
+    DECODE_ERRORS,
+    Pages,
+    decode,
+    fetch,
+    is_too_much_nested_text,
+    nested_columns,
+)
 from forebay.manifest.schemas import missing_column, read_fields
 from forebay.metrics import Counters
+from forebay.storage.at_exit import finished_before_exit
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import etag_of, stat, stat_etag
@@ -92,15 +100,20 @@ class RowGroupReader:
     def decode(self, fetched: Fetched) -> pa.Table:
         """The table, decoded in one thread: data workers run side by side, and each should cost one core.
 
-        Raises `CorruptFile` where a page cannot be decoded. It may have been damaged on its way: fetch it once more. A
-        flipped bit is always found in files written with `write_page_checksum=True`; without, only where it breaks the
-        encoding.
+        Raises:
+            CorruptFile: A page cannot be decoded. It may have been damaged on its way: fetch it once more. A flipped
+                bit is always found in files written with `write_page_checksum=True`; without, only where it breaks
+                the encoding.
+            UnsupportedColumn: A nested column holds more text in this row group than Arrow decodes: 2 GiB.
+            Cancelled: The process ends.
         """
         try:
-            with self._tally.timed("decode_s"):
+            with self._tally.timed("decode_s"), finished_before_exit():
                 return decode(fetched.pages)
         except DECODE_ERRORS as error:
             row_group = self.manifest[fetched.index]
+            if is_too_much_nested_text(error):
+                raise _too_much_nested_text(row_group, fetched.pages) from error
             problem = (
                 "needs more memory than there is, or is corrupt" if isinstance(error, MemoryError) else "is corrupt"
             )
@@ -143,6 +156,18 @@ class RowGroupReader:
 
     def _count_retry(self) -> None:
         self._tally.add("retries")
+
+
+def _too_much_nested_text(row_group: RowGroup, pages: Pages) -> UnsupportedColumn:
+    columns = nested_columns(pages)
+    return UnsupportedColumn(
+        f"Row group {row_group.index} of {row_group.uri} has {row_group.rows} rows, and more than 2 GiB of text in one "
+        f"of its nested columns {', '.join(map(repr, columns))}: Arrow does not decode that. Write the file with fewer "
+        "rows per row group (row_group_size=...) and scan again, or leave the column out (columns=[...]).",
+        uri=row_group.uri,
+        row_group=row_group.index,
+        columns=columns,
+    )
 
 
 def _version(row_group: RowGroup) -> FileVersion:

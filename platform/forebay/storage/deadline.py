@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from forebay.errors import ForebayError
+from forebay.errors import Cancelled
+from forebay.storage.at_exit import wait_for_read
 
 T = TypeVar("T")
 
 _POLL_S = 0.02
-_AT_EXIT_S = 1.5
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-
-
-class Cancelled(ForebayError):
-    """The caller asked for the read to stop."""
 
 
 class _Call(Generic[T]):
@@ -49,7 +42,7 @@ def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: thread
     """Run `fn` in a fresh daemon thread and return its result, or raise what it raised.
 
     A native read cannot be interrupted, so past the deadline its thread is abandoned: it ends by itself when the read
-    returns, and holds up the end of the process for `_AT_EXIT_S` at most (a ThreadPoolExecutor would for ever).
+    returns, and delays the end of the process by at most 1.5 s (a ThreadPoolExecutor waits without limit).
 
     Raises:
         TimeoutError: No answer within `deadline_s` seconds.
@@ -59,7 +52,7 @@ def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: thread
     if cancelled is not None and cancelled.is_set():
         raise Cancelled("the read was cancelled before it began")
     thread = threading.Thread(target=call.run, name="forebay-read", daemon=True)
-    _threads.add(thread)
+    wait_for_read(thread)
     thread.start()
     end = time.monotonic() + deadline_s
     while not call.done.wait(_wait_s(end, cancelled)):
@@ -73,15 +66,3 @@ def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: thread
 def _wait_s(end: float, cancelled: threading.Event | None) -> float:
     left = max(end - time.monotonic(), 0.0)
     return left if cancelled is None else min(left, _POLL_S)
-
-
-def _wait_at_exit() -> None:
-    give_up = time.monotonic() + _AT_EXIT_S
-    for thread in list(_threads):
-        if thread.is_alive():
-            thread.join(max(give_up - time.monotonic(), 0.0))
-
-
-# A read that is given up is mostly about to return. If it comes back from C++ once the interpreter has ended, the
-# process aborts, or waits for ever for a thread of pyarrow's that waits for Python.
-atexit.register(_wait_at_exit)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import translate
 
 from pyarrow import fs
 
 _MAGIC = re.compile(r"[*?\[]")
+
+Listed = Callable[[str, list[fs.FileInfo]], None]
+"""Called with each folder that a pattern lists and its entries, hidden ones included."""
 
 
 def is_hidden(name: str) -> bool:
@@ -32,36 +35,46 @@ def fixed_part(path: str) -> str:
     return "/".join(segments[:first]) or ("/" if path.startswith("/") else "")
 
 
-def expand(filesystem: fs.FileSystem, pattern: str) -> list[fs.FileInfo]:
-    """Files and folders that match `pattern`: `*`, `?` and `[...]` within a name, `**` for any number of folders."""
+def expand(filesystem: fs.FileSystem, pattern: str, on_listed: Listed = lambda *_: None) -> list[fs.FileInfo]:
+    """Files and folders that match `pattern`: `*`, `?` and `[...]` within a name, `**` for any number of folders.
+
+    Calls `on_listed` for each folder that is listed on the way; what it raises ends the search.
+    """
     base = fixed_part(pattern)
     found = [fs.FileInfo(base, type=fs.FileType.Directory)]
     for segment in pattern[len(base) :].strip("/").split("/"):
         folders = [info for info in found if info.type == fs.FileType.Directory]
-        found = list(_once(_step(filesystem, folders, segment)))
+        found = list(_once(_step(filesystem, folders, segment, on_listed)))
     return found
 
 
-def _step(filesystem: fs.FileSystem, folders: list[fs.FileInfo], segment: str) -> Iterator[fs.FileInfo]:
+def _step(
+    filesystem: fs.FileSystem, folders: list[fs.FileInfo], segment: str, on_listed: Listed
+) -> Iterator[fs.FileInfo]:
     matches = re.compile(translate(segment)).match
     for folder in folders:
+        listed = list(everything(filesystem, folder.path) if segment == "**" else children(filesystem, folder.path))
+        on_listed(folder.path, listed)
         if segment == "**":
             yield folder
-            yield from (info for info in walk(filesystem, folder.path) if info.type == fs.FileType.Directory)
+            yield from (info for info in visible(listed, folder.path) if info.type == fs.FileType.Directory)
         else:
             yield from (
                 info
-                for info in children(filesystem, folder.path)
+                for info in listed
                 if matches(info.base_name) and (not is_hidden(info.base_name) or not is_pattern(segment))
             )
 
 
 def walk(filesystem: fs.FileSystem, folder: str) -> Iterator[fs.FileInfo]:
-    """Everything below `folder` whose path from there holds no hidden name."""
+    """List everything below `folder` whose path from there holds no hidden name."""
+    return visible(everything(filesystem, folder), folder)
+
+
+def visible(infos: Iterable[fs.FileInfo], folder: str) -> Iterator[fs.FileInfo]:
+    """Those of `infos` whose path below `folder` holds no hidden name."""
     skip = len(folder.rstrip("/")) + 1
-    for info in _everything(filesystem, folder):
-        if not any(is_hidden(name) for name in info.path[skip:].split("/")):
-            yield info
+    return (info for info in infos if not any(is_hidden(name) for name in info.path[skip:].split("/")))
 
 
 def children(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
@@ -69,13 +82,13 @@ def children(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
     if getattr(filesystem, "type_name", "") == "gcs":
         # pyarrow 26 lists a folder there only if an object of its name marks it (apache/arrow issue 35993).
         skip = len(folder.rstrip("/")) + 1
-        return [info for info in _everything(filesystem, folder) if "/" not in info.path[skip:]]
+        return [info for info in everything(filesystem, folder) if "/" not in info.path[skip:]]
     found: list[fs.FileInfo] = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
     return found
 
 
-def _everything(filesystem: fs.FileSystem, folder: str) -> Iterable[fs.FileInfo]:
-    """All below `folder`, and the folders that exist in the names of objects alone."""
+def everything(filesystem: fs.FileSystem, folder: str) -> Iterable[fs.FileInfo]:
+    """List all below `folder`, and the folders that exist only in the names of objects."""
     found = filesystem.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
     skip = len(folder.rstrip("/")) + 1
     folders = {f"{info.path[:skip]}{up}" for info in found for up in _folders_of(info.path[skip:])}

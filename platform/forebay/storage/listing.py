@@ -14,8 +14,9 @@ from pyarrow import fs
 
 from forebay.errors import NoFiles, ReadFailed
 from forebay.storage.filesystem import Location, resolve_source
-from forebay.storage.globs import expand, fixed_part, is_pattern, walk
+from forebay.storage.globs import everything, expand, fixed_part, is_pattern, visible, walk
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
+from forebay.storage.table_formats import TableSearch
 from forebay.storage.versions import FoundFile, found
 
 SUFFIXES = (".parquet", ".parq", ".pq")
@@ -50,12 +51,15 @@ def find_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) 
 
     Raises:
         NoFiles: One of them names nothing.
+        NotPlainParquet: A folder or a pattern reads from a Delta Lake, Iceberg or Hudi table. Files of one that are
+            named one by one are taken.
         ReadFailed: Storage did not answer, or did not permit it.
     """
     uris = [uri] if isinstance(uri, str | os.PathLike) else list(uri)
     if not uris:
         raise NoFiles("The list of URIs is empty. Name at least one file, folder or pattern.")
-    listings = [_find_one(resolve_source(one), policy) for one in uris]
+    tables = TableSearch()
+    listings = [_find_one(resolve_source(one), tables, policy) for one in uris]
     files = {file.uri: file for listing in listings for file in listing.files}
     return Listing(
         root=_common_root([listing.root for listing in listings]),
@@ -63,10 +67,10 @@ def find_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) 
     )
 
 
-def _find_one(location: Location, policy: ReadPolicy) -> Listing:
+def _find_one(location: Location, tables: TableSearch, policy: ReadPolicy) -> Listing:
     try:
         listing = read(
-            location.uri, partial(_list, location), replace(policy, deadline_s=policy.deadline_s * _PATIENCE)
+            location.uri, partial(_list, location, tables), replace(policy, deadline_s=policy.deadline_s * _PATIENCE)
         )
     except PermissionError as error:
         raise ReadFailed(f"{location.uri} may not be listed ({error}). {REMEDY}", what=location.uri) from error
@@ -75,26 +79,30 @@ def _find_one(location: Location, policy: ReadPolicy) -> Listing:
     return listing
 
 
-def _list(location: Location) -> Listing:
+def _list(location: Location, tables: TableSearch) -> Listing:
     info = location.fs.get_file_info(location.path)
     if info.type == fs.FileType.File:
         return Listing(root=_parent(location.uri), files=(found(location.uri, info),))
     if info.type == fs.FileType.Directory:
-        return _below(location, [location.path])
+        tables.search_above(location, location.path)
+        return _below(location, [location.path], tables)
     if not is_pattern(location.path):
         return Listing(root=location.uri, files=())
-    matches = expand(location.fs, location.path)
+    tables.search_above(location, fixed_part(location.path))
+    matches = expand(location.fs, location.path, partial(tables.search_level, location))
     base = Location(location.fs, fixed_part(location.path), _fixed_uri(location))
     files = [match for match in matches if match.type == fs.FileType.File]
     folders = [match.path for match in matches if match.type == fs.FileType.Directory]
-    return _below(base, folders, files)
+    return _below(base, folders, tables, files)
 
 
-def _below(base: Location, folders: list[str], files: Sequence[fs.FileInfo] = ()) -> Listing:
+def _below(base: Location, folders: list[str], tables: TableSearch, files: Sequence[fs.FileInfo] = ()) -> Listing:
     """The Parquet files in `folders`, and `files` whatever their suffix; all lie below `base`."""
     infos = [*files]
     for folder in folders:
-        infos += (info for info in walk(base.fs, folder) if info.path.endswith(SUFFIXES))
+        listed = list(everything(base.fs, folder))
+        tables.search_tree(base, folder, listed)
+        infos += (info for info in visible(listed, folder) if info.path.endswith(SUFFIXES))
     files_found = (found(_child_uri(base, info.path), info) for info in infos if info.type == fs.FileType.File)
     return Listing(root=base.uri.rstrip("/") or "/", files=tuple(files_found))
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 import pyarrow as pa
 import tenacity
 
-from forebay.errors import ForebayError, InvalidOption, ReadFailed
+from forebay.errors import Cancelled, ForebayError, InvalidOption, ReadFailed
 from forebay.storage.credentials import redacting
-from forebay.storage.deadline import Cancelled, call_with_deadline
+from forebay.storage.deadline import call_with_deadline
 
 T = TypeVar("T")
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from forebay.cache.cpu_share import NICENESS, CpuShare, DataWorkers, keep_off_trainer, usable_cores
-from forebay.errors import InvalidOption
-from forebay.storage.deadline import Cancelled
+from forebay.errors import Cancelled, InvalidOption
 
 
 @pytest.mark.parametrize(

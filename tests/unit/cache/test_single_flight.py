@@ -12,8 +12,7 @@ from concurrent.futures import CancelledError, Future, wait
 import pytest
 
 from forebay.cache.single_flight import SingleFlightPool
-from forebay.errors import LoaderClosed, ReadFailed
-from forebay.storage.deadline import Cancelled
+from forebay.errors import Cancelled, LoaderClosed, ReadFailed
 
 
 class Work:

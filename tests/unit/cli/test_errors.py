@@ -37,6 +37,13 @@ def test_no_files(forebay: Call, tmp_path: Path, job_words: Call) -> None:
     check(run(forebay, job_words(data=tmp_path / "empty")), "NoFiles")
 
 
+def test_a_delta_table(forebay: Call, tmp_path: Path) -> None:
+    (tmp_path / "table" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "table" / "_delta_log" / "00000000000000000000.json").write_text("{}")
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "table" / "part-0.parquet")
+    check(forebay("scan", tmp_path / "table"), "NotPlainParquet", "Delta Lake", "_delta_log", "plain Parquet")
+
+
 def test_mixed_schemas(forebay: Call, tmp_path: Path) -> None:
     (tmp_path / "mixed").mkdir()
     pq.write_table(pa.table({"x": [1]}), tmp_path / "mixed" / "a.parquet")

@@ -15,14 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.errors import CorruptFile, MissingColumn, ReadFailed, SourceChanged
+from forebay.errors import Cancelled, CorruptFile, MissingColumn, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.manifest import reading
 from forebay.manifest.footer import FooterCache
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.scan import scan
 from forebay.metrics import Counters
-from forebay.storage.deadline import Cancelled
 from forebay.storage.retry import ReadPolicy
 
 PATIENCE_S = 60.0
@@ -161,6 +160,20 @@ def test_without_checksums_broken_encodings_are_found(checked_file: Callable[...
     alter(path, {start + place: 0xFF for place in range(20, 120)})
     with pytest.raises(CorruptFile, match="Row group 0"):
         RowGroupReader(manifest).read(0)
+
+
+@pytest.mark.soak  # 4 GB of memory, for it takes more than 2 GiB of text
+def test_more_nested_text_than_arrow_decodes(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    text = pa.array([[("k", "a" * 2**30)]], pa.map_(pa.string(), pa.string()))
+    both = pa.chunked_array([text, text])
+    pq.write_table(pa.table({"id": [1, 2], "m": both}), path, compression="zstd", use_dictionary=False)
+    del text, both
+    reader = RowGroupReader(scan(path))
+    with pytest.raises(UnsupportedColumn, match=r"Row group 0 of .*a\.parquet.* 2 GiB .*'m'.*row_group_size=") as found:
+        reader.read(0)
+    assert found.value.facts == {"uri": str(path), "row_group": 0, "columns": ("m",)}
+    assert reader.read(0, ["id"]).num_rows == 2
 
 
 def test_a_rewritten_file(parquet_folder: Folder) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.storage.deadline import Cancelled, call_with_deadline
+from forebay.errors import Cancelled
+from forebay.storage.deadline import call_with_deadline
 
 
 @pytest.fixture
@@ -66,13 +67,13 @@ def test_nothing_is_started_once_cancelled() -> None:
     assert not called
 
 
-@pytest.mark.parametrize(("takes_s", "patience", "said"), [(0.5, "deadline._AT_EXIT_S = 30", "returned"), (60, "", "")])
+@pytest.mark.parametrize(("takes_s", "patience", "said"), [(0.5, "at_exit._READS_S = 30", "returned"), (60, "", "")])
 def test_the_end_of_the_process_waits_for_what_is_about_to_return_but_not_for_long(
     takes_s: float, patience: str, said: str
 ) -> None:
     script = f"""
 import threading, time
-from forebay.storage import deadline
+from forebay.storage import at_exit, deadline
 {patience}
 def read():
     time.sleep({takes_s})

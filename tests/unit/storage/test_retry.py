@@ -10,8 +10,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from forebay.errors import CorruptFile, InvalidOption, ReadFailed
-from forebay.storage.deadline import Cancelled
+from forebay.errors import Cancelled, CorruptFile, InvalidOption, ReadFailed
 from forebay.storage.retry import ReadPolicy, read
 
 QUICK = ReadPolicy(attempts=3, deadline_s=60.0, first_wait_s=0.001, max_wait_s=0.002)

@@ -22,11 +22,10 @@ from forebay.cache.node.peer_transport import NODE_DIGITS
 from forebay.cache.node.source import NodeSource
 from forebay.cache.source import BlockSource
 from forebay.cache.spec import CacheSpec
-from forebay.errors import CacheUnusable
+from forebay.errors import CacheUnusable, Cancelled
 from forebay.manifest.manifest import Manifest
 from forebay.metrics import Counters
 from forebay.ray_cluster.actors import CACHE_PREFIX, NAMESPACE
-from forebay.storage.deadline import Cancelled
 from forebay.transform.transform import Transform
 
 _MOST_CALLS = 1024

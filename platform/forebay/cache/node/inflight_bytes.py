@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-from forebay.storage.deadline import Cancelled
+from forebay.errors import Cancelled
 from forebay.transform.block import Block
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forebay.cache.node.inflight_bytes import InFlightBytes
-from forebay.storage.deadline import Cancelled
+from forebay.errors import Cancelled
 from forebay.transform.block import Block
 
 

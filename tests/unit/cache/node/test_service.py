@@ -25,11 +25,10 @@ from forebay.cache.node.payload import pack
 from forebay.cache.node.service import BuildFailed, InMemoryBlock, NodeService, StoredBlock
 from forebay.cache.node.source import NodeSource
 from forebay.cache.spec import CacheSpec
-from forebay.errors import CacheUnusable, TransformFailed
+from forebay.errors import CacheUnusable, Cancelled, TransformFailed
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.metrics import Counters
-from forebay.storage.deadline import Cancelled
 from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
 
