@@ -260,7 +260,7 @@ def _sweep(name: str, seed: int, work: Path, fixed: Mapping[str, Any]) -> dict[s
         seed=seed,
     )
     began = time.monotonic()
-    result = sweep.run(show=False)
+    result = fb.run_sweep(sweep, show=False)
     seconds = time.monotonic() - began
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return {

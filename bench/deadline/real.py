@@ -29,6 +29,7 @@ from bench.processes import REPOSITORY
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
 from forebay.sweep.record.record import Record
 from forebay.sweep.report.plots import as_png, workers_figure
+from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.sweep import Sweep
 from forebay.testing.data.click_log import write_click_log
 from forebay.train.evaluation import evaluate_auc
@@ -104,7 +105,7 @@ def _run(name: str, folder: Path, data: str) -> Record:
         storage=str(folder / "runs"),
         seed=3,
     )
-    return sweep.run(show=False).record
+    return run_sweep(sweep, show=False).record
 
 
 def _text(records: dict[str, Record]) -> str:

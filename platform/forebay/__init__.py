@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forebay.runs.result import Result as Result
     from forebay.sweep.deadline.scheduler import DeadlineScheduler as DeadlineScheduler
     from forebay.sweep.result import SweepResult as SweepResult
+    from forebay.sweep.run_sweep import run_sweep as run_sweep
     from forebay.sweep.sweep import Sweep as Sweep
     from forebay.train.batch_size.lr_scaling import LinearScaling as LinearScaling
     from forebay.train.batch_size.lr_scaling import SqrtScaling as SqrtScaling
@@ -96,6 +97,7 @@ _HOMES = {
     "fit_vocabulary": "transform.features.vocabulary",
     "load_manifest": "manifest.saved",
     "run": "driver.driver",
+    "run_sweep": "sweep.run_sweep",
     "save_manifest": "manifest.saved",
     "scan": "manifest.scan",
 }

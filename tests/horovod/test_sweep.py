@@ -16,6 +16,7 @@ from tests.ray.sweep.small_sweeps import MOST_EPOCHS, SmallSweeps, UntilGrown
 from forebay.driver.elastic.client import names
 from forebay.runs.callback import Callback
 from forebay.runs.result import load_result
+from forebay.sweep.run_sweep import run_sweep
 
 BAD, FAIR, GOOD = 1e-6, 0.02, 0.05
 EPOCHS = 2
@@ -42,7 +43,7 @@ def test_elastic_trials_share_slots_and_one_is_ended_early(tmp_path: Path) -> No
         scheduler=ASHAScheduler(max_t=2 * MOST_EPOCHS, grace_period=1, reduction_factor=2),
         callbacks=until_grown,
     )
-    result = sweep.run(show=False)
+    result = run_sweep(sweep, show=False)
 
     assert result.record.slots == 2
     good, _, bad = (row for row in sorted(result.table.to_dict("records"), key=lambda row: -row["config/lr"]))

@@ -55,19 +55,22 @@ def sweep(setting: SweepSetting) -> dict[str, Any]:
     space: dict[str, Any] = {"lr": tune.loguniform(*LEARNING_RATES)}
     if setting.variant == "two transforms":
         space["num_quantiles"] = {"grid_search": [256, 1000]}
-    found = fb.Sweep(
-        job,
-        space,
-        "loss",
-        "min",
-        num_trials=setting.trials,
-        fixed={"told": json.dumps(asdict(setting))},
-        driver="ray" if setting.variant == "ray" else "local",
-        max_concurrent=setting.concurrent,
-        name="sweep",
-        storage=f"{setting.folder}/runs",
-        seed=setting.seed,
-    ).run(show=False)
+    found = fb.run_sweep(
+        fb.Sweep(
+            job,
+            space,
+            "loss",
+            "min",
+            num_trials=setting.trials,
+            fixed={"told": json.dumps(asdict(setting))},
+            driver="ray" if setting.variant == "ray" else "local",
+            max_concurrent=setting.concurrent,
+            name="sweep",
+            storage=f"{setting.folder}/runs",
+            seed=setting.seed,
+        ),
+        show=False,
+    )
     return {"began": began, "ended": time.time(), "best": found.best_value}
 
 

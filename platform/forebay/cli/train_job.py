@@ -44,8 +44,10 @@ def _train_job(job: Job, *, driver: str, as_json: bool) -> None:
 
 def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:
     """Print what was best and where everything is; the table of trials has been shown meanwhile."""
+    from forebay.sweep.run_sweep import run_sweep  # noqa: PLC0415 - Ray Tune takes seconds to import
+
     with only_the_document(as_json):
-        result = sweep.run()
+        result = run_sweep(sweep)
     facts = {
         "name": result.name,
         "path": result.path,

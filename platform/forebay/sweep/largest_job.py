@@ -8,8 +8,8 @@ from typing import Any
 
 from forebay.job.job import Job
 from forebay.ray_cluster.nodes import worker_capacity
+from forebay.sweep.setup import SweepSetup
 from forebay.sweep.space import Choice, Domain, Grid, TuneDomain, WholeNumbers, depends_on_others, example_of
-from forebay.sweep.sweep import Sweep
 
 MAX_WORDS = 8
 """Of longer lists only the first are tried: every job function called takes its time."""
@@ -17,19 +17,18 @@ MAX_WORDS = 8
 log = logging.getLogger(__name__)
 
 
-def greatest_job(sweep: Sweep, job: Job) -> Job:
-    """The job that needs the most CPUs to begin: `job` itself, or one that differs from it in one parameter."""
-    domains = sweep.domains()
-    task = sweep.task("check")
+def greatest_job(setup: SweepSetup) -> Job:
+    """The job that needs the most CPUs to begin: that of `setup`, or one that differs from it in one parameter."""
+    domains, spec = setup.domains, setup.spec
     example = {name: example_of(domain) for name, domain in domains.items() if not depends_on_others(domain)}
     configs = [
         {**example, name: value}
         for name, domain in domains.items()
-        if name in task.takes.job
+        if name in spec.takes.job
         for value in _far_values(domain)
         if value != example.get(name)
     ]
-    return max([job, *(made for config in configs if (made := _made(task.job, config)) is not None)], key=_need)
+    return max([setup.job, *(made for config in configs if (made := _made(spec.job, config)) is not None)], key=_need)
 
 
 def check_greatest(job: Job) -> None:

@@ -167,6 +167,21 @@ def depends_on_others(domain: Domain) -> bool:
     return isinstance(domain, TuneDomain) and type(domain.domain).__name__ == "Function"
 
 
+def is_log(domain: Domain) -> bool:
+    """Whether values are drawn evenly on a logarithmic scale (`tune.loguniform` and the like)."""
+    return "Log" in _sampler_kind(domain)
+
+
+def is_quantized(domain: Domain) -> bool:
+    """Whether values are drawn in steps (`tune.quniform` and the like)."""
+    return _sampler_kind(domain) == "Quantized"
+
+
+def _sampler_kind(domain: Domain) -> str:
+    """Name of the class of Ray Tune that samples from `domain`, empty for domains of our own."""
+    return type(getattr(domain.domain, "sampler", None)).__name__ if isinstance(domain, TuneDomain) else ""
+
+
 def _range(name: str, given: tuple[Any, ...]) -> Domain:
     if len(given) != 2 or not all(isinstance(end, int | float) and not isinstance(end, bool) for end in given):
         raise InvalidOption(

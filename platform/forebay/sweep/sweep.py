@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from datetime import datetime
-from importlib import import_module
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
-from forebay.driver.driver import named_driver
-from forebay.errors import BadJob, InvalidOption, whole_number
+from forebay.errors import InvalidOption, whole_number
 from forebay.job.job import NAME_FORM, Job
 from forebay.runs.callback import Callback
-from forebay.runs.worker_spec import title_of
-from forebay.storage.credentials import Access
-from forebay.storage.filesystem import resolve
-from forebay.sweep.result import SweepResult
-from forebay.sweep.space import (
-    RESERVED,
-    Domain,
-    Grid,
-    SweepParameters,
-    TuneDomain,
-    check_fits,
-    depends_on_others,
-    domain_of,
-    example_of,
-    text_of,
-)
-from forebay.sweep.trial_spec import TrialSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Trials of `job` over `space`, each a run of its own under `driver`; `run()` runs them.
+    """Trials of `job` over `space`, each a run of its own under `driver`; `run_sweep` runs them.
 
     Attributes:
         job: A job function; the names of `space` and `fixed` are its parameters.
@@ -50,7 +28,7 @@ class Sweep:
         searcher: A searcher of `ray.tune`, or a name of one (`"optuna"`, `"bohb"`); None draws at random from `seed`.
         scheduler: A trial scheduler of `ray.tune`; None lets all trials end, or with a deadline is a
             `DeadlineScheduler`.
-        deadline_s: After how many seconds of this call of `run()` the trials that still train commit and end. A
+        deadline_s: After how many seconds of this call of `run_sweep` the trials that still train commit and end. A
             `DeadlineScheduler` has them end by then.
         max_concurrent: How many trials train at a time; None has as many as get their least workers.
         callbacks: Makes the callbacks of a trial's run; its parameters may be swept or fixed as well.
@@ -61,7 +39,7 @@ class Sweep:
         max_failures: How often a trial's own process may be lost; its workers have `max_failures` of the job.
         hang_timeout_s: A trial whose workers make no step for so long has failed.
 
-    Raises `InvalidOption` for values that can never work; `check()` looks at the job function and the outside world.
+    Raises `InvalidOption` for values that can never work; `run_sweep` checks the job function and the outside world.
     """
 
     job: Callable[..., Job]
@@ -106,128 +84,6 @@ class Sweep:
                 "letter or a digit.",
                 name=self.name,
             )
-
-    def run(self, show: bool = True) -> SweepResult:
-        """Run the trials, or go on with them; `show` keeps a table of them up to date.
-
-        Raises what `check` raises, `InvalidOption` for a sweep that is under way, and `SweepFailed` where every trial
-        failed, or where what Ray Tune has noted of an earlier start is lost. Ctrl-C, `forebay stop` and the deadline
-        let all trials commit and end first; the same name goes on from there.
-        """
-        began = time.monotonic()
-        job = self.check()
-        # Ray Tune, only where a sweep is run.
-        tuning = import_module("forebay.sweep.run_sweep")
-        result: SweepResult = tuning.tune_sweep(self, job, show=show, began=began)
-        return result
-
-    def check(self) -> Job:
-        """Find out, before any trial starts, everything that can be known; the answer is the job of a possible trial.
-
-        Raises:
-            BadJob: A name that is no parameter, one that is missing, or values of another type than the parameter's.
-            InvalidOption: An empty list, a range that holds nothing, an unknown driver.
-        """
-        takes = SweepParameters.of(self.job, self.callbacks)
-        domains = self.domains()
-        for name, domain in domains.items():
-            takes.check_name(name, "space")
-            for annotation in takes.annotations(name):
-                check_fits(name, domain, annotation)
-        for name in self.fixed:
-            takes.check_name(name, "fixed")
-        self._check_complete(takes)
-        named_driver(self.driver)
-        return self._check_job(domains)
-
-    def domains(self) -> dict[str, Domain]:
-        """What each parameter of the space is drawn from. Raises `InvalidOption` for an impossible range."""
-        return {name: domain_of(name, given) for name, given in self.space.items()}
-
-    def space_texts(self) -> dict[str, str]:
-        """What each parameter is drawn from, for people and to compare."""
-        return {name: text_of(domain) for name, domain in self.domains().items()}
-
-    @property
-    def grid_size(self) -> int:
-        """How many trials one round of the grid takes."""
-        return math.prod(len(domain.values) for domain in self.domains().values() if isinstance(domain, Grid))
-
-    def task(self, name: str, *, exchanges: bool = False) -> TrialSpec:
-        """What the trials of this sweep, under `name`, are made from."""
-        storage = resolve(self.storage).uri
-        return TrialSpec(
-            sweep=name,
-            storage=storage,
-            # Of what it is called without them: that is what the trials' processes will ask for.
-            access=Access([storage]),
-            recipe=self.job,
-            takes=SweepParameters.of(self.job, self.callbacks),
-            fixed=dict(self.fixed),
-            driver=self.driver,
-            metric=self.metric,
-            mode=self.mode,
-            hang_timeout_s=self.hang_timeout_s,
-            callbacks=self.callbacks,
-            exchanges=exchanges,
-        )
-
-    @property
-    def title(self) -> str:
-        """What to call a sweep without a name: the job function's module or name, and the time."""
-        title = title_of(self.job)
-        if title == "job":
-            module = str(getattr(self.job, "__module__", title)).rpartition(".")[2]
-            title = re.sub(r"^forebay_job_|_[0-9a-f]{8}$", "", module)
-        title = re.sub(r"[^A-Za-z0-9_]+", "-", title).strip("-_") or "sweep"
-        return f"{title}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-
-    def _check_complete(self, takes: SweepParameters) -> None:
-        twice = sorted(self.space.keys() & self.fixed.keys())
-        if twice:
-            raise InvalidOption(
-                f"{twice[0]} is in space and in fixed. Leave it out of one of them.", parameter=twice[0]
-            )
-        for name in RESERVED:
-            if name in self.space:
-                raise InvalidOption(
-                    f"space names {name!r}, which the sweep gives to its trials itself. Leave it out.", parameter=name
-                )
-        known = {**takes.job, **takes.callbacks}
-        missing = [name for name, each in known.items() if each.required and name not in {**self.space, **self.fixed}]
-        if missing:
-            raise BadJob(
-                f"every trial needs {', '.join(missing)}. Put it into space or fixed.{takes.listing}",
-                parameter=missing[0],
-            )
-
-    def _check_job(self, domains: Mapping[str, Domain]) -> Job:
-        config = _example(domains)
-        task = self.task("check")
-        job = replace(task.job(config), storage=self.storage)
-        task.make_callbacks(config)
-        job.check()
-        return job
-
-
-def _example(domains: Mapping[str, Domain]) -> dict[str, Any]:
-    """A config that may be drawn, the same every time; `tune.sample_from` is given the others, as in the sweep."""
-    config = {name: example_of(domain) for name, domain in domains.items() if not depends_on_others(domain)}
-    functions = {
-        name: each.domain for name, each in domains.items() if isinstance(each, TuneDomain) and name not in config
-    }
-    if not functions:
-        return config
-    # Ray Tune, only where its functions are.
-    generator = import_module("ray.tune.search.variant_generator")
-    try:
-        _, spec = next(generator.generate_variants({"config": {**config, **functions}}))
-    except (ValueError, generator.RecursiveDependencyError) as error:
-        raise InvalidOption(
-            f"{', '.join(functions)} (tune.sample_from) cannot be drawn: {error}. Give functions like "
-            "`lambda spec: 2 * spec.config.other`, which do not wait for each other."
-        ) from error
-    return dict(spec["config"])
 
 
 def _check_seconds(option: str, found: object) -> None:

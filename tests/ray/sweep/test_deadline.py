@@ -14,6 +14,7 @@ from tests.ray.sweep.small_sweeps import SmallSweeps
 
 from forebay.runs.result import load_result
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
+from forebay.sweep.run_sweep import run_sweep
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -107,7 +108,7 @@ def test_workers_move_between_runs_and_never_exceed_the_cluster(tmp_path: Path) 
         deadline_s=250.0,
         fixed={"cpus": "2", "max_workers": "4", "epochs": "1000", "step_s": "0.05"},
     )
-    result = sweep.run(show=False)
+    result = run_sweep(sweep, show=False)
     record = result.record
     assert record.slots == 4
     moments = sorted({crew.at_s for trial in record.trials.values() for crew in trial.crews})

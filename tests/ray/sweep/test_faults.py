@@ -20,6 +20,7 @@ from forebay.events import EpochEnded, Event
 from forebay.runs.callback import Callback
 from forebay.runs.control import Control
 from forebay.runs.result import load_result
+from forebay.sweep.run_sweep import run_sweep
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -31,7 +32,7 @@ def small(tmp_path: Path) -> SmallSweeps:
 
 def test_trials_fail_one_by_one(small: SmallSweeps) -> None:
     meets = {"grid_search": ["", "raise", "nan", "kill"]}
-    result = small.sweep({"meets": meets}, num_trials=4, max_failures=1).run(show=False)
+    result = run_sweep(small.sweep({"meets": meets}, num_trials=4, max_failures=1), show=False)
     found = {row["config/meets"]: row for row in result.table.to_dict("records")}
     assert {name: row["state"] for name, row in found.items()} == {
         "": "finished",
@@ -51,13 +52,13 @@ def test_trials_fail_one_by_one(small: SmallSweeps) -> None:
 
 def test_trial_that_hangs_fails(small: SmallSweeps) -> None:
     with pytest.raises(SweepFailed, match="hang_timeout_s=8"):
-        small.sweep({"meets": ["hang"]}, num_trials=1, hang_timeout_s=8.0).run(show=False)
+        run_sweep(small.sweep({"meets": ["hang"]}, num_trials=1, hang_timeout_s=8.0), show=False)
     assert small.steps("hang")[-1] == STEPS_PER_EPOCH + 3 and small.steps_redone("hang") == 0
 
 
 def test_sweep_of_which_all_trials_fail(small: SmallSweeps) -> None:
     with pytest.raises(SweepFailed, match=r"(?s)every trial of sweep 'tiny' failed \(1\).*boom in the train") as failed:
-        small.sweep({"meets": ["raise"]}, num_trials=1).run(show=False)
+        run_sweep(small.sweep({"meets": ["raise"]}, num_trials=1), show=False)
     assert len(failed.value.errors) == 1
 
 
@@ -65,7 +66,7 @@ def test_metric_that_nobody_tells(small: SmallSweeps) -> None:
     sweep = small.sweep({"lr": (0.01, 0.1)}, num_trials=1)
     object.__setattr__(sweep, "metric", "auc")
     with pytest.raises(SweepFailed, match="metric='auc' was not told.*the metrics there are: loss"):
-        sweep.run(show=False)
+        run_sweep(sweep, show=False)
 
 
 class Enough:
@@ -82,7 +83,7 @@ def enough() -> Sequence[Callback]:
 
 def test_a_run_that_its_own_callbacks_end_is_a_stopped_trial(small: SmallSweeps) -> None:
     sweep = small.sweep({"lr": [0.05]}, num_trials=1, fixed={"epochs": 3}, callbacks=enough)
-    (row,) = sweep.run(show=False).table.to_dict("records")
+    (row,) = run_sweep(sweep, show=False).table.to_dict("records")
     assert (row["state"], row["epochs"], row["error"]) == ("stopped", 1, None)
     ended = load_result(row["run"])
     assert ended is not None and ended.stopped == "that was enough"
@@ -110,7 +111,9 @@ class KillKept(FIFOScheduler):
 def test_a_process_that_is_lost_between_two_trials_is_replaced(small: SmallSweeps) -> None:
     scheduler = KillKept()
     space = {"key": {"grid_search": ["a", "b", "c"]}}
-    result = small.sweep(space, num_trials=3, max_concurrent=1, max_failures=1, scheduler=scheduler).run(show=False)
+    result = run_sweep(
+        small.sweep(space, num_trials=3, max_concurrent=1, max_failures=1, scheduler=scheduler), show=False
+    )
     assert scheduler.killed
     assert list(result.table["state"]) == ["finished"] * 3
     assert small.steps("b") == list(range(2 * STEPS_PER_EPOCH))
@@ -134,7 +137,7 @@ def test_a_trial_whose_process_is_lost_does_not_keep_its_place(small: SmallSweep
 
     # One worker of five CPUs fits: while Ray keeps the lost one's place, nobody has another.
     options = {"driver": "ray", "callbacks": dying, "max_failures": 1, "fixed": {"cpus": 5.0}}
-    result = small.sweep({"lr": [0.05]}, num_trials=1, deadline_s=240.0, **options).run(show=False)
+    result = run_sweep(small.sweep({"lr": [0.05]}, num_trials=1, deadline_s=240.0, **options), show=False)
     assert list(result.table["state"]) == ["finished"] and result.record.slots == 1
     assert set(small.steps("a")) == set(range(2 * STEPS_PER_EPOCH))
     left = [facts for facts in placement_group_table().values() if facts["name"].startswith("forebay-run-tiny.")]

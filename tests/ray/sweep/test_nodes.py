@@ -17,6 +17,7 @@ from forebay.events import EpochEnded, Event
 from forebay.runs.callback import Callback
 from forebay.runs.control import Control
 from forebay.runs.result import load_result
+from forebay.sweep.run_sweep import run_sweep
 from forebay.testing.drivers.nodes import SmallNodes
 
 KEYS = ("a", "b", "c")
@@ -74,7 +75,7 @@ def test_trials_of_a_lost_node_go_on_from_their_own_commits(nodes: SmallNodes, t
     losing = threading.Thread(target=lose)
     losing.start()
     try:
-        result = sweep.run(show=False)
+        result = run_sweep(sweep, show=False)
     finally:
         losing.join()
     assert len(workers) == 2, "the node was to be lost with the workers of two trials"

@@ -21,6 +21,7 @@ from forebay.loader.data import Data
 from forebay.manifest.scan import scan
 from forebay.plan.plan import build_plan
 from forebay.runs.result import load_result
+from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial.fork import Origin, origin_of
 from forebay.train.worker import Worker
@@ -92,7 +93,7 @@ def test_the_worse_trial_goes_on_from_the_better_one(
         name="pbt",
         storage=str(tmp_path / "runs"),
     )
-    result = sweep.run(show=False)
+    result = run_sweep(sweep, show=False)
 
     table = result.table.set_index("config/lr")
     assert sorted(table.index) == [pytest.approx(0.05), pytest.approx(0.1)]

@@ -24,6 +24,7 @@ from forebay.driver.elastic.client import names
 from forebay.errors import InvalidOption
 from forebay.job.job import Job
 from forebay.sweep.record.record import load_record
+from forebay.sweep.run_sweep import run_sweep
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -36,7 +37,8 @@ import sys
 from pathlib import Path
 from tests.ray.sweep.small_sweeps import SmallSweeps
 fixed = {"step_s": 0.5, "epochs": 8}
-SmallSweeps(Path(sys.argv[1])).sweep({"key": ["x"]}, num_trials=1, driver="ray", fixed=fixed).run(show=False)
+sweep = SmallSweeps(Path(sys.argv[1])).sweep({"key": ["x"]}, num_trials=1, driver="ray", fixed=fixed)
+run_sweep(sweep, show=False)
 """
 
 
@@ -53,7 +55,7 @@ def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> N
     at_b = threading.Thread(target=lambda: until(lambda: len(small.steps("b")) >= 3, then=signal.SIGINT))
     at_b.start()
     with pytest.raises(KeyboardInterrupt):
-        sweep.run(show=False)
+        run_sweep(sweep, show=False)
     at_b.join()
     assert signal.getsignal(signal.SIGINT) is handler
     assert small.steps("a") == list(range(STEPS)), "the first trial was to be finished by then"
@@ -64,19 +66,19 @@ def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> N
     assert sorted(trial.state for trial in record.trials.values()) == ["finished", "pending"]
 
     # A deadline that is over at once, in a sweep that has been run before: it ends it, and no trial for good.
-    cut = replace(sweep, scheduler=FIFOScheduler(), deadline_s=0.01).run(show=False)
+    cut = run_sweep(replace(sweep, scheduler=FIFOScheduler(), deadline_s=0.01), show=False)
     assert cut.stopped is not None and cut.stopped.startswith("the deadline")
     assert sorted(cut.table["state"]) == ["finished", "stopped"]
 
-    result = sweep.run(show=False)
+    result = run_sweep(sweep, show=False)
     assert list(result.table["state"]) == ["finished"] * 2
     assert small.steps("a") == list(range(STEPS)), "a finished trial was trained again"
     assert small.steps("b") == list(range(STEPS)), "an unfinished trial did not go on from its last step"
     assert set(result.table["epochs"]) == {EPOCHS}
-    again = sweep.run(show=False)
+    again = run_sweep(sweep, show=False)
     assert again.best_value == result.best_value and small.steps("b") == list(range(STEPS))
     with pytest.raises(InvalidOption, match=r"has begun with num_trials=2; this one has 3\."):
-        replace(sweep, num_trials=3).run(show=False)
+        run_sweep(replace(sweep, num_trials=3), show=False)
 
 
 def test_what_failed_is_tried_again_with_the_job_as_it_is_then(small: SmallSweeps) -> None:
@@ -89,10 +91,10 @@ def test_what_failed_is_tried_again_with_the_job_as_it_is_then(small: SmallSweep
         return make_job(small.folder)(**parameters)
 
     sweep = replace(small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, fixed={"epochs": 1}), job=job)
-    result = sweep.run(show=False)
+    result = run_sweep(sweep, show=False)
     assert sorted(result.table["state"]) == ["failed", "finished"]
     mended.touch()
-    assert list(sweep.run(show=False).table["state"]) == ["finished"] * 2
+    assert list(run_sweep(sweep, show=False).table["state"]) == ["finished"] * 2
     assert small.steps("a") == list(range(STEPS_PER_EPOCH))
 
 
@@ -108,7 +110,7 @@ def test_killed_driver_leaves_nothing_and_its_sweep_goes_on(small: SmallSweeps, 
     assert 5 <= len(small.steps("x")) < STEPS
     until(lambda: not names("tiny.") and not trial_actors())
 
-    result = small.sweep({"key": ["x"]}, num_trials=1, driver="ray", fixed={"epochs": EPOCHS}).run(show=False)
+    result = run_sweep(small.sweep({"key": ["x"]}, num_trials=1, driver="ray", fixed={"epochs": EPOCHS}), show=False)
     assert list(result.table["state"]) == ["finished"]
     assert small.steps("x")[-1] == STEPS - 1 and small.steps_redone("x") <= 4
 

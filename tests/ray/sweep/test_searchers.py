@@ -9,6 +9,7 @@ from ray import tune
 from tests.ray.sweep.small_sweeps import SmallSweeps
 
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
+from forebay.sweep.run_sweep import run_sweep
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -23,7 +24,7 @@ def test_bohb_draws_and_its_rounds_leave_the_best(small: SmallSweeps, monkeypatc
     monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # what the import of it sets
     pytest.importorskip("hpbandster")
     space = {"lr": tune.loguniform(1e-3, 1e-1), "commit_every": [2, 4], "key": ["a", "b"]}
-    result = small.sweep(space, num_trials=3, searcher="bohb", fixed={"epochs": 3}).run(show=False)
+    result = run_sweep(small.sweep(space, num_trials=3, searcher="bohb", fixed={"epochs": 3}), show=False)
     table = result.table.set_index("epochs")
     assert sorted(table.index) == [1, 1, 3]
     assert table["state"][3] == "finished" and set(table["state"][1]) == {"stopped"}
@@ -35,14 +36,17 @@ def test_bohb_draws_and_its_rounds_leave_the_best(small: SmallSweeps, monkeypatc
 def test_optuna_draws_for_a_deadline(small: SmallSweeps) -> None:
     """Two workers fit, and Optuna is asked for a third trial while two train."""
     pytest.importorskip("optuna")
-    result = small.sweep(
-        {"lr": tune.loguniform(1e-4, 1e-1)},
-        driver="ray",
-        num_trials=3,
-        searcher="optuna",
-        scheduler=DeadlineScheduler(240.0),
-        fixed={"cpus": "4", "epochs": "1"},
-    ).run(show=False)
+    result = run_sweep(
+        small.sweep(
+            {"lr": tune.loguniform(1e-4, 1e-1)},
+            driver="ray",
+            num_trials=3,
+            searcher="optuna",
+            scheduler=DeadlineScheduler(240.0),
+            fixed={"cpus": "4", "epochs": "1"},
+        ),
+        show=False,
+    )
     assert len(set(result.table["config/lr"])) == 3
     assert list(result.table["state"]) == ["finished"] * 3
     assert result.record.slots == 2 and result.stopped is None

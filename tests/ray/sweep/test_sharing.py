@@ -85,17 +85,20 @@ def sweep(
     def run(space: dict[str, Any], driver: str) -> tuple[Any, set[str]]:
         with source_of.serving(folder.parent) as source:
             options = f"endpoint_override={source.endpoint}&scheme=http&region=us-east-1&anonymous=true"
-            found = fb.Sweep(
-                job,
-                space,
-                "loss",
-                "min",
-                num_trials=NUM_TRIALS,
-                fixed={"source": f"s3://bucket/clicks?{options}", "cache": str(cache), "log": str(log)},
-                driver=driver,
-                name="sharing",
-                storage=str(tmp_path / "runs"),
-            ).run(show=False)
+            found = fb.run_sweep(
+                fb.Sweep(
+                    job,
+                    space,
+                    "loss",
+                    "min",
+                    num_trials=NUM_TRIALS,
+                    fixed={"source": f"s3://bucket/clicks?{options}", "cache": str(cache), "log": str(log)},
+                    driver=driver,
+                    name="sharing",
+                    storage=str(tmp_path / "runs"),
+                ),
+                show=False,
+            )
             assert len(found.table) == NUM_TRIALS
             assert re.search(
                 r"3 trials share the blocks clicks-\S+; 1 shares nothing, with a transform", found._repr_html_()

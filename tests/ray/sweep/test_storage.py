@@ -21,6 +21,7 @@ from forebay.runs.result import load_result
 from forebay.storage.filesystem import resolve
 from forebay.sweep.record.status_actor import stop_sweep
 from forebay.sweep.result import load_sweep
+from forebay.sweep.run_sweep import run_sweep
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -60,7 +61,7 @@ def test_sweep_in_a_bucket_is_stopped_and_goes_on(
     small.hasten("a")
     at_b = threading.Thread(target=lambda: until(lambda: len(small.steps("b")) >= 3) and stop_sweep("tiny", "enough"))
     at_b.start()
-    cut = sweep.run(show=False)
+    cut = run_sweep(sweep, show=False)
     at_b.join()
     assert cut.stopped == "enough"
     assert sorted(cut.table["state"]) == ["finished", "stopped"]
@@ -68,7 +69,7 @@ def test_sweep_in_a_bucket_is_stopped_and_goes_on(
     assert 3 <= len(small.steps("b")) < STEPS
     small.hasten("b")
 
-    result = sweep.run(show=False)
+    result = run_sweep(sweep, show=False)
     assert list(result.table["state"]) == ["finished"] * 2
     assert list(result.table["epochs"]) == [EPOCHS] * 2
     assert small.steps("a") == list(range(STEPS)), "a finished trial was trained again"
@@ -141,16 +142,16 @@ def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: S
 
     with filled(small_disk, once=is_under_way):
         with pytest.raises(WriteFailed, match=rf"cannot be written to {small_disk}/tiny .*No space left.*make room"):
-            sweep.run(show=False)
+            run_sweep(sweep, show=False)
         with pytest.raises(InvalidOption, match=rf"storage='{small_disk}' cannot be written .*No space left"):
-            sweep.run(show=False)
+            run_sweep(sweep, show=False)
     assert small.steps("a") == list(range(STEPS))
     assert 3 <= len(small.steps("b")) < STEPS
     small.hasten("b")
     read = load_sweep(str(small_disk / "tiny"))
     assert read is not None and "finished" in list(read.table["state"])
 
-    result = sweep.run(show=False)
+    result = run_sweep(sweep, show=False)
     assert list(result.table["state"]) == ["finished"] * 2
     assert list(result.table["epochs"]) == [EPOCHS] * 2
     assert small.steps("a") == list(range(STEPS)), "a finished trial was trained again"

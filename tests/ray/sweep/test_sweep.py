@@ -16,6 +16,7 @@ from forebay.events import EpochEnded, Event
 from forebay.runs.callback import Callback
 from forebay.runs.control import Control
 from forebay.runs.result import load_result
+from forebay.sweep.run_sweep import run_sweep
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -46,7 +47,7 @@ def test_more_trials_than_slots_and_each_elastic(small: SmallSweeps) -> None:
     space["epochs"] = {"grid_search": [MOST_EPOCHS, 3, 3]}
     fixed = {"cpus": "4", "step_s": "0.05"}
     sweep = small.sweep(space, driver="ray", num_trials=3, fixed=fixed, callbacks=growing)
-    result = sweep.run(show=False)
+    result = run_sweep(sweep, show=False)
     ends = sorted(zip(result.table["config/epochs"], result.table["state"], strict=True))
     assert ends == [(3, "finished"), (3, "finished"), (MOST_EPOCHS, "stopped")]
     assert list(result.table["epochs"][result.table["config/epochs"] == 3]) == [3, 3]
@@ -62,7 +63,7 @@ def test_deadline_ends_trials_in_the_middle_of_an_epoch(small: SmallSweeps) -> N
     sweep = small.sweep(
         {"key": ["slow"]}, num_trials=1, scheduler=scheduler, deadline_s=20.0, fixed={"step_s": 1.0, "epochs": 50}
     )
-    result = sweep.run(show=False)
+    result = run_sweep(sweep, show=False)
     assert result.stopped == "the deadline of 0:20 was reached"
     assert list(result.table["state"]) == ["stopped"]
     assert len(small.steps("slow")) < 9 * STEPS_PER_EPOCH
@@ -70,14 +71,14 @@ def test_deadline_ends_trials_in_the_middle_of_an_epoch(small: SmallSweeps) -> N
 
 def test_searcher_without_its_package_is_refused(small: SmallSweeps) -> None:
     with pytest.raises(InvalidOption, match="searcher='zoopt' needs packages"):
-        small.sweep({"lr": (0.1, 0.2)}, searcher="zoopt").run(show=False)
+        run_sweep(small.sweep({"lr": (0.1, 0.2)}, searcher="zoopt"), show=False)
     with pytest.raises(InvalidOption, match="searcher='optunna' is unknown"):
-        small.sweep({"lr": (0.1, 0.2)}, searcher="optunna").run(show=False)
+        run_sweep(small.sweep({"lr": (0.1, 0.2)}, searcher="optunna"), show=False)
 
 
 def test_sweep_for_another_metric_needs_another_name(small: SmallSweeps) -> None:
-    small.sweep({"lr": [0.1]}, num_trials=1, fixed={"epochs": 1}).run(show=False)
+    run_sweep(small.sweep({"lr": [0.1]}, num_trials=1, fixed={"epochs": 1}), show=False)
     other = small.sweep({"lr": [0.1]}, num_trials=1)
     object.__setattr__(other, "mode", "max")
     with pytest.raises(InvalidOption, match="was for the min of 'loss'"):
-        other.run(show=False)
+        run_sweep(other, show=False)

@@ -10,6 +10,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 
 from forebay.runs.result import load_result
+from forebay.sweep.run_sweep import run_sweep
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -39,7 +40,7 @@ class PauseOnce(FIFOScheduler):
 
 def test_paused_trials_go_on_from_the_end_of_their_epoch(small: SmallSweeps) -> None:
     scheduler = PauseOnce()
-    result = small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, scheduler=scheduler).run(show=False)
+    result = run_sweep(small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, scheduler=scheduler), show=False)
     assert len(scheduler.paused) == 2
     assert list(result.table["state"]) == ["finished"] * 2
     assert small.steps("a") == small.steps("b") == list(range(2 * STEPS_PER_EPOCH))
@@ -47,7 +48,7 @@ def test_paused_trials_go_on_from_the_end_of_their_epoch(small: SmallSweeps) -> 
 
 def test_one_process_serves_one_trial_after_the_other(small: SmallSweeps) -> None:
     space = {"key": {"grid_search": ["a", "b", "c"]}}
-    result = small.sweep(space, num_trials=3, max_concurrent=1).run(show=False)
+    result = run_sweep(small.sweep(space, num_trials=3, max_concurrent=1), show=False)
     assert list(result.table["state"]) == ["finished"] * 3
     assert len(set.union(*(small.processes(key) for key in "abc"))) == 1
     # Each from its own beginning, as if it were alone.
@@ -68,7 +69,7 @@ class StopTheNext(FIFOScheduler):
 def test_no_process_is_kept_for_a_trial_that_was_stopped_while_it_waited(small: SmallSweeps) -> None:
     """With the CPUs of such a process there is no room for a trial of another size."""
     space = {"cpus": {"grid_search": [5.0, 5.0, 6.0]}}
-    result = small.sweep(space, num_trials=3, max_concurrent=3, scheduler=StopTheNext()).run(show=False)
+    result = run_sweep(small.sweep(space, num_trials=3, max_concurrent=3, scheduler=StopTheNext()), show=False)
     ends = sorted(zip(result.table["config/cpus"], result.table["state"], strict=True))
     assert ends == [(5.0, "finished"), (5.0, "stopped"), (6.0, "finished")]
 
@@ -76,8 +77,8 @@ def test_no_process_is_kept_for_a_trial_that_was_stopped_while_it_waited(small: 
 def test_stopped_trial_stands_at_the_end_of_its_epoch(small: SmallSweeps) -> None:
     scheduler = ASHAScheduler(max_t=9, grace_period=1, reduction_factor=2)
     space = {"lr": {"grid_search": [0.05, 1e-6]}}
-    result = small.sweep(space, num_trials=2, max_concurrent=1, scheduler=scheduler, fixed={"epochs": 3}).run(
-        show=False
+    result = run_sweep(
+        small.sweep(space, num_trials=2, max_concurrent=1, scheduler=scheduler, fixed={"epochs": 3}), show=False
     )
     good, bad = result.table.to_dict("records")
     assert (good["state"], good["epochs"]) == ("finished", 3)

@@ -16,6 +16,7 @@ import pytest
 import ray.tune.schedulers  # noqa: F401 - it sets a variable when it is imported
 
 import forebay as fb
+from forebay.sweep.setup import prepare
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -52,13 +53,13 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 def test_every_sweep_of_the_page_could_run(names: dict[str, Any]) -> None:
     assert len(names["made"]) == 5
     for sweep in names["made"]:
-        assert isinstance(sweep.check(), fb.Job)
+        assert isinstance(prepare(sweep).job, fb.Job)
     made = names["sweep"](data="clicks", trials=3, deadline=90.0, name="ctr")
     assert (made.num_trials, made.deadline_s) == (3, 90.0)
-    assert made.check().data.plan.manifest.num_rows < 400
+    assert prepare(made).job.data.plan.manifest.num_rows < 400
 
 
 def test_a_job_is_made_elastic(names: dict[str, Any]) -> None:
     made = fb.Sweep(names["elastic_job"], {"lr": (1e-3, 1e-1)}, "auc", "max", fixed={"data": "clicks", "workers": 3})
-    job = made.check()
+    job = prepare(made).job
     assert (job.min_workers, job.max_workers) == (1, 3)

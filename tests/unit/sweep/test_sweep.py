@@ -18,8 +18,11 @@ from forebay.job.elastic import Elastic
 from forebay.job.job import Job
 from forebay.runs.callback import Callback
 from forebay.runs.control import Control
+from forebay.sweep.run_sweep import run_sweep
+from forebay.sweep.setup import prepare, title_of
+from forebay.sweep.space import domain_of, text_of
 from forebay.sweep.sweep import Sweep
-from forebay.sweep.trial_spec import pack, unpack
+from forebay.sweep.trial_spec import TrialSpec, pack, unpack
 from forebay.testing.drivers.bench import DriverBench
 
 JobFunction = Callable[..., Job]
@@ -52,9 +55,13 @@ def sweep(job: JobFunction, space: dict[str, Any], tmp_path: Path, **options: An
     return Sweep(job, space, "loss", "min", **{"storage": str(tmp_path / "sweeps"), "driver": "local", **options})
 
 
+def spec_of(made: Sweep, exchanges: bool = False) -> TrialSpec:
+    return prepare(made).trial_spec("ctr", exchanges=exchanges)
+
+
 def test_a_sweep_that_can_work_is_checked_without_a_trace(job: JobFunction, tmp_path: Path) -> None:
     checked = sweep(job, {"commit_every": [2, 4], "every": (1, 8)}, tmp_path, callbacks=doubling, fixed={"seed": "3"})
-    assert checked.check().seed == 3
+    assert prepare(checked).job.seed == 3
     assert list((tmp_path / "sweeps").iterdir()) == []
 
 
@@ -77,7 +84,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     job: JobFunction, tmp_path: Path, space: dict[str, Any], options: dict[str, Any], error: type, message: str
 ) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
-        sweep(job, space, tmp_path, **options).run()
+        run_sweep(sweep(job, space, tmp_path, **options))
     assert not (tmp_path / "sweeps").exists() or list((tmp_path / "sweeps").iterdir()) == []
 
 
@@ -86,7 +93,7 @@ def test_missing_parameter_is_named(tmp_path: Path) -> None:
         raise NotImplementedError
 
     with pytest.raises(BadJob, match=r"(?s)needs depth.*depth: int \(required\)"):
-        sweep(needy, {"lr": (0.1, 0.2)}, tmp_path).check()
+        prepare(sweep(needy, {"lr": (0.1, 0.2)}, tmp_path))
 
 
 def test_what_is_wrong_with_the_job_is_found_before_a_trial(tmp_path: Path) -> None:
@@ -94,7 +101,7 @@ def test_what_is_wrong_with_the_job_is_found_before_a_trial(tmp_path: Path) -> N
         raise MissingColumn("the files have no column 'z'")
 
     with pytest.raises(MissingColumn, match="no column 'z'"):
-        sweep(bad, {"lr": (0.1, 0.2)}, tmp_path).run()
+        run_sweep(sweep(bad, {"lr": (0.1, 0.2)}, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +129,7 @@ def test_metric_mode_and_space_are_needed(job: JobFunction, metric: str, mode: A
 
 class TestTask:
     def test_trial_has_its_own_name_and_its_least_workers(self, job: JobFunction, tmp_path: Path) -> None:
-        task = sweep(job, {"most": (2, 4)}, tmp_path, hang_timeout_s=9.0).task("ctr")
+        task = spec_of(sweep(job, {"most": (2, 4)}, tmp_path, hang_timeout_s=9.0))
         made = task.trial_job({"most": 4}, "ab_1", generation=2)
         assert made.name == "ctr.ab_1.2"
         assert made.storage == str(tmp_path / "sweeps" / "ctr" / "runs")
@@ -130,23 +137,23 @@ class TestTask:
         assert made.hang_timeout_s == 9.0
 
     def test_parameters_of_callbacks_are_swept_beside_those_of_the_job(self, job: JobFunction, tmp_path: Path) -> None:
-        task = sweep(job, {"every": [2, 5], "commit_every": [1]}, tmp_path, callbacks=doubling).task("ctr")
+        task = spec_of(sweep(job, {"every": [2, 5], "commit_every": [1]}, tmp_path, callbacks=doubling))
         config = {"every": 5, "commit_every": 7}
         assert task.job(config).commit_every == 7
         (made,) = task.make_callbacks(config)
         assert made == Doubling(5)
 
     def test_commits_for_others_go_to_storage_at_once(self, job: JobFunction, tmp_path: Path) -> None:
-        task = sweep(job, {"seed": [1]}, tmp_path).task("ctr", exchanges=True)
+        task = spec_of(sweep(job, {"seed": [1]}, tmp_path), exchanges=True)
         made = task.trial_job({"seed": 1}, "ab_1")
         assert made.storage_every_s == 0.0 and made.keep_last >= 3
 
     def test_numbers_of_numpy_are_numbers(self, job: JobFunction, tmp_path: Path) -> None:
-        task = sweep(job, {"seed": (1, 9)}, tmp_path).task("ctr")
+        task = spec_of(sweep(job, {"seed": (1, 9)}, tmp_path))
         assert task.job({"seed": np.int64(4)}).seed == 4
 
     def test_travels_with_the_users_own_code(self, job: JobFunction, tmp_path: Path) -> None:
-        task = unpack(pack(sweep(job, {"seed": [1]}, tmp_path, callbacks=doubling).task("ctr")))
+        task = unpack(pack(spec_of(sweep(job, {"seed": [1]}, tmp_path, callbacks=doubling))))
         assert task.trial_job({"seed": 5}, "ab_1").seed == 5
 
     def test_what_cannot_travel_is_said(self, job: JobFunction, tmp_path: Path) -> None:
@@ -157,7 +164,7 @@ class TestTask:
                 return job(seed=seed)
 
             with pytest.raises(BadJob, match="cannot be sent"):
-                pack(sweep(make, {"seed": [1]}, tmp_path).task("ctr"))
+                pack(spec_of(sweep(make, {"seed": [1]}, tmp_path)))
 
 
 class Called:
@@ -169,7 +176,7 @@ class Called:
 
 @pytest.mark.parametrize("made", [partial(Called(), seed=1), Called()])
 def test_a_job_without_a_name_names_its_sweep(made: JobFunction) -> None:
-    assert Sweep(made, {"seed": [1]}, "loss", "min").title.startswith("Called-20")
+    assert title_of(made).startswith("Called-20")
 
 
 def test_a_parameter_that_follows_from_others_needs_no_default(job: JobFunction, tmp_path: Path) -> None:
@@ -177,15 +184,15 @@ def test_a_parameter_that_follows_from_others_needs_no_default(job: JobFunction,
         return job(seed=seed, commit_every=commit_every)
 
     space = {"seed": [4], "commit_every": tune.sample_from(lambda spec: spec.config.seed * 2)}
-    assert sweep(needs, space, tmp_path).check().commit_every == 8
+    assert prepare(sweep(needs, space, tmp_path)).job.commit_every == 8
     space["commit_every"] = tune.sample_from(lambda spec: spec.config.sed)
     with pytest.raises(InvalidOption, match=r"commit_every .*cannot be drawn"):
-        sweep(needs, space, tmp_path).check()
+        prepare(sweep(needs, space, tmp_path))
 
 
-def test_spaces_have_texts_to_compare(job: JobFunction, tmp_path: Path) -> None:
+def test_spaces_have_texts_to_compare() -> None:
     def texts(**space: Any) -> dict[str, str]:
-        return sweep(job, space, tmp_path).space_texts()
+        return {name: text_of(domain_of(name, given)) for name, given in space.items()}
 
     def twice(config: dict[str, Any]) -> int:
         return 2 * int(config["b"])

@@ -32,7 +32,8 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
     """The best trial by a deadline: many trials at first, then ever fewer, with ever more workers each.
 
     Attributes:
-        deadline_s: Seconds from `Sweep.run()` until the sweep ends; a sweep that is run again has as many once more.
+        deadline_s: Seconds from the call of `run_sweep` until the sweep ends. A sweep that is run again has as many
+            once more.
         atoms: How many workers there are for all trials together; None takes as many as the cluster has.
         policy: Who gets the workers beyond each trial's minimum once trials are dropped: the most promising one
             (`top`), all alike (`uniform`), or each by its promise (`softmax`).

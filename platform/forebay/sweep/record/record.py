@@ -143,7 +143,7 @@ class Record:
     """A sweep so far; the one who fills it is `Recorder`.
 
     `elapsed_s` counts the seconds the sweep was under way, over all its starts. `started_at` is Unix seconds of the
-    first start. `deadline_at_s` is the deadline in these seconds: `deadline_s` after the newest `Sweep.run()`. `slots`
+    first start. `deadline_at_s` is the deadline in these seconds: `deadline_s` after the newest `run_sweep`. `slots`
     is how many workers the cluster takes. `log_axes` names the parameters that are drawn from a logarithmic domain.
     `space` says what parameters are drawn from, and `num_trials` how many trials were asked for.
     """

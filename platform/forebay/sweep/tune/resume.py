@@ -11,12 +11,17 @@ from typing import Any
 
 from pyarrow.fs import FileSelector
 from ray import tune
+from ray.tune import ResumeConfig
 from ray.tune.experiment import Trial
+from ray.tune.search import BasicVariantGenerator
 
-from forebay.errors import SweepFailed
+from forebay.errors import InvalidOption, SweepFailed
 from forebay.storage.filesystem import below, resolve
 from forebay.sweep.layout import TUNE
-from forebay.sweep.record.record import Record
+from forebay.sweep.record.backfill import fill_in
+from forebay.sweep.record.record import Record, load_record
+from forebay.sweep.setup import SweepSetup
+from forebay.sweep.space import is_log
 
 STATE_FILES = "experiment_state-"
 
@@ -59,6 +64,49 @@ def trials_of_before(path: str, record: Record) -> frozenset[str] | None:
         return frozenset(json.loads(state)["trial_id"] for state, _ in trials)
     except (ValueError, KeyError, TypeError) as error:
         raise _lost(path, f"{newest.rpartition('/')[2]} is not whole: {error}") from error
+
+
+def resume_config(searcher: Any) -> ResumeConfig:
+    """All that have not ended go on, and what failed is tried again; other searchers were told of a failure for good.
+
+    Their own books would be closed for such a trial: the first result would raise in the middle of the sweep.
+    """
+    types = ResumeConfig.ResumeType
+    return ResumeConfig(errored=types.RESUME if isinstance(searcher, BasicVariantGenerator) else types.SKIP)
+
+
+def open_record(setup: SweepSetup, name: str, path: str) -> Record:
+    """The record of the sweep `name` in the folder `path`, of an earlier start if there was one.
+
+    Raises `InvalidOption` where that start was for something else than `setup`.
+    """
+    spec = setup.spec
+    record = load_record(path) or Record(name=name, metric=spec.metric, mode=spec.mode)
+    if (record.metric, record.mode) != (spec.metric, spec.mode):
+        raise InvalidOption(
+            f"the sweep {name!r} was for the {record.mode} of {record.metric!r}; this one is for the {spec.mode} of "
+            f"{spec.metric!r}. Give it another name.",
+            name=name,
+        )
+    fill_in(record, path)
+    _check_same(record, setup)
+    record.space, record.num_trials = setup.space_texts, setup.num_trials
+    record.log_axes = [name for name, domain in setup.domains.items() if is_log(domain)]
+    return record
+
+
+def _check_same(record: Record, setup: SweepSetup) -> None:
+    """Tune goes on with what it drew from before, whatever it is given: raises `InvalidOption` for anything else."""
+    now: dict[str, object] = {**setup.space_texts, "num_trials": setup.num_trials}
+    was: dict[str, object] = {**record.space, "num_trials": record.num_trials}
+    changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+    if record.trials and record.space and changed:
+        raise InvalidOption(
+            f"the sweep {record.name!r} has begun with {changed[0]}={was.get(changed[0], 'nothing')}; this one has "
+            f"{now.get(changed[0], 'nothing')}. Give it another name, or run it as it was.",
+            name=record.name,
+            changed=changed,
+        )
 
 
 def _lost(path: str, what: str) -> SweepFailed:

@@ -8,53 +8,60 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from ray import tune
 from ray.tune.schedulers import FIFOScheduler, HyperBandForBOHB, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlgorithm, Searcher, create_searcher
 
 from forebay.errors import InvalidOption
-from forebay.job.job import Job
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
-from forebay.sweep.space import Grid, depends_on_others
-from forebay.sweep.sweep import Sweep
+from forebay.sweep.setup import SweepSetup
+from forebay.sweep.space import (
+    Choice,
+    Domain,
+    Grid,
+    TuneDomain,
+    Uniform,
+    WholeNumbers,
+    depends_on_others,
+    is_quantized,
+)
 from forebay.sweep.tune.sync_schedulers import is_synchronous, keep_rounds_going
 
 RANDOM = ("random", "variant_generator")
 SEEDED = ("optuna", "bohb")
-QUANTIZED = "Quantized"
-"""What Ray Tune calls the samplers of `tune.quniform` and its like; BOHB leaves their steps out."""
 
 
-def scheduler_of(sweep: Sweep, job: Job) -> TrialScheduler:
-    """A scheduler for one start of `sweep`. Raises `InvalidOption` for one that is none, or for another metric."""
-    given = sweep.scheduler
+def scheduler_of(setup: SweepSetup) -> TrialScheduler:
+    """A scheduler for one start of the sweep. Raises `InvalidOption` for one that is none, or for another metric."""
+    given = setup.scheduler
     if given is None:
-        scheduler = _own_scheduler(sweep, job)
+        scheduler = _own_scheduler(setup)
     elif not isinstance(given, TrialScheduler):
         raise InvalidOption(f"scheduler={given!r} is none of ray.tune.schedulers. Give one, or None.")
     else:
         # They keep what they have seen of trials: the next start of the same sweep has to begin without it.
         scheduler = copy.deepcopy(given)
-    _check_aim("scheduler", scheduler, sweep)
-    _check_bohb(scheduler, sweep)
+    _check_aim("scheduler", scheduler, setup)
+    _check_bohb(scheduler, setup)
     keep_rounds_going(scheduler)
     return scheduler
 
 
-def searcher_of(sweep: Sweep) -> Any:
-    """A searcher for one start of `sweep`. Raises `InvalidOption` for one that is none, or needs what is missing."""
-    given = sweep.searcher
+def searcher_of(setup: SweepSetup) -> Any:
+    """A searcher for one start of the sweep. Raises `InvalidOption` for one that is none, or needs what is missing."""
+    given = setup.searcher
     if given is None or given in RANDOM:
-        return BasicVariantGenerator(random_state=sweep.seed)
+        return BasicVariantGenerator(random_state=setup.seed)
     if isinstance(given, str | Searcher):
-        _check_drawable(sweep)
+        _check_drawable(setup)
     if not isinstance(given, str):
         if not isinstance(given, Searcher | SearchAlgorithm):
             raise InvalidOption(f"searcher={given!r} is none of ray.tune.search. Give one, the name of one, or None.")
         searcher = copy.deepcopy(given)
-        _check_aim("searcher", searcher, sweep)
+        _check_aim("searcher", searcher, setup)
         return searcher
     try:
-        return create_searcher(given, **({"seed": sweep.seed} if given in SEEDED else {}))
+        return create_searcher(given, **({"seed": setup.seed} if given in SEEDED else {}))
     except (ImportError, AssertionError) as error:
         raise InvalidOption(
             f"searcher={given!r} needs packages that are not installed ({error}). Install them, or leave searcher out "
@@ -89,10 +96,25 @@ def check_population(scheduler: TrialScheduler, num_trials: int, *, slots: int |
         )
 
 
-def _own_scheduler(sweep: Sweep, job: Job) -> TrialScheduler:
-    if _is_bohb(sweep.searcher):
-        return HyperBandForBOHB(time_attr="training_iteration", max_t=max(job.epochs, 2))
-    return FIFOScheduler() if sweep.deadline_s is None else DeadlineScheduler(sweep.deadline_s)
+def tune_domain(domain: Domain) -> Any:
+    """`domain` as Ray Tune takes it."""
+    match domain:
+        case Uniform():
+            return tune.uniform(domain.low, domain.high)
+        case WholeNumbers():
+            return tune.randint(domain.low, domain.high + 1)
+        case Choice():
+            return tune.choice(list(domain.values))
+        case Grid():
+            return tune.grid_search(list(domain.values))
+        case TuneDomain():
+            return domain.domain
+
+
+def _own_scheduler(setup: SweepSetup) -> TrialScheduler:
+    if _is_bohb(setup.searcher):
+        return HyperBandForBOHB(time_attr="training_iteration", max_t=max(setup.job.epochs, 2))
+    return FIFOScheduler() if setup.deadline_s is None else DeadlineScheduler(setup.deadline_s)
 
 
 def _is_bohb(searcher: Any) -> bool:
@@ -101,9 +123,9 @@ def _is_bohb(searcher: Any) -> bool:
     return within == "bohb" or any(kind.__name__ == "TuneBOHB" for kind in type(within).__mro__)
 
 
-def _check_bohb(scheduler: TrialScheduler, sweep: Sweep) -> None:
+def _check_bohb(scheduler: TrialScheduler, setup: SweepSetup) -> None:
     """They talk to each other: alone the one learns nothing, and the other one fails at its first result."""
-    is_bohb, is_for_bohb = _is_bohb(sweep.searcher), isinstance(scheduler, HyperBandForBOHB)
+    is_bohb, is_for_bohb = _is_bohb(setup.searcher), isinstance(scheduler, HyperBandForBOHB)
     if is_bohb and not is_for_bohb:
         raise InvalidOption(
             f"searcher='bohb' learns from the rounds of HyperBandForBOHB alone, and scheduler is a "
@@ -113,9 +135,9 @@ def _check_bohb(scheduler: TrialScheduler, sweep: Sweep) -> None:
     if is_for_bohb and not is_bohb:
         raise InvalidOption(
             "HyperBandForBOHB works with searcher='bohb' alone. Give that, or HyperBandScheduler.",
-            searcher=sweep.searcher,
+            searcher=setup.searcher,
         )
-    rounded = [name for name, each in sweep.space.items() if type(getattr(each, "sampler", None)).__name__ == QUANTIZED]
+    rounded = [name for name, domain in setup.domains.items() if is_quantized(domain)]
     if is_bohb and rounded:
         raise InvalidOption(
             f"searcher='bohb' does not round, and {rounded[0]} is to be drawn in steps. Give a list of values, or a "
@@ -124,9 +146,9 @@ def _check_bohb(scheduler: TrialScheduler, sweep: Sweep) -> None:
         )
 
 
-def _check_drawable(sweep: Sweep) -> None:
+def _check_drawable(setup: SweepSetup) -> None:
     """Raises `InvalidOption` for parameters that are drawn before, or after, a searcher could know them."""
-    for name, domain in sweep.domains().items():
+    for name, domain in setup.domains.items():
         if isinstance(domain, Grid) or depends_on_others(domain):
             raise InvalidOption(
                 f"space[{name!r}] is a {'grid' if isinstance(domain, Grid) else 'tune.sample_from'}, which no searcher "
@@ -135,11 +157,11 @@ def _check_drawable(sweep: Sweep) -> None:
             )
 
 
-def _check_aim(option: str, made: Any, sweep: Sweep) -> None:
+def _check_aim(option: str, made: Any, setup: SweepSetup) -> None:
     """Tune refuses a metric or mode in two places, even the same; a searcher with a space of its own needs its own."""
     if getattr(made, "_space", None):
         return
-    for name, wanted in (("metric", sweep.metric), ("mode", sweep.mode)):
+    for name, wanted in (("metric", setup.spec.metric), ("mode", setup.spec.mode)):
         found = getattr(made, f"_{name}", None)
         if found not in (None, wanted):
             raise InvalidOption(

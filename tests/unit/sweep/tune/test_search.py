@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,36 +19,44 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
 
 from forebay.errors import InvalidOption
 from forebay.job.job import Job
+from forebay.sweep.setup import SweepSetup, prepare
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.tune.search import check_population, scheduler_of, searcher_of
+from forebay.testing.drivers.bench import DriverBench
 
 
-def job(lr: float = 0.1) -> Job:
-    raise NotImplementedError
+@pytest.fixture
+def setup(tmp_path: Path) -> Callable[..., SweepSetup]:
+    bench = DriverBench(tmp_path)
+
+    def job(lr: float = 0.1, epochs: int = 2) -> Job:
+        assert lr
+        return bench.job("x", epochs=epochs)
+
+    def make(domain: Any = (0.1, 0.2), epochs: int = 2, **options: Any) -> SweepSetup:
+        return prepare(Sweep(job, {"lr": domain}, "loss", "min", fixed={"epochs": epochs}, **options))
+
+    return make
 
 
-def sweep(**options: Any) -> Sweep:
-    return Sweep(job, {"lr": (0.1, 0.2)}, "loss", "min", **options)
-
-
-def test_every_start_has_a_scheduler_and_a_searcher_that_have_seen_nothing() -> None:
-    made = sweep(scheduler=ASHAScheduler(max_t=9), searcher=BasicVariantGenerator())
+def test_every_start_has_a_scheduler_and_a_searcher_that_have_seen_nothing(setup: Callable[..., SweepSetup]) -> None:
+    made = setup(scheduler=ASHAScheduler(max_t=9), searcher=BasicVariantGenerator())
     for _ in range(2):
-        assert scheduler_of(made, None).set_search_properties("loss", "min")  # type: ignore[arg-type]
+        assert scheduler_of(made).set_search_properties("loss", "min")
         assert searcher_of(made) is not made.searcher
 
 
-def test_a_metric_of_its_own_may_be_the_sweeps() -> None:
-    made = scheduler_of(sweep(scheduler=ASHAScheduler(metric="loss", mode="min")), None)  # type: ignore[arg-type]
+def test_a_metric_of_its_own_may_be_the_sweeps(setup: Callable[..., SweepSetup]) -> None:
+    made = scheduler_of(setup(scheduler=ASHAScheduler(metric="loss", mode="min")))
     assert made.set_search_properties("loss", "min") and made.metric == "loss"
 
 
 @pytest.mark.parametrize("own", [{"metric": "auc"}, {"mode": "max"}])
-def test_another_metric_is_refused(own: dict[str, str]) -> None:
+def test_another_metric_is_refused(setup: Callable[..., SweepSetup], own: dict[str, str]) -> None:
     with pytest.raises(
         InvalidOption, match=r"AsyncHyperBandScheduler\(.*is for another (metric|mode) than the sweep's"
     ):
-        scheduler_of(sweep(scheduler=ASHAScheduler(**own)), None)  # type: ignore[arg-type]
+        scheduler_of(setup(scheduler=ASHAScheduler(**own)))
 
 
 def test_a_population_has_to_stand_side_by_side_unless_it_takes_turns() -> None:
@@ -68,41 +77,36 @@ def population(**options: Any) -> PopulationBasedTraining:
     return PopulationBasedTraining(hyperparam_mutations={"lr": tune.uniform(0, 1)}, **options)
 
 
-def test_bohb_and_its_scheduler_come_together() -> None:
-    made = scheduler_of(sweep(searcher="bohb", deadline_s=60.0), Epochs(9))  # type: ignore[arg-type]
+def test_bohb_and_its_scheduler_come_together(setup: Callable[..., SweepSetup]) -> None:
+    made = scheduler_of(setup(searcher="bohb", deadline_s=60.0, epochs=9))
     assert isinstance(made, HyperBandForBOHB) and made._max_t_attr == 9
     for wrong in (ASHAScheduler(), FIFOScheduler(), HyperBandScheduler()):
         with pytest.raises(InvalidOption, match=r"learns from the rounds of HyperBandForBOHB alone, and scheduler is"):
-            scheduler_of(sweep(searcher="bohb", scheduler=wrong), None)  # type: ignore[arg-type]
+            scheduler_of(setup(searcher="bohb", scheduler=wrong))
     for searcher in (None, "optuna", BasicVariantGenerator()):
         with pytest.raises(InvalidOption, match="HyperBandForBOHB works with searcher='bohb' alone"):
-            scheduler_of(sweep(searcher=searcher, scheduler=HyperBandForBOHB()), None)  # type: ignore[arg-type]
+            scheduler_of(setup(searcher=searcher, scheduler=HyperBandForBOHB()))
 
 
-def test_bohb_is_known_within_a_limit_and_draws_no_steps() -> None:
+def test_bohb_is_known_within_a_limit_and_draws_no_steps(setup: Callable[..., SweepSetup]) -> None:
     given = ConcurrencyLimiter(TuneBOHB(), 2)
-    assert isinstance(scheduler_of(sweep(searcher=given), Epochs(1)), HyperBandForBOHB)  # type: ignore[arg-type]
-    stepwise = replace(sweep(searcher="bohb"), space={"lr": tune.quniform(0.2, 0.8, 0.2)})
+    assert isinstance(scheduler_of(setup(searcher=given, epochs=1)), HyperBandForBOHB)
+    stepwise = setup(tune.quniform(0.2, 0.8, 0.2), searcher="bohb")
     with pytest.raises(InvalidOption, match="does not round, and lr is to be drawn in steps"):
-        scheduler_of(stepwise, Epochs(9))  # type: ignore[arg-type]
+        scheduler_of(stepwise)
 
 
 @pytest.mark.parametrize(
     ("given", "what"), [({"grid_search": [1, 2]}, "grid"), (tune.sample_from(lambda _: 1), "tune")]
 )
-def test_a_searcher_draws_no_grid_and_nothing_that_depends_on_others(given: Any, what: str) -> None:
+def test_a_searcher_draws_no_grid_and_nothing_that_depends_on_others(
+    setup: Callable[..., SweepSetup], given: Any, what: str
+) -> None:
     for searcher in ("optuna", ConcurrencyLimiter(TuneBOHB(), 2)):
         with pytest.raises(InvalidOption, match=rf"space\['lr'\] is a {what}.* which no searcher but the random one"):
-            searcher_of(replace(sweep(searcher=searcher), space={"lr": given}))
+            searcher_of(setup(given, searcher=searcher))
     for drawn in (None, "random", BasicVariantGenerator()):
-        searcher_of(replace(sweep(searcher=drawn), space={"lr": given}))
-
-
-class Epochs:
-    """As much of a job as a scheduler is made from."""
-
-    def __init__(self, epochs: int) -> None:
-        self.epochs = epochs
+        searcher_of(setup(given, searcher=drawn))
 
 
 class TuneBOHB(Searcher):  # type: ignore[misc]
