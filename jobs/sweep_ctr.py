@@ -14,21 +14,18 @@ from ray import tune
 from train_ctr import job as train_ctr
 
 import forebay as fb
-from forebay.job.duration import Seconds
-from forebay.sweep.deadline.scheduler import DeadlineScheduler
-from forebay.sweep.sweep import Sweep
 
 
 @wraps(train_ctr)
 def elastic_ctr(**parameters: object) -> fb.Job:
-    """The same job with 1 to `workers` workers: as many as the sweep gives to the trial."""
+    """The same job with 1 to `workers` workers: the sweep decides how many."""
     job = train_ctr(**parameters)
     return replace(job, workers=1, elastic=fb.Elastic(min_workers=1, max_workers=job.workers))
 
 
 def sweep(
     trials: int = 8,
-    deadline: Seconds | None = None,
+    deadline: fb.Seconds | None = None,
     policy: Literal["top", "uniform", "softmax"] = "top",
     workers: int = 2,
     at_once: int | None = None,
@@ -41,18 +38,18 @@ def sweep(
     storage: str = "runs",
     name: str | None = None,
     seed: int = 0,
-) -> Sweep:
-    """Find out how to train the click model for the best AUC.
+) -> fb.Sweep:
+    """Search the parameters of the click model with the best AUC.
 
     Args:
-        deadline: When all trials end: 90s, 10m, 1h30m. Until then workers move to the best ones; without a deadline
-            every trial trains all its epochs.
-        policy: Who gets the workers that are to be had: the best trial, all alike, or each by how good it is.
-        workers: How many a trial may have at most.
-        at_once: How many trials may train at a time; default: as many as the cluster has room for.
-        data: Parquet folder, file or glob. Without it a click log of `rows` rows is written to data/ once.
+        deadline: Time until all trials end: 90s, 10m, 1h30m. Workers move to the best trials meanwhile. Without a
+            deadline, every trial trains all its epochs.
+        policy: Order in which trials get the free workers: best trial first, evenly, or by forecast.
+        workers: Largest number of workers per trial.
+        at_once: Largest number of trials that train at a time; default: as many as the cluster has room for.
+        data: Parquet folder, file or glob. Without it, a click log of `rows` rows is written to data/ once.
     """
-    return Sweep(
+    return fb.Sweep(
         elastic_ctr,
         {
             "lr": tune.loguniform(3e-4, 3e-2),
@@ -73,7 +70,7 @@ def sweep(
             "commit_every": 20,
         },
         driver=driver,
-        scheduler=None if deadline is None else DeadlineScheduler(deadline, policy=policy),
+        scheduler=None if deadline is None else fb.DeadlineScheduler(deadline, policy=policy),
         deadline_s=deadline,
         max_concurrent=at_once,
         name=name,

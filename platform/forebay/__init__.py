@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from forebay.callbacks.scaling import ScaleSchedule as ScaleSchedule
     from forebay.driver.driver import run as run
     from forebay.errors import ForebayError as ForebayError
+    from forebay.job.duration import Seconds as Seconds
     from forebay.job.elastic import Elastic as Elastic
     from forebay.job.job import Job as Job
     from forebay.job.job import Resources as Resources
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
     from forebay.runs.result import Result as Result
     from forebay.sweep.deadline.scheduler import DeadlineScheduler as DeadlineScheduler
     from forebay.sweep.result import SweepResult as SweepResult
+    from forebay.sweep.result import load_sweep as load_sweep
     from forebay.sweep.run_sweep import run_sweep as run_sweep
     from forebay.sweep.sweep import Sweep as Sweep
     from forebay.train.batch_size.lr_scaling import LinearScaling as LinearScaling
     from forebay.train.batch_size.lr_scaling import SqrtScaling as SqrtScaling
     from forebay.train.batch_size.noise_scale import NoiseScale as NoiseScale
     from forebay.train.batch_size.schedule import BatchSchedule as BatchSchedule
+    from forebay.train.evaluation import evaluate_auc as evaluate_auc
     from forebay.train.fit import fit as fit
     from forebay.train.monitors.embedding_norms import EmbeddingNorms as EmbeddingNorms
     from forebay.train.monitors.loss_spikes import LossSpikes as LossSpikes
@@ -86,6 +89,7 @@ _HOMES = {
     "RowGroup": "manifest.manifest",
     "ScaleSchedule": "callbacks.scaling",
     "SqrtScaling": "train.batch_size.lr_scaling",
+    "Seconds": "job.duration",
     "Sweep": "sweep.sweep",
     "SweepResult": "sweep.result",
     "Counters": "metrics",
@@ -93,9 +97,11 @@ _HOMES = {
     "Worker": "train.worker",
     "World": "world",
     "build_plan": "plan.plan",
+    "evaluate_auc": "train.evaluation",
     "fit": "train.fit",
     "fit_vocabulary": "transform.features.vocabulary",
     "load_manifest": "manifest.saved",
+    "load_sweep": "sweep.result",
     "run": "driver.driver",
     "run_sweep": "sweep.run_sweep",
     "save_manifest": "manifest.saved",
