@@ -1,4 +1,4 @@
-"""What sweep_study.py found, as a picture and a document."""
+"""Report of sweep_study.py: a plot and a document."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Swept = Mapping[str, Any]
 
 
 def best_test(swept: Swept, budget: int) -> float:
-    """Test AUC of the model that is chosen after `budget` epochs: that with the best AUC on the other half."""
+    """Test AUC of the model chosen after `budget` epochs: the one with the best AUC on the other half."""
     return _so_far(swept, budget)[-1]
 
 
 def write_report(found: Mapping[str, Any], out: Path) -> list[Path]:
-    """Write sweeps.md and sweeps.png into `out`; the answer is what was written."""
+    """Write sweeps.md and sweeps.png into `out`. Returns the written paths."""
     there = {swept["method"] for swept in found["sweeps"]}
     found = {**found, "titles": {name: title for name, title in found["titles"].items() if name in there}}
     picture, document = out / "sweeps.png", out / "sweeps.md"
@@ -34,34 +34,39 @@ def write_report(found: Mapping[str, Any], out: Path) -> list[Path]:
 
 
 def _so_far(swept: Swept, budget: int) -> list[float]:
-    """After each epoch that any trial ended, the test AUC of the model that would be chosen then."""
+    """Test AUC of the model that would be chosen after each epoch of any trial."""
     best, test, curve = -1.0, 0.5, []
     for chosen, tested in swept["epochs"][:budget]:
         if chosen is not None and chosen > best:
             best, test = chosen, tested
         curve.append(test)
-    # A method that stops early keeps what it has.
+    # A method that stops early keeps its last value.
     return curve + [test] * (budget - len(curve))
 
 
 def _head(found: Mapping[str, Any]) -> list[str]:
     ranges = ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in found["ranges"].items())
     rows, budget, slots, epochs = found["rows"], found["budget"], found["slots"], found["epochs"]
-    text = f"""# Sweeps: random search, ASHA and population based training on one budget
+    text = f"""# Sweeps: random search, ASHA and population-based training on one budget
 
-Written by `python studies/sweep_study.py`: a small click model (one hidden layer over 13 floats and 12 embedded ids,
-SGD with momentum) on a made-up click log of {rows:,} rows, half of them for training; no model can exceed an AUC
-of {found["best_auc"]:.4f}. Searched are {ranges}; the first two by their logarithm.
+`python studies/sweep_study.py` writes this page.
+The model is a small click model: one hidden layer over 13 floats and 12 embedded ids, SGD with momentum.
+The data are a synthetic click log of {rows:,} rows, half of them for training. No model can exceed an AUC of
+{found["best_auc"]:.4f}.
+The search space is {ranges}; the first two are logarithmic.
 
-The budget is {budget} epochs over all trials of a sweep; wall time differs with how often trials start. All methods
-run through `fb.Sweep` on the same {slots} slots (logical ones, which share the cores of one machine), begin from the
-same draws of a seed, and train at most {epochs} epochs per trial. Random search spends the budget on full trials; ASHA
-(Tune's `ASHAScheduler`, two epochs of grace, reduction 3) on more of them, most of which end early; PBT (Tune's
-`PopulationBasedTraining`, every two epochs) on as many as random search, the worst of which go on from the commits of
-the best with changed values. Each epoch of each trial counts; those beyond the budget are not looked at.
+The budget is {budget} epochs over all trials of a sweep. Wall time differs with the number of trial starts.
+All methods run through `fb.Sweep` on the same {slots} slots (logical ones, which share the cores of one machine).
+They start from the same draws of a seed and train at most {epochs} epochs per trial.
 
-Half of the held-out rows choose: schedulers, and the model that is kept, see nothing else. The table tells the AUC of
-that model on the other half, mean +- standard deviation over seeds.
+- Random search spends the budget on full trials.
+- ASHA (Tune's `ASHAScheduler`, two epochs of grace, reduction 3) spends it on more trials, most of which end early.
+- PBT (Tune's `PopulationBasedTraining`, every two epochs) has as many trials as random search. The worst continue from
+  checkpoints of the best, with changed values.
+
+Each epoch of each trial counts; epochs beyond the budget are ignored.
+Half of the held-out rows are for selection: schedulers, and the choice of the model, use nothing else.
+The table shows the AUC of that model on the other half, mean +- standard deviation over seeds.
 """
     return [*text.splitlines(), ""]
 
@@ -109,7 +114,7 @@ def _spread(values: Sequence[float], form: str) -> str:
 
 
 def _reading(document: Path) -> list[str]:
-    """What a person wrote below the figures; it outlives them, and is theirs to revise."""
+    """The hand-written part below the figures, which a new run keeps."""
     if not document.exists():
         return []
     _, mark, reading = document.read_text().partition("## Reading")

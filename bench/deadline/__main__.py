@@ -73,7 +73,8 @@ def main() -> None:
     options.add_argument("--first", type=int, default=HELD_OUT, help="the first seed")
     options.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options.add_argument("--real", action="store_true", help="also a real sweep of each on 4 CPUs")
-    options.add_argument("--only-real", action="store_true", help="the simulated ones are taken from the last document")
+    options.add_argument("--only-real", action="store_true", help="the simulated ones are taken from the last
+  document")
     options.add_argument("--out", type=Path, default=OUT)
     given = options.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -137,43 +138,47 @@ def document(found: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-HEAD = """# The best trial by a deadline: DeadlineScheduler beside ASHA
+HEAD = """# The best trial by a deadline: DeadlineScheduler compared with ASHA
 
-`python -m bench.deadline` writes this page. Every sweep is run in simulated time under our `DeadlineScheduler`
-(the class itself, with the allotment of workers) and under Ray Tune's `AsyncHyperBandScheduler` (the class itself),
-with the same trials, the same {atoms_low} to {atoms_high} workers and the same deadline. What counts is what the trial
-with the best reported score is really worth at the deadline.
+`python -m bench.deadline` writes this page.
+Every sweep runs in simulated time twice: under our `DeadlineScheduler` with its worker allocator, and under Ray
+Tune's `AsyncHyperBandScheduler`.
+Both are the classes themselves, with the same trials, the same {atoms_low} to {atoms_high} workers and the same
+deadline.
+The result is the true value, at the deadline, of the trial with the best reported score.
 
-**{sweeps} synthetic sweeps: `DeadlineScheduler` won {won:.0%} of those that were decided, and ended {mean:+.4f} better
-on average (accuracy), against the ASHA that ends best on average on these sweeps ({other}).** It won
-least often, {least:.0%}, against {hardest}. The rows "{best}" are a bound that
-nobody can have: they know after each sweep which ASHA was the luckiest.
+**{sweeps} synthetic sweeps: `DeadlineScheduler` won {won:.0%} of the decided ones and ended {mean:+.4f} better on
+average (accuracy).**
+The comparison is with the ASHA that ends best on average on these sweeps ({other}).
+It won least often, {least:.0%}, against {hardest}.
+The rows "{best}" are an upper bound: they choose the best ASHA of each sweep after the sweep.
 
-Constants of the rule were chosen on other sweeps; these begin at seed {first}. A difference below 0.0005 is a draw.
+The constants of the rule were chosen on other sweeps; these start at seed {first}. A difference below 0.0005 is a
+draw.
 
 ![gains, sweep by sweep](deadline.png)"""
 
 DIGITS = """Small networks of scikit-learn (layers, rate, solver, batch, weight decay drawn at random) on its digits.
-Trials report the negative logarithmic loss on 400 held-out digits; what they are worth is that on 797 others. Recorded
-once by `bench/deadline/digits.py`, in `deadline_digits.json`."""
+Trials report the negative logarithmic loss on 400 held-out digits. Their true value is that loss on 797 others.
+`bench/deadline/digits.py` recorded the curves once, in `deadline_digits.json`."""
 
-POLICIES = """What is missing to the best of all trials at its best epoch, on average over the first {sweeps} sweeps
-of synthetic curves; less is better. A scheduler that had no place for a trial of so many workers is left out."""
+POLICIES = """Average distance to the best of all trials at its best epoch, over the first {sweeps} synthetic sweeps.
+Less is better. Schedulers that could not place a trial of so many workers are left out."""
 
-FAIR = """## How it is fair, and where it is not
+FAIR = """## Where the comparison is fair, and where it is not
 
-- ASHA gets every worker there is as trials, and three variants more: another reduction factor, and 2 or 4 workers per
-  trial, which is stronger where a deadline is short.
-- Workers that do not fill a trial of several stay idle under ASHA, as they do under Tune.
-- Starts cost 3 to 12 s, changes of workers 0.5 to 6 s in which the trial does not train at all, ends 0.5 s, for both.
-  Speed-up is sublinear (Amdahl's law, or a power of 0.55 to 0.95). The rule knows none of this; it learns it from
-  results, beginning with its priors.
-- Short deadlines are 4 to 15 epochs of one worker, long ones 15 to 60. Where all trials can be trained to their end in
-  time, there is nothing to win.
-- The real sweeps draw low rates on purpose. An earlier run of each, over 110 s with rates up to 0.3, was a draw
-  (0.7286 both): by then the best trials had learnt all they could.
-- Curves are functions of the epoch alone. In truth a trial with more workers at the same global batch learns the
-  same; with a batch that grows with the workers it would not."""
+- ASHA gets all workers as trials, and three more variants: another reduction factor, and 2 or 4 workers per trial,
+  which are stronger where a deadline is short.
+- Workers that do not fill a trial of several workers stay idle under ASHA, as under Tune.
+- For both, a start costs 3 to 12 s, a resize 0.5 to 6 s without training, an end 0.5 s.
+- Speed-up is sublinear (Amdahl's law, or a power of 0.55 to 0.95). The rule does not know these values; it learns
+  them from results, starting from its priors.
+- Short deadlines are 4 to 15 epochs of one worker, long ones 15 to 60. If all trials can train to their end in time,
+  no gain is possible.
+- The real sweeps use low rates on purpose. An earlier run of each, over 110 s with rates up to 0.3, was a draw
+  (0.7286 both): the best trials had converged by then.
+- Curves depend on the epoch alone. This holds for more workers at the same global batch. It would not hold for a
+  batch that grows with the workers."""
 
 
 if __name__ == "__main__":

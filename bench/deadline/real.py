@@ -72,7 +72,7 @@ def job(data: str, cache: str, lr: float = 1e-3, dim: int = 8, elastic: bool = T
 
 
 def run_both(out: Path) -> dict[str, Any]:
-    """Both sweeps, one after the other: what they ended with, and the pictures of their workers."""
+    """Run both sweeps, one after the other. Returns their results; writes the plots of their workers."""
     folder = Path(tempfile.mkdtemp(prefix="dl-"))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *sys.path])
     ray.init(address="local", num_cpus=SLOTS, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
@@ -110,14 +110,15 @@ def _run(name: str, folder: Path, data: str) -> Record:
 
 def _text(records: dict[str, Record]) -> str:
     lines = [
-        f"## For real: {SLOTS} slots, {TRIALS} trials, {DEADLINE_S:.0f} seconds",
+        f"## Real training: {SLOTS} slots, {TRIALS} trials, {DEADLINE_S:.0f} seconds",
         "",
-        "The click model of `jobs/train_ctr.py` on a made-up click log, the same configurations for both, Ray Train",
-        f"workers on {SLOTS} CPUs of one Ray; ASHA has {SLOTS} trials of one worker at a time. Each step waits a fixed",
-        "time per row, in place of an accelerator, because the machine has fewer cores than workers. Rates are drawn",
-        f"from {RATES[0]:g} to {RATES[1]:g}, so low that a good trial still learns at the deadline. One run each.",
+        "The click model of `jobs/train_ctr.py` on a synthetic click log, with the same configs for both schedulers.",
+        f"Ray Train workers run on {SLOTS} CPUs of one Ray. ASHA has {SLOTS} trials of one worker at a time.",
+        "Each step waits a fixed time per row, in place of an accelerator: the machine has fewer cores than workers.",
+        f"Rates are drawn from {RATES[0]:g} to {RATES[1]:g}, so low that a good trial still improves at the deadline.",
+        "One run each.",
         "",
-        "| | best AUC | at, s | epochs of that trial | its most workers | trials begun | ended after, s |",
+        "| | best AUC | at, s | epochs of that trial | most workers of that trial | trials started | ended after, s |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, record in records.items():
@@ -125,10 +126,10 @@ def _text(records: dict[str, Record]) -> str:
         assert best is not None
         point = best.best(record.mode)
         assert point is not None
-        begun = sum(trial.epochs > 0 for trial in record.trials.values())
+        started = sum(trial.epochs > 0 for trial in record.trials.values())
         most = max(each.workers for each in best.points)
         lines.append(
-            f"| {NAMES[name]} | {point.value:.4f} | {point.at_s:.0f} | {best.epochs} | {most} | {begun} | "
+            f"| {NAMES[name]} | {point.value:.4f} | {point.at_s:.0f} | {best.epochs} | {most} | {started} | "
             f"{record.elapsed_s:.0f} |"
         )
     pictures = [f"![workers by trial, {NAMES[name]}](deadline_{name}.png)" for name in records]

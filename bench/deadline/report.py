@@ -1,4 +1,4 @@
-"""The document of the deadline bench: how often and by how much `DeadlineScheduler` ends better than ASHA."""
+"""Report of the deadline bench: how often, and by how much, `DeadlineScheduler` ends better than ASHA."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ TIE = 5e-4
 OURS = "DeadlineScheduler"
 BEST = "the best of these, chosen afterwards"
 UNITS = ("accuracy", "nats of log loss")
-"""What synthetic curves tell, and what recorded ones do."""
+"""Units of synthetic and of recorded curves."""
 Row = Mapping[str, Any]
 
 
 def gains(rows: Sequence[Row], other: str, ours: str = OURS) -> list[float]:
-    """By how much ours ended better, sweep by sweep."""
+    """Gain of `ours` over `other`, sweep by sweep."""
     return [row["ended"][ours] - _reference(row, other) for row in rows if _has(row, other, ours)]
 
 
 def win_rate(found: Sequence[float]) -> float:
-    """Wins among the sweeps that were no draws."""
+    """Share of wins among the decided sweeps."""
     wins, losses = sum(g > TIE for g in found), sum(g < -TIE for g in found)
     return wins / max(wins + losses, 1)
 
 
 def strongest(rows: Sequence[Row]) -> str:
-    """The ASHA that ends best on average over all these sweeps; one without a place in a sweep has no part in it."""
+    """The ASHA with the best average end. Variants that did not fit into some sweep are left out."""
     names = [name for name in others(rows) if all(row["ended"].get(name) is not None for row in rows)]
     return max(names, key=lambda name: statistics.fmean(row["ended"][name] for row in rows))
 
 
 def others(rows: Sequence[Row]) -> list[str]:
-    """Everybody but us, in the order they were run."""
+    """The other schedulers, in run order."""
     return [name for name in rows[0]["ended"] if name.startswith("ASHA")]
 
 
@@ -75,7 +75,7 @@ def families(rows: Sequence[Row]) -> str:
 
 
 def policies(rows: Sequence[Row]) -> str:
-    """What is left to the best possible end, on average, by policy and for every ASHA."""
+    """Average distance to the best possible end, by policy and for every ASHA."""
     names = [name for name in rows[0]["ended"] if all(row["ended"].get(name) is not None for row in rows)]
     lines = ["| | short deadlines | long deadlines |", "|---|---|---|"]
     for name in names:
@@ -88,7 +88,7 @@ def policies(rows: Sequence[Row]) -> str:
 
 
 def plot(sources: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """The gain over the strongest ASHA, all sweeps in order, one panel per source."""
+    """Gain over the strongest ASHA, all sweeps in order, one panel per source."""
     figure = Figure(figsize=(5.5 * len(sources), 4), layout="constrained")
     panels = figure.subplots(1, len(sources), squeeze=False)[0]
     for panel, (title, rows) in zip(panels, sources.items(), strict=True):

@@ -1,4 +1,4 @@
-"""The document of the sweep bench: source bytes and wall time beside their targets, and what each system delivers."""
+"""Report of the sweep bench: source bytes and wall time against their targets, and properties of each system."""
 
 from __future__ import annotations
 
@@ -18,40 +18,45 @@ PEERS = (
     "petastorm in each trial",
     "petastorm in each trial, disk cache",
 )
-"""Whom the targets are about: those whose trials each feed themselves."""
+"""Systems that the targets refer to: each of their trials feeds itself."""
 
 _INTRODUCTION = """# {trials} trials over one data set
 
-All figures below come from one run of `make bench-sweep`: every system in turn, in a process (and a Ray) of its own,
-{repeats} rounds; medians, in brackets the range. A sweep is {trials} trials, {concurrent} at a time, that differ in
-their learning rate alone: each goes through the same {rows:,} rows {epochs} times. The data are 100 float32 columns and
-a label in {row_groups} row groups of Parquet, {data_mb:.0f} MB; the transform, the same NumPy function everywhere, does
-to 99 of the columns what scikit-learn's `QuantileTransformer` does, and the model is two small layers, so that trials
-wait for data and for little else.
+All figures below come from one run of `make bench-sweep`.
+The systems run one after the other, each in a process (and a Ray) of its own, in {repeats} rounds.
+Figures are medians, with the range in brackets.
+A sweep is {trials} trials, {concurrent} at a time, which differ only in their learning rate.
+Each trial reads the same {rows:,} rows {epochs} times.
+The data are 100 float32 columns and a label in {row_groups} row groups of Parquet, {data_mb:.0f} MB.
+The transform is the same NumPy function everywhere: it applies scikit-learn's `QuantileTransformer` to 99 columns.
+The model has two small layers, so that trials wait for data and for little else.
 
-Everyone reads from one S3 server on this machine that counts the bytes it sends: no client has a say in it, and what a
-cache or the page cache of a reader saves is seen. It answers at once and as fast as memory; farther storage would tell
-more against whoever reads more. *Wall time* is from the start of the sweep's process to the end of its last trial,
-imports and the start of Ray included. *Transformed* counts the rows that the transform was given. Each trial checks the
-numbers of the rows it got: `bench/sweep/work.py`. Each system's file in `bench/sweep/systems/` names the
-documentation its configuration is from.
+All systems read from one S3 server on this machine that counts the bytes it sends.
+The count is independent of the clients, and includes the effect of every cache of a reader.
+The server answers at once and at memory speed. Slower storage would cost systems that read more even more.
+*Wall time* is from the start of the sweep's process to the end of its last trial, including imports and the start of
+Ray.
+*Transformed* counts the rows that the transform received.
+Each trial checks the numbers of its rows: `bench/sweep/work.py`.
+Each system's file in `bench/sweep/systems/` names the documentation of its configuration.
 
-Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before the run {load_before:.1f}. The run took
-{minutes:.0f} minutes.
+Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before the run {load_before:.1f}.
+The run took {minutes:.0f} minutes.
 
 ![source bytes and wall time](sweep.png)
 """
-_SHARED = """These targets are not about "Ray Data materialized once for all": its trials share, as Forebay's do. It
-transforms everything before the first trial begins, keeps it in the object store for as long as the sweep lasts (what
-does not fit is spilled to disk), and hands out rows in the order of the files."""
-_MANY = """One node, a small data set, up to 4 trials at a time, 2 epochs each. *Read* is how often a row group was
-read from the source, as the source saw it, *transformed* how often its rows were given to the transform: of the row
-group with the fewest and the one with the most. The last column is what the source sent in all. Blocks are named by
-their source and their transform, so trials with another transform share nothing with the rest."""
+_SHARED = """The targets do not include "Ray Data materialized once for all": its trials share blocks, as Forebay's do.
+It transforms everything before the first trial starts and keeps it in the object store until the sweep ends.
+Blocks that do not fit are spilled to disk. It returns rows in the order of the files."""
+_MANY = """One node, a small data set, up to 4 trials at a time, 2 epochs each.
+*Read* is the number of times that a row group was read, as counted by the source.
+*Transformed* is the number of times that its rows were transformed.
+Both show the smallest and the largest value over the row groups. The last column is the total that the source sent.
+Blocks are named by their source and their transform, so trials with different transforms share nothing."""
 
 
 def report(found: Mapping[str, Any]) -> str:
-    """The whole of sweep.md from what is in sweep.json."""
+    """Text of sweep.md from the contents of sweep.json."""
     machine, options, results = found["machine"], found["options"], found["results"]
     facts = machine | options | {"row_groups": found["row_groups"], "data_mb": found["data_bytes"] / 1e6}
     facts |= {"memory_gb": machine["memory_bytes"] / 2**30, "minutes": found["took_s"] / 60}
@@ -70,7 +75,7 @@ def report(found: Mapping[str, Any]) -> str:
 
 
 def targets(results: Sequence[Result]) -> str:
-    """Forebay against each peer: ratios of the same round, since what slows one turn slows its neighbours."""
+    """Forebay against each peer. Ratios are of the same round: load that slows one turn also slows its neighbours."""
     rows = []
     for name in PEERS:
         for title, value, most in (("source bytes", _sent, 1 / 8), ("wall time", _wall, 1 / 2)):
@@ -99,11 +104,11 @@ def speeds(results: Sequence[Result], data_bytes: int) -> str:
                 _integrity(own),
             )
         )
-    return _markdown([(*head, "of it before the sweep began, s", "rows lost / repeated"), *rows])
+    return _markdown([(*head, "of it before the sweep started, s", "rows lost / repeated"), *rows])
 
 
 def deliveries(results: Sequence[Result]) -> str:
-    """What each system says of itself, and how shuffled its rows were."""
+    """Properties that each system states, and the measured shuffling of its rows."""
     rows = []
     for name, own in _measured(results).items():
         facts = own[0]["facts"]
@@ -115,7 +120,7 @@ def deliveries(results: Sequence[Result]) -> str:
 
 
 def many(found: Sequence[Result]) -> str:
-    """Sweeps of Forebay alone, with more and more trials."""
+    """Sweeps of Forebay alone, by number of trials."""
     rows = [
         (
             result["what"],
@@ -131,7 +136,7 @@ def many(found: Sequence[Result]) -> str:
 
 
 def summary(result: Result) -> str:
-    """One line, as soon as it is known."""
+    """One line on the console for one finished sweep."""
     if "error" in result:
         return f"failed: {result['error'][:300]}"
     read = result["read"]
@@ -161,7 +166,7 @@ def plot(found: Mapping[str, Any], path: Path) -> None:
             text = f"{middle:.3g}"
             panel.annotate(text, (max(values), place), (4, 0), textcoords="offset points", va="center", size=8)
         panel.set_xlabel(label)
-        panel.margins(x=0.12)  # room for the figure beside the longest bar
+        panel.margins(x=0.12)  # room for the number beside the longest bar
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
