@@ -73,8 +73,7 @@ def main() -> None:
     options.add_argument("--first", type=int, default=HELD_OUT, help="the first seed")
     options.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options.add_argument("--real", action="store_true", help="also a real sweep of each on 4 CPUs")
-    options.add_argument("--only-real", action="store_true", help="the simulated ones are taken from the last
-  document")
+    options.add_argument("--only-real", action="store_true", help="the simulated ones are taken from the last document")
     options.add_argument("--out", type=Path, default=OUT)
     given = options.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
