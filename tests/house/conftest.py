@@ -1,4 +1,4 @@
-"""Where the source is, and how to read it without importing it."""
+"""The source of the whole repository as syntax trees; nothing is imported."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.house.figures import PACKAGE, trees_of
+
+ROOTS = ("platform", "bench", "studies", "jobs", "scripts", "tests")
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +18,13 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def sources(repository: Path) -> Mapping[str, ast.Module]:
-    """Syntax tree per file of the package, by path relative to `platform/forebay`; nothing is imported."""
-    package = repository / "platform" / "forebay"
-    return {str(path.relative_to(package)): ast.parse(path.read_bytes()) for path in sorted(package.rglob("*.py"))}
+def trees(repository: Path) -> Mapping[str, ast.Module]:
+    """Syntax tree per Python file of the repository, by path relative to it."""
+    return trees_of(repository, *ROOTS)
+
+
+@pytest.fixture(scope="session")
+def sources(trees: Mapping[str, ast.Module]) -> Mapping[str, ast.Module]:
+    """Syntax tree per file of the package, by path relative to `platform/forebay`."""
+    package = f"{PACKAGE}/"
+    return {file.removeprefix(package): tree for file, tree in trees.items() if file.startswith(package)}

@@ -1,0 +1,109 @@
+"""Dotted names in strings, docs and settings: no linter follows them, so a rename would break them silently."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.house.prose import files_below
+
+DOTTED = re.compile(r"(?<![\w./-])forebay(?:\.[A-Za-z_]\w*)+")
+PAGES = ("README.md", "docs", "notebooks", "deploy", "pyproject.toml", "Makefile")
+# What others call something of ours: Horovod its operations, MLflow its tags, Grafana its board.
+NOT_PYTHON = frozenset(
+    {
+        *("forebay.collect", "forebay.deal", "forebay.gather", "forebay.model", "forebay.share", "forebay.size"),
+        *("forebay.spread", "forebay.sum", "forebay.total"),
+        *("forebay.epochs", "forebay.rolled_back", "forebay.run", "forebay.warned"),
+        "forebay.json",
+    }
+)
+# Names that tests use because nothing is called so.
+MADE_UP = frozenset({"forebay.PetaLoader"})
+
+Trees = Mapping[str, ast.Module]
+
+
+@pytest.fixture(scope="module")
+def modules(sources: Trees) -> Trees:
+    """Syntax tree per module of the package, by its dotted name."""
+    parts = {file: ("forebay", *Path(file).with_suffix("").parts) for file in sources}
+    return {".".join(parts[file]).removesuffix(".__init__"): tree for file, tree in sources.items()}
+
+
+def test_every_dotted_name_resolves(repository: Path, trees: Trees, modules: Trees) -> None:
+    found = [*_in_strings(trees), *_in_pages(repository)]
+    assert len(found) > 100
+    others = NOT_PYTHON | MADE_UP
+    assert {f"{place}: {name}" for place, name in found if name not in others and not _resolves(name, modules)} == set()
+
+
+@pytest.mark.parametrize("name", ["forebay.cache", "forebay.scan", "forebay.errors.ForebayError.facts"])
+def test_the_check_lets_pass(modules: Trees, name: str) -> None:
+    assert _resolves(name, modules)
+
+
+@pytest.mark.parametrize("name", [*MADE_UP, "forebay.cash", "forebay.errors.ForebayError.fax", "forebay.cli.io"])
+def test_the_check_sees(modules: Trees, name: str) -> None:
+    assert not _resolves(name, modules)
+
+
+def _in_strings(trees: Trees) -> Iterator[tuple[str, str]]:
+    for file, tree in trees.items():
+        for node in ast.walk(tree) if Path(file).name != Path(__file__).name else ():
+            match node:
+                case ast.Constant(value=str(text)):
+                    yield from ((f"{file}:{node.lineno}", name) for name in DOTTED.findall(text))
+
+
+def _in_pages(repository: Path) -> Iterator[tuple[str, str]]:
+    for path in files_below(repository, PAGES, (".md", ".ipynb", ".toml", ".json", ".yaml", ".yml", "")):
+        if path.is_file():
+            for number, line in enumerate(path.read_text().splitlines(), start=1):
+                yield from ((f"{path.relative_to(repository)}:{number}", name) for name in DOTTED.findall(line))
+
+
+def _resolves(name: str, modules: Trees) -> bool:
+    """Whether it is a module, an attribute of a module, or a member of a class there."""
+    owner, members = name, list[str]()
+    while owner not in modules:
+        owner, _, last = owner.rpartition(".")
+        members.insert(0, last)
+    scope: ast.AST | None = modules[owner]
+    for member in members:
+        if scope is None:
+            return True  # an attribute of a value: its type says more than the syntax
+        defined = dict(_defined(scope))
+        if member not in defined:
+            return False
+        scope = defined[member]
+    return True
+
+
+def _defined(scope: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
+    """Names that a module or class defines; a class with itself as the scope of its members."""
+    for node in getattr(scope, "body", ()):
+        match node:
+            case ast.ClassDef(name=name):
+                yield name, node
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name, None
+            case ast.ImportFrom(names=names) | ast.Import(names=names):
+                yield from ((alias.asname or alias.name, None) for alias in names)
+            case ast.If() | ast.Try() | ast.With():
+                yield from _defined(node)
+            case _:
+                yield from _stored(node)
+        if isinstance(scope, ast.ClassDef):
+            yield from _stored(node)
+
+
+def _stored(statement: ast.AST) -> Iterator[tuple[str, None]]:
+    """What is assigned to: variables, and members of `self`."""
+    for node in ast.walk(statement):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, None

@@ -1,0 +1,60 @@
+"""Prose of the repository: few of the expressions that a reader who is not a native speaker stumbles over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.house.prose import CODE_ROOTS, PAGES, TEST_ROOTS, Passage, docstrings, files_below, lines_of_page, prose_of
+
+BUDGET_PER_1000 = 0.2
+# May only go down, as far as the budget: unwanted expressions per 1,000 words.
+CEILINGS = {CODE_ROOTS: 18.7, PAGES: 2.8, TEST_ROOTS: 22.3}
+# What jobs, docs and notebooks may import: a user's code stands on nothing else.
+PUBLIC = re.compile(r"forebay(\.(events|errors|callbacks|testing)(\.\w+)*)?")
+IMPORT = re.compile(r"^\s*(?:>>> )?(?:import|from)\s+(forebay[\w.]*)", re.MULTILINE)
+# May only go down: imports from the rooms.
+IMPORTS_FROM_ROOMS = 100
+
+
+@pytest.mark.parametrize("roots", CEILINGS, ids=" ".join)
+def test_prose_keeps_to_its_budget(repository: Path, roots: tuple[str, ...]) -> None:
+    prose = prose_of(repository, roots)
+    assert prose.num_words > 2_000
+    assert prose.faults_per_1000 <= max(BUDGET_PER_1000, CEILINGS[roots]), "\n".join(prose.faults)
+
+
+@pytest.mark.parametrize(
+    ("source", "num_faults"),
+    [
+        ('"""Returns the seed; nobody is told."""', 3),
+        ('"""What a step costs."""', 1),
+        ('class A:\n    size: int\n    """Where it is kept."""', 1),
+        ('"""State of a run. A reader may ask what it costs; `shall` is code."""', 1),
+        ('"""State of a run."""', 0),
+    ],
+)
+def test_the_check_counts(source: str, num_faults: int) -> None:
+    assert sum(len(passage.faults) for passage in docstrings("a.py", source)) == num_faults
+
+
+def test_code_on_a_page_is_not_prose() -> None:
+    page = "A run that is gone.\n```python\nword = told\n```\n"
+    assert [(each.line, each.faults) for each in lines_of_page("a.md", page) if each.faults] == [(1, ["gone"])]
+    assert Passage(file="a.py", line=1, text="# a password").faults == []
+
+
+def test_users_import_nothing_from_the_rooms(repository: Path) -> None:
+    found = list(_imports(repository))
+    assert len(found) > 10
+    from_rooms = [f"{place}: {module}" for place, module in found if not PUBLIC.fullmatch(module)]
+    assert len(from_rooms) <= IMPORTS_FROM_ROOMS, from_rooms
+
+
+def _imports(repository: Path) -> Iterator[tuple[str, str]]:
+    """Our modules that docs, jobs and notebooks import, code in their text included."""
+    for path in files_below(repository, ("README.md", "docs", "notebooks", "jobs"), (".py", ".md", ".ipynb")):
+        text = path.read_text().replace('"from ', "\nfrom ").replace('"import ', "\nimport ")
+        yield from ((str(path.relative_to(repository)), module) for module in IMPORT.findall(text))

@@ -1,0 +1,78 @@
+"""Rooms: few modules in a folder, one name for one class, and no import that the contracts cannot see."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from tests.house.figures import CLASS_ROOTS, PACKAGE, circles, classes_by_name, modules_per_folder
+
+Trees = Mapping[str, ast.Module]
+
+MAX_MODULES = 12
+# May only go down: modules in the fullest folder, and classes that share their name with another one.
+FULLEST_FOLDER = {"platform": 57, "bench": 41, "studies": 41, "jobs": 41, "tests": 27}
+REPEATED_CLASSES = 134
+# The table of public names, and the one of drivers.
+MAY_IMPORT_BY_NAME = {"__init__.py", "driver/driver.py"}
+
+
+@pytest.mark.parametrize("root", FULLEST_FOLDER)
+def test_no_folder_is_crowded(repository: Path, root: str) -> None:
+    most = max(MAX_MODULES, FULLEST_FOLDER[root])
+    counts = modules_per_folder(repository, root)
+    assert {folder: count for folder, count in counts.items() if count > most} == {}
+
+
+def test_every_class_has_a_name_of_its_own(trees: Trees) -> None:
+    classes = classes_by_name({file: tree for file, tree in trees.items() if file.startswith(CLASS_ROOTS)})
+    assert len(classes) > 400
+    repeated = {name: files for name, files in classes.items() if len(files) > 1}
+    assert sum(map(len, repeated.values())) <= REPEATED_CLASSES, repeated
+
+
+def test_no_module_of_ours_is_imported_by_its_name(sources: Trees) -> None:
+    """import-linter does not see such an import, nor would a rename."""
+    by_name = {
+        f"{file}:{node.lineno}"
+        for file, tree in sources.items()
+        for node in ast.walk(tree)
+        if file not in MAY_IMPORT_BY_NAME and isinstance(node, ast.Call) and _imports_ours(node)
+    }
+    assert by_name == set()
+
+
+def _imports_ours(call: ast.Call) -> bool:
+    """Whether the import is of our package, or may be."""
+    if ast.unparse(call.func).rpartition(".")[2] not in ("import_module", "__import__"):
+        return False
+    match call.args:
+        case [ast.Constant(value=str(name)), *_]:
+            return name.partition(".")[0] == "forebay"
+    return True
+
+
+@pytest.mark.parametrize(
+    ("line", "is_seen"),
+    [
+        ("import_module('forebay.sweep.sweep')", True),
+        ("importlib.import_module(name)", True),
+        ("import_module('ray.tune')", False),
+    ],
+)
+def test_the_check_sees(line: str, is_seen: bool) -> None:
+    (statement,) = ast.parse(line).body
+    assert isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+    assert _imports_ours(statement.value) == is_seen
+
+
+def test_no_modules_import_each_other_in_a_circle(trees: Trees) -> None:
+    assert circles(trees) == []
+
+
+def test_a_circle_is_seen() -> None:
+    lines = {"sweep": "import_module('forebay.run')", "run": "from forebay import scan", "scan": "import forebay.sweep"}
+    trees = {f"{PACKAGE}/{name}.py": ast.parse(line) for name, line in lines.items()}
+    assert circles(trees) == [["forebay.run", "forebay.scan", "forebay.sweep"]]
