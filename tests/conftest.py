@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.schedule import LongestFirst, save_durations, seconds_by, starts_ray
 from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 # A machine with other work does not say how long an example takes.
 settings.register_profile("forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,9 +34,6 @@ FOREIGN_VARIABLES = frozenset(
         *("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED"),
     }
 )
-RAY_WITH_THE_REST = ("tests/horovod/", "tests/ray/sweep/", "tests/ray/jobs/")
-BUT_NOT = ("tests/ray/sweep/test_deadline.py", "tests/ray/sweep/test_nodes.py")
-"""So that both processes of `make test` have as much to do."""
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),
@@ -56,24 +53,32 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if is_module and not collection_path.name.startswith("test_") else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--save-durations", action="store_true", help="record what `make test` is balanced by")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Show where the time of a whole run went."""
+    if not config.getoption("numprocesses", None):
+        return
+    reports = [report for group in terminalreporter.stats.values() for report in group if hasattr(report, "when")]
+    by_test = seconds_by(reports, str)
+    total_s = sum(seconds for _, seconds in by_test)
+    terminalreporter.section(f"ten slowest of {len(by_test)} tests, which took {total_s:.0f} process-seconds")
+    for test, seconds in by_test[:10]:
+        terminalreporter.write_line(f"{seconds:6.1f} s  {test}")
+    if config.getoption("save_durations"):
+        save_durations(reports)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ray last: cheap failures come first, and no unit test forks a process in which Ray's threads are alive."""
-    items.sort(key=lambda item: _starts_ray(item.nodeid))
+    items.sort(key=lambda item: starts_ray(item.nodeid))
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """`make test` runs most of what starts Ray in one process, beside another one for all the rest."""
-    return _RayBesideTheRest(config, log)
-
-
-class _RayBesideTheRest(LoadScopeScheduling):
-    def _split_scope(self, nodeid: str) -> str:
-        is_with_the_rest = nodeid.startswith(RAY_WITH_THE_REST) and not nodeid.startswith(BUT_NOT)
-        return "ray" if _starts_ray(nodeid) and not is_with_the_rest else "rest"
-
-
-def _starts_ray(nodeid: str) -> bool:
-    return nodeid.startswith(("tests/ray/", "tests/horovod/"))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst:
+    """`make test` balances its processes by the durations of the last recorded run."""
+    return LongestFirst(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +86,7 @@ def no_leaked_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test whose threads are still alive half a minute after it (and after its own fixtures) ended."""
     before = set(threading.enumerate())
     yield
-    allowed = RAY_LIBRARIES if _starts_ray(request.node.nodeid) else frozenset()
+    allowed = RAY_LIBRARIES if starts_ray(request.node.nodeid) else frozenset()
     deadline = time.monotonic() + GRACE_S
     while leaked := _new_threads(before, allowed):
         if time.monotonic() > deadline:

@@ -1,0 +1,71 @@
+"""Which process of `make test` runs which tests: whole modules, those that took longest first."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+DURATIONS = Path(__file__).with_name("durations.json")
+"""Seconds per module of tests, from a run with `--save-durations`; a missing module counts as short."""
+WITH_RAY = ("tests/ray/", "tests/horovod/")
+
+
+def starts_ray(test: str) -> bool:
+    """Whether a test, by its id, may start Ray or use the one that its process has started."""
+    return test.startswith(WITH_RAY)
+
+
+def module_of(test: str) -> str:
+    """File of a test, by its id."""
+    return test.partition("::")[0]
+
+
+def load_durations() -> dict[str, float]:
+    """Seconds per module, as recorded."""
+    recorded: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    return recorded
+
+
+def seconds_by(reports: Iterable[pytest.TestReport], key: Callable[[str], str]) -> list[tuple[str, float]]:
+    """Seconds of set-up, call and tear-down per `key` of a test's id, longest first."""
+    taken: dict[str, float] = defaultdict(float)
+    for report in reports:
+        taken[key(report.nodeid)] += report.duration
+    return sorted(taken.items(), key=lambda entry: -entry[1])
+
+
+def save_durations(reports: Iterable[pytest.TestReport]) -> None:
+    """Record each module that took a second or more."""
+    kept = {module: round(seconds) for module, seconds in seconds_by(reports, module_of) if seconds >= 1.0}
+    DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
+
+
+class LongestFirst(LoadScopeScheduling):
+    """A module runs in one process, so that its fixtures are set up once; the longest modules are handed out first.
+
+    The first process starts with the modules that need Ray, and the others join it when nothing else is left: a Ray
+    takes 8 CPU seconds to start, and stays up for the later modules of its process.
+    """
+
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        super().__init__(config, log)
+        self._seconds = load_durations()
+
+    def _split_scope(self, nodeid: str) -> str:
+        return module_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        prefers_ray = node == next(iter(self.assigned_work))
+        module = min(
+            self.workqueue,
+            key=lambda module: (starts_ray(module) != prefers_ray, -self._seconds.get(module, 0.0), module),
+        )
+        self.workqueue.move_to_end(module, last=False)
+        super()._assign_work_unit(node)
