@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-elastic bench-sweep bench-deadline soak horovod clean
+.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline soak horovod clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +16,8 @@ STEPS := 2> >(grep -v '^WARNING' >&2) | \
 
 help:
 	@echo "make demo    train the click model on a click log, with 2 workers under Ray; minutes, install included"
-	@echo "make test    every check and every test"
+	@echo "make test    every check, and a test of every mechanism; TEST_PROCESSES=3 run side by side"
+	@echo "make test-all  the same with all variations of each mechanism; about twice as long"
 	@echo "make lint    the checks without the tests"
 	@echo "make horovod build Horovod for the PyTorch in .venv, kept in ~/.cache/forebay/wheels for the next time, and install it"
 	@echo "make bench   the loader beside its peers, each in its own environment; BENCH_ARGS='--rows 100000 --repeats 2' for less"
@@ -30,19 +31,35 @@ demo: $(INSTALLED)
 	@echo "== demo: forebay run jobs/train_ctr.py"
 	@$(BIN)/python -m forebay run jobs/train_ctr.py
 
+# A test waits half of its time, for processes to start and for deadlines: three processes keep two cores busy.
+TEST_PROCESSES ?= 3
+
 # Without a C++ compiler the tests that need Horovod skip, and say so; everywhere else they run.
 test: lint
 	@echo "== horovod"
 	@$(BIN)/python scripts/build_horovod.py --or-skip
 	@echo "== pytest"
-	@$(BIN)/python -m pytest --numprocesses 2
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
+
+test-all: lint
+	@echo "== horovod"
+	@$(BIN)/python scripts/build_horovod.py --or-skip
+	@echo "== pytest, with all variations"
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not soak"
 
 lint: $(INSTALLED_TEST)
+	@$(MAKE) --no-print-directory --jobs 2 mypy ruff imports
+
+mypy: $(INSTALLED_TEST)
+	@echo "== mypy"
+	@$(BIN)/mypy
+
+ruff: $(INSTALLED_TEST)
 	@echo "== ruff"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@echo "== mypy"
-	@$(BIN)/mypy
+
+imports: $(INSTALLED_TEST)
 	@echo "== import-linter"
 	@$(BIN)/lint-imports
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,14 +72,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         save_durations(reports)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ray last: cheap failures come first, and no unit test forks a process in which Ray's threads are alive."""
+    """Ray last: cheap failures come first, and no unit test forks a process in which Ray's threads are alive.
+
+    A class that inherits its tests names in `variations` those of which another class has the same case.
+    """
     items.sort(key=lambda item: starts_ray(item.nodeid))
+    for item in items:
+        variations = getattr(getattr(item, "cls", None), "variations", ())
+        assert all(hasattr(item.cls, name) for name in variations), f"{item.cls} has no such test"
+        if getattr(item, "originalname", None) in variations:
+            item.add_marker(pytest.mark.variation)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst:
     """`make test` balances its processes by the durations of the last recorded run."""
     return LongestFirst(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A process that ran all tests with Ray may go on with others, some of which fork."""
+    ray = sys.modules.get("ray")
+    if ray is not None and not starts_ray(item.nodeid) and ray.is_initialized():
+        ray.shutdown()
 
 
 @pytest.fixture(autouse=True)

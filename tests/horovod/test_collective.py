@@ -20,7 +20,7 @@ from forebay.plan.plan import build_plan
 from forebay.train.collectives.collective import Collective
 from forebay.train.strategies.strategy import StrategyOptions
 
-SIZES = (1, 2, 3)
+SIZES = (1, pytest.param(2, marks=pytest.mark.variation), 3)
 
 
 def build_model() -> nn.Module:

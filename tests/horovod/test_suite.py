@@ -11,7 +11,6 @@ from tests.ray.driver.under_ray import UnderRay
 
 from forebay.driver.driver import Driver, named_driver
 from forebay.driver.horovod.driver import HorovodDriver
-from forebay.runs.result import Result
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.nodes import SmallNodes
 from forebay.testing.drivers.suite import Nodes
@@ -26,6 +25,22 @@ def bench(tmp_path: Path) -> DriverBench:
 class TestHorovod(UnderRay):
     driver_path = "forebay.driver.horovod.driver:HorovodDriver"
     titles = ("ray::HorovodWorker",)
+    # The coordinator, the pool and the stores are Ray Train's too, and the run itself every driver's.
+    variations = frozenset(
+        {
+            "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",
+            "test_callback_that_raises_ends_the_run_and_the_others_are_told",
+            "test_changes_of_mind_come_to_the_last_one",
+            "test_forebay_error_of_a_train_function_arrives_as_itself",
+            "test_interrupt_leaves_nothing",
+            "test_killed_driver_is_taken_over_from_storage",
+            "test_killed_worker_is_replaced_and_changes_nothing",
+            "test_nodes_are_left_before_they_go_and_may_be_lost",
+            "test_stop_is_not_kept_waiting_by_workers_that_are_to_come",
+            "test_stopped_run_goes_on_under_its_name",
+            "test_too_many_deaths_end_the_run_and_keep_its_commits",
+        }
+    )
 
     def make_driver(self) -> Driver:
         return HorovodDriver()
@@ -33,23 +48,6 @@ class TestHorovod(UnderRay):
     def make_cluster(self) -> Nodes:
         ray.shutdown()
         return SmallNodes(others=2)
-
-    # Some minutes, in which the coordinator and the stores are what is tested: under Ray Train they are always run.
-    @pytest.mark.soak
-    def test_changes_of_mind_come_to_the_last_one(self, bench: DriverBench) -> None:
-        super().test_changes_of_mind_come_to_the_last_one(bench)
-
-    @pytest.mark.soak
-    def test_stopped_run_goes_on_under_its_name(self, bench: DriverBench, calm: Result) -> None:
-        super().test_stopped_run_goes_on_under_its_name(bench, calm)
-
-    @pytest.mark.soak
-    def test_all_that_holds_memory_is_killed_and_storage_is_what_remains(self, bench: DriverBench) -> None:
-        super().test_all_that_holds_memory_is_killed_and_storage_is_what_remains(bench)
-
-    @pytest.mark.soak
-    def test_killed_worker_is_replaced_and_changes_nothing(self, bench: DriverBench, calm: Result) -> None:
-        super().test_killed_worker_is_replaced_and_changes_nothing(bench, calm)
 
 
 def test_it_is_known_by_its_name() -> None:

@@ -27,6 +27,7 @@ def until_grown() -> Sequence[Callback]:
     return [UntilGrown()]
 
 
+@pytest.mark.variation
 @pytest.mark.usefixtures("ray_session")
 def test_elastic_trials_share_slots_and_one_is_ended_early(tmp_path: Path) -> None:
     """Two workers of four CPUs fit. The last of three trials finds a better one before it; the first one outlives it.

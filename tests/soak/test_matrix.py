@@ -10,7 +10,12 @@ from tests.soak.faults import load
 from tests.soak.slots import CaseSlot
 
 load(under_ray=False)
-CASES = [Case(name, seed) for name in FAULTS for seed in range(TERMS[name].quick) if not TERMS[name].group]
+CASES = [
+    pytest.param(Case(name, seed), id=f"{name}-{seed}", marks=pytest.mark.variation if seed else ())
+    for name in FAULTS
+    for seed in range(TERMS[name].quick)
+    if not TERMS[name].group
+]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +25,7 @@ def slot() -> Iterator[CaseSlot]:
     slot.close()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.fault}-{case.seed}")
+@pytest.mark.parametrize("case", CASES)
 def test_fault(slot: CaseSlot, case: Case) -> None:
     (result,) = slot.run([case])
     if result.kind == "skipped":

@@ -11,8 +11,25 @@ from tests.soak.case import FAULTS, TERMS, Case, rng_of
 from tests.soak.faults import load
 
 load()
+# What these meet, another fault here meets too, or tests/soak/test_matrix.py without Ray.
+VARIATIONS = {
+    "ray-block-damaged",
+    "ray-cache-actor-killed",
+    "ray-cache-folder-deleted",
+    "ray-quota-shrunk",
+    "ray-storage-slow",
+    "ray-transform-raises",
+    "ray-two-trainers-race",
+}
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    variation = [pytest.mark.variation] if name in VARIATIONS else []
+    return [pytest.mark.timeout(TERMS[name].deadline_s), *variation]
+
+
 CASES = [
-    pytest.param(Case(name, seed), id=f"{name}-{seed}", marks=pytest.mark.timeout(terms.deadline_s))
+    pytest.param(Case(name, seed), id=f"{name}-{seed}", marks=marks(name))
     for name, terms in TERMS.items()
     if terms.group == "ray"
     for seed in range(terms.quick)

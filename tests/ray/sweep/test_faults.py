@@ -50,6 +50,7 @@ def test_trials_fail_one_by_one(small: SmallSweeps) -> None:
     assert result.best_config["meets"] in ("", "kill")
 
 
+@pytest.mark.variation
 def test_trial_that_hangs_fails(small: SmallSweeps) -> None:
     with pytest.raises(SweepFailed, match="hang_timeout_s=8"):
         run_sweep(small.sweep({"meets": ["hang"]}, num_trials=1, hang_timeout_s=8.0), show=False)

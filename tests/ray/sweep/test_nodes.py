@@ -53,6 +53,7 @@ def nodes(ray_off: None) -> Iterator[SmallNodes]:
     found.close()
 
 
+@pytest.mark.variation
 def test_trials_of_a_lost_node_go_on_from_their_own_commits(nodes: SmallNodes, tmp_path: Path) -> None:
     """What is left is one slot for three trials, which have to take turns."""
     small = SmallSweeps(tmp_path)

@@ -33,6 +33,7 @@ def test_bohb_draws_and_its_rounds_leave_the_best(small: SmallSweeps, monkeypatc
     assert {type(value) for value in result.best_config.values()} == {float, int, str}
 
 
+@pytest.mark.variation
 def test_optuna_draws_for_a_deadline(small: SmallSweeps) -> None:
     """Two workers fit, and Optuna is asked for a third trial while two train."""
     pytest.importorskip("optuna")

@@ -45,7 +45,7 @@ def s3(tmp_path: Path) -> Iterator[ObjectStore]:
         yield store
 
 
-@pytest.mark.parametrize("driver", ["local", pytest.param("ray", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("driver", ["local", pytest.param("ray", marks=pytest.mark.variation)])
 def test_sweep_in_a_bucket_is_stopped_and_goes_on(
     small: SmallSweeps, s3: ObjectStore, monkeypatch: pytest.MonkeyPatch, driver: str
 ) -> None:

@@ -30,7 +30,7 @@ def test_all_scripts_are_known() -> None:
 @pytest.mark.timeout(1200)  # each starts a dozen processes
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(script, marks=pytest.mark.soak if script in AS_THE_OTHERS else ()) for script in SCRIPTS],
+    [pytest.param(script, marks=pytest.mark.variation if script in AS_THE_OTHERS else ()) for script in SCRIPTS],
 )
 def test_script_measures_prints_and_writes(script: str, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"

@@ -129,7 +129,7 @@ def test_what_does_not_fit_comes_through_the_object_store(manifest: Manifest, tm
 
 
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("death", ["killed by Ray", "killed by the system"])
+@pytest.mark.parametrize("death", [pytest.param("killed by Ray", marks=pytest.mark.variation), "killed by the system"])
 def test_killed_actor_is_made_again_with_its_entries_intact(manifest: Manifest, spec: CacheSpec, death: str) -> None:
     client = attach(spec)
     pid = client.facts()["pid"]

@@ -191,7 +191,9 @@ def total(parts: Sequence[PeerPart], name: str) -> float:
 # --- over quota ---
 
 
-@pytest.mark.parametrize("shares", [(1, 1, 1), (0.4, 0.4, 0.4), (0, 0, 0), (1, 0.4, 0)])
+@pytest.mark.parametrize(
+    "shares", [*(pytest.param((share,) * 3, marks=pytest.mark.variation) for share in (1, 0.4, 0)), (1, 0.4, 0)]
+)
 def test_order_is_the_same_under_any_quota(
     seats: Callable[..., list[PeerSeat]], plan: Plan, shares: tuple[float, ...]
 ) -> None:
@@ -267,7 +269,7 @@ def test_blocks_that_are_gone_with_a_peer_are_read_from_their_source(
     assert after.counted["parquet_opens"] == NUM_BLOCKS and after.counted["peer_hits"] == 0
 
 
-@pytest.mark.parametrize("death", ["killed", "stopped"])
+@pytest.mark.parametrize("death", [pytest.param("killed", marks=pytest.mark.variation), "stopped"])
 def test_peer_that_dies_or_hangs_costs_a_read_of_the_source(
     seats: Callable[..., list[PeerSeat]], plan: Plan, death: str
 ) -> None:

@@ -47,6 +47,7 @@ def read_epochs(plan: Plan, spec: CacheSpec, num_epochs: int) -> tuple[list[list
     return epochs, {name: tally[name] for name in COUNTED}
 
 
+@pytest.mark.variation
 @pytest.mark.usefixtures("ray_session")
 def test_two_jobs_and_four_trials_read_the_source_once(parquet_folder: Callable[..., Path], spec: CacheSpec) -> None:
     manifest = scan(parquet_folder({"a.parquet": [100] * 7, "b.parquet": [50] * 6}))

@@ -49,6 +49,16 @@ def bench(tmp_path: Path) -> DriverBench:
 class TestRayTrain(UnderRay):
     driver_path = "forebay.driver.ray_train.driver:RayTrainDriver"
     titles = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
+    # The run itself is every driver's: the local driver has these cases, Horovod the one of workers that hang.
+    variations = frozenset(
+        {
+            "test_callback_that_raises_ends_the_run_and_the_others_are_told",
+            "test_forebay_error_of_a_train_function_arrives_as_itself",
+            "test_hang_ends_the_run_and_is_named",
+            "test_killed_worker_is_replaced_and_changes_nothing",
+            "test_stopped_run_goes_on_under_its_name",
+        }
+    )
 
     def make_driver(self) -> Driver:
         return RayTrainDriver()
@@ -56,15 +66,6 @@ class TestRayTrain(UnderRay):
     def make_cluster(self) -> Nodes | None:
         ray.shutdown()
         return SmallNodes(others=2, cpus=1, head_cpus=1)
-
-    # These go the way of `test_exception_stops_at_once_with_its_traceback`; with Horovod all are always run.
-    @pytest.mark.soak
-    def test_callback_that_raises_ends_the_run_and_the_others_are_told(self, bench: DriverBench) -> None:
-        super().test_callback_that_raises_ends_the_run_and_the_others_are_told(bench)
-
-    @pytest.mark.soak
-    def test_forebay_error_of_a_train_function_arrives_as_itself(self, bench: DriverBench) -> None:
-        super().test_forebay_error_of_a_train_function_arrives_as_itself(bench)
 
     def test_two_runs_of_one_name_are_refused(self, bench: DriverBench) -> None:
         other = ray.remote(Other).options(name="run-mine", namespace=NAMESPACE, num_cpus=0).remote()

@@ -146,6 +146,7 @@ def test_unmet_target_is_demand_while_training_goes_on(autoscaling_cluster: None
     bench.assert_every_row_once(result)
 
 
+@pytest.mark.variation
 def test_fixed_run_moves_from_a_node_that_is_taken_back(small_nodes: SmallNodes, bench: DriverBench) -> None:
     """At the same size: there is room elsewhere."""
     heard, drained = Heard(), list[str]()

@@ -30,6 +30,15 @@ from forebay.train.worker import TrainFunction, Worker
 
 class TestLocalProcesses(DriverSuite):
     driver_path = "forebay.driver.local.driver:LocalDriver"
+    # Every change starts new processes; test_elastic.py has one of each, and a killed worker is among the others.
+    variations = frozenset(
+        {
+            "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",
+            "test_changes_of_mind_come_to_the_last_one",
+            "test_grows_and_shrinks_as_asked",
+            "test_killed_workers_are_replaced_one_or_all",
+        }
+    )
 
     def make_driver(self) -> Driver:
         return LocalDriver()
@@ -43,20 +52,6 @@ class TestLocalProcesses(DriverSuite):
 
     def lose_memory(self, run: str) -> int:
         return 0  # it keeps commits on disk
-
-    # Every change starts processes anew, which takes a minute in all; test_local_elastic.py has one of each,
-    # and one killed worker is among the tests of all drivers that are always run.
-    @pytest.mark.soak
-    def test_grows_and_shrinks_as_asked(self, bench: DriverBench) -> None:
-        super().test_grows_and_shrinks_as_asked(bench)
-
-    @pytest.mark.soak
-    def test_changes_of_mind_come_to_the_last_one(self, bench: DriverBench) -> None:
-        super().test_changes_of_mind_come_to_the_last_one(bench)
-
-    @pytest.mark.soak
-    def test_killed_workers_are_replaced_one_or_all(self, bench: DriverBench) -> None:
-        super().test_killed_workers_are_replaced_one_or_all(bench)
 
     def test_rank_that_returns_early_is_the_one_to_blame(self, bench: DriverBench) -> None:
         def train(worker: Worker) -> None:
