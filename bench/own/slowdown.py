@@ -64,10 +64,10 @@ class Fill:
     def __init__(self, variant: Variant, data: str, cache: str) -> None:
         fetch.keep_off_trainer = lambda: _take_place(variant)
         self._cache = fb.DiskCache(cache, quota_bytes=8 << 30, min_free_bytes=0)
-        self._manifest = fb.scan(data)
-        self._tally, columns = fb.Counters(), [name for name in self._manifest.columns if name != "label"]
+        manifest = fb.scan(data)
+        self._tally, columns = fb.Counters(), [name for name in manifest.columns if name != "label"]
         self._options = {"tally": self._tally, "workers": DataWorkers(core_share=variant.core_share)}
-        self._transform = fb.Transform(x=fb.Dense(columns), label=fb.Label("label"))
+        self._dataset = fb.Dataset(manifest, fb.Transform(x=fb.Dense(columns), label=fb.Label("label")))
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="bench-fill")
         self._thread.start()
@@ -83,8 +83,8 @@ class Fill:
 
     def _fill(self) -> None:
         while not self._closed.is_set():
-            with closing(fetch.LocalSource(self._manifest, self._transform, self._cache, **self._options)) as source:
-                futures = [source.request(index) for index in range(len(self._manifest))]
+            with closing(fetch.LocalSource(self._dataset, self._cache, **self._options)) as source:
+                futures = [source.request(index) for index in range(len(self._dataset.manifest))]
                 while not futures[-1].done() and not self._closed.wait(0.02):
                     pass
             self._cache.clear()

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from forebay.train.monitors.nan_guard import NanGuard as NanGuard
     from forebay.train.worker import Worker as Worker
     from forebay.transform.block import Block as Block
+    from forebay.transform.dataset import Dataset as Dataset
     from forebay.transform.features.groups import Categorical as Categorical
     from forebay.transform.features.groups import Dense as Dense
     from forebay.transform.features.groups import Label as Label
@@ -66,6 +67,7 @@ _HOMES = {
     "Control": "runs.control",
     "Cursor": "plan.cursor",
     "Data": "loader.data",
+    "Dataset": "transform.dataset",
     "Dense": "transform.features.groups",
     "DeadlineScheduler": "sweep.deadline.scheduler",
     "DiskCache": "cache.disk.disk_cache",

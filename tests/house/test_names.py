@@ -17,6 +17,7 @@ PUBLIC_NAMES = [
     "Counters",
     "Cursor",
     "Data",
+    "Dataset",
     "DeadlineScheduler",
     "Dense",
     "DiskCache",

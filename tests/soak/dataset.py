@@ -29,8 +29,8 @@ class Disk:
     workers: DataWorkers
     policy: ReadPolicy
 
-    def source(self, manifest: fb.Manifest, transform: fb.Transform, tally: fb.Counters) -> LocalSource:
-        return LocalSource(manifest, transform, self.disk, tally=tally, workers=self.workers, policy=self.policy)
+    def source(self, dataset: fb.Dataset, tally: fb.Counters) -> LocalSource:
+        return LocalSource(dataset, self.disk, tally=tally, workers=self.workers, policy=self.policy)
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,10 @@ class SoakSetting:
     @property
     def data(self) -> Path:
         return self.folder / "data"
+
+    @property
+    def dataset(self) -> fb.Dataset:
+        return fb.Dataset(self.plan.manifest, self.transform)
 
     @property
     def disk(self) -> fb.DiskCache:
@@ -193,7 +197,7 @@ def _quota_bytes(quota: str, groups: list[int]) -> int:
 def _warm(rng: random.Random, setting: SoakSetting) -> None:
     blocks = range(len(setting.plan.manifest))
     chosen = {"cold": [], "warm": list(blocks), "partial": rng.sample(blocks, len(blocks) // 2)}[setting.warmth]
-    source = setting.cache.source(setting.plan.manifest, setting.transform, fb.Counters())
+    source = setting.cache.source(setting.dataset, fb.Counters())
     try:
         for future in [source.request(block) for block in chosen]:
             future.result(timeout=30)

@@ -11,12 +11,11 @@ from forebay.cache.block_key import BlockNames
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.errors import Cancelled, CorruptFile
 from forebay.manifest.footer import FooterCache
-from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.metrics import Counters
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 from forebay.transform.block import Block
-from forebay.transform.transform import Transform
+from forebay.transform.dataset import Dataset
 
 Origin = Literal["hit", "store", "bypass"]
 """Found in the cache; made and stored; made and, as it does not fit, not stored."""
@@ -43,26 +42,25 @@ class BlockBuilder:
 
     def __init__(
         self,
-        manifest: Manifest,
-        transform: Transform,
+        dataset: Dataset,
         cache: DiskCache | None,
         *,
         tally: Counters,
         conditions: BuildOptions | None = None,
     ) -> None:
-        self._transform = transform
+        self._transform = dataset.transform
         self._cache = cache
         self._tally = tally
         self._conditions = conditions or BuildOptions()
-        self._columns = manifest.columns if transform.columns is None else transform.columns
+        self._columns = dataset.columns
         self._reader = RowGroupReader(
-            manifest,
+            dataset.manifest,
             self._conditions.policy,
             tally,
             cancelled=self._conditions.cancelled,
             footers=self._conditions.footers,
         )
-        self.names = BlockNames(manifest, transform)
+        self.names = BlockNames(dataset)
 
     def peek(self, index: int) -> Block | None:
         """Block `index` if this process has had it from the cache before: at hand, without reading anything."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 
 from forebay.cache.block_file import FILE_VERSION
 from forebay.manifest.manifest import Manifest, RowGroup
-from forebay.transform.transform import Transform
+from forebay.transform.dataset import Dataset
 
 KEY = re.compile(r"[0-9a-f]{40}")
 """The form of every block key."""
@@ -46,21 +45,13 @@ def dataset_key(manifest: Manifest, fingerprint: str) -> str:
     return f"{readable}-{_digest([manifest.root, fingerprint])[:12]}"
 
 
-def read_fingerprint(fingerprint: str, columns: Sequence[str] | None, manifest: Manifest) -> str:
-    """The fingerprint of a transform together with the columns it is fed.
-
-    A transform that takes whatever columns there are (`columns` is None) makes other blocks of another selection.
-    """
-    return fingerprint if columns is not None else _digest([fingerprint, list(manifest.columns)])
-
-
 class BlockNames:
     """What the blocks of one (manifest, transform) are called."""
 
-    def __init__(self, manifest: Manifest, transform: Transform) -> None:
-        self._manifest = manifest
-        self._fingerprint = read_fingerprint(transform.fingerprint, transform.columns, manifest)
-        self.dataset = dataset_key(manifest, self._fingerprint)
+    def __init__(self, dataset: Dataset) -> None:
+        self._manifest = dataset.manifest
+        self._fingerprint = dataset.fingerprint
+        self.dataset = dataset_key(dataset.manifest, self._fingerprint)
 
     @property
     def id(self) -> str:

@@ -11,11 +11,10 @@ from forebay.cache.cpu_share import DEFAULT_WORKERS, CpuShare, DataWorkers, keep
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.single_flight import SingleFlightPool
 from forebay.cache.spec import CacheSpec
-from forebay.manifest.manifest import Manifest
 from forebay.metrics import Counters
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 from forebay.transform.block import Block
-from forebay.transform.transform import Transform
+from forebay.transform.dataset import Dataset
 
 
 class LocalSource:
@@ -35,15 +34,14 @@ class LocalSource:
 
     def __init__(
         self,
-        manifest: Manifest,
-        transform: Transform,
+        dataset: Dataset,
         cache: DiskCache | None,
         *,
         tally: Counters,
         workers: DataWorkers = DEFAULT_WORKERS,
         policy: ReadPolicy = DEFAULT_POLICY,
     ) -> None:
-        self._facts = (manifest, transform, cache, tally, workers, policy)
+        self._facts = (dataset, cache, tally, workers, policy)
         self._crew = self._new_crew()
 
     def request(self, index: int) -> Future[Block]:
@@ -70,8 +68,7 @@ class _Crew:
 
     def __init__(
         self,
-        manifest: Manifest,
-        transform: Transform,
+        dataset: Dataset,
         cache: DiskCache | None,
         tally: Counters,
         workers: DataWorkers,
@@ -81,7 +78,7 @@ class _Crew:
         self._cancelled = threading.Event()
         self._cores = CpuShare(workers.num_cores())
         conditions = BuildOptions(policy=policy, cancelled=self._cancelled, cores=self._cores)
-        maker = BlockBuilder(manifest, transform, cache, tally=tally, conditions=conditions)
+        maker = BlockBuilder(dataset, cache, tally=tally, conditions=conditions)
         self._lease = cache.hold(maker.names.dataset) if cache else None
 
         def make(index: int) -> Block:
@@ -112,6 +109,6 @@ class LocalCache:
         self.disk = spec.open()
         self._workers = spec.data_workers.among(num_processes)
 
-    def source(self, manifest: Manifest, transform: Transform, tally: Counters) -> LocalSource:
+    def source(self, dataset: Dataset, tally: Counters) -> LocalSource:
         """Blocks by way of this cache."""
-        return LocalSource(manifest, transform, self.disk, tally=tally, workers=self._workers)
+        return LocalSource(dataset, self.disk, tally=tally, workers=self._workers)

@@ -7,10 +7,9 @@ from typing import Protocol
 
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.local_source import LocalSource
-from forebay.manifest.manifest import Manifest
 from forebay.metrics import Counters
 from forebay.transform.block import Block
-from forebay.transform.transform import Transform
+from forebay.transform.dataset import Dataset
 
 
 class BlockSource(Protocol):
@@ -32,20 +31,15 @@ class BlockSource(Protocol):
 class SourceProvider(Protocol):
     """Something other than this process that serves blocks: the cache actor of a node."""
 
-    def source(self, manifest: Manifest, transform: Transform, tally: Counters) -> BlockSource: ...
+    def source(self, dataset: Dataset, tally: Counters) -> BlockSource: ...
 
 
-def open_source(
-    cache: DiskCache | SourceProvider | None,
-    manifest: Manifest,
-    transform: Transform,
-    tally: Counters,
-) -> BlockSource:
+def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, tally: Counters) -> BlockSource:
     """The blocks of `manifest` under `transform`, through `cache`.
 
     A `DiskCache`, or None for no cache, is served by threads of this process, within `cache.cores.DEFAULT_WORKERS`;
     anything else by itself. Counters go to `tally`.
     """
     if cache is None or isinstance(cache, DiskCache):
-        return LocalSource(manifest, transform, cache, tally=tally)
-    return cache.source(manifest, transform, tally)
+        return LocalSource(dataset, cache, tally=tally)
+    return cache.source(dataset, tally)

@@ -74,7 +74,7 @@ def _warm_node(datas: Sequence[Data], cache: DiskCache | SourceProvider, advance
     tally = Counters()
     for data in datas:
         with named_user("forebay warm"):
-            source = open_source(cache, data.plan.manifest, data.transform, tally)
+            source = open_source(cache, data.dataset, tally)
         try:
             for done in _requested(source, len(data.plan.manifest)):
                 advance(int(data.plan.manifest.bytes[done]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from forebay.errors import BatchTooSmall, CursorMismatch, InvalidOption
 from forebay.plan.cursor import Cursor
 from forebay.plan.plan import Last, Plan
+from forebay.transform.dataset import Dataset
 from forebay.transform.transform import Transform
 from forebay.world import World
 
@@ -51,9 +52,14 @@ class Data:
         """Rows of each epoch that are not trained on."""
         return self.plan.num_rows - self.num_batches * self.global_batch if self.last == "drop" else 0
 
+    @property
+    def dataset(self) -> Dataset:
+        """The rows of the plan as arrays, without their order: what a cache stores."""
+        return Dataset(self.plan.manifest, self.transform)
+
     def check(self) -> None:
         """Compare what the transform needs with the manifest's schema. Raises `MissingColumn` or `WrongType`."""
-        self.transform.check(self.plan.manifest)
+        self.dataset.validate_columns()
 
     def check_batch(self, option: str, rows: int) -> None:
         """Raises `BatchTooSmall` or `InvalidOption` for `rows`, set by `option`, that no epoch can be cut into."""

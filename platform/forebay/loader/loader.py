@@ -22,6 +22,7 @@ from forebay.loader.pipeline import LoaderOptions, Pipeline
 from forebay.metrics import Counters
 from forebay.plan.cursor import Cursor
 from forebay.plan.plan import Last, Plan
+from forebay.transform.dataset import Dataset
 from forebay.transform.transform import Transform
 from forebay.world import World
 
@@ -77,7 +78,8 @@ class Loader:
         prefetch_bytes: int = 256 << 20,
         tally: Counters | None = None,
     ) -> None:
-        _check_kinds(plan, transform, cache)
+        _check_kinds(plan, cache)
+        self._dataset, self._cache = Dataset(plan.manifest, transform), cache
         self.world = world or World()
         plan.owned_lanes(self.world)
         if not plan.num_batches(global_batch, last=last):
@@ -85,7 +87,7 @@ class Loader:
                 f'global_batch={global_batch} with last="drop" drops all {plan.num_rows} rows of the data. '
                 'Use a smaller global batch, or last="balance".'
             )
-        transform.check(plan.manifest)
+        self._dataset.validate_columns()
         self._share = LoaderOptions(
             plan=plan,
             world=self.world,
@@ -94,7 +96,6 @@ class Loader:
             as_numpy=as_numpy,
             prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
         )
-        self._transform, self._cache = transform, cache
         self.tally = tally or Counters()
         self.dropped_rows = 0
         self._epoch, self._position = whole_number("epoch", epoch), 0
@@ -220,7 +221,7 @@ class Loader:
 
     def __reduce__(self) -> tuple[object, ...]:
         """For a spawned child: a new loader at the same position, with a tally of its own."""
-        return _rebuild, (self._share, self._transform, self._cache, self.cursor(), self._epochs)
+        return _rebuild, (self._share, self._dataset.transform, self._cache, self.cursor(), self._epochs)
 
     def close(self, timeout_s: float = 5) -> None:
         """End all threads, within `timeout_s` even if a read is stuck. Idempotent; batches handed out stay valid."""
@@ -255,7 +256,7 @@ class Loader:
             raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
 
     def _open(self, epoch: int, position: int) -> Pipeline:
-        source = open_source(self._cache, self._share.plan.manifest, self._transform, self.tally)
+        source = open_source(self._cache, self._dataset, self.tally)
         self._process = os.getpid()
         return Pipeline(self._share, source, self._pool, self.tally, epoch=epoch, position=position)
 
@@ -274,12 +275,10 @@ class Loader:
         self._epoch, self._position = self._epoch + 1, 0
 
 
-def _check_kinds(plan: object, transform: object, cache: object) -> None:
+def _check_kinds(plan: object, cache: object) -> None:
     """Raises `InvalidOption` for arguments in the wrong place, before one of them fails somewhere inside."""
     if not isinstance(plan, Plan):
         raise InvalidOption(f"plan={plan!r:.200}: give what fb.build_plan(manifest) returns.")
-    if not isinstance(transform, Transform):
-        raise InvalidOption(f"transform={transform!r:.200}: give an fb.Transform.")
     if not (cache is None or isinstance(cache, DiskCache) or hasattr(cache, "source")):
         raise InvalidOption(f"cache={cache!r:.200}: give fb.DiskCache(path, quota_bytes=...), or None for no cache.")
 

@@ -81,7 +81,7 @@ class TrialSpec:
 
 def blocks_of(job: Job) -> str:
     """What `forebay cache ls` calls the blocks that `job` trains on; empty where it has no cache."""
-    return "" if job.cache is None else BlockNames(job.data.plan.manifest, job.data.transform).dataset
+    return "" if job.cache is None else BlockNames(job.data.dataset).dataset
 
 
 def pack(task: TrialSpec) -> bytes:

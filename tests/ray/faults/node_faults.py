@@ -108,7 +108,7 @@ def node_lost_under_warming(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, own_disks=True, warmth="cold", quota="enough", drag_s=0.1) as stage:
         doomed = here().others[0]
         client = node.NodeCacheClient(stage.setting.cache.spec(doomed), doomed, is_here=False)
-        source = client.source(stage.setting.plan.manifest, stage.setting.transform, fb.Counters())
+        source = client.source(stage.setting.dataset, fb.Counters())
         try:
             futures = [source.request(index) for index in range(len(stage.setting.plan.manifest))]
             time.sleep(rng.uniform(0, 0.5))

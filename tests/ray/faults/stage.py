@@ -43,8 +43,8 @@ class Attached:
             path += f"-{(node_id or ray.get_runtime_context().get_node_id())[:12]}"
         return CacheSpec(path=path, quota_bytes=self.disk.quota_bytes, min_free_bytes=self.disk.min_free_bytes)
 
-    def source(self, manifest: fb.Manifest, transform: fb.Transform, tally: fb.Counters) -> BlockSource:
-        return node.attach(self.spec()).source(manifest, transform, tally)
+    def source(self, dataset: fb.Dataset, tally: fb.Counters) -> BlockSource:
+        return node.attach(self.spec()).source(dataset, tally)
 
 
 @dataclass(frozen=True)

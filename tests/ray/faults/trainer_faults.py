@@ -100,7 +100,7 @@ def driver_terminated(rng: random.Random, folder: Path) -> CaseOutcome:
 
 def _nobody_uses(local: SoakSetting) -> None:
     """Assert that the data set may be evicted."""
-    path = local.disk._directory.use_lock(BlockNames(local.plan.manifest, local.transform).dataset)
+    path = local.disk._directory.use_lock(BlockNames(local.dataset).dataset)
 
     def is_free() -> bool:
         lock = try_lock(path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.cache import block_key as key
-from forebay.cache.block_key import KEY, block_key, dataset_key, read_fingerprint
+from forebay.cache.block_key import KEY, block_key, dataset_key
 from forebay.manifest.manifest import Manifest, RowGroup
 
 ROW_GROUP = RowGroup(uri="/d/a.parquet", index=3, rows=10, bytes=80, file_size=999, file_mtime_ns=7, file_etag="e")
@@ -40,15 +40,6 @@ def test_another_file_format_has_another_key(monkeypatch: pytest.MonkeyPatch) ->
     before = block_key(ROW_GROUP, "f")
     monkeypatch.setattr(key, "FILE_VERSION", 2)
     assert block_key(ROW_GROUP, "f") != before
-
-
-def test_selected_columns_count_only_where_the_transform_takes_what_it_gets(
-    memory_manifest: Callable[..., Manifest],
-) -> None:
-    one = memory_manifest([3])
-    two = replace(one, columns=("id", "x"))
-    assert read_fingerprint("f", None, one) != read_fingerprint("f", None, two)
-    assert read_fingerprint("f", ("id",), one) == read_fingerprint("f", ("id",), two) == "f"
 
 
 def test_data_set_is_one_place_under_one_transform(memory_manifest: Callable[..., Manifest]) -> None:

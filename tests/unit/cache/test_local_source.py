@@ -29,6 +29,7 @@ from forebay.manifest.scan import scan
 from forebay.metrics import Counters
 from forebay.storage.file_lock import try_lock
 from forebay.storage.retry import ReadPolicy
+from forebay.transform.dataset import Dataset
 from forebay.transform.features.groups import Categorical, Dense, Label, Ragged
 from forebay.transform.transform import Transform
 
@@ -45,7 +46,7 @@ from forebay.cache.local_source import LocalSource
 from forebay.manifest import reading
 from forebay.metrics import Counters
 
-cache, manifest, transform = pickle.loads(bytes.fromhex(sys.argv[1]))
+cache, dataset = pickle.loads(bytes.fromhex(sys.argv[1]))
 real = reading.open_input
 
 def slow(uri):
@@ -56,11 +57,11 @@ reading.open_input = slow
 tally = Counters()
 print("ready", flush=True)
 input()
-source = LocalSource(manifest, transform, cache, tally=tally, workers=DataWorkers(num_reads=3))
-futures = [source.request(index) for index in range(len(manifest))]
+source = LocalSource(dataset, cache, tally=tally, workers=DataWorkers(num_reads=3))
+futures = [source.request(index) for index in range(len(dataset.manifest))]
 ids = [row for future in futures for row in future.result(30).arrays["id"][:, 0].tolist()]
 source.close()
-print(json.dumps([ids == list(range(manifest.num_rows)), tally.as_dict()]), flush=True)
+print(json.dumps([ids == list(range(dataset.manifest.num_rows)), tally.as_dict()]), flush=True)
 """
 
 THREADS = """
@@ -69,7 +70,7 @@ from forebay.cache.cpu_share import DataWorkers
 from forebay.cache.local_source import LocalSource
 from forebay.metrics import Counters
 
-cache, manifest, transform = pickle.loads(bytes.fromhex(sys.argv[1]))
+cache, dataset = pickle.loads(bytes.fromhex(sys.argv[1]))
 
 def ticks():
     # A thread's name may hold spaces; utime and stime are the 12th and 13th words after it.
@@ -80,8 +81,8 @@ def ticks():
     return found
 
 before = ticks()
-source = LocalSource(manifest, transform, cache, tally=Counters(), workers=DataWorkers(num_reads=2))
-blocks = [source.request(index).result(30) for index in range(len(manifest))]
+source = LocalSource(dataset, cache, tally=Counters(), workers=DataWorkers(num_reads=2))
+blocks = [source.request(index).result(30) for index in range(len(dataset.manifest))]
 ours = {t.native_id for t in threading.enumerate() if t.name == "forebay-data"} | {threading.get_native_id()}
 others = {str(t): n - before.get(t, 0) for t, n in ticks().items() if t not in ours and n > before.get(t, 0)}
 data = ours - {threading.get_native_id()}
@@ -164,7 +165,7 @@ def read_all(
 ) -> tuple[list[float], dict[str, float]]:
     """The rows of one array of all blocks, and what was counted."""
     tally = Counters()
-    with closing(LocalSource(manifest, transform, cache, tally=tally)) as source:
+    with closing(LocalSource(Dataset(manifest, transform), cache, tally=tally)) as source:
         futures = [source.request(index) for index in range(len(manifest))]
         rows = np.concatenate([future.result(30).arrays[array] for future in futures])
     return rows.ravel().tolist(), tally.as_dict()
@@ -256,7 +257,7 @@ def test_rewritten_source_never_hits(manifest: Manifest, cache: DiskCache, parqu
 
 
 def test_open_requests_share_one_read(manifest: Manifest, cache: DiskCache, opened: list[str]) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Counters())
+    source = LocalSource(Dataset(manifest, TRANSFORM), cache, tally=Counters())
     futures = [source.request(2) for _ in range(10)]
     assert [future.result(60).rows for future in futures] == [10] * 10
     assert len(opened) == 1
@@ -278,7 +279,7 @@ def test_processes_that_share_a_cache_read_each_row_group_once(
     parquet_folder: WriteParquet, cache: DiskCache, python: Callable[..., subprocess.Popen[str]]
 ) -> None:
     manifest = scan(parquet_folder({"a.parquet": [20] * 12, "b.parquet": [7] * 8}))
-    payload = pickle.dumps((cache, manifest, TRANSFORM)).hex()
+    payload = pickle.dumps((cache, Dataset(manifest, TRANSFORM))).hex()
     readers = [python(READ_ALL, payload) for _ in range(3)]
     for reader in readers:
         assert reader.stdout and reader.stdout.readline() == "ready\n"
@@ -298,7 +299,7 @@ def test_error_reaches_the_future_and_the_source_goes_on(manifest: Manifest, cac
             raise ValueError("boom")
         return {"id": np.asarray(batch.column("id"))}
 
-    source = LocalSource(manifest, Transform(fn=fails_on_second, version="1"), cache, tally=Counters())
+    source = LocalSource(Dataset(manifest, Transform(fn=fails_on_second, version="1")), cache, tally=Counters())
     futures = [source.request(index) for index in range(3)]
     assert futures[0].result(60).rows == 30
     with pytest.raises(TransformFailed, match="boom"):
@@ -312,7 +313,7 @@ def test_error_reaches_the_future_and_the_source_goes_on(manifest: Manifest, cac
 def test_close_returns_in_time_though_a_read_is_stuck(
     manifest: Manifest, cache: DiskCache, stuck: threading.Event, left_over: Callable[[Path], list[str]]
 ) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Counters())
+    source = LocalSource(Dataset(manifest, TRANSFORM), cache, tally=Counters())
     futures = [source.request(index) for index in range(NUM_ROW_GROUPS)]
     assert stuck.wait(60)
     start = time.monotonic()
@@ -338,7 +339,9 @@ def is_free(path: Path) -> bool:
 
 
 def test_stuck_reader_does_not_stop_another_process_for_ever(manifest: Manifest, cache: DiskCache) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Counters(), policy=ReadPolicy(attempts=100, deadline_s=0.2))
+    source = LocalSource(
+        Dataset(manifest, TRANSFORM), cache, tally=Counters(), policy=ReadPolicy(attempts=100, deadline_s=0.2)
+    )
     read_all(manifest, cache)
     (path, *_) = (cache.path / "blocks").iterdir()
     path.unlink()
@@ -350,7 +353,7 @@ def test_stuck_reader_does_not_stop_another_process_for_ever(manifest: Manifest,
 
 
 def test_data_set_is_held_while_the_source_is_open(manifest: Manifest, cache: DiskCache) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Counters())
+    source = LocalSource(Dataset(manifest, TRANSFORM), cache, tally=Counters())
     source.request(0).result(60)
     (use,) = cache.datasets()
     lock = cache._directory.use_lock(use.dataset)
@@ -366,7 +369,7 @@ def test_data_set_is_held_while_the_source_is_open(manifest: Manifest, cache: Di
 
 
 def test_forked_child_reads_while_its_parent_does(manifest: Manifest, cache: DiskCache) -> None:
-    source = LocalSource(manifest, TRANSFORM, cache, tally=Counters())
+    source = LocalSource(Dataset(manifest, TRANSFORM), cache, tally=Counters())
     first = source.request(0)
     child = os.fork()
     if child == 0:
@@ -388,7 +391,7 @@ def test_many_wait_for_storage_and_few_take_a_core(
 ) -> None:
     manifest = scan(parquet_folder({"a.parquet": [10] * 12}))
     workers = DataWorkers(core_share=0.01, num_reads=4)
-    source = LocalSource(manifest, stuck_transform.transform, None, tally=Counters(), workers=workers)
+    source = LocalSource(Dataset(manifest, stuck_transform.transform), None, tally=Counters(), workers=workers)
     futures = [source.request(index) for index in range(12)]
     assert stuck_transform.entered.wait(60)
     until(lambda: len(opened) == 4)
@@ -404,7 +407,7 @@ def test_many_wait_for_storage_and_few_take_a_core(
 
 def test_close_does_not_wait_for_those_who_wait_for_a_core(manifest: Manifest, stuck_transform: Gate) -> None:
     workers = DataWorkers(core_share=0.01, num_reads=4)
-    source = LocalSource(manifest, stuck_transform.transform, None, tally=Counters(), workers=workers)
+    source = LocalSource(Dataset(manifest, stuck_transform.transform), None, tally=Counters(), workers=workers)
     for index in range(4):
         source.request(index)
     assert stuck_transform.entered.wait(60)
@@ -418,8 +421,8 @@ def test_close_does_not_wait_for_those_who_wait_for_a_core(manifest: Manifest, s
 def test_local_cache_keeps_to_its_spec(manifest: Manifest, tmp_path: Path) -> None:
     spec = CacheSpec(path=str(tmp_path / "cache"), quota_bytes=1 << 20, min_free_bytes=0, core_share=0.5, num_reads=6)
     provider = pickle.loads(pickle.dumps(LocalCache(spec, num_processes=2)))
-    source = provider.source(manifest, TRANSFORM, Counters())
-    assert source._facts[4] == DataWorkers(core_share=0.25, num_reads=3)
+    source = provider.source(Dataset(manifest, TRANSFORM), Counters())
+    assert source._facts[3] == DataWorkers(core_share=0.25, num_reads=3)
     assert source.request(0).result(60).rows == 30
     source.close()
     assert provider.disk.used_bytes > 0
@@ -432,7 +435,7 @@ def test_only_data_workers_work_and_they_are_nice(
     """No pool of all cores is started behind our back: whatever costs time is done by threads of ours."""
     manifest = scan(parquet_folder({"a.parquet": [20_000] * 4}))
     transform = Transform(x=Dense(["x0", "x1"]), tags=Ragged("tags", max_len=4), s=Categorical("s", buckets=8))
-    reader = python(THREADS, pickle.dumps((cache, manifest, transform)).hex())
+    reader = python(THREADS, pickle.dumps((cache, Dataset(manifest, transform))).hex())
     reply = json.loads(reader.communicate(timeout=60)[0])
     assert reply["niceness"] == [NICENESS] * len(reply["niceness"]) and reply["niceness"]
     assert reply["others"] == {}

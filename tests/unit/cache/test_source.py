@@ -9,10 +9,10 @@ from pathlib import Path
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.local_source import LocalSource
 from forebay.cache.source import BlockSource, open_source
-from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.metrics import Counters
 from forebay.transform.block import Block
+from forebay.transform.dataset import Dataset
 from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
 
@@ -20,7 +20,7 @@ from forebay.transform.transform import Transform
 class Elsewhere:
     """A provider and its source in one."""
 
-    def source(self, manifest: Manifest, transform: Transform, tally: Counters) -> BlockSource:
+    def source(self, dataset: Dataset, tally: Counters) -> BlockSource:
         return self
 
     def request(self, index: int) -> Future[Block]:
@@ -30,9 +30,9 @@ class Elsewhere:
 
 
 def test_disk_cache_and_none_are_served_by_this_process(parquet_folder: Callable[..., Path], cache: DiskCache) -> None:
-    manifest, transform = scan(parquet_folder({"a.parquet": [3]})), Transform(x=Dense("x0"))
+    dataset = Dataset(scan(parquet_folder({"a.parquet": [3]})), Transform(x=Dense("x0")))
     for given in (cache, None):
-        source = open_source(given, manifest, transform, Counters())
+        source = open_source(given, dataset, Counters())
         assert isinstance(source, LocalSource)
         assert source.request(0).result(10).rows == 3
         source.close()
@@ -40,5 +40,5 @@ def test_disk_cache_and_none_are_served_by_this_process(parquet_folder: Callable
 
 def test_a_provider_serves_itself(parquet_folder: Callable[..., Path]) -> None:
     provider = Elsewhere()
-    manifest = scan(parquet_folder({"a.parquet": [3]}))
-    assert open_source(provider, manifest, Transform(x=Dense("x0")), Counters()) is provider
+    dataset = Dataset(scan(parquet_folder({"a.parquet": [3]})), Transform(x=Dense("x0")))
+    assert open_source(provider, dataset, Counters()) is provider

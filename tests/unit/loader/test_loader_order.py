@@ -64,7 +64,7 @@ def test_cache_state_threads_and_delays_change_nothing(
 
     def with_threads(*arguments: Any, **options: Any) -> Any:
         workers = DataWorkers(core_share=1.0, num_reads=num_reads)
-        return source.LocalSource(arguments[1], arguments[2], arguments[0], tally=arguments[3], workers=workers)
+        return source.LocalSource(arguments[1], arguments[0], tally=arguments[2], workers=workers)
 
     monkeypatch.setattr(reading, "open_input", late)
     monkeypatch.setattr("forebay.loader.loader.open_source", with_threads)

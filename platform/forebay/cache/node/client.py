@@ -23,10 +23,9 @@ from forebay.cache.node.source import NodeSource
 from forebay.cache.source import BlockSource
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable, Cancelled
-from forebay.manifest.manifest import Manifest
 from forebay.metrics import Counters
 from forebay.ray_cluster.actors import CACHE_PREFIX, NAMESPACE
-from forebay.transform.transform import Transform
+from forebay.transform.dataset import Dataset
 
 _MOST_CALLS = 1024
 _POLL_S = 0.05
@@ -57,9 +56,9 @@ class NodeCacheClient:
             self._disk = self.spec.open()
         return self._disk
 
-    def source(self, manifest: Manifest, transform: Transform, tally: Counters) -> BlockSource:
+    def source(self, dataset: Dataset, tally: Counters) -> BlockSource:
         """Blocks by way of the node. From another node they come without arrays: they are only made and stored."""
-        return NodeSource(self, manifest, transform, tally)
+        return NodeSource(self, dataset, tally)
 
     def facts(self) -> dict[str, Any]:
         """`pid`, `node_id`, `path` and `used_bytes` of the actor; `loose_bytes`: of blocks in its memory now."""

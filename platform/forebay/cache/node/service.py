@@ -18,10 +18,9 @@ from forebay.cache.single_flight import SingleFlightPool
 from forebay.cache.spec import CacheSpec
 from forebay.errors import ForebayError
 from forebay.manifest.footer import FooterCache
-from forebay.manifest.manifest import Manifest
 from forebay.metrics import Counters
 from forebay.transform.block import BlockArray
-from forebay.transform.transform import Transform
+from forebay.transform.dataset import Dataset
 
 _MOST_DATASETS = 64
 _MOST_LOOSE_BYTES = 512 << 20
@@ -71,7 +70,7 @@ class NodeService:
         self.loose_bytes = InFlightBytes()
         self.tally = Counters()
         self.cache = spec.open()
-        self._registered: dict[str, tuple[Manifest, Transform]] = {}
+        self._registered: dict[str, Dataset] = {}
         self._makers = threading.local()
         self._footers = FooterCache()
         self._cores = CpuShare(spec.data_workers.num_cores())
@@ -145,7 +144,7 @@ class NodeService:
                 del mine[next(iter(mine))]
             tally, cache = Counters(), self.cache
             conditions = BuildOptions(footers=self._footers, cores=self._cores, peers=self._peers)
-            maker = BlockBuilder(*registered, cache, tally=tally, conditions=conditions)
+            maker = BlockBuilder(registered, cache, tally=tally, conditions=conditions)
             known = maker, tally, cache
             mine[dataset_id] = known
         return known[0], known[1]

@@ -13,11 +13,10 @@ from forebay.cache.node.service import BuildFailed, InMemoryBlock, Reply, Stored
 from forebay.cache.single_flight import SingleFlightPool
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable
-from forebay.manifest.manifest import Manifest
 from forebay.metrics import Counters
 from forebay.storage.credentials import Access
 from forebay.transform.block import Block
-from forebay.transform.transform import Transform
+from forebay.transform.dataset import Dataset
 
 _OPEN_REQUESTS = 8
 """Enough to keep the data workers of a node busy, few enough to bound what lies in the object store."""
@@ -47,15 +46,15 @@ class NodeSource:
     Blocks of another node come without arrays: they are only made and stored there.
     """
 
-    def __init__(self, line: NodeTransport, manifest: Manifest, transform: Transform, tally: Counters) -> None:
+    def __init__(self, line: NodeTransport, dataset: Dataset, tally: Counters) -> None:
         self._line = line
-        self._manifest = manifest
-        self._transform = transform
+        self._dataset = dataset
         self._tally = tally
-        self._names = BlockNames(manifest, transform)
+        self._names = BlockNames(dataset)
         # Renewed credentials must reach an actor that knows the data set with the old ones.
-        access = manifest.access.digest if isinstance(manifest.access, Access) else ""
-        self._id = f"{self._names.id}-{access}"
+        access = dataset.manifest.access
+        digest = access.digest if isinstance(access, Access) else ""
+        self._id = f"{self._names.id}-{digest}"
         self._cache = line.disk() if line.is_here else None
         self._lease = self._cache.hold(self._names.dataset) if self._cache else None
         self._cancelled = threading.Event()
@@ -91,7 +90,7 @@ class NodeSource:
             if isinstance(reply, InMemoryBlock):
                 return Block(reply.rows, reply.arrays)
             if self._cache is None:
-                return Block(self._manifest[index].rows, {})
+                return Block(self._dataset.manifest[index].rows, {})
             # None if it was damaged, evicted or cleared since: then it is made again.
             if block := self._cache.load(key, self._tally):
                 return block
@@ -111,7 +110,7 @@ class NodeSource:
                 if self._num_registered == seen:
                     self._register()
                     self._num_registered += 1
-        row_group = self._manifest[index]
+        row_group = self._dataset.manifest[index]
         raise CacheUnusable(
             f"the cache actor for {self._line.spec.directory} died {_MOST_DEATHS} times while row group "
             f"{row_group.index} of {row_group.uri} was asked for. If making this block is what ends its process (out "
@@ -121,7 +120,7 @@ class NodeSource:
         )
 
     def _register(self) -> None:
-        payload = pack(self._manifest, self._transform)
+        payload = pack(self._dataset)
         problem = self._line.call(self._cancelled, "register", self._id, payload, self._line.spec)
         if problem:
             raise problem

@@ -28,6 +28,7 @@ from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.metrics import Counters
 from forebay.transform.block import Block
+from forebay.transform.dataset import Dataset
 from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
 
@@ -59,7 +60,7 @@ def read_all(
 ) -> tuple[list[float], dict[str, float]]:
     """The ids of all blocks as the actor of the calling node gives them, and what was counted."""
     tally = Counters()
-    with closing(attach(spec).source(manifest, transform, tally)) as source:
+    with closing(attach(spec).source(Dataset(manifest, transform), tally)) as source:
         futures = [source.request(index) for index in range(len(manifest))]
         ids = np.concatenate([future.result(60).arrays["id"] for future in futures]).ravel().tolist()
     return ids, {name: tally[name] for name in COUNTED if tally[name]}
@@ -88,7 +89,7 @@ def test_blocks_come_as_mapped_files_and_a_warm_cache_opens_no_file(manifest: Ma
     again, counted = read_all(spec, manifest)
     assert again == ids and counted == {"hits": NUM_ROW_GROUPS}
     tally = Counters()
-    with closing(attach(spec).source(manifest, TRANSFORM, tally)) as source:
+    with closing(attach(spec).source(Dataset(manifest, TRANSFORM), tally)) as source:
         block = source.request(0).result(30)
         assert block.owner is not None and not block.arrays["id"].flags.owndata
         assert tally["hit_bytes"] == block.nbytes
@@ -134,7 +135,7 @@ def test_killed_actor_is_made_again_with_its_entries_intact(manifest: Manifest, 
     client = attach(spec)
     pid = client.facts()["pid"]
     tally = Counters()
-    with closing(client.source(manifest, Transform(fn=slow_ids, version="1"), tally)) as source:
+    with closing(client.source(Dataset(manifest, Transform(fn=slow_ids, version="1")), tally)) as source:
         futures = [source.request(index) for index in range(NUM_ROW_GROUPS)]
         futures[0].result(30)
         if death == "killed by Ray":
@@ -168,13 +169,13 @@ def test_errors_arrive_as_themselves(manifest: Manifest, spec: CacheSpec, parque
         raise ValueError("boom in the transform")
 
     with (
-        closing(attach(spec).source(manifest, Transform(fn=boom, version="1"), Counters())) as source,
+        closing(attach(spec).source(Dataset(manifest, Transform(fn=boom, version="1")), Counters())) as source,
         pytest.raises(TransformFailed, match="boom in the transform") as caught,
     ):
         source.request(0).result(30)
     assert "in boom" in str(caught.value.__cause__), "with the place where it happened"
     parquet_folder({"a.parquet": [7]})
-    with closing(attach(spec).source(manifest, TRANSFORM, Counters())) as source:
+    with closing(attach(spec).source(Dataset(manifest, TRANSFORM), Counters())) as source:
         with pytest.raises(SourceChanged, match="a.parquet"):
             source.request(0).result(30)
         assert source.request(2).result(30).rows == 10, "the actor goes on"
@@ -203,7 +204,7 @@ def test_close_does_not_wait_for_the_actor(manifest: Manifest, spec: CacheSpec) 
         time.sleep(20)
         return {}
 
-    source = attach(spec).source(manifest, Transform(fn=for_ever, version="1"), Counters())
+    source = attach(spec).source(Dataset(manifest, Transform(fn=for_ever, version="1")), Counters())
     futures: list[Future[Block]] = [source.request(index) for index in range(NUM_ROW_GROUPS)]
     time.sleep(0.5)
     start = time.monotonic()
@@ -271,7 +272,7 @@ def test_three_nodes_have_an_actor_each_and_any_driver_finds_them(
     tallies = {}
     for name, client in clients.items():
         tallies[name] = Counters()
-        with closing(client.source(manifest, TRANSFORM, tallies[name])) as source:
+        with closing(client.source(Dataset(manifest, TRANSFORM), tallies[name])) as source:
             futures = [source.request(index) for index in range(NUM_ROW_GROUPS)]
             assert sum(future.result(60).rows for future in futures) == manifest.num_rows
     # These three nodes are one machine, with one disk: what one stored, the others find.

@@ -19,6 +19,7 @@ from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.metrics import Counters
 from forebay.plan.plan import Plan, build_plan
+from forebay.transform.dataset import Dataset
 from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
 
@@ -36,7 +37,7 @@ def spec(tmp_path: Path) -> Iterator[CacheSpec]:
 
 
 def lock_of(manifest: Manifest, spec: CacheSpec) -> Path:
-    return CacheDirectory(Path(spec.path)).use_lock(BlockNames(manifest, TRANSFORM).dataset)
+    return CacheDirectory(Path(spec.path)).use_lock(BlockNames(Dataset(manifest, TRANSFORM)).dataset)
 
 
 def read_epochs(plan: Plan, spec: CacheSpec, num_epochs: int) -> tuple[list[list[int]], dict[str, float]]:
@@ -83,4 +84,4 @@ def test_data_set_of_a_running_job_is_not_evicted_by_the_next_job(
         assert counted["bypasses"] == counted["parquet_opens"] > 0 and counted["stores"] == 0
     _, counted = ray.get(ray.remote(num_cpus=1)(read_epochs).remote(second, full, 1), timeout=300)
     assert counted["stores"] == 3 and counted["bypasses"] == 0
-    assert [use.dataset for use in full.open().datasets()] == [BlockNames(new, TRANSFORM).dataset]
+    assert [use.dataset for use in full.open().datasets()] == [BlockNames(Dataset(new, TRANSFORM)).dataset]

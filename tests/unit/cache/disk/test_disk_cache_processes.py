@@ -60,7 +60,7 @@ print(most, flush=True)
 SLOW_WRITER = """
 import os, sys, time
 import numpy as np
-from forebay.cache import disk
+from forebay.cache.disk import disk_cache as disk
 from forebay.transform.block import Block
 
 where, path, key = sys.argv[1:]
@@ -75,7 +75,7 @@ if where == "claimed":
 elif where == "written":
     disk.map_block = stop
 else:
-    disk.Ledger.commit = stop
+    disk.Quota.commit = stop
 cache.put(key, "d", Block.of({"x": np.arange(100_000)}))
 """
 

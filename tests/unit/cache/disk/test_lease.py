@@ -27,7 +27,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 HOLDER = """
 import sys, time
-from forebay.cache import lease
+from forebay.cache.disk import lease
 from forebay.cache.disk.disk_cache import DiskCache
 
 lease._WRITE_EVERY_S = 0.0

@@ -15,6 +15,7 @@ import pytest
 from forebay.cache.node.payload import pack, unpack
 from forebay.errors import TransformFailed
 from forebay.manifest.manifest import Manifest
+from forebay.transform.dataset import Dataset
 from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
 
@@ -33,28 +34,28 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_features_travel_as_data(memory_manifest: Callable[..., Manifest]) -> None:
-    transform = Transform(x=Dense("id"))
-    manifest, again = unpack(pack(memory_manifest([1, 2]), transform))
-    assert manifest == memory_manifest([1, 2])
-    assert again.fingerprint == transform.fingerprint
+    dataset = Dataset(memory_manifest([1, 2]), Transform(x=Dense("id")))
+    again = unpack(pack(dataset))
+    assert again.manifest == dataset.manifest
+    assert again.fingerprint == dataset.fingerprint
 
 
 def test_functions_of_own_files_travel_with_their_code(
     memory_manifest: Callable[..., Manifest], job_file: ModuleType
 ) -> None:
     before = cloudpickle.list_registry_pickle_by_value()
-    payload = pack(memory_manifest([1]), Transform(fn=job_file.twice))
+    payload = pack(Dataset(memory_manifest([1]), Transform(fn=job_file.twice)))
     assert cloudpickle.list_registry_pickle_by_value() == before
     code = (
         "import sys; from forebay.cache.node.payload import unpack; "
-        "print(unpack(bytes.fromhex(sys.argv[1]))[1].fn(5)['n'])"
+        "print(unpack(bytes.fromhex(sys.argv[1])).transform.fn(5)['n'])"
     )
     found = subprocess.run([sys.executable, "-c", code, payload.hex()], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "20.0"
 
 
 def test_missing_package_is_told(memory_manifest: Callable[..., Manifest], job_file: ModuleType) -> None:
-    payload = cloudpickle.dumps((memory_manifest([1]), Transform(fn=job_file.twice)))
+    payload = cloudpickle.dumps(Dataset(memory_manifest([1]), Transform(fn=job_file.twice)))
     del sys.modules["my_job"]
     with pytest.raises(TransformFailed, match=r"my_job.*Install there"):
         unpack(payload)

@@ -21,6 +21,7 @@ from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.metrics import Counters
 from forebay.transform.block import Block
+from forebay.transform.dataset import Dataset
 from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
 
@@ -240,7 +241,7 @@ def manifest(parquet_folder: Callable[..., Path]) -> Manifest:
 
 def make_all(manifest: Manifest, cache: DiskCache | None, peers: PeerLookup | None) -> tuple[list[float], Counters]:
     tally = Counters()
-    maker = BlockBuilder(manifest, TRANSFORM, cache, tally=tally, conditions=BuildOptions(peers=peers))
+    maker = BlockBuilder(Dataset(manifest, TRANSFORM), cache, tally=tally, conditions=BuildOptions(peers=peers))
     blocks = [maker.make(index)[0] for index in range(len(manifest))]
     return np.concatenate([block.arrays["id"] for block in blocks]).ravel().tolist(), tally
 

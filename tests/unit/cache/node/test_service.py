@@ -29,6 +29,7 @@ from forebay.errors import CacheUnusable, Cancelled, TransformFailed
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.metrics import Counters
+from forebay.transform.dataset import Dataset
 from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
 
@@ -98,7 +99,7 @@ def read_all(
     line: ServiceLine, manifest: Manifest, transform: Transform = TRANSFORM
 ) -> tuple[list[float], dict[str, float]]:
     tally = Counters()
-    with closing(NodeSource(line, manifest, transform, tally)) as source:
+    with closing(NodeSource(line, Dataset(manifest, transform), tally)) as source:
         futures = [source.request(index) for index in range(len(manifest))]
         ids = np.concatenate([future.result(30).arrays["id"] for future in futures]).ravel().tolist()
     names = ("hits", "stores", "bypasses", "parquet_opens", "quarantined")
@@ -126,7 +127,7 @@ def test_service_that_forgot_is_told_again(
     line: ServiceLine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "_MOST_DATASETS", 1)
-    with closing(NodeSource(line, manifest, TRANSFORM, Counters())) as source:
+    with closing(NodeSource(line, Dataset(manifest, TRANSFORM), Counters())) as source:
         assert source.request(0).result(60).rows == 3
         read_all(line, manifest, Transform(id=Dense("id", dtype="float32")))
         assert source.request(1).result(60).rows == 4
@@ -140,9 +141,9 @@ def test_first_asker_is_told_the_cost_and_the_others_a_hit(line: ServiceLine, ma
         go.wait(120)
         return {"id": np.asarray(batch["id"])}
 
-    source = NodeSource(line, manifest, Transform(fn=wait, version="1"), Counters())
+    source = NodeSource(line, Dataset(manifest, Transform(fn=wait, version="1")), Counters())
     names = source._id
-    line.service._registered[names] = (manifest, Transform(fn=wait, version="1"))
+    line.service._registered[names] = Dataset(manifest, Transform(fn=wait, version="1"))
     futures = [line.service.request(names, 0) for _ in range(3)]
     go.set()
     replies = [future.result(60).take() for future in futures if future]
@@ -155,7 +156,7 @@ def test_newest_bounds_count(line: ServiceLine, spec: CacheSpec, manifest: Manif
     line.spec = CacheSpec(path=spec.path, quota_bytes=1000, min_free_bytes=0)
     assert read_all(line, manifest)[1] == {"bypasses": 3, "parquet_opens": 3}
     line.spec = spec
-    with closing(NodeSource(line, manifest, Transform(id=Dense(["id"], dtype="int64")), Counters())) as source:
+    with closing(NodeSource(line, Dataset(manifest, Transform(id=Dense(["id"], dtype="int64"))), Counters())) as source:
         source.request(0).result(60)
     assert read_all(line, manifest)[1] == {"stores": 3, "parquet_opens": 3}
 
@@ -163,7 +164,7 @@ def test_newest_bounds_count(line: ServiceLine, spec: CacheSpec, manifest: Manif
 def test_blocks_of_another_node_stay_there(line: ServiceLine, manifest: Manifest) -> None:
     line.is_here = False
     tally = Counters()
-    with closing(NodeSource(line, manifest, TRANSFORM, tally)) as source:
+    with closing(NodeSource(line, Dataset(manifest, TRANSFORM), tally)) as source:
         block = source.request(0).result(60)
     assert (block.rows, dict(block.arrays)) == (3, {})
     assert tally["stores"] == 1 and tally["map_s"] > 0
@@ -174,7 +175,7 @@ def test_error_comes_with_its_place(line: ServiceLine, manifest: Manifest) -> No
         raise ValueError("boom")
 
     with (
-        closing(NodeSource(line, manifest, Transform(fn=boom, version="1"), Counters())) as source,
+        closing(NodeSource(line, Dataset(manifest, Transform(fn=boom, version="1")), Counters())) as source,
         pytest.raises(TransformFailed, match="boom") as caught,
     ):
         source.request(0).result(60)
@@ -185,7 +186,7 @@ def test_block_that_is_stored_where_nobody_can_read_it(line: ServiceLine, manife
     line.spec = CacheSpec(path=str(tmp_path / "elsewhere"), quota_bytes=16 << 20, min_free_bytes=0)
     line.service.adopt = lambda spec: None  # type: ignore[method-assign]
     with (
-        closing(NodeSource(line, manifest, TRANSFORM, Counters())) as source,
+        closing(NodeSource(line, Dataset(manifest, TRANSFORM), Counters())) as source,
         pytest.raises(CacheUnusable, match="same disk"),
     ):
         source.request(0).result(60)
@@ -198,8 +199,8 @@ def test_close_ends_waiting_for_the_service(line: ServiceLine, manifest: Manifes
         go.wait(60)
         return {"id": np.asarray(batch["id"])}
 
-    source = NodeSource(line, manifest, TRANSFORM, Counters())
-    line.service._registered[source._id] = (manifest, Transform(fn=wait, version="1"))
+    source = NodeSource(line, Dataset(manifest, TRANSFORM), Counters())
+    line.service._registered[source._id] = Dataset(manifest, Transform(fn=wait, version="1"))
     future = source.request(0)
     time.sleep(0.1)
     start = time.monotonic()
@@ -214,7 +215,7 @@ def test_failures_cost_what_they_cost(line: ServiceLine, manifest: Manifest) -> 
     def boom(batch: pa.RecordBatch) -> dict[str, Any]:
         raise ValueError("boom")
 
-    line.service._registered["d"] = (manifest, Transform(fn=boom, version="1"))
+    line.service._registered["d"] = Dataset(manifest, Transform(fn=boom, version="1"))
     future = line.service.request("d", 0)
     assert future
     reply = future.result(60).take()
@@ -241,8 +242,8 @@ def test_memory_of_loose_blocks_is_bounded_however_many_ask(
     block_bytes, num_reads = 8 * 1000, 2
     monkeypatch.setattr(service_module, "_MOST_LOOSE_BYTES", 3 * block_bytes)
     service = NodeService(replace(spec, quota_bytes=0, num_reads=num_reads))
-    names = BlockNames(manifest, TRANSFORM)
-    service.register(names.id, pack(manifest, TRANSFORM))
+    names = BlockNames(Dataset(manifest, TRANSFORM))
+    service.register(names.id, pack(Dataset(manifest, TRANSFORM)))
     open_requests = deque(service.request(names.id, index) for index in range(40))
     until(lambda: service.loose_bytes.now > 3 * block_bytes)
     time.sleep(0.3)
@@ -260,8 +261,8 @@ def test_memory_of_loose_blocks_is_bounded_however_many_ask(
 def test_close_ends_waiting_for_memory(spec: CacheSpec, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "_MOST_LOOSE_BYTES", 0)
     service = NodeService(replace(spec, quota_bytes=0, num_reads=1))
-    names = BlockNames(manifest, TRANSFORM)
-    service.register(names.id, pack(manifest, TRANSFORM))
+    names = BlockNames(Dataset(manifest, TRANSFORM))
+    service.register(names.id, pack(Dataset(manifest, TRANSFORM)))
     futures = [service.request(names.id, index) for index in range(3)]
     assert futures[0]
     kept = futures[0].result(60).take()
@@ -288,7 +289,7 @@ def test_idle_data_sets_are_evicted_whole_and_oldest_first_and_never_one_in_use(
     for manifest in (first, second, third):
         assert read_all(line, manifest)[1] == stored
     line.spec = replace(spec, quota_bytes=line.service.cache.used_bytes + 100_000)  # no room for a block more
-    with closing(NodeSource(line, first, TRANSFORM, Counters())) as user:
+    with closing(NodeSource(line, Dataset(first, TRANSFORM), Counters())) as user:
         assert read_all(line, fourth)[1] == stored
         kept = [use.dataset.partition("-")[0] for use in line.service.cache.datasets()]
         assert kept == ["data0", "data2", "data3"], "the first is in use, so the second had to go"
@@ -307,7 +308,7 @@ def test_where_all_are_in_use_the_newcomer_is_not_stored(
     first, second = wide("first"), wide("second")
     read_all(line, first)
     line.spec = replace(spec, quota_bytes=line.service.cache.used_bytes + 100_000)
-    with closing(NodeSource(line, first, TRANSFORM, Counters())):
+    with closing(NodeSource(line, Dataset(first, TRANSFORM), Counters())):
         assert read_all(line, second)[1] == {"bypasses": 4, "parquet_opens": 4}
         assert read_all(line, first)[1] == {"hits": 4}
     assert read_all(line, second)[1] == {"stores": 4, "parquet_opens": 4}

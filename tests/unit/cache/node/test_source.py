@@ -20,6 +20,7 @@ from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.metrics import Counters
 from forebay.storage.credentials import Access, without_credentials
+from forebay.transform.dataset import Dataset
 from forebay.transform.features.groups import Dense
 from forebay.transform.transform import Transform
 
@@ -55,7 +56,7 @@ def manifest(parquet_folder: Callable[..., Path]) -> Manifest:
 
 
 def ask(line: MortalLine, manifest: Manifest) -> int:
-    with closing(NodeSource(line, manifest, TRANSFORM, Counters())) as source:
+    with closing(NodeSource(line, Dataset(manifest, TRANSFORM), Counters())) as source:
         return source.request(1).result(30).rows
 
 
@@ -77,7 +78,9 @@ def test_renewed_credentials_are_told_to_an_actor_that_knows_the_data(manifest: 
     line, ids = MortalLine(CacheSpec(path=str(tmp_path / "cache")), deaths=0), []
     for secret in ("first-secret", "second-secret", "second-secret"):
         place = without_credentials(f"s3://AKIAKEY:{secret}@bucket/renewed")
-        with closing(NodeSource(line, replace(manifest, access=Access([place])), TRANSFORM, Counters())) as source:
+        with closing(
+            NodeSource(line, Dataset(replace(manifest, access=Access([place])), TRANSFORM), Counters())
+        ) as source:
             ids.append(source._id)
     assert ids[0] != ids[1] == ids[2]
     assert "secret" not in "".join(ids)

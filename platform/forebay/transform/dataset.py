@@ -1,0 +1,49 @@
+"""A manifest together with its transform: the rows of a data set as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.errors import InvalidOption
+from forebay.manifest.manifest import Manifest
+from forebay.transform.fingerprint.values import canonical, digest
+from forebay.transform.transform import Transform
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """The rows of `manifest` as the arrays of `transform`: one block for each row group.
+
+    A cache stores these blocks, for all plans that order them. Immutable and picklable.
+
+    Raises `InvalidOption` if an argument is not a manifest or not a transform.
+    """
+
+    manifest: Manifest
+    transform: Transform
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.manifest, Manifest):
+            raise InvalidOption(f"manifest={self.manifest!r:.200}: give the manifest that fb.scan() returns.")
+        if not isinstance(self.transform, Transform):
+            raise InvalidOption(f"transform={self.transform!r:.200}: give an fb.Transform.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns to read: those of the features, or with `fn` all columns of the manifest."""
+        columns = self.transform.columns
+        return self.manifest.columns if columns is None else columns
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256, hex: equal fingerprints make equal blocks of equal row groups.
+
+        It is the transform's fingerprint. With `fn` it also covers the columns, because `fn` gets all of them.
+        """
+        if self.transform.columns is not None:
+            return self.transform.fingerprint
+        return digest(canonical([self.transform.fingerprint, list(self.columns)]).encode())
+
+    def validate_columns(self) -> None:
+        """Raise `MissingColumn` or `WrongType` if a feature cannot use the manifest's columns. Does not call `fn`."""
+        self.transform.check(self.manifest)
