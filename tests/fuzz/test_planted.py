@@ -53,19 +53,19 @@ def mark(tmp_path: Path) -> Path:
 def run(tmp_path: Path) -> Path:
     """A run with one commit, of step 2."""
     DirectoryStore(tmp_path / "run").save(
-        Checkpoint(step=2, cursor=CURSOR, world=World(), state={"w": torch.arange(4.0), "n": 1})
+        Checkpoint(step=2, cursor=CURSOR, world=World(), shards={0: {"w": torch.arange(4.0), "n": 1}})
     )
     return tmp_path / "run"
 
 
-def seal(folder: Path) -> None:
-    """Make the seal fit the state, as whoever plants something would."""
-    state = (folder / "state.pt").read_bytes()
-    header = json.loads((folder / "commit.json").read_text()) | {"state_bytes": len(state)}
-    header.pop("xxh3_128", None)
-    digest = xxhash.xxh3_128(json.dumps(header, sort_keys=True).encode())
-    digest.update(state)
-    (folder / "commit.json").write_text(json.dumps(header | {"xxh3_128": digest.hexdigest()}))
+def update_checksums(folder: Path) -> None:
+    """Make the checksums fit the state, as an attacker would."""
+    state = (folder / "shard-00000.pt").read_bytes()
+    metadata = json.loads((folder / "checkpoint.json").read_text())
+    del metadata["xxh3_128"]
+    metadata["shards"] = {"0": {"bytes": len(state), "xxh3_128": xxhash.xxh3_128(state).hexdigest()}}
+    digest = xxhash.xxh3_128(json.dumps(metadata, sort_keys=True).encode())
+    (folder / "checkpoint.json").write_text(json.dumps(metadata | {"xxh3_128": digest.hexdigest()}))
 
 
 def as_saved_by_torch(value: object) -> bytes:
@@ -96,23 +96,23 @@ FORMS: dict[str, Callable[[bytes, PlantedMark], bytes]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_pickle_in_a_commit_does_not_run(run: Path, mark: Path, form: str) -> None:
     folder = run / "step-000000002"
-    seal(folder)
+    update_checksums(folder)
     assert DirectoryStore(run).newest() is not None, "it is the pickle that is refused"
-    state = (folder / "state.pt").read_bytes()
-    (folder / "state.pt").write_bytes(FORMS[form](state, PlantedMark(mark)))
-    assert DirectoryStore(run).newest() is None, "without the right seal it is not even looked at"
-    seal(folder)
-    with pytest.raises(CursorMismatch, match=r"step-000000002 is whole, but this release cannot read it.*new name"):
+    state = (folder / "shard-00000.pt").read_bytes()
+    (folder / "shard-00000.pt").write_bytes(FORMS[form](state, PlantedMark(mark)))
+    assert DirectoryStore(run).newest() is None, "without the right checksum it is not even looked at"
+    update_checksums(folder)
+    with pytest.raises(CursorMismatch, match=r"step-000000002 is complete, but this release cannot read it.*new name"):
         DirectoryStore(run).newest()
     assert not mark.exists()
 
 
 def test_a_commit_that_cannot_be_read_is_not_passed_over(run: Path, mark: Path) -> None:
     """Training on from the one before would delete it, and a later release of PyTorch may refuse all of them."""
-    DirectoryStore(run).save(Checkpoint(step=3, cursor=CURSOR, world=World(), state={"n": 2}))
+    DirectoryStore(run).save(Checkpoint(step=3, cursor=CURSOR, world=World(), shards={0: {"n": 2}}))
     folder = run / "step-000000003"
-    (folder / "state.pt").write_bytes(pickle.dumps(PlantedMark(mark)))
-    seal(folder)
+    (folder / "shard-00000.pt").write_bytes(pickle.dumps(PlantedMark(mark)))
+    update_checksums(folder)
     with pytest.raises(CursorMismatch, match="step-000000003"):
         DirectoryStore(run).newest()
 

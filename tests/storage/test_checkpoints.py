@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.checkpoint.store_laws import CommitsLaws, commit_at, newest_step
+from tests.unit.checkpoint.store_laws import CheckpointStoreLaws, checkpoint_at, newest_step
 
 from forebay.checkpoint.checkpoint import CheckpointStore, DirectoryStore
 from forebay.checkpoint.config import CheckpointConfig
@@ -18,27 +18,27 @@ from forebay.errors import WriteFailed
 
 
 @pytest.fixture
-def safekeeping(s3: Any) -> CheckpointConfig:
-    return CheckpointConfig(uri=s3.uri(f"{uuid.uuid4().hex}/commits"), keep_every=5)
+def config(s3: Any) -> CheckpointConfig:
+    return CheckpointConfig(uri=s3.uri(f"{uuid.uuid4().hex}/checkpoints"), keep_every=5)
 
 
-class TestDirectoryStoreOnServers(CommitsLaws):
-    def open(self, safekeeping: CheckpointConfig) -> CheckpointStore:
-        return DirectoryStore(safekeeping.uri, keep_last=safekeeping.keep_last, keep_every=safekeeping.keep_every)
+class TestDirectoryStoreOnServers(CheckpointStoreLaws):
+    def open(self, config: CheckpointConfig) -> CheckpointStore:
+        return DirectoryStore(config.uri, keep_last=config.keep_last, keep_every=config.keep_every)
 
 
-class TestSpooledStoreOnServers(CommitsLaws):
+class TestSpooledStoreOnServers(CheckpointStoreLaws):
     @pytest.fixture(autouse=True)
     def spools_are_here(self, tmp_path: Path) -> None:
         self._spools = str(tmp_path / "spools")
 
-    def open(self, safekeeping: CheckpointConfig) -> CheckpointStore:
-        return SpooledStore(safekeeping, self._spools)
+    def open(self, config: CheckpointConfig) -> CheckpointStore:
+        return SpooledStore(config, self._spools)
 
 
-@pytest.mark.parametrize("part", ["state.pt", "commit.json"])
+@pytest.mark.parametrize("part", ["shard-00000.pt", "checkpoint.json"])
 def test_an_upload_that_is_cut_short_is_never_restored(
-    safekeeping: CheckpointConfig, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+    config: CheckpointConfig, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = CheckpointFiles._write
 
@@ -48,15 +48,15 @@ def test_an_upload_that_is_cut_short_is_never_restored(
         original(self, path, contents[: len(contents) // 2])
         raise OSError("connection reset")
 
-    with closing(SpooledStore(safekeeping, str(tmp_path / "spools"))) as commits:
-        commits.save(commit_at(1))
+    with closing(SpooledStore(config, str(tmp_path / "spools"))) as commits:
+        commits.save(checkpoint_at(1))
         commits.flush()
         with monkeypatch.context() as patched:
             patched.setattr(CheckpointFiles, "_write", cut)
-            commits.save(commit_at(2))
-            with pytest.raises(WriteFailed, match="commits.*connection reset"):
+            commits.save(checkpoint_at(2))
+            with pytest.raises(WriteFailed, match="checkpoint.*connection reset"):
                 commits.flush()
-        assert DirectoryStore(safekeeping.uri).newest().step == 1  # type: ignore[union-attr]
+        assert DirectoryStore(config.uri).newest().step == 1  # type: ignore[union-attr]
         assert newest_step(commits) == 2
         commits.flush()
-    assert CheckpointFiles(safekeeping).steps() == [2, 1]
+    assert CheckpointFiles(config).steps() == [2, 1]

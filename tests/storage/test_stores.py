@@ -116,16 +116,16 @@ def test_files_are_replaced_whole(store: Any) -> None:
 
 
 def test_commits_are_saved_and_restored(store: Any) -> None:
-    uri = store.uri("run/commits")
+    uri = store.uri("run/checkpoints")
     for step in (1, 2, 3):
         state = {"weights": torch.full((5,), float(step)), "step": step}
         cursor = Cursor(plan_id="p", epoch=0, position=step, global_batch=4)
-        DirectoryStore(uri).save(Checkpoint(step=step, cursor=cursor, world=fb.World(), state=state))
+        DirectoryStore(uri).save(Checkpoint(step=step, cursor=cursor, world=fb.World(), shards={0: state}))
     restored = DirectoryStore(uri).newest()
     assert restored is not None
     assert restored.step == 3
     assert restored.cursor.position == 3
-    assert torch.equal(restored.state["weights"], torch.full((5,), 3.0))
+    assert torch.equal(restored.shards[0]["weights"], torch.full((5,), 3.0))
     place = resolve(uri)
     names = {info.base_name for info in children(place.fs, place.path)}
     assert names == {"step-000000002", "step-000000003"}

@@ -1,74 +1,123 @@
-"""A commit as bytes: its facts, its state, and the checksum over both. Knows nothing of what the bytes mean."""
+"""A checkpoint as bytes: metadata, one serialized state per shard, and a checksum over each of them.
+
+Knows nothing of what the bytes mean, so it needs no PyTorch.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import xxhash
 
-VERSION = 2
-STATE, SEAL = "state.pt", "commit.json"
+VERSION = 3
+METADATA = "checkpoint.json"
 _CHECKSUM = "xxh3_128"
 
-Bytes = bytes | memoryview
+Bytes: TypeAlias = bytes | memoryview
+Metadata: TypeAlias = Mapping[str, Any]
 
 
 class CorruptCheckpoint(Exception):
-    """Why a commit cannot be trusted."""
+    """Reason why a checkpoint cannot be trusted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedCheckpoint:
-    """`facts` with the checksum are what the seal says, `state` is what it speaks of: compared by identity."""
+    """The metadata of a checkpoint, and serialized shards by number. Compared by identity.
 
-    facts: Mapping[str, Any]
-    state: Bytes = field(repr=False)
+    `metadata` names every shard with its size and checksum. `shards` holds all of them, or those that were asked for.
+    Each shard has a checksum of its own, so a process that needs one of them never reads the others.
+    """
+
+    metadata: Metadata
+    shards: Mapping[int, Bytes] = field(repr=False)
 
     @classmethod
-    def close(cls, facts: Mapping[str, Any], state: Bytes) -> EncodedCheckpoint:
-        """Seal `state`; `facts` must survive JSON and name the `step`."""
-        sized = {"version": VERSION, **facts, "state_bytes": len(state)}
-        return cls(facts={**sized, _CHECKSUM: checksum(sized, state)}, state=state)
+    def build(cls, metadata: Metadata, shards: Mapping[int, Bytes]) -> EncodedCheckpoint:
+        """Encode a checkpoint with all its shards. `metadata` must survive JSON and name the `step`."""
+        table = {
+            str(number): {"bytes": len(content), _CHECKSUM: _checksum(content)}
+            for number, content in sorted(shards.items())
+        }
+        described = {"version": VERSION, **metadata, "shards": table}
+        return cls(metadata={**described, _CHECKSUM: metadata_checksum(described)}, shards=shards)
 
     @property
     def step(self) -> int:
-        return int(self.facts["step"])
+        return int(self.metadata["step"])
 
     @property
     def num_bytes(self) -> int:
-        return len(self.state)
+        """Size of the shards that are here."""
+        return sum(map(len, self.shards.values()))
 
     @property
-    def seal(self) -> bytes:
-        """The facts as they are written."""
-        return json.dumps(self.facts, indent=1).encode()
+    def metadata_bytes(self) -> bytes:
+        """The metadata as it is written."""
+        return json.dumps(self.metadata, indent=1).encode()
 
-    def check(self) -> None:
-        """Raises `CorruptCheckpoint` where the state is not the one that was sealed."""
-        facts = dict(self.facts)
-        told = facts.pop(_CHECKSUM, None)
-        if len(self.state) != facts.get("state_bytes"):
-            raise CorruptCheckpoint(f"{STATE} has {len(self.state)} bytes, the seal says {facts.get('state_bytes')}")
-        if told != checksum(facts, self.state):
-            raise CorruptCheckpoint("its checksum is wrong")
+    def verify(self) -> None:
+        """Raise `CorruptCheckpoint` where the metadata or a shard that is here is not what was encoded."""
+        verify_metadata(self.metadata)
+        table = _shard_table(self.metadata)
+        for number, content in self.shards.items():
+            num_bytes, checksum = table.get(number, (0, ""))
+            if len(content) != num_bytes:
+                raise CorruptCheckpoint(f"shard {number} has {len(content)} bytes, {METADATA} says {num_bytes}")
+            if _checksum(content) != checksum:
+                raise CorruptCheckpoint(f"the checksum of shard {number} is wrong")
 
 
-def facts_of(seal: bytes) -> dict[str, Any]:
-    """The facts of a written seal. Raises `CorruptCheckpoint`."""
+def parse_metadata(written: bytes) -> dict[str, Any]:
+    """Parse metadata as it was written, without a look at its checksum. Raises `CorruptCheckpoint`."""
     try:
-        facts = json.loads(seal)
+        metadata = json.loads(written)
     except (ValueError, RecursionError):
-        raise CorruptCheckpoint(f"{SEAL} is cut short") from None
-    if not isinstance(facts, dict):
-        raise CorruptCheckpoint(f"{SEAL} holds no facts")
-    return facts
+        raise CorruptCheckpoint(f"{METADATA} is cut short") from None
+    if not isinstance(metadata, dict):
+        raise CorruptCheckpoint(f"{METADATA} holds no metadata")
+    return metadata
 
 
-def checksum(facts: Mapping[str, Any], state: Bytes) -> str:
-    """Over the seal's facts too: a cursor with one flipped digit would resume in the wrong place."""
-    digest = xxhash.xxh3_128(json.dumps(facts, sort_keys=True).encode())
-    digest.update(state)
-    return digest.hexdigest()
+def verify_metadata(metadata: Metadata) -> None:
+    """Raise `CorruptCheckpoint` unless the checksum is right: a cursor with one flipped digit would skip rows."""
+    described = dict(metadata)
+    if described.pop(_CHECKSUM, None) != metadata_checksum(described):
+        raise CorruptCheckpoint(f"the checksum of {METADATA} is wrong")
+
+
+def metadata_checksum(metadata: Metadata) -> str:
+    """The checksum of metadata that holds none yet."""
+    return _checksum(json.dumps(metadata, sort_keys=True).encode())
+
+
+def shard_sizes(metadata: Metadata) -> dict[int, int]:
+    """Bytes of every shard of a checkpoint, in order of their numbers. Raises `CorruptCheckpoint`."""
+    return {number: num_bytes for number, (num_bytes, _) in sorted(_shard_table(metadata).items())}
+
+
+def split_shards(metadata: Metadata, content: memoryview) -> dict[int, memoryview]:
+    """Views of all shards in memory that holds one after another, in order of their numbers."""
+    shards, begin = {}, 0
+    for number, num_bytes in shard_sizes(metadata).items():
+        shards[number] = content[begin : begin + num_bytes]
+        begin += num_bytes
+    return shards
+
+
+def _shard_table(metadata: Metadata) -> dict[int, tuple[int, str]]:
+    """Size and checksum of every shard, by number. Raises `CorruptCheckpoint` where there is none."""
+    try:
+        table = {int(number): (int(it["bytes"]), str(it[_CHECKSUM])) for number, it in metadata["shards"].items()}
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        table = {}
+    if not table:
+        raise CorruptCheckpoint(f"{METADATA} names no shards")
+    return table
+
+
+def _checksum(content: Bytes) -> str:
+    return xxhash.xxh3_128(content).hexdigest()

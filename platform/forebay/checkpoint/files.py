@@ -1,13 +1,23 @@
-"""Sealed commits in storage, one folder per step. Knows nothing of what is in them, so it needs no PyTorch."""
+"""Checkpoints in storage, one folder per step. Knows nothing of their content, so it needs no PyTorch."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from pyarrow.fs import FileType
 
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.encoded import SEAL, STATE, VERSION, Bytes, CorruptCheckpoint, EncodedCheckpoint, facts_of
+from forebay.checkpoint.encoded import (
+    METADATA,
+    VERSION,
+    Bytes,
+    CorruptCheckpoint,
+    EncodedCheckpoint,
+    parse_metadata,
+    shard_sizes,
+    verify_metadata,
+)
 from forebay.errors import CursorMismatch
 from forebay.storage.credentials import redacting
 from forebay.storage.filesystem import resolve
@@ -20,17 +30,22 @@ STEP_FORM = re.compile(r"step-(\d{9,})")
 READ_POLICY = ReadPolicy(deadline_s=900.0)
 
 
-class CheckpointFiles:
-    """`state.pt` and then its seal `commit.json` in a folder per step: what has no seal was never finished.
+def shard_file(number: int) -> str:
+    """Name of the file of a shard, within its checkpoint's folder."""
+    return f"shard-{number:05d}.pt"
 
-    One process writes at a time, but for a store that is about to be succeeded and the one that succeeds it: a write
-    deletes no later step that came while it was under way. There is no fsync: what a crash of the machine tears, the
-    checksum finds, and the commit before it is still there.
+
+class CheckpointFiles:
+    """A folder per step: `shard-00000.pt` and so on, then `checkpoint.json`. A step without the latter is incomplete.
+
+    One process writes at a time, except for a store that is about to be replaced and its successor: a write deletes no
+    later step that appeared while it was under way. There is no fsync: the checksums find what a crash of the machine
+    corrupts, and the checkpoint before it is still there.
     """
 
-    def __init__(self, safekeeping: CheckpointConfig) -> None:
-        self._safekeeping = safekeeping
-        self._place = resolve(safekeeping.uri)
+    def __init__(self, config: CheckpointConfig) -> None:
+        self._config = config
+        self._place = resolve(config.uri)
         self._fs = self._place.fs
 
     @property
@@ -43,31 +58,40 @@ class CheckpointFiles:
         """Whether it is on a file system of this machine."""
         return self._place.is_local
 
-    def write(self, sealed: EncodedCheckpoint) -> None:
-        """Write a commit, seal it, then delete what it supersedes, later steps among it. Raises `OSError`."""
+    def write(self, encoded: EncodedCheckpoint) -> None:
+        """Write a checkpoint with all its shards, then delete the steps it supersedes. Raises `OSError`."""
         there_before = set(self.steps())
-        folder = self._folder(sealed.step)
+        folder = self._folder(encoded.step)
         if self._fs.get_file_info(folder).type != FileType.NotFound:
-            self._delete(sealed.step)
+            self._delete(encoded.step)
         self._fs.create_dir(folder, recursive=True)
-        self._write(f"{folder}/{STATE}", sealed.state)
-        self._write(f"{folder}/{SEAL}", sealed.seal)
-        self._retain(sealed.step, there_before)
+        for number, content in encoded.shards.items():
+            self._write(f"{folder}/{shard_file(number)}", content)
+        # Last: without it the checkpoint is incomplete.
+        self._write(f"{folder}/{METADATA}", encoded.metadata_bytes)
+        self._retain(encoded.step, there_before)
 
-    def read(self, step: int) -> EncodedCheckpoint:
-        """A commit as it was written, its checksum not looked at.
+    def read(self, step: int, shards: Collection[int] | None = None) -> EncodedCheckpoint:
+        """Read a checkpoint: those of `shards` that it has, or all. Their checksums are not verified.
 
-        Raises `CorruptCheckpoint` for one that lacks a part, `ReadFailed` if storage does not answer, and
-        `CursorMismatch` for one of another release.
+        Raises `CorruptCheckpoint` where a file of it is missing, also of a shard that is not read, `ReadFailed` if
+        storage does not answer, and `CursorMismatch` for a checkpoint of another release.
         """
-        facts = facts_of(self._read(step, SEAL))
-        if facts.get("version", VERSION) != VERSION:
+        metadata = parse_metadata(self._read(step, METADATA))
+        if metadata.get("version", VERSION) != VERSION:
             raise CursorMismatch(
-                f"The commit in {self.title(step)} has version {facts['version']}; this release reads version "
+                f"The checkpoint in {self.uri_of(step)} has version {metadata['version']}; this release reads version "
                 f"{VERSION}. Use the Forebay that wrote it, or give the run a new name.",
                 step=step,
             )
-        return EncodedCheckpoint(facts=facts, state=self._read(step, STATE))
+        verify_metadata(metadata)
+        content = {}
+        for number in shard_sizes(metadata):
+            if shards is None or number in shards:
+                content[number] = self._read(step, shard_file(number))
+            elif not self._exists(f"{self._folder(step)}/{shard_file(number)}"):
+                raise CorruptCheckpoint(f"it has no {shard_file(number)}")
+        return EncodedCheckpoint(metadata=metadata, shards=content)
 
     def steps(self) -> list[int]:
         """Steps that have a folder, newest first."""
@@ -78,28 +102,28 @@ class CheckpointFiles:
         names = [STEP_FORM.fullmatch(info.base_name) for info in found if info.type == FileType.Directory]
         return sorted((int(name[1]) for name in names if name), reverse=True)
 
-    def sealed_steps(self) -> list[int]:
-        """Steps that were written to the end, newest first; one that a crash tore since may be among them."""
-        return [step for step in self.steps() if self._exists(f"{self._folder(step)}/{SEAL}")]
+    def complete_steps(self) -> list[int]:
+        """Steps that were written to the end, newest first. A crash may have corrupted one of them since."""
+        return [step for step in self.steps() if self._exists(f"{self._folder(step)}/{METADATA}")]
 
-    def title(self, step: int) -> str:
-        """The URI of a commit, for messages."""
+    def uri_of(self, step: int) -> str:
+        """The URI of a checkpoint, for messages."""
         return f"{self.uri}/{_name(step)}"
 
     def _retain(self, newest: int, there_before: set[int]) -> None:
         # Later ones first: while they are there, they would be taken for the newest.
         steps = self.steps()
-        sealed = [step for step in steps if step <= newest and self._exists(f"{self._folder(step)}/{SEAL}")]
-        later_or_torn = (set(steps) - set(sealed)) & there_before
-        superseded = self._safekeeping.superseded(sealed, newest) | later_or_torn
+        complete = [step for step in steps if step <= newest and self._exists(f"{self._folder(step)}/{METADATA}")]
+        later_or_incomplete = (set(steps) - set(complete)) & there_before
+        superseded = self._config.superseded(complete, newest) | later_or_incomplete
         for step in sorted(superseded, reverse=True):
             self._delete(step)
 
     def _delete(self, step: int) -> None:
         folder = self._folder(step)
-        # The seal goes first: a deletion that is cut short must leave a torn commit, not a whole-looking one.
-        if self._exists(f"{folder}/{SEAL}"):
-            self._fs.delete_file(f"{folder}/{SEAL}")
+        # The metadata goes first: an interrupted deletion must leave an incomplete checkpoint.
+        if self._exists(f"{folder}/{METADATA}"):
+            self._fs.delete_file(f"{folder}/{METADATA}")
         self._fs.delete_dir(folder)
 
     def _exists(self, path: str) -> bool:
@@ -108,7 +132,7 @@ class CheckpointFiles:
     def _read(self, step: int, name: str) -> bytes:
         path = f"{self._folder(step)}/{name}"
         try:
-            return read(f"{self.title(step)}/{name}", lambda: self._contents(path), READ_POLICY)
+            return read(f"{self.uri_of(step)}/{name}", lambda: self._contents(path), READ_POLICY)
         except FileNotFoundError:
             raise CorruptCheckpoint(f"it has no {name}") from None
 

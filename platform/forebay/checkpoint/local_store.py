@@ -1,4 +1,4 @@
-"""`CheckpointStore` of the local driver: on this machine's disk at once, then uploaded to remote storage."""
+"""`CheckpointStore` for the local driver: this machine's disk first, and from there storage elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import shutil
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,47 +16,48 @@ from forebay.checkpoint.checkpoint import (
     CheckpointStore,
     DirectoryStore,
     Encoder,
-    Found,
+    Tier,
     found_in,
     newest_of,
 )
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.encoded import STATE, EncodedCheckpoint
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.encoded import EncodedCheckpoint
+from forebay.checkpoint.files import CheckpointFiles, shard_file
 from forebay.checkpoint.uploader import Uploader
-from forebay.errors import WriteFailed
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.retry import read
+from forebay.storage.write_failed import write_failed
 
-SPOOLS = "~/.cache/forebay-commits"
+SPOOLS = "~/.cache/forebay-checkpoints"
 OWNER = "spooled-by"
 
 
-def open_local_commits(safekeeping: CheckpointConfig) -> CheckpointStore:
-    """The commits of a run whose workers are processes of this machine.
+def open_local_checkpoints(config: CheckpointConfig) -> CheckpointStore:
+    """Open the store of a run whose workers are processes of this machine.
 
-    A commit on this machine's own disk outlives every process as soon as it is written, and writing is as quick as
-    memory: the kernel keeps it until the disk has it. Storage elsewhere gets them by way of such a folder.
+    A checkpoint on this machine's own disk outlives every process as soon as it is written, and writing is as quick as
+    memory: the kernel keeps it until the disk has it. Storage elsewhere gets checkpoints by way of such a folder.
     """
-    if resolve(safekeeping.uri).is_local:
-        return DirectStore(safekeeping.uri, keep_last=safekeeping.keep_last, keep_every=safekeeping.keep_every)
-    return SpooledStore(safekeeping)
+    if resolve(config.uri).is_local:
+        return DirectStore(config.uri, keep_last=config.keep_last, keep_every=config.keep_every)
+    return SpooledStore(config)
 
 
 class DirectStore(DirectoryStore):
-    """Straight into storage. What it refuses ends the run, whose user is to know where there is no room."""
+    """Store that writes straight into storage. A refused write ends the run: its user must make room."""
 
-    def save(self, commit: Checkpoint) -> None:
-        """Return once `commit` is in storage. Raises `WriteFailed`."""
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Return once `checkpoint` is in storage. Raises `WriteFailed`."""
         try:
-            super().save(commit)
+            super().save(checkpoint)
         except OSError as error:
-            raise WriteFailed(
-                f"the commit of step {commit.step} cannot be written to {self._files.uri} ({error}). Those before it "
-                "are kept: make room or give access, and run the same name again to continue.",
-                uri=self._files.uri,
-                step=commit.step,
+            raise write_failed(
+                f"the checkpoint of step {checkpoint.step}",
+                self._files.uri,
+                error,
+                "Those before it are kept: make room or give access, and run the same name again to continue.",
+                step=checkpoint.step,
             ) from error
 
 
@@ -65,58 +67,57 @@ class _Spool:
 
     folder: Path
     files: CheckpointFiles
-    uploads: Uploader
+    uploader: Uploader
 
 
 class SpooledStore:
-    """`CheckpointStore` on this machine's disk, uploaded every `storage_every_s`: a process that is killed loses none.
+    """`CheckpointStore` on this machine's disk, uploaded every `storage_every_s`. A killed process loses no checkpoint.
 
-    A machine that is lost takes along what was saved since the last upload. The folder belongs to the run in storage
-    and to no other of the same name: a run that was begun anew there, or went on from another machine, makes the folder
-    here worthless, which the word `spooled-by` beside the commits in storage tells.
+    A lost machine loses what was saved since the last upload. The folder belongs to the run in storage and to no other
+    of the same name. A run that was started again there, or went on from another machine, makes the folder here
+    worthless: the file `spooled-by` beside the checkpoints in storage names the owner.
     """
 
-    def __init__(self, safekeeping: CheckpointConfig, spools: str = SPOOLS) -> None:
-        self._safekeeping = safekeeping
+    def __init__(self, config: CheckpointConfig, spools: str = SPOOLS) -> None:
+        self._config = config
         self._spools = Path(spools).expanduser()
-        self._sealer, self._pad = Encoder(), ReusableBuffer()
+        self._encoder, self._buffer = Encoder(), ReusableBuffer()
         self._opened: _Spool | None = None
 
-    def save(self, commit: Checkpoint) -> None:
-        """Return once `commit` is on this machine's disk."""
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Return once `checkpoint` is on this machine's disk."""
         spool = self._spool()
-        sealed = self._sealer.seal(commit, self._pad)
-        spool.files.write(sealed)
-        spool.uploads.offer(self._mapped(sealed))
+        encoded = self._encoder.encode(checkpoint, self._buffer)
+        spool.files.write(encoded)
+        spool.uploader.offer(self._mapped(encoded))
 
-    def newest(self) -> Checkpoint | None:
-        """The newest whole commit of this machine's disk or in storage."""
+    def newest(self, shards: Collection[int] | None = None) -> Checkpoint | None:
+        """Return the newest complete checkpoint of this machine's disk or of storage."""
         spool = self._spool()
-        near = [Found(found.step, 1, found.title, found.read) for found in found_in(spool.files)]
-        return newest_of([*near, *found_in(spool.uploads.files)])
+        return newest_of([*found_in(spool.files, Tier.THIS_NODE), *found_in(spool.uploader.files)], shards)
 
     def flush(self) -> None:
-        """Return once the newest commit is in storage. Raises `WriteFailed`."""
-        self._spool().uploads.flush()
+        """Return once the newest checkpoint is in storage. Raises `WriteFailed`."""
+        self._spool().uploader.flush()
 
     def close(self) -> None:
-        """End the uploads. The folder stays if storage has not got all of it."""
+        """End the uploads. The folder stays if storage lacks a part of it."""
         if self._opened is None:
             return
-        uploads = self._opened.uploads
-        uploads.close()
-        if uploads.is_done:
+        uploader = self._opened.uploader
+        uploader.close()
+        if uploader.is_done:
             shutil.rmtree(self._opened.folder, ignore_errors=True)
         self._opened = None
 
     def _spool(self) -> _Spool:
         if self._opened is None:
-            uploads = Uploader(self._safekeeping)
-            folder = self._spools / hashlib.sha256(uploads.files.uri.encode()).hexdigest()[:16]
-            self._own(folder, uploads.files.uri)
-            files = CheckpointFiles(CheckpointConfig(uri=str(folder), keep_last=self._safekeeping.keep_last))
-            self._opened = _Spool(folder=folder, files=files, uploads=uploads)
-            self._offer_what_was_left()
+            uploader = Uploader(self._config)
+            folder = self._spools / hashlib.sha256(uploader.files.uri.encode()).hexdigest()[:16]
+            self._own(folder, uploader.files.uri)
+            files = CheckpointFiles(CheckpointConfig(uri=str(folder), keep_last=self._config.keep_last))
+            self._opened = _Spool(folder=folder, files=files, uploader=uploader)
+            self._offer_remains()
         return self._opened
 
     def _own(self, folder: Path, uri: str) -> None:
@@ -132,28 +133,26 @@ class SpooledStore:
             place.fs.create_dir(place.path.rpartition("/")[0], recursive=True)
             write_atomically(place.uri, owner)
         except OSError as error:
-            raise WriteFailed(
-                f"{place.uri} cannot be written ({error}). Check that the storage answers, has room, and that this "
-                "user may write to it.",
-                uri=place.uri,
-            ) from error
+            raise write_failed("the owner of the checkpoints", place.uri, error) from error
         here.write_bytes(owner)
 
-    def _offer_what_was_left(self) -> None:
-        """Have uploaded what a process that was killed had saved."""
+    def _offer_remains(self) -> None:
+        """Offer the uploader what a killed process had saved."""
         assert self._opened is not None
         left = newest_of(found_in(self._opened.files))
-        stored = self._opened.uploads.files.steps()
+        stored = self._opened.uploader.files.steps()
         if left is not None and left.step >= max(stored, default=-1):
-            self._opened.uploads.offer(self._opened.files.read(left.step))
+            self._opened.uploader.offer(self._opened.files.read(left.step))
 
-    def _mapped(self, sealed: EncodedCheckpoint) -> EncodedCheckpoint:
-        """The same from the disk: the pad is for the next one. A file that is deleted stays while it is mapped."""
+    def _mapped(self, encoded: EncodedCheckpoint) -> EncodedCheckpoint:
+        """The same from the disk: the buffer is for the next one. A file that is deleted stays while it is mapped."""
         assert self._opened is not None
-        path = Path(self._opened.files.title(sealed.step)) / STATE
-        with path.open("rb") as file:
-            state = mmap.mmap(file.fileno(), sealed.num_bytes, access=mmap.ACCESS_READ)
-        return EncodedCheckpoint(facts=sealed.facts, state=memoryview(state))
+        folder = Path(self._opened.files.uri_of(encoded.step))
+        shards = {}
+        for number, content in encoded.shards.items():
+            with (folder / shard_file(number)).open("rb") as file:
+                shards[number] = memoryview(mmap.mmap(file.fileno(), len(content), access=mmap.ACCESS_READ))
+        return EncodedCheckpoint(metadata=encoded.metadata, shards=shards)
 
 
 def _read(uri: str) -> bytes | None:

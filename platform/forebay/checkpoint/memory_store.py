@@ -1,34 +1,34 @@
-"""The newest commit of a run in the memory of one node: kept for the next worker, copied to a neighbour, uploaded."""
+"""A run's newest checkpoint in the memory of one node: kept for the next worker, replicated, and uploaded."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint
+from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint, Metadata
 from forebay.checkpoint.shared_buffer import BufferHandle, SharedBuffer
 from forebay.checkpoint.uploader import Uploader
 from forebay.errors import WriteFailed
 
 log = logging.getLogger(__name__)
 
-Facts = Mapping[str, Any]
-Array = npt.NDArray[np.uint8]
+ShardArrays: TypeAlias = Mapping[int, npt.NDArray[np.uint8]]
+"""Serialized shards as they travel between nodes, by number."""
 Replicate = Callable[[EncodedCheckpoint], Awaitable[None]]
-"""Has a copy made on another node where there is one. Never raises, and gives up on a node that does not answer."""
+"""Copies a checkpoint to another node where there is one. Never raises, and gives up on a node that is silent."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StoredStep:
-    """What a store has. Of two with the same step the origin, to which the worker gave it, knows more."""
+    """The step that a store has. Of two stores with the same step the origin, which a worker wrote to, knows more."""
 
     step: int
     is_origin: bool
@@ -36,181 +36,189 @@ class StoredStep:
 
 
 class MemoryStore:
-    """Runs as an actor without CPUs; knows nothing of Ray. Those who ask what it has are answered at once.
+    """Runs as an actor without CPUs; knows nothing of Ray. Questions for its step are answered at once.
 
-    A worker writes its state and then the seal into the slot that it has leased, and says `commit`. From the seal on
-    the commit is here: of a worker that dies before it could say so, it is found in the slot. A slot is leased anew
-    once nobody reads from it: not the neighbour, not an upload, and it is not the newest commit. One whose worker is
-    gone without a seal is not leased any more. So a worker that dies while it writes spoils nothing, though it be slow
-    to die.
+    A worker writes its shards and then the metadata into the buffer it was given, and calls `keep`. From the metadata
+    on the checkpoint is here: if the worker dies before it calls, the store finds it in the buffer. A buffer is given
+    out again when it has no reader: neither the replica, nor an upload, and it is not the newest checkpoint. A buffer
+    whose worker ended without metadata is not given out again. So a worker that dies during a write cannot corrupt a
+    later checkpoint, however slowly it dies.
     """
 
-    def __init__(self, uploads: Uploader, replicate: Replicate) -> None:
-        self._uploads = uploads
+    def __init__(self, uploader: Uploader, replicate: Replicate) -> None:
+        self._uploader = uploader
         self._replicate = replicate
-        self._slots: dict[int, SharedBuffer] = {}
+        self._buffers: dict[int, SharedBuffer] = {}
         self._numbers = count()
         self._content: dict[int, EncodedCheckpoint] = {}
-        self._leased: int | None = None
-        self._left: int | None = None
+        self._given: int | None = None
+        self._abandoned: int | None = None
         self._filling: set[int] = set()
-        self._begun = self._kept = 0
+        self._last_ticket = self._kept_ticket = 0
         self._newest: EncodedCheckpoint | None = None
         self._is_origin = False
         self._replicated: EncodedCheckpoint | None = None
         self._replicating: EncodedCheckpoint | None = None
-        self._turn = asyncio.Lock()
-        self._looking = threading.Lock()
+        self._replication = asyncio.Lock()
+        self._adopting = threading.Lock()
 
-    async def lease(self) -> BufferHandle:
-        """A slot for a new worker, in the place of the one before it, which is gone.
+    async def acquire(self) -> BufferHandle:
+        """Return a buffer for a new worker, which replaces an earlier one that has ended.
 
-        Answers when the commit that was left there is cared for as `commit` would have.
+        Waits until the checkpoint that the earlier one left is as safe as after `keep`.
         """
-        self._look_in()
-        await self._settle()
-        self._look_in()  # nobody should have written meanwhile; what is there is not to be lost
-        self._leave(None if self._leased in self._content else self._leased)
-        self._leased = None
-        return self._next_lease()
+        self._adopt_unreported()
+        await self._make_safe()
+        self._adopt_unreported()  # a worker that has not quite ended may have written meanwhile
+        self._abandon(None if self._given in self._content else self._given)
+        self._given = None
+        return self._next_handle()
 
-    async def commit(self, number: int) -> BufferHandle:
-        """Keep what was written into slot `number`; the slot for the next one.
+    async def keep(self, number: int) -> BufferHandle:
+        """Keep the checkpoint in buffer `number`. Returns the buffer for the next one.
 
-        Answers when it has its copy on another node. A worker writes no other before: so a node that is lost takes one
-        commit along at most.
+        Waits until it has a copy on another node. A worker writes no other before, so a lost node takes one checkpoint
+        with it at most.
         """
-        sealed = self._said(number)
-        # None: its worker is gone, and the next one has found what there was.
-        if sealed is not None:
-            if sealed is not self._newest:
-                self._keep(sealed, number, self._ticket(), is_origin=True)
-            if number == self._left:
-                self._left = None
+        encoded = self._reported(number)
+        # None: its worker was replaced, and its successor has found what there was.
+        if encoded is not None:
+            if encoded is not self._newest:
+                self._set_newest(encoded, number, self._ticket(), is_origin=True)
+            if number == self._abandoned:
+                self._abandoned = None
             else:
-                self._leave(None)
-                self._leased = None
-        await self._settle()
-        return self._next_lease()
+                self._abandon(None)
+                self._given = None
+        await self._make_safe()
+        return self._next_handle()
 
-    async def hold(self, facts: Facts, state: Array) -> None:
-        """Keep a copy of the newest commit, whose origin is on another node; `state` as uint8.
+    async def keep_copy(self, metadata: Metadata, shards: ShardArrays) -> None:
+        """Keep a copy of the newest checkpoint, whose origin is another node.
 
-        It is dropped if another commit came while it was being copied: that one is newer, and may be this node's own.
+        It is dropped if another checkpoint came during the copy: that one is newer, and may be this node's own.
         """
-        self._look_in()  # what a worker has left here came before
-        ticket, slot = self._ticket(), self._free_slot()
-        self._filling.add(slot.number)
-        self._content.pop(slot.number, None)
-        slot.clear()
-        view = await asyncio.to_thread(self._fill, slot, state)
-        if ticket < self._kept:
+        self._adopt_unreported()  # what a worker has left here came before
+        ticket, buffer = self._ticket(), self._free_buffer()
+        self._filling.add(buffer.number)
+        self._content.pop(buffer.number, None)
+        buffer.clear()
+        encoded = await asyncio.to_thread(self._fill, buffer, metadata, shards)
+        if ticket < self._kept_ticket:
             return
-        self._uploads.forget()
-        self._keep(EncodedCheckpoint(facts=facts, state=view), slot.number, ticket, is_origin=False)
+        self._uploader.discard()
+        self._set_newest(encoded, buffer.number, ticket, is_origin=False)
 
-    async def holding(self) -> StoredStep | None:
-        """Which commit it has."""
-        return self._held()
+    async def stored_step(self) -> StoredStep | None:
+        """The step of its checkpoint."""
+        return self._stored_step()
 
-    async def shown(self) -> tuple[Facts, str] | None:
-        """Its commit for a process of this node: the facts, and the slot's file."""
-        self._look_in()
+    async def locate(self) -> tuple[Metadata, str] | None:
+        """Its checkpoint for a process of this node: the metadata, and the buffer's file."""
+        self._adopt_unreported()
         if self._newest is None:
             return None
-        number = next(number for number, sealed in self._content.items() if sealed is self._newest)
-        return self._newest.facts, self._slots[number].path
+        number = next(number for number, encoded in self._content.items() if encoded is self._newest)
+        return self._newest.metadata, self._buffers[number].path
 
-    async def given(self) -> tuple[Facts, Array] | None:
-        """Its commit, the state as uint8."""
-        self._look_in()
-        return None if self._newest is None else (self._newest.facts, np.frombuffer(self._newest.state, np.uint8))
+    async def fetch(self, shards: Collection[int] | None = None) -> tuple[Metadata, ShardArrays] | None:
+        """Its checkpoint, with those of `shards` that it has, or with all."""
+        self._adopt_unreported()
+        if self._newest is None:
+            return None
+        asked = self._newest.shards.items()
+        return self._newest.metadata, {
+            number: np.frombuffer(content, np.uint8) for number, content in asked if shards is None or number in shards
+        }
 
     async def flush(self) -> WriteFailed | None:
-        """Have its commit in storage; the error if it cannot get there."""
-        self._look_in()
+        """Bring its checkpoint to storage. Returns the error if it cannot get there."""
+        self._adopt_unreported()
         newest = self._newest
         if newest is None:
             return None
         if not self._is_origin:
-            seen = self._begun
+            seen = self._last_ticket
             if await asyncio.to_thread(self._is_in_storage, newest.step):
                 return None
-            if seen != self._begun:  # others care for what came meanwhile, unless it is of a worker here
+            if seen != self._last_ticket:  # another store uploads what came meanwhile, unless a worker here wrote it
                 return await self.flush() if self._is_origin else None
         try:
-            self._uploads.take(newest)
-            await asyncio.to_thread(self._uploads.flush)
+            self._uploader.enqueue(newest)
+            await asyncio.to_thread(self._uploader.flush)
         except WriteFailed as error:
             return error
         return None
 
-    async def give_up(self, step: int) -> None:
-        """Leave storage to a worker that writes the commit of `step` there itself: it would be deleted as a later one.
+    async def yield_storage(self, step: int) -> None:
+        """Stop uploading, since a worker writes the checkpoint of `step` to storage itself.
 
-        What is here stays, as a copy would, in case the worker does not live to see the end of that.
+        A later one there would be deleted. What is here stays, as a copy would, in case that worker dies before it has
+        written.
         """
-        self._look_in()
+        self._adopt_unreported()
         self._ticket()  # for a flush that is under way
-        self._uploads.forget()
+        self._uploader.discard()
         self._is_origin = False
         if self._newest is not None and self._newest.step > step:
             self._newest = None
 
-    def _held(self) -> StoredStep | None:
-        self._look_in()
+    def _stored_step(self) -> StoredStep | None:
+        self._adopt_unreported()
         newest = self._newest
         return None if newest is None else StoredStep(newest.step, self._is_origin, newest.num_bytes)
 
-    def _look_in(self) -> None:
-        """Keep a commit of which the worker has not said yet that it is there, or never will.
+    def _adopt_unreported(self) -> None:
+        """Keep a complete checkpoint whose worker has not called `keep` yet, or never will.
 
-        It is in the leased slot, or in that of a worker that was thought to be gone.
+        It is in the buffer that was given out, or in that of a worker that was taken for dead.
         """
-        with self._looking:
-            for number in (self._left, self._leased):
-                if number is not None and number not in self._content and (sealed := self._sealed_in(number)):
-                    self._keep(sealed, number, self._ticket(), is_origin=True)
+        with self._adopting:
+            for number in (self._abandoned, self._given):
+                if number is not None and number not in self._content and (encoded := self._complete_in(number)):
+                    self._set_newest(encoded, number, self._ticket(), is_origin=True)
 
-    def _sealed_in(self, number: int) -> EncodedCheckpoint | None:
-        """A whole commit in slot `number`; of one whose worker was thought to be gone, only what is news."""
+    def _complete_in(self, number: int) -> EncodedCheckpoint | None:
+        """A complete checkpoint in buffer `number`. Where its worker was taken for dead, only a newer one counts."""
         try:
-            sealed = self._slots[number].sealed()
-            if sealed is None:
+            encoded = self._buffers[number].read()
+            if encoded is None:
                 return None
-            sealed.check()
-        except CorruptCheckpoint as torn:
-            log.warning("What a worker has left in memory is no commit (%s).", torn)
+            encoded.verify()
+        except CorruptCheckpoint as error:
+            log.warning("What a worker has left in memory is not a checkpoint (%s).", error)
             return None
-        is_news = self._newest is None or sealed.step > self._newest.step
-        return sealed if is_news or number == self._leased else None
+        is_news = self._newest is None or encoded.step > self._newest.step
+        return encoded if is_news or number == self._given else None
 
-    def _said(self, number: int) -> EncodedCheckpoint | None:
-        """What was written into slot `number`, if it is still that of the worker who says so."""
-        if number not in (self._leased, self._left):
+    def _reported(self, number: int) -> EncodedCheckpoint | None:
+        """The checkpoint in buffer `number`, if the buffer still belongs to the worker that reports it."""
+        if number not in (self._given, self._abandoned):
             return None
-        return self._content.get(number) or self._slots[number].sealed()
+        return self._content.get(number) or self._buffers[number].read()
 
-    def _leave(self, number: int | None) -> None:
-        """Lease slot `number` no more: a worker that should be gone may write there.
+    def _abandon(self, number: int | None) -> None:
+        """Never give out buffer `number` again: a worker that should have ended may write there.
 
-        It is given up when the worker in its place has a commit; until then that one may be gone sooner.
+        It is released when the worker's successor has a checkpoint. Until then the successor may end first.
         """
-        if self._left is not None and self._left not in self._content:
-            del self._slots[self._left]
-        self._left = number
+        if self._abandoned is not None and self._abandoned not in self._content:
+            del self._buffers[self._abandoned]
+        self._abandoned = number
 
-    async def _settle(self) -> None:
-        """Return once the newest commit is on its way to storage, and has its copy on another node."""
+    async def _make_safe(self) -> None:
+        """Return once the newest checkpoint is queued for storage, and has its copy on another node."""
         if self._newest is not None and self._is_origin:
-            # Here, not in the thread: there it might come after what gives it up.
-            self._uploads.take(self._newest)
-            # It waits where storage is slower than the commits that are to stay for ever.
-            await asyncio.gather(asyncio.to_thread(self._uploads.wait, self._newest), self._have_copied())
+            # Here, not in the thread: there it might come after a call that discards it.
+            self._uploader.enqueue(self._newest)
+            # It waits where storage is slower than the permanent checkpoints come.
+            await asyncio.gather(
+                asyncio.to_thread(self._uploader.wait_for_room, self._newest), self._replicate_newest()
+            )
 
-    async def _have_copied(self) -> None:
-        """Return once the newest commit has its copy on another node, where there is one."""
-        async with self._turn:
+    async def _replicate_newest(self) -> None:
+        """Return once the newest checkpoint has its copy on another node, where there is one."""
+        async with self._replication:
             newest = self._newest
             if newest is None or newest is self._replicated or not self._is_origin:
                 return
@@ -218,50 +226,50 @@ class MemoryStore:
             await self._replicate(newest)
             self._replicated, self._replicating = newest, None
 
-    def _next_lease(self) -> BufferHandle:
-        # There is one if a new worker has come meanwhile, and this answer is for one that has gone.
-        if self._leased is None:
-            slot = self._free_slot()
-            self._content.pop(slot.number, None)
-            slot.clear()
-            self._leased = slot.number
-        return self._slots[self._leased].lease
+    def _next_handle(self) -> BufferHandle:
+        # There is one if a new worker has come meanwhile, and this answer is for one that has ended.
+        if self._given is None:
+            buffer = self._free_buffer()
+            self._content.pop(buffer.number, None)
+            buffer.clear()
+            self._given = buffer.number
+        return self._buffers[self._given].handle
 
     def _ticket(self) -> int:
-        """The order in which commits and copies come; copies are not finished in it."""
-        self._begun += 1
-        return self._begun
+        """The order in which checkpoints and copies come. Copies do not finish in it."""
+        self._last_ticket += 1
+        return self._last_ticket
 
-    def _keep(self, sealed: EncodedCheckpoint, number: int, ticket: int, *, is_origin: bool) -> None:
-        self._content[number] = sealed
-        self._newest, self._is_origin, self._kept = sealed, is_origin, ticket
+    def _set_newest(self, encoded: EncodedCheckpoint, number: int, ticket: int, *, is_origin: bool) -> None:
+        self._content[number] = encoded
+        self._newest, self._is_origin, self._kept_ticket = encoded, is_origin, ticket
 
-    def _fill(self, slot: SharedBuffer, state: Array) -> memoryview:
+    def _fill(self, buffer: SharedBuffer, metadata: Metadata, shards: ShardArrays) -> EncodedCheckpoint:
         try:
-            return slot.fill(state.data)
+            return buffer.fill(metadata, {number: array.data for number, array in shards.items()})
         finally:
             # Here, not where it is waited for: a call that is cancelled leaves this thread writing.
-            self._filling.discard(slot.number)
+            self._filling.discard(buffer.number)
 
-    def _free_slot(self) -> SharedBuffer:
-        read = [*self._uploads.holds(), self._newest, self._replicating]
-        for slot in self._slots.values():
-            content = self._content.get(slot.number)
-            is_written = slot.number in (self._leased, self._left) or slot.number in self._filling
-            if not is_written and (content is None or content not in read):
-                return slot
-        slot = SharedBuffer(next(self._numbers))
-        self._slots[slot.number] = slot
-        return slot
+    def _free_buffer(self) -> SharedBuffer:
+        in_use = [*self._uploader.in_use(), self._newest, self._replicating]
+        for buffer in self._buffers.values():
+            content = self._content.get(buffer.number)
+            is_written = buffer.number in (self._given, self._abandoned) or buffer.number in self._filling
+            if not is_written and (content is None or content not in in_use):
+                return buffer
+        buffer = SharedBuffer(next(self._numbers))
+        self._buffers[buffer.number] = buffer
+        return buffer
 
     def _is_in_storage(self, step: int) -> bool:
-        """Whether a whole commit of `step` or later is there: a copy must not take the place of what followed it."""
-        files = self._uploads.files
+        """Whether storage has a complete checkpoint of `step` or later: a copy must not replace a later one."""
+        files = self._uploader.files
         for stored in files.steps():
             if stored < step:
                 return False
             try:
-                files.read(stored).check()
+                files.read(stored).verify()
             except CorruptCheckpoint:
                 continue
             return True

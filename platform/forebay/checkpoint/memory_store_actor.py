@@ -1,7 +1,7 @@
-"""The stores of a run's commits as Ray actors: found by name, made where one is needed, ended with their run.
+"""Memory stores of a run as Ray actors: found by name, made where one is needed, ended with their run.
 
-Checked with Ray 2.60. They are detached, because whoever asks for one first, a worker, must not take it along when it
-dies. It imports no PyTorch: a store is there in the time that Python and Ray take to start.
+Checked with Ray 2.60. They are detached: the worker that asks for one first must not end it when it dies. This module
+imports no PyTorch, so that a store is there in the time that Python and Ray take to start.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from forebay.ray_cluster.actors import NAMESPACE
 from forebay.ray_cluster.nodes import _alive_nodes, steady_nodes
 
 ANSWER_S = 2.0
-"""A store answers at once. One that does not is on a node that has just been lost, or has too much to do."""
+"""A store answers at once. A silent one is on a node that has just been lost, or has too much to do."""
 SILENT_S = 30.0
-"""How long one whose node is alive is waited for: it may have the newest commit."""
+"""Wait for a silent store whose node is alive: it may have the newest checkpoint."""
 START_S = 15.0
 REPLICATE_S = 2.0
 REPLICATE_BYTES_PER_S = 50e6
@@ -49,97 +49,97 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOwner:
-    """Whose commits a store keeps; a store ends when `coordinator` is dead."""
+    """The run whose checkpoints a store keeps. A store ends when `coordinator` is dead."""
 
     run: str
-    safekeeping: CheckpointConfig
+    config: CheckpointConfig
     coordinator: ActorHandle
 
 
 class StoreActor(MemoryStore):
-    """A store on its node. Follows the run's coordinator into its end, with the newest commit brought to storage."""
+    """A memory store on its node. Ends after the run's coordinator, with the newest checkpoint brought to storage."""
 
     def __init__(self, owner: StoreOwner) -> None:
         self._owner = owner
         self._node = ray.get_runtime_context().get_node_id()
-        self._neighbour = _Replica(owner, self._node)
-        super().__init__(Uploader(owner.safekeeping), self._neighbour.hold)
+        self._replica = _Replica(owner, self._node)
+        super().__init__(Uploader(owner.config), self._replica.replicate)
         self._me = ray.get_runtime_context().current_actor
         threading.Thread(target=self._watch, name="forebay-watch", daemon=True).start()
 
-    async def retire(self) -> None:
-        """Make no other store any more; one that is being made is there when this answers."""
-        await asyncio.to_thread(self._neighbour.retire)
+    async def stop_replicating(self) -> None:
+        """Make no other store from now on. A store that is being made is there when this returns."""
+        await asyncio.to_thread(self._replica.stop)
 
     def _watch(self) -> None:
         while is_alive(self._owner.coordinator):
             time.sleep(WATCH_S)
-        # One that knows more goes first: two at once would tear each other's commit.
-        while (mine := self._held()) is not None and self._held_elsewhere() > (mine, self._node):
+        # A store with a newer step goes first: two at once would corrupt each other's checkpoint.
+        while (mine := self._stored_step()) is not None and self._newest_elsewhere() > (mine, self._node):
             time.sleep(WATCH_S)
         if error := asyncio.run(self.flush()):
             log.error("%s", error)
         ray.kill(self._me)
 
-    def _held_elsewhere(self) -> tuple[StoredStep, str]:
+    def _newest_elsewhere(self) -> tuple[StoredStep, str]:
         others = {node: store for node, store in stores_of(self._owner.run).items() if node != self._node}
-        found = [(holding, node) for node, holding in holdings(others).items()]
+        found = [(stored, node) for node, stored in stored_steps(others).items()]
         return max(found, default=(StoredStep(-1, False), ""))
 
 
 class _Replica:
-    """The store on another node that has a copy of each commit; chosen anew when it does not answer."""
+    """The store on another node that has a copy of each checkpoint. Chosen again when it does not answer."""
 
     def __init__(self, owner: StoreOwner, node: str) -> None:
         self._owner, self._node = owner, node
         self._store: ActorHandle | None = None
         self._store_node = ""
-        self._is_settled = self._is_retired = False
-        self._look_at = 0.0
-        self._looking = threading.Lock()
+        self._is_settled = self._is_stopped = False
+        self._choose_at = 0.0
+        self._choosing = threading.Lock()
 
-    def retire(self) -> None:
-        """Choose none any more."""
-        with self._looking:
-            self._is_retired = True
+    def stop(self) -> None:
+        """Choose no store from now on."""
+        with self._choosing:
+            self._is_stopped = True
 
-    async def hold(self, sealed: EncodedCheckpoint) -> None:
-        """Have `sealed` copied there, if there is another node. Afterwards no third store has any commit."""
+    async def replicate(self, encoded: EncodedCheckpoint) -> None:
+        """Copy `encoded` there, if there is another node. Afterwards no third store has any checkpoint."""
         try:
-            await asyncio.to_thread(self._look)
+            await asyncio.to_thread(self._choose_when_due)
             if self._store is None:
                 return
-            state = np.frombuffer(sealed.state, np.uint8)
-            # In a thread: it copies the state into Ray's object store.
-            answer = await asyncio.to_thread(self._store.hold.remote, dict(sealed.facts), state)
+            shards = {number: np.frombuffer(content, np.uint8) for number, content in encoded.shards.items()}
+            # In a thread: it copies the shards into Ray's object store.
+            answer = await asyncio.to_thread(self._store.keep_copy.remote, dict(encoded.metadata), shards)
             within_s = REPLICATE_S if self._is_settled else START_S
-            await asyncio.wait_for(answer, within_s + sealed.num_bytes / REPLICATE_BYTES_PER_S)
+            await asyncio.wait_for(answer, within_s + encoded.num_bytes / REPLICATE_BYTES_PER_S)
             if not self._is_settled:
                 await asyncio.to_thread(self._end_others)
         except (RayError, TimeoutError) as error:
             log.warning(
-                "The commit of step %d has no copy on another node: node %s does not answer (%s).",
-                sealed.step,
+                "The checkpoint of step %d has no copy on another node: node %s does not answer (%s).",
+                encoded.step,
                 self._store_node[:8],
                 type(error).__name__,
             )
-            self._store, self._look_at = None, 0.0
+            self._store, self._choose_at = None, 0.0
 
-    def _look(self) -> None:
-        """Choose a node now and then: others come, and the one at hand may be about to leave."""
-        with self._looking:
-            if time.monotonic() >= self._look_at and not self._is_retired:
+    def _choose_when_due(self) -> None:
+        """Choose a node every `LOOK_S` seconds: others join, and the chosen one may be about to leave."""
+        with self._choosing:
+            if time.monotonic() >= self._choose_at and not self._is_stopped:
                 self._choose()
 
     def _choose(self) -> None:
-        self._look_at = time.monotonic() + LOOK_S
+        self._choose_at = time.monotonic() + LOOK_S
         nodes = steady_nodes() - {self._node}
         if self._store is not None and self._store_node in nodes:
             return
         self._store, self._is_settled = None, False
         if not nodes:
             return
-        # One that has a store already is quicker.
+        # A node that has a store already is quicker.
         self._store_node = min(nodes, key=lambda node: (node not in stores_of(self._owner.run), node))
         self._store = make_store(self._owner, self._store_node)
 
@@ -151,7 +151,7 @@ class _Replica:
 
 
 def make_store(owner: StoreOwner, node: str) -> ActorHandle:
-    """The store of a run on a node; made if it is not there, which takes a second, for which nobody waits here."""
+    """Return the store of a run on a node. Makes it if it is not there, without waiting the second that this takes."""
     return (
         ray.remote(StoreActor)
         .options(
@@ -177,32 +177,32 @@ def stores_of(run: str) -> Stores:
     return found
 
 
-def holdings(stores: Stores) -> dict[str, StoredStep]:
-    """What they have, by node. Waits for those that are silent while their nodes are alive, for `SILENT_S`."""
-    held, silent = _ask(stores, _holding)
+def stored_steps(stores: Stores) -> dict[str, StoredStep]:
+    """Steps that `stores` have, by node. Waits up to `SILENT_S` for silent ones whose nodes are alive."""
+    stored, silent = _ask(stores, _stored_step)
     deadline = time.monotonic() + SILENT_S
     if silent:
         log.warning("The memory of node %s does not answer.", _named(silent))
     while (silent := {node: silent[node] for node in silent.keys() & _alive_nodes()}) and time.monotonic() < deadline:
         time.sleep(WATCH_S)
-        more, silent = _ask(silent, _holding)
-        held |= more
+        more, silent = _ask(silent, _stored_step)
+        stored |= more
     if silent:
-        log.warning("The memory of node %s is given up, and what was saved there with it.", _named(silent))
-    return {node: holding for node, holding in held.items() if holding is not None}
+        log.warning("The memory of node %s is given up, with what was saved there.", _named(silent))
+    return {node: step for node, step in stored.items() if step is not None}
 
 
-def give_up(stores: Stores, step: int) -> Stores:
-    """Have stores leave storage to somebody who writes the commit of `step` there himself; those that are silent."""
-    return _ask(stores, lambda store: store.give_up.remote(step))[1]
+def yield_storage(stores: Stores, step: int) -> Stores:
+    """Tell `stores` that the caller writes step `step` to storage itself. Returns the stores that did not answer."""
+    return _ask(stores, lambda store: store.yield_storage.remote(step))[1]
 
 
-def _holding(store: ActorHandle) -> Any:
-    return store.holding.remote()
+def _stored_step(store: ActorHandle) -> Any:
+    return store.stored_step.remote()
 
 
 def _ask(stores: Stores, question: Callable[[ActorHandle], Any]) -> tuple[dict[str, Any], Stores]:
-    """The answers by node, and the stores that give none."""
+    """Answers by node, and the stores that did not answer."""
     # Futures throughout: a store asks as well, and Ray warns of anything else in an actor with an event loop.
     asked = {question(store).future(): node for node, store in stores.items()}
     answered, silent = wait(asked, timeout=ANSWER_S)
@@ -216,10 +216,10 @@ def _named(stores: Stores) -> str:
 
 
 def flush_newest(run: str) -> WriteFailed | None:
-    """Have the newest commit of a run that is in memory in storage; the error if it cannot get there."""
+    """Bring a run's newest checkpoint in memory to storage. Returns the error if it cannot get there."""
     stores = stores_of(run)
-    held = holdings(stores)
-    for node in sorted(held, key=lambda node: held[node], reverse=True):
+    stored = stored_steps(stores)
+    for node in sorted(stored, key=lambda node: stored[node], reverse=True):
         try:
             error: WriteFailed | None = ray.get(stores[node].flush.remote(), timeout=FLUSH_S)
         except RayError:
@@ -230,16 +230,16 @@ def flush_newest(run: str) -> WriteFailed | None:
 
 
 def end_stores(run: str) -> None:
-    """Bring the newest commit of a run to storage, and end all its stores. What cannot get there is logged.
+    """Bring a run's newest checkpoint to storage, and end all its stores. A failed write is logged.
 
-    One that stays silent is ended, too: if it came to itself later, it would write over what the next run saves.
+    A silent store is ended too: if it answered later, it would overwrite what the next run saves.
     """
     if error := flush_newest(run):
         log.error("%s", error)
     deadline = time.monotonic() + END_S
-    # More than once: one that has just had a commit may be making another, which is listed when it has retired.
+    # More than once: a store that has just kept a checkpoint may be making another, listed when it has stopped.
     while (stores := stores_of(run)) and time.monotonic() < deadline:
-        wait([store.retire.remote().future() for store in stores.values()], timeout=ANSWER_S)
+        wait([store.stop_replicating.remote().future() for store in stores.values()], timeout=ANSWER_S)
         for store in stores_of(run).values():
             ray.kill(store)
     if stores:
@@ -247,7 +247,7 @@ def end_stores(run: str) -> None:
 
 
 def is_alive(actor: ActorHandle) -> bool:
-    """Whether an actor is there, or may be."""
+    """Whether an actor lives, or may live."""
     try:
         actor.__ray_ready__.remote().future().result(ANSWER_S)
     except ActorDiedError:
@@ -258,5 +258,5 @@ def is_alive(actor: ActorHandle) -> bool:
 
 
 def _prefix(run: str) -> str:
-    # No name of a run holds a colon.
-    return f"commits:{run}:"
+    # Run names hold no colon.
+    return f"checkpoints:{run}:"

@@ -1,10 +1,10 @@
-"""`Commits` for workers on Ray: in the memory of their node, with a copy on another, and in storage now and then."""
+"""`CheckpointStore` for workers on Ray: memory of their node, a copy on another, and storage at intervals."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from forebay.checkpoint.buffer import ReusableBuffer
-from forebay.checkpoint.checkpoint import Checkpoint, Encoder, Found, found_in, newest_of
+from forebay.checkpoint.checkpoint import Checkpoint, Encoder, Found, Tier, found_in, newest_of
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
@@ -25,33 +25,34 @@ from forebay.checkpoint.memory_store_actor import (
     Stores,
     end_stores,
     flush_newest,
-    give_up,
-    holdings,
     is_alive,
     make_store,
+    stored_steps,
     stores_of,
+    yield_storage,
 )
-from forebay.checkpoint.shared_buffer import BufferHandle, SharedBufferClient, read_slot
+from forebay.checkpoint.shared_buffer import BufferHandle, SharedBufferClient, read_shared_buffer
 from forebay.errors import ReadFailed, WriteFailed
+from forebay.storage.write_failed import ADVICE, write_failed
 
 START_S = 15.0
-COMMIT_S = 30.0
+KEEP_S = 30.0
 READ_S = 30.0
 FLUSH_S = 900.0
 
 log = logging.getLogger(__name__)
 
 
-def open_commits(run: str, safekeeping: CheckpointConfig, coordinator: ActorHandle) -> RayCheckpointStore:
-    """The commits of `run`, in any of its worker processes. `coordinator` is the actor that ends with the run."""
-    return RayCheckpointStore(StoreOwner(run=run, safekeeping=safekeeping, coordinator=coordinator))
+def open_ray_checkpoints(run: str, config: CheckpointConfig, coordinator: ActorHandle) -> RayCheckpointStore:
+    """Open the store of `run`, in any of its worker processes. `coordinator` is the actor that ends with the run."""
+    return RayCheckpointStore(StoreOwner(run=run, config=config, coordinator=coordinator))
 
 
 @contextmanager
-def commit_stores(run: str) -> Iterator[None]:
-    """On the driver, around a whole run: none of its stores is left before or after, and no commit is lost with them.
+def checkpoint_stores(run: str) -> Iterator[None]:
+    """End all memory stores of a run before and after it, on the driver; no checkpoint is lost with them.
 
-    Those from before are of a driver that was killed.
+    Stores from before belong to a driver that was killed.
     """
     end_stores(run)
     try:
@@ -60,68 +61,68 @@ def commit_stores(run: str) -> Iterator[None]:
         try:
             end_stores(run)
         except RayError as error:  # the cluster is gone; where it is not, they end with the coordinator
-            log.warning("The memory of the run's commits could not be asked to end (%s).", type(error).__name__)
+            log.warning("The memory of the run's checkpoints could not be asked to end (%s).", type(error).__name__)
 
 
 def flush_stores(run: str) -> None:
-    """On the driver, at a drain notice: bring the newest commit to storage. Where it cannot get there is logged."""
+    """Bring the newest checkpoint to storage, on the driver at a drain notice. A failed write is logged."""
     if error := flush_newest(run):
         log.warning("%s", error)
 
 
 class RayCheckpointStore:
-    """`Commits` in the store of this node. While that one is lost, commits go straight to storage, with a warning.
+    """`CheckpointStore` in the memory of this node. While that is lost, checkpoints go to storage, with a warning.
 
     A worker whose coordinator is gone as well is an orphan of a driver that was killed: it ends this process, because
-    what it saved would hurt the run that may go on elsewhere.
+    its checkpoints would hurt the run that may go on elsewhere.
     """
 
     def __init__(self, owner: StoreOwner) -> None:
         self._owner = owner
-        self._files = CheckpointFiles(owner.safekeeping)
+        self._files = CheckpointFiles(owner.config)
         self._node = ray.get_runtime_context().get_node_id()
-        self._sealer = Encoder()
+        self._encoder = Encoder()
         self._store: ActorHandle | None = None
-        self._leasing: Any = None
-        self._lease: BufferHandle | None = None
-        self._desk: SharedBufferClient | None = None
-        self._spare = ReusableBuffer()
-        self._patience_s = 0.0
+        self._pending: Any = None
+        self._handle: BufferHandle | None = None
+        self._client: SharedBufferClient | None = None
+        self._own_buffer = ReusableBuffer()
+        self._wait_s = 0.0
         self._is_starting = True
         self._saved: EncodedCheckpoint | None = None
         self._stored: EncodedCheckpoint | None = None
         self._latest: int | None = None
 
-    def save(self, commit: Checkpoint) -> None:
-        """Return once `commit` is in the memory of this node, and the one before it on another node too.
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Return once `checkpoint` is in the memory of this node, and the one before it on another node too.
 
-        The store need not have noticed it yet: it looks for it as soon as somebody asks.
+        The store need not have noticed it yet: it looks for it before it answers any question.
         """
         before, self._saved = self._saved, None
-        goes_on = self._latest is not None and commit.step > self._latest
-        lease, pad = self._place()
-        sealed = self._sealer.seal(commit, pad)
-        self._latest = commit.step
-        if lease is None or not self._commit(lease, sealed, goes_on=goes_on):
-            self._save_to_storage(sealed, before)
-        self._saved = sealed
+        goes_on = self._latest is not None and checkpoint.step > self._latest
+        handle, buffer = self._open_buffer()
+        encoded = self._encoder.encode(checkpoint, buffer)
+        self._latest = checkpoint.step
+        if handle is None or not self._hand_over(handle, encoded, goes_on=goes_on):
+            self._save_to_storage(encoded, before)
+        self._saved = encoded
 
-    def newest(self) -> Checkpoint | None:
-        """The newest whole commit in the memory of any node, or in storage."""
+    def newest(self, shards: Collection[int] | None = None) -> Checkpoint | None:
+        """Return the newest complete checkpoint in the memory of any node, or in storage."""
         stores = stores_of(self._owner.run)
         if self._store is None:
-            self._ask_for_store(stores)
+            self._request_buffer(stores)
         stored = self._in_storage(bool(stores))
-        held = holdings(stores)
+        held = stored_steps(stores)
         if self._node in held and not self._is_starting:
-            self._patience_s = self._patience_for(held[self._node].num_bytes)
-        newest = newest_of([*self._in_memory(stores, held), *(stored or ())])
+            self._wait_s = self._copy_timeout_s(held[self._node].num_bytes)
+        newest = newest_of([*self._in_memory(stores, held), *(stored or ())], shards)
         if stored is not None:  # otherwise it may hold a later one
             self._latest = -1 if newest is None else newest.step
         return newest
 
     def flush(self) -> None:
-        """Return once the newest commit is in storage. Raises `WriteFailed`."""
+        """Return once the newest checkpoint is in storage. Raises `WriteFailed`."""
         error: WriteFailed | None = None
         if self._store is None or self._saved is None:
             error = flush_newest(self._owner.run)
@@ -135,119 +136,117 @@ class RayCheckpointStore:
             raise error
 
     def close(self) -> None:
-        """Let go of the store, which stays."""
-        self._store = self._leasing = self._lease = self._desk = self._saved = self._stored = None
+        """Release the memory store, which stays."""
+        self._store = self._pending = self._handle = self._client = self._saved = self._stored = None
 
-    def _leased(self) -> BufferHandle | None:
-        """The slot to write into; None while there is no store."""
-        if self._lease is not None:
-            return self._lease
-        if self._leasing is None:
-            self._ask_for_store(stores_of(self._owner.run))
+    def _next_handle(self) -> BufferHandle | None:
+        """The buffer to write into; None while there is no memory store."""
+        if self._handle is not None:
+            return self._handle
+        if self._pending is None:
+            self._request_buffer(stores_of(self._owner.run))
         try:
-            self._lease = ray.get(self._leasing, timeout=self._patience_s)
+            self._handle = ray.get(self._pending, timeout=self._wait_s)
         except (RayActorError, RayTaskError, GetTimeoutError) as error:
             if self._is_starting and isinstance(error, GetTimeoutError):
-                self._patience_s = 0.0  # the next commits ask again, and do not wait
-                log.warning("The memory of this node for commits is not ready: this one goes straight to storage.")
+                self._wait_s = 0.0  # the next checkpoints ask again, and do not wait
+                log.warning("The memory of this node for checkpoints is not ready: this one goes straight to storage.")
             else:
                 self._lose_store(error)
-        return self._lease
+        return self._handle
 
-    def _place(self) -> tuple[BufferHandle | None, ReusableBuffer]:
-        """Where to write the next state: a slot of the store, or memory of this process while there is no store."""
-        lease = self._leased()
-        if lease is None:
-            return None, self._spare
+    def _open_buffer(self) -> tuple[BufferHandle | None, ReusableBuffer]:
+        """Memory for the next checkpoint: a buffer of the store, or of this process while there is no store."""
+        handle = self._next_handle()
+        if handle is None:
+            return None, self._own_buffer
         try:
-            self._desk = self._desk or SharedBufferClient(lease.pid)
-            return lease, self._desk.pad(lease)
+            self._client = self._client or SharedBufferClient(handle.pid)
+            return handle, self._client.writer(handle)
         except OSError as error:  # the store has ended since
             self._lose_store(error)
-            return None, self._spare
+            return None, self._own_buffer
 
-    def _commit(self, lease: BufferHandle, sealed: EncodedCheckpoint, *, goes_on: bool) -> bool:
-        """Whether the store has it. Its answer is awaited by the next one, unless there may be later ones to give up.
+    def _hand_over(self, handle: BufferHandle, encoded: EncodedCheckpoint, *, goes_on: bool) -> bool:
+        """Finish the checkpoint in its buffer. Returns whether the memory store has it.
 
-        The answer comes with the copy on another node.
+        Its answer comes with the copy on another node. The next `save` waits for the answer; this one does where later
+        checkpoints may have to be abandoned.
         """
         assert self._store is not None
-        assert self._desk is not None
-        self._desk.pad(lease).seal(sealed)
-        self._leasing, self._lease = self._store.commit.remote(lease.number), None
+        assert self._client is not None
+        self._client.writer(handle).finish(encoded)
+        self._pending, self._handle = self._store.keep.remote(handle.number), None
         self._is_starting = False
-        self._patience_s = self._patience_for(sealed.num_bytes)
-        return (goes_on and self._desk.is_alive) or self._leased() is not None
+        self._wait_s = self._copy_timeout_s(encoded.num_bytes)
+        return (goes_on and self._client.is_alive) or self._next_handle() is not None
 
-    def _patience_for(self, num_bytes: int) -> float:
-        """How long the store may take for the copy of a commit: so long the neighbour is given."""
-        return min(COMMIT_S + num_bytes / REPLICATE_BYTES_PER_S, self._owner.safekeeping.patience_s)
+    def _copy_timeout_s(self, num_bytes: int) -> float:
+        """Time a memory store may take for the copy of a checkpoint to another node."""
+        return min(KEEP_S + num_bytes / REPLICATE_BYTES_PER_S, self._owner.config.store_timeout_s)
 
-    def _ask_for_store(self, stores: Stores) -> None:
-        """Have it made if it is not among `stores`."""
+    def _request_buffer(self, stores: Stores) -> None:
+        """Ask this node's store for a buffer. Makes the store if it is not among `stores`."""
         self._is_starting = self._node not in stores
-        starts_in_s = min(START_S, self._owner.safekeeping.patience_s)
-        self._patience_s = starts_in_s if self._is_starting else self._patience_for(0)
+        starts_in_s = min(START_S, self._owner.config.store_timeout_s)
+        self._wait_s = starts_in_s if self._is_starting else self._copy_timeout_s(0)
         self._store = make_store(self._owner, self._node)
-        self._leasing = self._store.lease.remote()
+        self._pending = self._store.acquire.remote()
 
     def _lose_store(self, error: Exception) -> None:
-        """Have no store, until the commit at hand is in storage: this one may live, and be all that has the last."""
+        """Use no store until this checkpoint is in storage: the lost one may live, and be all that has the last."""
         if not is_alive(self._owner.coordinator):
             os._exit(1)
         log.warning(
-            "The memory of this node for commits is lost (%s). It is made anew; until then commits go straight to %s.",
+            "The memory of this node for checkpoints is lost (%s). It is made again; until then they go to %s.",
             type(error).__name__,
             self._files.uri,
         )
-        self._leasing = self._lease = self._desk = None
+        self._pending = self._handle = self._client = None
 
     def _replace_store(self) -> None:
         assert self._store is not None
         ray.kill(self._store)
-        self._ask_for_store({})
-        self._patience_s = 0.0
+        self._request_buffer({})
+        self._wait_s = 0.0
 
-    def _save_to_storage(self, sealed: EncodedCheckpoint, before: EncodedCheckpoint | None = None) -> None:
-        """Write a commit past all stores, then have a lost one made anew. `before` is the commit before, if known."""
+    def _save_to_storage(self, encoded: EncodedCheckpoint, before: EncodedCheckpoint | None = None) -> None:
+        """Write a checkpoint past all stores, then replace a lost one. `before` is the checkpoint before, if known."""
         stores = stores_of(self._owner.run)
         if self._is_starting:
             stores.pop(self._node, None)  # it has nothing, and cannot say so yet
-        silent = give_up(stores, sealed.step)
-        self._write(sealed, before)
-        self._stored = sealed
-        # If one came to itself later, it would write over this.
+        silent = yield_storage(stores, encoded.step)
+        self._write(encoded, before)
+        self._stored = encoded
+        # A silent store that answered later would overwrite this.
         for store in silent.values():
             ray.kill(store)
-        if self._leasing is None:
+        if self._pending is None:
             self._replace_store()
 
-    def _write(self, sealed: EncodedCheckpoint, before: EncodedCheckpoint | None) -> None:
+    def _write(self, encoded: EncodedCheckpoint, before: EncodedCheckpoint | None) -> None:
         try:
-            # The store may have been lost before it wrote one that is to stay for ever.
-            if before is not None and before.step < sealed.step and self._is_owed(before):
+            # The store may have been lost before it wrote a permanent one.
+            if before is not None and before.step < encoded.step and self._is_owed(before):
                 self._files.write(before)
-            self._files.write(sealed)
+            self._files.write(encoded)
         except OSError as error:
-            raise WriteFailed(
-                f"the commit of step {sealed.step} could not be written to {self._files.uri} ({error}), and the memory "
-                "of this node is lost too. Check that the storage answers, has room, and that this user may write to "
-                "it.",
-                uri=self._files.uri,
-            ) from error
+            advice = f"The memory of this node is lost too. {ADVICE}"
+            raise write_failed(f"the checkpoint of step {encoded.step}", self._files.uri, error, advice) from error
 
     def _is_owed(self, before: EncodedCheckpoint) -> bool:
-        is_kept = self._owner.safekeeping.is_kept(before.step) and before is not self._stored
-        return is_kept and before.step not in self._files.sealed_steps()
+        is_permanent = self._owner.config.is_permanent(before.step) and before is not self._stored
+        return is_permanent and before.step not in self._files.complete_steps()
 
     def _in_memory(self, stores: Stores, held: dict[str, StoredStep]) -> Iterator[Found]:
-        for node, holding in held.items():
+        for node, stored in held.items():
             is_here = node == self._node
-            read = partial(_read, stores[node], holding.num_bytes, is_here=is_here)
-            yield Found(holding.step, 2 if is_here else 1, f"the memory of node {node[:8]}", read)
+            read = partial(_read, stores[node], stored.num_bytes, is_here=is_here)
+            tier = Tier.THIS_NODE if is_here else Tier.OTHER_NODE
+            yield Found(stored.step, tier, f"the memory of node {node[:8]}", read)
 
     def _in_storage(self, has_memory: bool) -> list[Found] | None:
-        """What is in storage; None if that does not answer, which matters less where there is memory."""
+        """Checkpoints in storage; None if that does not answer, which matters less where there is memory."""
         try:
             return found_in(self._files)
         except (OSError, ReadFailed) as error:
@@ -257,14 +256,18 @@ class RayCheckpointStore:
             return None
 
 
-def _read(store: ActorHandle, num_bytes: int, *, is_here: bool) -> EncodedCheckpoint:
-    """What a store has. Raises `CorruptCheckpoint` if it is lost meanwhile, or takes too long for so much."""
+def _read(store: ActorHandle, num_bytes: int, shards: Collection[int] | None, *, is_here: bool) -> EncodedCheckpoint:
+    """Read a store's checkpoint. Raises `CorruptCheckpoint` if it is lost meanwhile, or slow for its size."""
     within_s = READ_S + num_bytes / REPLICATE_BYTES_PER_S
     try:
         if is_here:
-            facts, path = ray.get(store.shown.remote(), timeout=within_s)
-            return EncodedCheckpoint(facts=facts, state=read_slot(path, facts["state_bytes"]))
-        facts, state = ray.get(store.given.remote(), timeout=within_s)
-        return EncodedCheckpoint(facts=facts, state=memoryview(state))
+            metadata, path = ray.get(store.locate.remote(), timeout=within_s)
+            found = read_shared_buffer(path, metadata)
+            asked = {number: each for number, each in found.shards.items() if shards is None or number in shards}
+            return EncodedCheckpoint(metadata=metadata, shards=asked)
+        metadata, arrays = ray.get(store.fetch.remote(shards), timeout=within_s)
+        return EncodedCheckpoint(
+            metadata=metadata, shards={number: memoryview(array) for number, array in arrays.items()}
+        )
     except (RayError, OSError) as error:
         raise CorruptCheckpoint(f"it is lost, with {type(error).__name__}") from error

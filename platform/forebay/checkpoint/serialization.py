@@ -1,4 +1,4 @@
-"""The state of a commit to bytes and back."""
+"""The state of a shard to bytes and back."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from forebay.checkpoint.encoded import Bytes
 from forebay.errors import BadJob
 
 
-def pack(state: Mapping[str, Any], pad: ReusableBuffer) -> memoryview:
-    """`state` as the bytes of a file of `torch.save`, on `pad`."""
-    pad.rewind()
-    # It takes three quarters of the time, and the seal has a checksum. Without it `unzip` complains, PyTorch does not.
+def serialize(state: Mapping[str, Any], buffer: ReusableBuffer) -> None:
+    """Append `state` to `buffer`, as the bytes of a file of `torch.save`."""
+    # CRCs take three quarters of the time, and each shard has a checksum. `unzip` misses them, PyTorch does not.
     with config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
-        torch.save(dict(state), cast(IO[bytes], pad))
-    return pad.written()
+        torch.save(dict(state), cast(IO[bytes], buffer))
 
 
-def unpack(state: Bytes) -> dict[str, Any]:
-    """What `pack` was given, in main memory. Raises `TypeError` for something else, and whatever unpicklers raise."""
-    found = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+def deserialize(content: Bytes) -> dict[str, Any]:
+    """Return the state in main memory. Raises `TypeError` for anything else, and whatever unpicklers raise."""
+    found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(found, dict):
         raise TypeError("it holds no state")
     return found
@@ -37,17 +35,17 @@ _CONTAINERS = (Mapping, list, tuple)
 
 
 class LoadableTypes:
-    """The types that a commit was seen to give back; a state with another one is read back before it is written.
+    """Types that are known to load again. A state with any other type is read back before it is written.
 
-    Reading back costs a second copy of the state, so it is done for the first save, and when a type is new: a scheduler
+    Reading back costs a second copy of the state, so it is done for the first save, and when a type is new. A scheduler
     may hold None at first, and a NumPy number from the end of the first epoch on.
     """
 
     def __init__(self) -> None:
         self._seen: set[type] = set()
 
-    def check(self, state: Mapping[str, Any], written: bytes | memoryview) -> None:
-        """Raises `BadJob` where `torch.load(weights_only=True)` refuses `written`, which holds `state`."""
+    def verify(self, state: Mapping[str, Any], written: Bytes) -> None:
+        """Raise `BadJob` where `torch.load(weights_only=True)` refuses `written`, which holds `state`."""
         found: set[type] = set()
         _add_types(state, found)
         if found <= self._seen:
@@ -58,7 +56,7 @@ class LoadableTypes:
             strange = [f"{where} is a {_name(value)}" for where, value in _walk(state, "") if type(value) not in PLAIN]
             raise BadJob(
                 "the state of this run could be saved, but not be read back: "
-                f"{'; '.join(strange[:NUM_NAMED]) or str(error).partition(chr(10))[0]}. A commit holds tensors, "
+                f"{'; '.join(strange[:NUM_NAMED]) or str(error).partition(chr(10))[0]}. A checkpoint holds tensors, "
                 "numbers, strings, None, and tuples, lists and dicts of these. In the state_dict() of what setup() and "
                 "track() were given, write float(x) for a NumPy number and torch.from_numpy(x) for an array.",
                 found=strange,

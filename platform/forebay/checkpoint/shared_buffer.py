@@ -1,4 +1,4 @@
-"""Memory that a worker writes a commit into and the store of its node keeps: the bytes are never sent anywhere."""
+"""Memory that a worker writes a checkpoint into and the store of its node keeps: the bytes are never sent."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import select
 import sys
 import tempfile
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.checkpoint.buffer import ReusableBuffer
-from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, facts_of
+from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, Metadata, parse_metadata, shard_sizes, split_shards
 
-SEAL_BYTES = 1 << 16
-"""Room for the seal, in front of the state: its length, which is written last, and the seal itself."""
+METADATA_ROOM = 1 << 16
+"""Bytes in front of the shards: the metadata's length, which is written last, and the metadata itself."""
 _LENGTH_BYTES = 8
 _STEP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferHandle:
-    """The slot a worker may write next: its number with the store, and the file that any process of the node opens.
+    """The buffer a worker may write next: its number with the store, and the file that any process of the node opens.
 
     `pid` is the store's process.
     """
@@ -33,9 +34,9 @@ class BufferHandle:
 
 
 class SharedBuffer:
-    """One piece of memory of a store, as large as the states that were written to it.
+    """One piece of memory of a store, as large as the checkpoints that were written to it.
 
-    Nothing has to be cleared away: on Linux it is a file without a name, which ends with the store and with those who
+    It needs no clean-up: on Linux it is a file without a name, which ends with the store and with the processes that
     have mapped it.
     """
 
@@ -43,75 +44,76 @@ class SharedBuffer:
         self.number = number
         self._mapped = memoryview(b"")
         if sys.platform == "linux":
-            self._file = os.memfd_create("forebay-commit")
+            self._file = os.memfd_create("forebay-checkpoint")
             self.path = f"/proc/{os.getpid()}/fd/{self._file}"
         else:
-            self._file, self.path = tempfile.mkstemp(prefix="forebay-commit-")
+            self._file, self.path = tempfile.mkstemp(prefix="forebay-checkpoint-")
             weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
         weakref.finalize(self, os.close, self._file)
 
     @property
-    def lease(self) -> BufferHandle:
+    def handle(self) -> BufferHandle:
         """For the worker."""
         return BufferHandle(number=self.number, path=self.path, pid=os.getpid())
 
-    def view(self, num_bytes: int) -> memoryview:
-        """The first `num_bytes` of the state that somebody has written."""
-        if len(self._mapped) < num_bytes:
-            self._mapped = memoryview(mmap.mmap(self._file, SEAL_BYTES + num_bytes)).toreadonly()[SEAL_BYTES:]
-        return self._mapped[:num_bytes]
-
     def clear(self) -> None:
-        """Begin a lease, or a copy: the seal that is there is of an earlier one."""
+        """Prepare for a new writer: the metadata that is here belongs to an earlier checkpoint."""
         os.pwrite(self._file, bytes(_LENGTH_BYTES), 0)
 
-    def sealed(self) -> EncodedCheckpoint | None:
-        """What a worker has written, with its seal; None as long as there is none. Raises `TornError`."""
+    def read(self) -> EncodedCheckpoint | None:
+        """Return a worker's checkpoint, without a copy; None while it has no metadata. Raises `CorruptCheckpoint`."""
         length = int.from_bytes(os.pread(self._file, _LENGTH_BYTES, 0), "little")
         if length == 0:
             return None
-        facts = facts_of(os.pread(self._file, length, _LENGTH_BYTES))
-        return EncodedCheckpoint(facts=facts, state=self.view(facts["state_bytes"]))
+        metadata = parse_metadata(os.pread(self._file, length, _LENGTH_BYTES))
+        return EncodedCheckpoint(metadata=metadata, shards=self._shards(metadata))
 
-    def fill(self, content: Bytes) -> memoryview:
-        """Write `content` from this process; the view of it."""
-        pad = SharedBufferWriter(self.path)
-        pad.write(content)
-        return self.view(len(content))
+    def fill(self, metadata: Metadata, shards: Mapping[int, Bytes]) -> EncodedCheckpoint:
+        """Copy all shards of a checkpoint into the buffer. Returns them as they lie there."""
+        writer = SharedBufferWriter(self.path)
+        for number in shard_sizes(metadata):
+            writer.write(shards[number])
+        return EncodedCheckpoint(metadata=metadata, shards=self._shards(metadata))
+
+    def _shards(self, metadata: Metadata) -> dict[int, memoryview]:
+        num_bytes = sum(shard_sizes(metadata).values())
+        if len(self._mapped) < num_bytes:
+            self._mapped = memoryview(mmap.mmap(self._file, METADATA_ROOM + num_bytes)).toreadonly()[METADATA_ROOM:]
+        return split_shards(metadata, self._mapped)
 
 
 class SharedBufferWriter(ReusableBuffer):
-    """A slot, as the process sees it that writes a state into it."""
+    """A shared buffer, as the process sees it that writes a checkpoint into it."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
         self._file = os.open(path, os.O_RDWR)
         weakref.finalize(self, os.close, self._file)
-        if (size := os.fstat(self._file).st_size) > SEAL_BYTES:
-            self._memory = memoryview(mmap.mmap(self._file, size))[SEAL_BYTES:]
+        if (size := os.fstat(self._file).st_size) > METADATA_ROOM:
+            self._memory = memoryview(mmap.mmap(self._file, size))[METADATA_ROOM:]
 
-    def grown(self, num_bytes: int) -> memoryview:
-        """More of the same memory: what was written stays."""
-        whole = SEAL_BYTES + -(-num_bytes // _STEP_BYTES) * _STEP_BYTES
+    def grow(self, num_bytes: int) -> memoryview:
+        """Extend the same memory: what was written stays."""
+        whole = METADATA_ROOM + -(-num_bytes // _STEP_BYTES) * _STEP_BYTES
         os.ftruncate(self._file, max(whole, os.fstat(self._file).st_size))
-        return memoryview(mmap.mmap(self._file, whole))[SEAL_BYTES:]
+        return memoryview(mmap.mmap(self._file, whole))[METADATA_ROOM:]
 
-    def seal(self, sealed: EncodedCheckpoint) -> None:
-        """Add the seal of what was written: it is a whole commit now, whatever becomes of this process."""
-        seal = sealed.seal
-        assert len(seal) <= SEAL_BYTES - _LENGTH_BYTES, "facts are few"
-        os.pwrite(self._file, seal, _LENGTH_BYTES)
-        # Last: without it nothing is there.
-        os.pwrite(self._file, len(seal).to_bytes(_LENGTH_BYTES, "little"), 0)
+    def finish(self, encoded: EncodedCheckpoint) -> None:
+        """Add the metadata of what was written: the checkpoint is complete now, even if this process dies."""
+        metadata = encoded.metadata_bytes
+        assert len(metadata) <= METADATA_ROOM - _LENGTH_BYTES, "a checkpoint has at most some hundred shards"
+        os.pwrite(self._file, metadata, _LENGTH_BYTES)
+        # Last: without its length there is no metadata.
+        os.pwrite(self._file, len(metadata).to_bytes(_LENGTH_BYTES, "little"), 0)
 
 
 class SharedBufferClient:
-    """Where a worker writes: the slots of one store, which is process `pid`. Raises `OSError` when that has ended."""
+    """A worker's side of the buffers of one store, which is process `pid`. Raises `OSError` when that has ended."""
 
     def __init__(self, pid: int) -> None:
-        self._pads: dict[int, SharedBufferWriter] = {}
+        self._writers: dict[int, SharedBufferWriter] = {}
         self._life: select.poll | None = None
-        if (process := _opened(pid)) is not None:
+        if (process := _open_process(pid)) is not None:
             weakref.finalize(self, os.close, process)
             self._life = select.poll()
             self._life.register(process, select.POLLIN)
@@ -121,15 +123,15 @@ class SharedBufferClient:
         """Whether the store's process surely lives; never where the system cannot tell."""
         return self._life is not None and not self._life.poll(0)
 
-    def pad(self, lease: BufferHandle) -> SharedBufferWriter:
-        """The slot, to write into. Raises `OSError` when the store has ended."""
-        if lease.number not in self._pads:
-            self._pads[lease.number] = SharedBufferWriter(lease.path)
-        return self._pads[lease.number]
+    def writer(self, handle: BufferHandle) -> SharedBufferWriter:
+        """Open the buffer to write into. Raises `OSError` when the store has ended."""
+        if handle.number not in self._writers:
+            self._writers[handle.number] = SharedBufferWriter(handle.path)
+        return self._writers[handle.number]
 
 
-def _opened(pid: int) -> int | None:
-    """Readable once the process has ended; None where the system has no such thing, or forbids it."""
+def _open_process(pid: int) -> int | None:
+    """Open a descriptor that is readable once the process has ended; None where the system cannot or may not."""
     if not hasattr(os, "pidfd_open"):  # some builds of Python for Linux lack it, too
         return None
     try:
@@ -140,7 +142,9 @@ def _opened(pid: int) -> int | None:
         return None
 
 
-def read_slot(path: str, num_bytes: int) -> memoryview:
-    """What is in a slot, without a copy. Raises `OSError` when the store is gone."""
+def read_shared_buffer(path: str, metadata: Metadata) -> EncodedCheckpoint:
+    """Map the checkpoint with this metadata, without a copy. Raises `OSError` when the store has ended."""
+    num_bytes = sum(shard_sizes(metadata).values())
     with Path(path).open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), SEAL_BYTES + num_bytes, access=mmap.ACCESS_READ))[SEAL_BYTES:]
+        content = memoryview(mmap.mmap(file.fileno(), METADATA_ROOM + num_bytes, access=mmap.ACCESS_READ))
+    return EncodedCheckpoint(metadata=metadata, shards=split_shards(metadata, content[METADATA_ROOM:]))

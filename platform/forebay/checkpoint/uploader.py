@@ -1,4 +1,4 @@
-"""The way of commits from memory to storage: in a thread of its own, now and then, and all of it at a flush."""
+"""Upload of checkpoints from memory to storage: in a thread, at intervals, and completely at a flush."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import time
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
-from forebay.errors import WriteFailed
 from forebay.storage.credentials import redact
+from forebay.storage.write_failed import write_failed
 
-# Commits that are to be kept for ever and wait for their turn: each holds a copy of the state in memory.
+# Permanent checkpoints that wait for their turn: each holds a copy of the state in memory.
 MOST_WAITING = 2
-# Until a failed upload is tried again, where every commit is due at once.
+# Pause before a failed upload is tried again, where every checkpoint is due at once.
 RETRY_S = 1.0
 CLOSE_S = 10.0
 
@@ -22,23 +22,23 @@ log = logging.getLogger(__name__)
 
 
 class Uploader:
-    """Takes every commit of a run and writes the newest to storage every `storage_every_s`, the first one at once.
+    """Receives every checkpoint of a run and writes the newest to storage every `storage_every_s`, the first at once.
 
-    Commits to be kept for ever are all written; `offer` waits for a storage that is slower than they come, unless it
-    fails: then the oldest is given up, with a warning. A commit that goes back behind what is in storage is written
-    while `offer` waits: what it gave up must not be found there. What was offered must stay as it is while `holds`
-    names it.
+    Permanent checkpoints are all written. `offer` waits for a storage that is slower than they come, unless it fails:
+    then the oldest is dropped, with a warning. A checkpoint that goes back behind what is in storage is written while
+    `offer` waits, so that storage holds no step of the abandoned future. An offered checkpoint must not change while
+    `in_use` names it.
     """
 
-    def __init__(self, safekeeping: CheckpointConfig) -> None:
-        self._safekeeping = safekeeping
-        self._files = CheckpointFiles(safekeeping)
+    def __init__(self, config: CheckpointConfig) -> None:
+        self._config = config
+        self._files = CheckpointFiles(config)
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._newest: EncodedCheckpoint | None = None
         self._going_back: EncodedCheckpoint | None = None
         self._waiting: list[EncodedCheckpoint] = []
-        self._at_work: list[EncodedCheckpoint] = []
+        self._in_progress: list[EncodedCheckpoint] = []
         self._stored: EncodedCheckpoint | None = None
         self._due_at = 0.0
         self._is_failing = self._is_closing = False
@@ -46,57 +46,57 @@ class Uploader:
 
     @property
     def files(self) -> CheckpointFiles:
-        """Where they go."""
+        """The folder that is written to."""
         return self._files
 
     @property
     def is_done(self) -> bool:
-        """Whether all that was offered and has to be in storage is there."""
+        """Whether storage has all that was offered and must be there."""
         with self._changed:
             return self._is_settled
 
-    def holds(self) -> list[EncodedCheckpoint]:
-        """What has been offered and may still be read from."""
+    def in_use(self) -> list[EncodedCheckpoint]:
+        """Checkpoints that were offered and may still be read."""
         with self._changed:
-            return [*self._waiting, *self._at_work, *self._unstored]
+            return [*self._waiting, *self._in_progress, *self._unstored]
 
-    def offer(self, sealed: EncodedCheckpoint) -> None:
-        """Take a commit, the newest of the run by now."""
-        self.take(sealed)
-        self.wait(sealed)
+    def offer(self, encoded: EncodedCheckpoint) -> None:
+        """Add the run's newest checkpoint, and wait as the class says."""
+        self.enqueue(encoded)
+        self.wait_for_room(encoded)
 
-    def take(self, sealed: EncodedCheckpoint) -> None:
-        """The part of `offer` that waits for nothing."""
+    def enqueue(self, encoded: EncodedCheckpoint) -> None:
+        """Add the run's newest checkpoint without waiting: the first half of `offer`."""
         with self._changed:
-            if sealed is self._newest:
+            if encoded is self._newest:
                 return
-            self._waiting = [older for older in self._waiting if older.step < sealed.step]
-            if any(other.step >= sealed.step for other in (*self._at_work, *filter(None, [self._stored]))):
-                self._going_back, self._due_at = sealed, 0.0
-            # All before it waits: others may be offered meanwhile, or this one forgotten.
-            if self._safekeeping.is_kept(sealed.step):
-                self._waiting.append(sealed)
-            self._newest = sealed
+            self._waiting = [older for older in self._waiting if older.step < encoded.step]
+            if any(other.step >= encoded.step for other in (*self._in_progress, *filter(None, [self._stored]))):
+                self._going_back, self._due_at = encoded, 0.0
+            # Before any wait: another may be offered meanwhile, or this one discarded.
+            if self._config.is_permanent(encoded.step):
+                self._waiting.append(encoded)
+            self._newest = encoded
             self._changed.notify_all()
             if self._thread is None and not self._is_closing:
                 self._thread = threading.Thread(target=self._run, name="forebay-uploads", daemon=True)
                 self._thread.start()
 
-    def wait(self, sealed: EncodedCheckpoint) -> None:
-        """The part of `offer` that waits."""
+    def wait_for_room(self, encoded: EncodedCheckpoint) -> None:
+        """Wait as long as storage is too slow for `encoded`: the second half of `offer`."""
         with self._changed:
-            if sealed in self._waiting:
+            if encoded in self._waiting:
                 self._make_room()
-            if sealed is self._going_back:
-                self._changed.wait_for(lambda: sealed not in self._unstored or self._is_failing or self._is_closing)
-                if self._going_back is sealed:
+            if encoded is self._going_back:
+                self._changed.wait_for(lambda: encoded not in self._unstored or self._is_failing or self._is_closing)
+                if self._going_back is encoded:
                     self._going_back = None
 
-    def forget(self) -> None:
-        """Give up what is not in storage yet: another one has the newest commit now."""
+    def discard(self) -> None:
+        """Drop what is not in storage yet: another store has the newest checkpoint now."""
         with self._changed:
             self._newest, self._stored, self._waiting = None, None, []
-            del self._at_work[1:]
+            del self._in_progress[1:]
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -104,14 +104,10 @@ class Uploader:
         try:
             self._write(everything=True)
         except Exception as error:  # file systems of fsspec raise anything
-            raise WriteFailed(
-                f"the newest commit could not be written to {self._files.uri} ({_one_line(error)}). Check that the "
-                "storage answers, has room, and that this user may write to it.",
-                uri=self._files.uri,
-            ) from error
+            raise write_failed("the newest checkpoint", self._files.uri, error) from error
 
     def close(self) -> None:
-        """End the thread; an upload under way is given a little time."""
+        """End the thread. Waits up to `CLOSE_S` seconds for an upload under way."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -120,7 +116,7 @@ class Uploader:
 
     @property
     def _unstored(self) -> list[EncodedCheckpoint]:
-        """The newest, if there is one that storage has not got: after `forget`, none is left to be written."""
+        """The newest, unless storage has it. After `discard`, none is left to be written."""
         return [] if self._newest is None or self._newest is self._stored else [self._newest]
 
     @property
@@ -131,14 +127,14 @@ class Uploader:
         self._changed.wait_for(lambda: len(self._waiting) <= MOST_WAITING or self._is_failing or self._is_closing)
         while len(self._waiting) > MOST_WAITING:
             lost = self._waiting.pop(0)
-            log.warning("The commit of step %d is not kept: %s takes none.", lost.step, self._files.uri)
+            log.warning("The checkpoint of step %d is not kept: writes to %s fail.", lost.step, self._files.uri)
 
     def _run(self) -> None:
         while self._wait_until_due():
             try:
                 self._write(everything=False)
             except Exception as error:  # noqa: BLE001 - file systems of fsspec raise anything
-                log.warning("A commit could not be written to %s (%s).", self._files.uri, _one_line(error))
+                log.warning("A checkpoint could not be written to %s (%s).", self._files.uri, _one_line(error))
 
     def _wait_until_due(self) -> bool:
         with self._changed:
@@ -156,44 +152,44 @@ class Uploader:
 
     def _write(self, *, everything: bool) -> None:
         with self._writing:
-            for sealed in self._take(everything=everything):
-                if not self._is_at_work(sealed):
+            for encoded in self._start_batch(everything=everything):
+                if not self._is_in_progress(encoded):
                     continue
                 try:
-                    self._files.write(sealed)
+                    self._files.write(encoded)
                 except BaseException:
-                    self._note_failure()
+                    self._record_failure()
                     raise
-                self._note(sealed)
+                self._record_written(encoded)
 
-    def _take(self, *, everything: bool) -> list[EncodedCheckpoint]:
-        """What to write now, the newest last. What is offered meanwhile waits: else a flush might never end."""
+    def _start_batch(self, *, everything: bool) -> list[EncodedCheckpoint]:
+        """Checkpoints to write now, the newest last. Later offers wait: else a flush might never end."""
         with self._changed:
-            taken = list(self._waiting)
+            batch = list(self._waiting)
             is_due = everything or self._due_at <= time.monotonic()
             if is_due:
-                taken += [newest for newest in self._unstored if newest not in taken]
-            self._at_work = taken
-            return list(taken)
+                batch += [newest for newest in self._unstored if newest not in batch]
+            self._in_progress = batch
+            return list(batch)
 
-    def _is_at_work(self, sealed: EncodedCheckpoint) -> bool:
-        """Whether it was not forgotten while those before it were written."""
+    def _is_in_progress(self, encoded: EncodedCheckpoint) -> bool:
+        """Whether it was not discarded while those before it were written."""
         with self._changed:
-            return sealed in self._at_work
+            return encoded in self._in_progress
 
-    def _note(self, written: EncodedCheckpoint) -> None:
+    def _record_written(self, written: EncodedCheckpoint) -> None:
         with self._changed:
-            self._at_work.remove(written)
+            self._in_progress.remove(written)
             self._stored, self._is_failing = written, False
             self._waiting = [other for other in self._waiting if other is not written]
             goes_back = self._newest is not None and self._newest is not written and self._newest.step <= written.step
-            self._due_at = 0.0 if goes_back else time.monotonic() + self._safekeeping.storage_every_s
+            self._due_at = 0.0 if goes_back else time.monotonic() + self._config.storage_every_s
             self._changed.notify_all()
 
-    def _note_failure(self) -> None:
+    def _record_failure(self) -> None:
         with self._changed:
-            self._at_work, self._is_failing = [], True
-            self._due_at = time.monotonic() + max(self._safekeeping.storage_every_s, RETRY_S)
+            self._in_progress, self._is_failing = [], True
+            self._due_at = time.monotonic() + max(self._config.storage_every_s, RETRY_S)
             self._changed.notify_all()
 
 

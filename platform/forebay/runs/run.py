@@ -73,12 +73,12 @@ class Run:
             assignment=self.job.assignment,
             resources=self.job.resources,
             cache=self.job.cache,
-            safekeeping=CheckpointConfig(
-                uri=below(self.path, "commits"),
+            checkpoint_config=CheckpointConfig(
+                uri=below(self.path, "checkpoints"),
                 keep_last=self.job.keep_last,
                 keep_every=self.job.keep_every,
                 storage_every_s=self.job.storage_every_s,
-                patience_s=self.job.hang_timeout_s / 2,
+                store_timeout_s=self.job.hang_timeout_s / 2,
                 access=Access([self.path]),
             ),
             hang_timeout_s=self.job.hang_timeout_s,

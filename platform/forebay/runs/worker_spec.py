@@ -25,7 +25,7 @@ class WorkerSpec:
     assignment: TrainSpec
     resources: Resources
     cache: CacheSpec | None
-    safekeeping: CheckpointConfig
+    checkpoint_config: CheckpointConfig
     hang_timeout_s: float = 120.0
 
 

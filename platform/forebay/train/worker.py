@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from forebay.train.spec import TrainSpec
 from forebay.train.state import rng
 from forebay.train.state.data_progress import PendingBatches
 from forebay.train.state.epoch_totals import EpochFacts, counted_together
-from forebay.train.state.snapshot import Snapshot
+from forebay.train.state.snapshot import WHOLE, Snapshot
 from forebay.train.state.stateful import Stateful
 from forebay.train.step_reporter import StepReports
 from forebay.train.strategies.ddp import TORCH_STRATEGIES
@@ -237,11 +238,11 @@ class Worker:
         Raises `CursorMismatch` for a commit of another plan, `BadJob` for one that does not fit the model.
         """
         # Awaited: storage may take longer than a collective may.
-        commit = awaited(self._commits.newest, self._collective)
-        if commit is None:
+        checkpoint = awaited(partial(self._commits.newest, {WHOLE}), self._collective)
+        if checkpoint is None:
             return False
-        self._assignment.data.check_cursor(commit.cursor, step=commit.step)
-        snapshot = Snapshot.from_commit(commit)
+        self._assignment.data.check_cursor(checkpoint.cursor, step=checkpoint.step)
+        snapshot = Snapshot.from_checkpoint(checkpoint)
         self._put_back(snapshot)
         if self.world.is_first:
             # Told again: workers may have trained on for epochs after the driver, who would have heard of them, died.
@@ -360,7 +361,7 @@ class Worker:
     def _write(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> None:
         if self.world.is_first:
             snapshot = self._standing.snapshot(facts, [rng.whole(state) for state in states])
-            self._commits.save(snapshot.to_commit(self.world))
+            self._commits.save(snapshot.to_checkpoint(self.world))
         self._course.saved()
 
     def _flush(self) -> None:

@@ -18,7 +18,8 @@ import structural
 import torch
 
 from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
-from forebay.checkpoint.encoded import SEAL, STATE, checksum
+from forebay.checkpoint.encoded import METADATA, EncodedCheckpoint, metadata_checksum
+from forebay.checkpoint.files import shard_file
 from forebay.errors import ForebayError
 from forebay.events import EpochEnded, Reported
 from forebay.manifest.saved import load_manifest, save_manifest
@@ -59,7 +60,7 @@ class Saved:
                 "model": {"w": torch.arange(50.0) + step, "n": step},
                 "rng": [torch.get_rng_state()[:64], None, "x"],
             }
-            commits.save(Checkpoint(step=step, cursor=CURSOR, world=World(), state=state))
+            commits.save(Checkpoint(step=step, cursor=CURSOR, world=World(), shards={0: state}))
         self._commit_files = {path: path.read_bytes() for path in self._runs.rglob("*") if path.is_file()}
 
     def _save_result(self) -> None:
@@ -151,37 +152,37 @@ class Saved:
             return name, "the one before" if found and found.step == 10 else "taken"
         assert found is not None, "the commit before it is whole"
         assert found.cursor == CURSOR
-        assert torch.equal(found.state["model"]["w"], torch.arange(50.0) + found.step)
+        assert torch.equal(found.shards[0]["model"]["w"], torch.arange(50.0) + found.step)
         return name, "the one before" if found.step == 10 else "same data"
 
     def _tear(self, rng: np.random.Generator, folder: Path) -> str:
-        path = folder / (SEAL if rng.random() < 0.5 else STATE)
-        damages = [hostile.change_json, *bytewise.ALL] if path.name == SEAL else bytewise.ALL
+        path = folder / (METADATA if rng.random() < 0.5 else shard_file(0))
+        damages = [hostile.change_json, *bytewise.ALL] if path.name == METADATA else bytewise.ALL
         damage = damages[int(rng.integers(len(damages)))]
         path.write_bytes(damage(rng, self._commit_files[path]))
         return f"commit {path.name}: {damage.__name__}"
 
     def _forge(self, rng: np.random.Generator, folder: Path) -> str:
-        """The seal fits what somebody has changed."""
-        state = self._commit_files[folder / STATE]
-        seal = self._commit_files[folder / SEAL]
+        """Change a part, and make the checksums fit."""
+        state = self._commit_files[folder / shard_file(0)]
+        metadata = self._commit_files[folder / METADATA]
         kind = int(rng.integers(3))
         if kind == 0:
             state = hostile.bomb(self._mark, int(rng.integers(6)))
         elif kind == 1:
             state = bytewise.ALL[int(rng.integers(len(bytewise.ALL)))](rng, state)
         else:
-            seal = hostile.change_json(rng, seal)
+            metadata = hostile.change_json(rng, metadata)
         try:
-            header = dict(json.loads(seal))
+            described = dict(json.loads(metadata))
         except (ValueError, RecursionError, TypeError):
-            header = {}
-        header.pop("xxh3_128", None)
+            described = {}
+        described.pop("xxh3_128", None)
         if kind != 2:
-            header["state_bytes"] = len(state)
-        (folder / STATE).write_bytes(state)
-        (folder / SEAL).write_text(json.dumps(header | {"xxh3_128": checksum(header, state)}))
-        return f"commit, sealed again: {('a pickle', 'another state', 'other facts')[kind]}"
+            described["shards"] = EncodedCheckpoint.build({}, {0: state}).metadata["shards"]
+        (folder / shard_file(0)).write_bytes(state)
+        (folder / METADATA).write_text(json.dumps(described | {"xxh3_128": metadata_checksum(described)}))
+        return f"checkpoint, with new checksums: {('a pickle', 'another state', 'other metadata')[kind]}"
 
 
 def _fill(kind: type, **given: object) -> object:

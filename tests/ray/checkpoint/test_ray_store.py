@@ -26,18 +26,18 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tests.ray.ending import kill
 from tests.storage.conftest import free_port, s3_store, serving
-from tests.unit.checkpoint.store_laws import CommitsLaws
+from tests.unit.checkpoint.store_laws import CheckpointStoreLaws
 
 from forebay.checkpoint import memory_store_actor as store_actors
-from forebay.checkpoint import ray_store as ray_commits
+from forebay.checkpoint import ray_store
 from forebay.checkpoint.checkpoint import Checkpoint
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
 from forebay.checkpoint.memory_store import StoredStep
-from forebay.checkpoint.memory_store_actor import end_stores, holdings, stores_of
-from forebay.checkpoint.ray_store import RayCheckpointStore, commit_stores, flush_stores, open_commits
-from forebay.checkpoint.shared_buffer import SEAL_BYTES
+from forebay.checkpoint.memory_store_actor import end_stores, stored_steps, stores_of
+from forebay.checkpoint.ray_store import RayCheckpointStore, checkpoint_stores, flush_stores, open_ray_checkpoints
+from forebay.checkpoint.shared_buffer import METADATA_ROOM
 from forebay.errors import WriteFailed
 from forebay.plan.cursor import Cursor
 from forebay.storage.credentials import Access, without_credentials
@@ -50,15 +50,20 @@ PATIENCE_S = 60.0
 _NODE = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
 
 
-def commit_at(step: int, **state: Any) -> Checkpoint:
+def checkpoint_at(step: int, **state: Any) -> Checkpoint:
     cursor = Cursor(plan_id="9c02", epoch=1, position=10 * step, global_batch=10)
     weight = torch.arange(50_000.0) + step
-    return Checkpoint(step=step, cursor=cursor, world=World(rank=0, size=2), state={"weight": weight, **state})
+    return Checkpoint(
+        step=step,
+        cursor=cursor,
+        world=World(rank=0, size=2),
+        shards={0: {"weight": weight, **state}, 1: {"part": step}},
+    )
 
 
 def newest_step(commits: RayCheckpointStore) -> int | None:
     found = commits.newest()
-    assert found is None or found.state["weight"][0] == found.step
+    assert found is None or found.shards[0]["weight"][0] == found.step
     return None if found is None else found.step
 
 
@@ -72,7 +77,7 @@ def until(condition: Callable[[], object]) -> None:
 @pytest.fixture(autouse=True)
 def stores_take_their_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where others use the machine; until then commits would go straight to storage."""
-    monkeypatch.setattr(ray_commits, "START_S", PATIENCE_S)
+    monkeypatch.setattr(ray_store, "START_S", PATIENCE_S)
 
 
 @ray.remote(num_cpus=0)
@@ -84,13 +89,13 @@ class Something:
 class Rank0:
     """A worker on a node of its own choice."""
 
-    def __init__(self, run: str, safekeeping: CheckpointConfig, coordinator: ActorHandle) -> None:
-        ray_commits.START_S = PATIENCE_S
-        self._commits = open_commits(run, safekeeping, coordinator)
+    def __init__(self, run: str, config: CheckpointConfig, coordinator: ActorHandle) -> None:
+        ray_store.START_S = PATIENCE_S
+        self._commits = open_ray_checkpoints(run, config, coordinator)
 
     def save(self, *steps: int) -> int:
         for step in steps:
-            self._commits.save(commit_at(step))
+            self._commits.save(checkpoint_at(step))
         return os.getpid()
 
     def newest(self) -> int | None:
@@ -101,8 +106,8 @@ class Rank0:
 
     def save_and_die(self, step: int) -> None:
         """As one that is killed before its word of the commit leaves the process."""
-        self._commits._store = SimpleNamespace(commit=SimpleNamespace(remote=lambda _number: None))  # type: ignore[assignment]
-        self._commits.save(commit_at(step))
+        self._commits._store = SimpleNamespace(keep=SimpleNamespace(remote=lambda _number: None))  # type: ignore[assignment]
+        self._commits.save(checkpoint_at(step))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -112,30 +117,30 @@ class StorePlace:
     def __init__(self, uri: str) -> None:
         self.name = f"run-{uuid.uuid4().hex[:8]}"
         access = Access([without_credentials(uri)])
-        self.safekeeping = CheckpointConfig(uri=uri, storage_every_s=1e6, keep_every=5, access=access)
+        self.config = CheckpointConfig(uri=uri, storage_every_s=1e6, keep_every=5, access=access)
         head = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.coordinator = Something.options(scheduling_strategy=head).remote()
         self._workers: list[ActorHandle] = []
 
     @property
     def files(self) -> CheckpointFiles:
-        return CheckpointFiles(self.safekeeping)
+        return CheckpointFiles(self.config)
 
     @property
     def held(self) -> dict[str, StoredStep]:
-        return holdings(stores_of(self.name))
+        return stored_steps(stores_of(self.name))
 
     def open(self) -> RayCheckpointStore:
-        return open_commits(self.name, self.safekeeping, self.coordinator)
+        return open_ray_checkpoints(self.name, self.config, self.coordinator)
 
     def rank0_on(self, node: str) -> Any:
         pinned = NodeAffinitySchedulingStrategy(node, soft=False)
-        worker = Rank0.options(scheduling_strategy=pinned).remote(self.name, self.safekeeping, self.coordinator)
+        worker = Rank0.options(scheduling_strategy=pinned).remote(self.name, self.config, self.coordinator)
         self._workers.append(worker)
         return worker
 
     def store_pid(self, node: str) -> int:
-        return int(ray.get(stores_of(self.name)[node].shown.remote())[1].split("/")[2])
+        return int(ray.get(stores_of(self.name)[node].locate.remote())[1].split("/")[2])
 
     def kill_store(self, node: str) -> None:
         process = os.pidfd_open(self.store_pid(node))
@@ -154,7 +159,7 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., StorePlace]]:
     made: list[StorePlace] = []
 
     def make(uri: str = "") -> StorePlace:
-        made.append(StorePlace(uri or str(tmp_path / "commits")))
+        made.append(StorePlace(uri or str(tmp_path / "checkpoints")))
         return made[-1]
 
     yield make
@@ -203,17 +208,17 @@ def cluster() -> Iterator[StoreNodes]:
     nodes.close()
 
 
-class TestStoredCommits(CommitsLaws):
+class TestStoredCommits(CheckpointStoreLaws):
     @pytest.fixture(autouse=True)
     def one_run(self, cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
         cluster.only(0)
         self._place = make_run()
 
     @pytest.fixture
-    def safekeeping(self) -> CheckpointConfig:
-        return self._place.safekeeping
+    def config(self) -> CheckpointConfig:
+        return self._place.config
 
-    def open(self, safekeeping: CheckpointConfig) -> RayCheckpointStore:
+    def open(self, config: CheckpointConfig) -> RayCheckpointStore:
         return self._place.open()
 
 
@@ -232,13 +237,13 @@ def test_a_killed_worker_leaves_its_commits(cluster: StoreNodes, make_run: Calla
 def save_until_copied(save: Callable[[Checkpoint], object], step: int, run: StorePlace, node: str) -> int:
     """The first step, of `step` and those after it, that has a copy on `node`: one that is too slow is given up."""
     steps = [step]
-    save(commit_at(step))
+    save(checkpoint_at(step))
 
     def is_copied() -> bool:
         if run.held.get(node) == StoredStep(steps[-1], is_origin=False):
             return True
         steps.append(steps[-1] + 1)
-        save(commit_at(steps[-1]))
+        save(checkpoint_at(steps[-1]))
         return False
 
     until(is_copied)
@@ -268,8 +273,8 @@ def test_a_worker_that_is_killed_before_it_told_of_its_commit_leaves_it(
 @pytest.mark.parametrize(
     ("has_opened_it", "lost_with"),
     [
-        pytest.param(True, "commits is lost (Actor", id="in-a-slot-it-had-opened"),
-        pytest.param(False, "commits is lost (FileNotFoundError)", id="in-a-new-slot"),
+        pytest.param(True, "checkpoints is lost (Actor", id="in-a-slot-it-had-opened"),
+        pytest.param(False, "checkpoints is lost (FileNotFoundError)", id="in-a-new-slot"),
     ],
 )
 def test_a_store_that_is_killed_is_noticed_by_the_very_next_commit(
@@ -283,14 +288,14 @@ def test_a_store_that_is_killed_is_noticed_by_the_very_next_commit(
     run = make_run()
     with closing(run.open()) as commits:
         assert commits.newest() is None
-        commits.save(commit_at(1))
-        commits.save(commit_at(2))
-        assert commits._place()[0] is not None, "as it will have been answered when the next step is over"
+        commits.save(checkpoint_at(1))
+        commits.save(checkpoint_at(2))
+        assert commits._open_buffer()[0] is not None, "as it will have been answered when the next step is over"
         if not has_opened_it:
-            assert commits._desk is not None
-            commits._desk._pads.clear()
+            assert commits._client is not None
+            commits._client._writers.clear()
         run.kill_store(cluster.head)
-        commits.save(commit_at(3))
+        commits.save(checkpoint_at(3))
         assert run.files.steps()[0] == 3
         assert lost_with in caplog.text
 
@@ -301,15 +306,15 @@ def test_a_killed_store_is_made_again_and_commits_go_to_storage_meanwhile(
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
-        commits.save(commit_at(1))
-        commits.save(commit_at(2))
+        commits.save(checkpoint_at(1))
+        commits.save(checkpoint_at(2))
         run.kill_store(cluster.head)
-        commits.save(commit_at(3))
-        assert "The memory of this node for commits is lost" in caplog.text
+        commits.save(checkpoint_at(3))
+        assert "The memory of this node for checkpoints is lost" in caplog.text
         assert run.files.steps()[0] == 3, "straight to storage"
         assert newest_step(commits) == 3
         steps = iter(range(4, 1000))
-        until(lambda: commits.save(commit_at(next(steps))) or run.held)
+        until(lambda: commits.save(checkpoint_at(next(steps))) or run.held)
         last = next(steps) - 1
         assert run.held == {cluster.head: StoredStep(last, is_origin=True)}
         assert newest_step(commits) == last
@@ -330,7 +335,7 @@ def test_a_killed_node_takes_one_commit_along_at_most(cluster: StoreNodes, make_
         found = newest_step(commits)
         assert found in (8, 9)
         assert {1} <= set(run.files.steps()) <= {1, found}, "from memory, or brought to storage from there"
-        commits.save(commit_at(found + 1))
+        commits.save(checkpoint_at(found + 1))
         assert newest_step(commits) == found + 1
 
 
@@ -339,7 +344,7 @@ def test_when_all_nodes_are_lost_storage_is_left(cluster: StoreNodes, make_run: 
     run = make_run()
     with closing(run.open()) as commits:
         for step in range(1, 5):
-            commits.save(commit_at(step))
+            commits.save(checkpoint_at(step))
             if step == 3:
                 flush_stores(run.name)
     for store in stores_of(run.name).values():
@@ -355,12 +360,12 @@ def test_a_torn_upload_is_not_restored_nor_a_torn_memory(
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
-        commits.save(commit_at(1))
+        commits.save(checkpoint_at(1))
         commits.flush()
-        commits.save(commit_at(2))
-        shown = ray.get(stores_of(run.name)[cluster.head].shown.remote())
+        commits.save(checkpoint_at(2))
+        shown = ray.get(stores_of(run.name)[cluster.head].locate.remote())
         with Path(shown[1]).open("r+b") as memory:
-            memory.seek(SEAL_BYTES + 1000)
+            memory.seek(METADATA_ROOM + 1000)
             memory.write(b"flipped")
         assert newest_step(commits) == 1
 
@@ -390,9 +395,9 @@ def test_a_store_that_is_silent_for_a_while_is_waited_for(
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
-        commits.save(commit_at(1))
+        commits.save(checkpoint_at(1))
         commits.flush()
-        commits.save(commit_at(2))
+        commits.save(checkpoint_at(2))
         with silent_for(2 * store_actors.ANSWER_S, run, cluster.head):
             assert newest_step(commits) == 2
         assert run.files.steps() == [1]
@@ -406,15 +411,15 @@ def test_a_store_that_is_stuck_does_not_hold_its_worker_for_long(
 ) -> None:
     cluster.only(0)
     run = make_run()
-    run.safekeeping = replace(run.safekeeping, patience_s=1.0)
+    run.config = replace(run.config, store_timeout_s=1.0)
     with closing(run.open()) as commits:
         steps = iter(range(1, 10_000))
-        until(lambda: commits.save(commit_at(next(steps))) or run.held)
+        until(lambda: commits.save(checkpoint_at(next(steps))) or run.held)
         with silent_for(25.0, run, cluster.head):
-            commits.save(commit_at(10_001))
-            commits.save(commit_at(10_002))
+            commits.save(checkpoint_at(10_001))
+            commits.save(checkpoint_at(10_002))
             assert run.files.steps()[0] == 10_002
-    assert "commits is lost (GetTimeoutError)" in caplog.text
+    assert "checkpoints is lost (GetTimeoutError)" in caplog.text
 
 
 @pytest.fixture
@@ -431,21 +436,21 @@ def test_a_store_that_is_late_keeps_its_commit_until_the_next_is_in_storage_and_
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
-        commits.save(commit_at(1))
+        commits.save(checkpoint_at(1))
         commits.flush()
-        commits.save(commit_at(2))
-    run.safekeeping = replace(run.safekeeping, patience_s=0.3)
+        commits.save(checkpoint_at(2))
+    run.config = replace(run.config, store_timeout_s=0.3)
     with closing(run.open()) as commits:
         assert newest_step(commits) == 2
-        assert commits._patience_s == 0.3
-        commits._leasing = never
+        assert commits._wait_s == 0.3
+        commits._pending = never
         with monkeypatch.context() as storage:
             storage.setattr(CheckpointFiles, "write", _refuse)
             with pytest.raises(WriteFailed):
-                commits.save(commit_at(3))
+                commits.save(checkpoint_at(3))
         assert run.held[cluster.head].step == 2, "it has the last one that was saved"
-        commits._leasing = never
-        commits.save(commit_at(3))
+        commits._pending = never
+        commits.save(checkpoint_at(3))
         commits.flush()
         assert run.files.steps()[0] == 3
     end_stores(run.name)
@@ -463,35 +468,35 @@ def test_a_store_that_dies_before_it_took_a_commit_that_is_to_stay(
     run = make_run()
     with closing(run.open()) as commits:
         for step in (1, 2):
-            commits.save(commit_at(step))
-        assert commits._leased() is not None
+            commits.save(checkpoint_at(step))
+        assert commits._next_handle() is not None
         pid = run.store_pid(cluster.head)
         os.kill(pid, signal.SIGSTOP)
-        commits.save(commit_at(5))
+        commits.save(checkpoint_at(5))
         os.kill(pid, signal.SIGKILL)
-        commits.save(commit_at(6))
-    assert run.files.sealed_steps()[:2] == [6, 5]
+        commits.save(checkpoint_at(6))
+    assert run.files.complete_steps()[:2] == [6, 5]
 
 
 def test_what_a_store_does_not_show_in_time_is_lost(
     cluster: StoreNodes, never: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_commits, "READ_S", 0.1)
-    answer: Any = SimpleNamespace(remote=lambda: never)
-    store: Any = SimpleNamespace(shown=answer, given=answer)
+    monkeypatch.setattr(ray_store, "READ_S", 0.1)
+    answer: Any = SimpleNamespace(remote=lambda *_: never)
+    store: Any = SimpleNamespace(locate=answer, fetch=answer)
     for is_here in (True, False):
         with pytest.raises(CorruptCheckpoint, match="GetTimeoutError"):
-            ray_commits._read(store, 1000, is_here=is_here)
+            ray_store._read(store, 1000, None, is_here=is_here)
 
 
 def test_a_node_that_comes_later_has_the_copy(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
-        commits.save(commit_at(1))
+        commits.save(checkpoint_at(1))
         late = cluster.add()
         steps = iter(range(2, 10_000))
-        until(lambda: commits.save(commit_at(next(steps))) or late in run.held)
+        until(lambda: commits.save(checkpoint_at(next(steps))) or late in run.held)
         assert not run.held[late].is_origin and run.held[cluster.head].is_origin
     worker = run.rank0_on(late)
     assert ray.get(worker.newest.remote()) == next(steps) - 1
@@ -504,13 +509,15 @@ def test_a_draining_neighbour_is_left(cluster: StoreNodes, make_run: Callable[..
     run = make_run()
     with closing(run.open()) as commits:
         for step in (1, 2, 3):
-            commits.save(commit_at(step))
+            commits.save(checkpoint_at(step))
         (neighbour,) = run.held.keys() - {cluster.head}
         drain(neighbour)
         stays = second if neighbour == first else first
         steps = iter(range(4, 10_000))
         until(
-            lambda: commits.save(commit_at(next(steps))) or time.sleep(0.05) or set(run.held) == {cluster.head, stays}
+            lambda: (
+                commits.save(checkpoint_at(next(steps))) or time.sleep(0.05) or set(run.held) == {cluster.head, stays}
+            )
         )
     cluster.kill(neighbour)
 
@@ -532,12 +539,12 @@ def test_stores_follow_the_coordinator_and_leave_the_newest_in_storage(
     run = make_run()
     with closing(run.open()) as commits:
         for step in range(1, 7):
-            commits.save(commit_at(step))
+            commits.save(checkpoint_at(step))
         until(lambda: len(run.held) == 2)
     ray.kill(run.coordinator)
     until(lambda: not stores_of(run.name))
     assert run.files.steps()[0] == 6
-    run.files.read(6).check()
+    run.files.read(6).verify()
 
 
 def test_an_orphan_ends_itself(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
@@ -557,14 +564,14 @@ def test_a_driver_ends_all_stores_before_and_after(cluster: StoreNodes, make_run
     cluster.only(1)
     run = make_run()
     left = run.open()
-    left.save(commit_at(1))
-    left.save(commit_at(2))
-    with commit_stores(run.name):
+    left.save(checkpoint_at(1))
+    left.save(checkpoint_at(2))
+    with checkpoint_stores(run.name):
         until(lambda: not stores_of(run.name))
         assert run.files.steps()[0] == 2
         with closing(run.open()) as commits:
             assert newest_step(commits) == 2
-            commits.save(commit_at(3))
+            commits.save(checkpoint_at(3))
     until(lambda: not stores_of(run.name))
     assert run.files.steps()[0] == 3
 
@@ -582,8 +589,8 @@ def test_no_store_is_left_that_another_was_just_making(
 ) -> None:
     cluster.only(1)
     run = make_run()
-    kept = run.safekeeping
-    run.safekeeping = SlowToTravel(uri=kept.uri, storage_every_s=kept.storage_every_s, access=kept.access)
+    kept = run.config
+    run.config = SlowToTravel(uri=kept.uri, storage_every_s=kept.storage_every_s, access=kept.access)
     kill, most = ray.kill, [1]
 
     def kill_late(store: ActorHandle) -> None:
@@ -593,8 +600,8 @@ def test_no_store_is_left_that_another_was_just_making(
 
     with closing(run.open()) as commits:
         commits.newest()
-        until(lambda: commits._leased() is not None)
-        commits.save(commit_at(1))  # whose copy needs a store on the other node
+        until(lambda: commits._next_handle() is not None)
+        commits.save(checkpoint_at(1))  # whose copy needs a store on the other node
     monkeypatch.setattr(ray, "kill", kill_late)
     end_stores(run.name)
     monkeypatch.undo()
@@ -607,10 +614,10 @@ def test_storage_that_refuses_is_named_at_a_flush(
 ) -> None:
     cluster.only(0)
     (tmp_path / "a-file").write_text("no folder")
-    run = make_run(str(tmp_path / "a-file" / "commits"))
+    run = make_run(str(tmp_path / "a-file" / "checkpoints"))
     worker = run.rank0_on(cluster.head)
     ray.get(worker.save.remote(1, 2))
-    with pytest.raises(WriteFailed, match=r"a-file/commits .*Check that the storage answers"):
+    with pytest.raises(WriteFailed, match=r"a-file/checkpoints .*Check that the storage answers"):
         ray.get(worker.flush.remote())
     assert run.held == {cluster.head: StoredStep(2, is_origin=True)}
 
@@ -624,7 +631,7 @@ def test_s3_with_credentials_in_its_uri(
     with serving(command, port, tmp_path / "moto.log"):
         store = s3_store(port)
         resolve(store.uri("")).fs.create_dir("bucket")
-        run = make_run(store.uri("run/commits"))
+        run = make_run(store.uri("run/checkpoints"))
         worker = run.rank0_on(cluster.head)
         ray.get(worker.save.remote(1, 2, 3))
         ray.get(worker.flush.remote())
@@ -632,7 +639,7 @@ def test_s3_with_credentials_in_its_uri(
         ray.get(worker.save.remote(4))
         end_stores(run.name)
         files = run.files
-        files._write(f"{files._folder(9)}/state.pt", b"an upload that was cut short")
+        files._write(f"{files._folder(9)}/shard-00000.pt", b"an upload that was cut short")
         with closing(run.open()) as commits:
             assert newest_step(commits) == 4
         end_stores(run.name)

@@ -108,13 +108,13 @@ def assert_branched(target: str, donor: str, starts: Path) -> None:
     begun = [torch.load(path) for path in starts.iterdir()]
     (branch,) = [each for each in begun if each["lr"] == 0.05]
     assert branch["step"] == held.step == step
-    for name, value in held.state["objects"]["model"].items():
+    for name, value in held.shards[0]["objects"]["model"].items():
         assert torch.equal(branch["model"][name], value)
     assert {each["lr"] for each in begun if each["step"] == 0} == {0.01, 0.1}
-    trained: Any = DirectoryStore(Path(target) / "commits").newest()
+    trained: Any = DirectoryStore(Path(target) / "checkpoints").newest()
     assert trained.step == 4 * STEPS
-    assert trained.state["objects"]["optimizer"]["param_groups"][0]["lr"] == 0.05
-    assert trained.state["objects"]["optimizer"]["state"][0]["step"] == 4 * STEPS, "the donor's moments went on"
+    assert trained.shards[0]["objects"]["optimizer"]["param_groups"][0]["lr"] == 0.05
+    assert trained.shards[0]["objects"]["optimizer"]["state"][0]["step"] == 4 * STEPS, "the donor's moments went on"
     ours, theirs = load_result(target), load_result(donor)
     assert ours is not None and theirs is not None
     scores = [[epoch.metrics["score"] for epoch in each.epochs] for each in (ours, theirs)]

@@ -11,17 +11,21 @@ import torch
 
 from forebay.checkpoint.checkpoint import Checkpoint, CheckpointStore
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.encoded import STATE
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files import CheckpointFiles, shard_file
 from forebay.errors import BadJob
 from forebay.plan.cursor import Cursor
 from forebay.world import World
 
 
-def commit_at(step: int, **state: Any) -> Checkpoint:
+def checkpoint_at(step: int, **state: Any) -> Checkpoint:
     cursor = Cursor(plan_id="9c02", epoch=1, position=10 * step, global_batch=10)
     weight = torch.arange(8.0) + step
-    return Checkpoint(step=step, cursor=cursor, world=World(rank=0, size=2), state={"weight": weight, **state})
+    return Checkpoint(
+        step=step,
+        cursor=cursor,
+        world=World(rank=0, size=2),
+        shards={0: {"weight": weight, **state}, 1: {"part": step}},
+    )
 
 
 def newest_step(commits: CheckpointStore) -> int | None:
@@ -29,100 +33,111 @@ def newest_step(commits: CheckpointStore) -> int | None:
     return None if found is None else found.step
 
 
-class CommitsLaws(ABC):
-    """Subclass it with the fixture `safekeeping`, and `open`: the commits of that run as another process sees them."""
+class CheckpointStoreLaws(ABC):
+    """Subclass it with the fixture `config`, and `open`: the commits of that run as another process sees them."""
 
     @abstractmethod
-    def open(self, safekeeping: CheckpointConfig) -> CheckpointStore: ...
+    def open(self, config: CheckpointConfig) -> CheckpointStore: ...
 
-    def test_nothing_saved_is_none(self, safekeeping: CheckpointConfig) -> None:
-        with closing(self.open(safekeeping)) as commits:
+    def test_nothing_saved_is_none(self, config: CheckpointConfig) -> None:
+        with closing(self.open(config)) as commits:
             assert commits.newest() is None
             commits.flush()
 
-    def test_another_process_finds_the_newest_bit_for_bit(self, safekeeping: CheckpointConfig) -> None:
-        with closing(self.open(safekeeping)) as commits, closing(self.open(safekeeping)) as other:
+    def test_another_process_finds_the_newest_bit_for_bit(self, config: CheckpointConfig) -> None:
+        with closing(self.open(config)) as commits, closing(self.open(config)) as other:
             for step in (1, 2, 120):
-                saved = commit_at(step, rng=[(3, None, "MT19937")], facts={"loss": 0.5})
+                saved = checkpoint_at(step, rng=[(3, None, "MT19937")], facts={"loss": 0.5})
                 commits.save(saved)
                 found = other.newest()
                 assert found is not None
                 assert (found.step, found.cursor, found.world) == (saved.step, saved.cursor, saved.world)
-                assert torch.equal(found.state["weight"], saved.state["weight"])
-                assert found.state["rng"] == [(3, None, "MT19937")]
+                assert torch.equal(found.shards[0]["weight"], saved.shards[0]["weight"])
+                assert found.shards[0]["rng"] == [(3, None, "MT19937")]
 
-    def test_what_was_saved_or_found_is_a_copy(self, safekeeping: CheckpointConfig) -> None:
-        with closing(self.open(safekeeping)) as commits:
+    def test_only_the_shards_that_are_asked_for_are_read(self, config: CheckpointConfig) -> None:
+        with closing(self.open(config)) as commits:
+            commits.save(checkpoint_at(7))
+            commits.flush()
+        with closing(self.open(config)) as commits:
+            for asked, found in ((None, {0, 1}), ({1}, {1}), ({0, 5}, {0}), ({5}, set())):
+                newest = commits.newest(asked)
+                assert newest is not None
+                assert set(newest.shards) == found
+            assert newest.step == 7
+
+    def test_what_was_saved_or_found_is_a_copy(self, config: CheckpointConfig) -> None:
+        with closing(self.open(config)) as commits:
             weight = torch.zeros(1000)
-            commits.save(commit_at(1, large=weight))
+            commits.save(checkpoint_at(1, large=weight))
             weight += 1
             found = commits.newest()
             assert found is not None
             for step in (2, 3, 4):
-                commits.save(commit_at(step, large=weight * step))
-            assert torch.equal(found.state["large"], torch.zeros(1000)), "a later commit changed what was restored"
+                commits.save(checkpoint_at(step, large=weight * step))
+            assert torch.equal(found.shards[0]["large"], torch.zeros(1000)), "a later commit changed what was restored"
 
-    def test_a_larger_state_and_a_smaller_one(self, safekeeping: CheckpointConfig) -> None:
-        with closing(self.open(safekeeping)) as commits:
+    def test_a_larger_state_and_a_smaller_one(self, config: CheckpointConfig) -> None:
+        with closing(self.open(config)) as commits:
             for step, size in enumerate([10, 600_000, 1, 1_200_000, 20], 1):
-                commits.save(commit_at(step, large=torch.full((size,), float(step))))
+                commits.save(checkpoint_at(step, large=torch.full((size,), float(step))))
                 found = commits.newest()
-                assert found is not None and torch.equal(found.state["large"], torch.full((size,), float(step)))
+                assert found is not None and torch.equal(found.shards[0]["large"], torch.full((size,), float(step)))
 
-    def test_going_back_gives_up_the_later_steps(self, safekeeping: CheckpointConfig) -> None:
-        with closing(self.open(safekeeping)) as commits:
+    def test_going_back_gives_up_the_later_steps(self, config: CheckpointConfig) -> None:
+        with closing(self.open(config)) as commits:
             for step in (100, 200, 300):
-                commits.save(commit_at(step))
+                commits.save(checkpoint_at(step))
             commits.flush()
-            commits.save(commit_at(250, note="again"))
+            commits.save(checkpoint_at(250, note="again"))
             assert newest_step(commits) == 250
             commits.flush()
-            assert max(CheckpointFiles(safekeeping).steps()) == 250
-        with closing(self.open(safekeeping)) as commits:
+            assert max(CheckpointFiles(config).steps()) == 250
+        with closing(self.open(config)) as commits:
             found = commits.newest()
-            assert found is not None and found.state["note"] == "again"
+            assert found is not None and found.shards[0]["note"] == "again"
 
-    def test_the_same_step_again_replaces_it(self, safekeeping: CheckpointConfig) -> None:
-        with closing(self.open(safekeeping)) as commits:
+    def test_the_same_step_again_replaces_it(self, config: CheckpointConfig) -> None:
+        with closing(self.open(config)) as commits:
             for note in ("first", "second"):
-                commits.save(commit_at(7, note=note))
+                commits.save(checkpoint_at(7, note=note))
                 commits.flush()
             found = commits.newest()
-            assert found is not None and found.state["note"] == "second"
-        stored = CheckpointFiles(safekeeping).read(7)
-        stored.check()
+            assert found is not None and found.shards[0]["note"] == "second"
+        stored = CheckpointFiles(config).read(7)
+        stored.verify()
 
-    def test_after_a_flush_storage_has_it(self, safekeeping: CheckpointConfig) -> None:
-        with closing(self.open(safekeeping)) as commits:
+    def test_after_a_flush_storage_has_it(self, config: CheckpointConfig) -> None:
+        with closing(self.open(config)) as commits:
             for step in range(1, 8):
-                commits.save(commit_at(step))
+                commits.save(checkpoint_at(step))
                 if step % 3 == 0:
                     commits.flush()
-                    assert CheckpointFiles(safekeeping).steps()[0] == step
-                    CheckpointFiles(safekeeping).read(step).check()
+                    assert CheckpointFiles(config).steps()[0] == step
+                    CheckpointFiles(config).read(step).verify()
 
-    def test_storage_keeps_the_last_and_the_multiples(self, safekeeping: CheckpointConfig) -> None:
-        with closing(self.open(safekeeping)) as commits:
+    def test_storage_keeps_the_last_and_the_multiples(self, config: CheckpointConfig) -> None:
+        with closing(self.open(config)) as commits:
             for step in range(1, 14):
-                commits.save(commit_at(step))
+                commits.save(checkpoint_at(step))
             commits.flush()
-        steps = CheckpointFiles(safekeeping).steps()
+        steps = CheckpointFiles(config).steps()
         assert {5, 10, 13} <= set(steps), "the multiples of keep_every and the newest"
         assert len(set(steps) - {5, 10}) <= 2
 
-    def test_a_torn_upload_is_never_restored(self, safekeeping: CheckpointConfig) -> None:
-        with closing(self.open(safekeeping)) as commits:
-            commits.save(commit_at(1))
+    def test_a_torn_upload_is_never_restored(self, config: CheckpointConfig) -> None:
+        with closing(self.open(config)) as commits:
+            commits.save(checkpoint_at(1))
             commits.flush()
-        files = CheckpointFiles(safekeeping)
+        files = CheckpointFiles(config)
         files._fs.create_dir(files._folder(9), recursive=True)
-        files._write(f"{files._folder(9)}/{STATE}", b"cut short")
-        with closing(self.open(safekeeping)) as commits:
+        files._write(f"{files._folder(9)}/{shard_file(0)}", b"cut short")
+        with closing(self.open(config)) as commits:
             assert newest_step(commits) == 1
 
-    def test_a_state_that_could_not_be_read_back_is_refused(self, safekeeping: CheckpointConfig) -> None:
-        with closing(self.open(safekeeping)) as commits:
-            commits.save(commit_at(1))
+    def test_a_state_that_could_not_be_read_back_is_refused(self, config: CheckpointConfig) -> None:
+        with closing(self.open(config)) as commits:
+            commits.save(checkpoint_at(1))
             with pytest.raises(BadJob, match="strange is a type"):
-                commits.save(commit_at(2, strange=object))
+                commits.save(checkpoint_at(2, strange=object))
             assert newest_step(commits) == 1

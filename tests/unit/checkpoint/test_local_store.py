@@ -8,41 +8,43 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from tests.unit.checkpoint.store_laws import CommitsLaws, commit_at, newest_step
+from tests.unit.checkpoint.store_laws import CheckpointStoreLaws, checkpoint_at, newest_step
 
 from forebay.checkpoint.checkpoint import CheckpointStore, DirectoryStore
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.files import CheckpointFiles
-from forebay.checkpoint.local_store import OWNER, SpooledStore, open_local_commits
+from forebay.checkpoint.local_store import OWNER, SpooledStore, open_local_checkpoints
 from forebay.errors import WriteFailed
 from forebay.storage.atomic import write_atomically
 
 
 @pytest.fixture
-def safekeeping() -> CheckpointConfig:
-    return CheckpointConfig(uri=f"memory://{uuid.uuid4().hex}/commits", keep_every=5)
+def config() -> CheckpointConfig:
+    return CheckpointConfig(uri=f"memory://{uuid.uuid4().hex}/checkpoints", keep_every=5)
 
 
-class TestSpooledStore(CommitsLaws):
+class TestSpooledStore(CheckpointStoreLaws):
     @pytest.fixture(autouse=True)
     def spools_are_here(self, tmp_path: Path) -> None:
         self._spools = str(tmp_path / "spools")
 
-    def open(self, safekeeping: CheckpointConfig) -> CheckpointStore:
-        return SpooledStore(safekeeping, self._spools)
+    def open(self, config: CheckpointConfig) -> CheckpointStore:
+        return SpooledStore(config, self._spools)
 
 
 def test_a_local_folder_needs_no_spool(tmp_path: Path) -> None:
-    assert isinstance(open_local_commits(CheckpointConfig(uri=str(tmp_path))), DirectoryStore)
-    assert isinstance(open_local_commits(CheckpointConfig(uri="memory://elsewhere")), SpooledStore)
+    assert isinstance(open_local_checkpoints(CheckpointConfig(uri=str(tmp_path))), DirectoryStore)
+    assert isinstance(open_local_checkpoints(CheckpointConfig(uri="memory://elsewhere")), SpooledStore)
 
 
 def test_a_local_folder_that_refuses_is_named(tmp_path: Path) -> None:
-    with closing(open_local_commits(CheckpointConfig(uri=str(tmp_path / "commits")))) as commits:
-        commits.save(commit_at(1))
-        (tmp_path / "commits" / "step-000000002").write_text("no folder")
-        with pytest.raises(WriteFailed, match=rf"commit of step 2 cannot be written to {tmp_path}/commits .*make room"):
-            commits.save(commit_at(2))
+    with closing(open_local_checkpoints(CheckpointConfig(uri=str(tmp_path / "checkpoints")))) as commits:
+        commits.save(checkpoint_at(1))
+        (tmp_path / "checkpoints" / "step-000000002").write_text("no folder")
+        with pytest.raises(
+            WriteFailed, match=rf"checkpoint of step 2 could not be written to {tmp_path}/checkpoints .*make room"
+        ):
+            commits.save(checkpoint_at(2))
         assert newest_step(commits) == 1
 
 
@@ -51,52 +53,48 @@ def spools(tmp_path: Path) -> Path:
     return tmp_path / "spools"
 
 
-def left_behind(safekeeping: CheckpointConfig, spools: Path, *steps: int) -> None:
+def left_behind(config: CheckpointConfig, spools: Path, *steps: int) -> None:
     """As a process leaves the spool that is killed after the first upload."""
-    commits = SpooledStore(safekeeping, str(spools))
+    commits = SpooledStore(config, str(spools))
     for step in steps:
-        commits.save(commit_at(step))
+        commits.save(checkpoint_at(step))
         if step == steps[0]:
             commits.flush()
     assert commits._opened is not None
-    commits._opened.uploads.close()
+    commits._opened.uploader.close()
 
 
-def test_what_a_killed_process_saved_is_found_and_uploaded_by_the_next(
-    safekeeping: CheckpointConfig, spools: Path
-) -> None:
-    left_behind(safekeeping, spools, 1, 2, 3)
-    assert CheckpointFiles(safekeeping).steps() == [1]
-    with closing(SpooledStore(safekeeping, str(spools))) as commits:
+def test_what_a_killed_process_saved_is_found_and_uploaded_by_the_next(config: CheckpointConfig, spools: Path) -> None:
+    left_behind(config, spools, 1, 2, 3)
+    assert CheckpointFiles(config).steps() == [1]
+    with closing(SpooledStore(config, str(spools))) as commits:
         assert newest_step(commits) == 3
         commits.flush()
-    assert CheckpointFiles(safekeeping).steps() == [3, 1]
+    assert CheckpointFiles(config).steps() == [3, 1]
     assert list(spools.iterdir()) == [], "all of it is in storage"
 
 
-def test_a_spool_of_a_run_that_was_deleted_is_no_commit_of_the_next(
-    safekeeping: CheckpointConfig, spools: Path
-) -> None:
-    left_behind(safekeeping, spools, 1, 2, 3)
-    fsspec.filesystem("memory").rm(safekeeping.uri.removeprefix("memory:/"), recursive=True)
-    with closing(SpooledStore(safekeeping, str(spools))) as commits:
+def test_a_spool_of_a_run_that_was_deleted_is_no_commit_of_the_next(config: CheckpointConfig, spools: Path) -> None:
+    left_behind(config, spools, 1, 2, 3)
+    fsspec.filesystem("memory").rm(config.uri.removeprefix("memory:/"), recursive=True)
+    with closing(SpooledStore(config, str(spools))) as commits:
         assert commits.newest() is None
 
 
 def test_a_spool_is_worthless_once_the_run_went_on_elsewhere(
-    safekeeping: CheckpointConfig, spools: Path, tmp_path: Path
+    config: CheckpointConfig, spools: Path, tmp_path: Path
 ) -> None:
-    left_behind(safekeeping, spools, 1, 9)
-    with closing(SpooledStore(safekeeping, str(tmp_path / "another machine"))) as elsewhere:
+    left_behind(config, spools, 1, 9)
+    with closing(SpooledStore(config, str(tmp_path / "another machine"))) as elsewhere:
         assert newest_step(elsewhere) == 1
-        elsewhere.save(commit_at(2))
+        elsewhere.save(checkpoint_at(2))
         elsewhere.flush()
-    with closing(SpooledStore(safekeeping, str(spools))) as commits:
+    with closing(SpooledStore(config, str(spools))) as commits:
         assert newest_step(commits) == 2
 
 
 def test_storage_that_refuses_is_an_error_at_flush_and_nothing_is_lost(
-    safekeeping: CheckpointConfig, spools: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: CheckpointConfig, spools: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     original = CheckpointFiles._write
 
@@ -107,17 +105,17 @@ def test_storage_that_refuses_is_an_error_at_flush_and_nothing_is_lost(
 
     with monkeypatch.context() as patched:
         patched.setattr(CheckpointFiles, "_write", refuse)
-        with closing(SpooledStore(safekeeping, str(spools))) as commits:
-            commits.save(commit_at(1))
-            with pytest.raises(WriteFailed, match=rf"{safekeeping.uri} .*quota exceeded.*has room"):
+        with closing(SpooledStore(config, str(spools))) as commits:
+            commits.save(checkpoint_at(1))
+            with pytest.raises(WriteFailed, match=rf"{config.uri} .*quota exceeded.*has room"):
                 commits.flush()
     assert len(list(spools.iterdir())) == 1
-    with closing(SpooledStore(safekeeping, str(spools))) as commits:
+    with closing(SpooledStore(config, str(spools))) as commits:
         assert newest_step(commits) == 1
         commits.flush()
-    assert CheckpointFiles(safekeeping).steps() == [1]
+    assert CheckpointFiles(config).steps() == [1]
 
 
-def test_the_word_beside_the_commits_is_no_commit(safekeeping: CheckpointConfig) -> None:
-    write_atomically(f"{safekeeping.uri}/{OWNER}", b"somebody")
-    assert CheckpointFiles(safekeeping).steps() == []
+def test_the_word_beside_the_commits_is_no_commit(config: CheckpointConfig) -> None:
+    write_atomically(f"{config.uri}/{OWNER}", b"somebody")
+    assert CheckpointFiles(config).steps() == []

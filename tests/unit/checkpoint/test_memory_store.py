@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.checkpoint.store_laws import commit_at
+from tests.unit.checkpoint.store_laws import checkpoint_at
 
 from forebay.checkpoint.buffer import ReusableBuffer
-from forebay.checkpoint.checkpoint import Encoder, opened
+from forebay.checkpoint.checkpoint import Encoder, decode
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint
+from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, Metadata
 from forebay.checkpoint.files import CheckpointFiles
 from forebay.checkpoint.memory_store import MemoryStore, StoredStep
 from forebay.checkpoint.shared_buffer import (
@@ -25,7 +25,7 @@ from forebay.checkpoint.shared_buffer import (
     SharedBuffer,
     SharedBufferClient,
     SharedBufferWriter,
-    read_slot,
+    read_shared_buffer,
 )
 from forebay.checkpoint.uploader import Uploader
 from forebay.errors import WriteFailed
@@ -35,44 +35,44 @@ class StoreNode:
     """A store, what was replicated from it, and the worker beside it."""
 
     def __init__(self, folder: Path) -> None:
-        self.uploads = Uploader(CheckpointConfig(uri=str(folder / "commits"), storage_every_s=1e6, keep_every=50))
+        self.uploads = Uploader(CheckpointConfig(uri=str(folder / "checkpoints"), storage_every_s=1e6, keep_every=50))
         self.store = MemoryStore(self.uploads, self._replicate)
         self.copies: list[int] = []
         self.way = asyncio.Event()
         self.way.set()
-        self._lease: BufferHandle | None = None
+        self._handle: BufferHandle | None = None
 
-    async def _replicate(self, sealed: EncodedCheckpoint) -> None:
+    async def _replicate(self, encoded: EncodedCheckpoint) -> None:
         await self.way.wait()
-        sealed.check()
-        self.copies.append(sealed.step)
+        encoded.verify()
+        self.copies.append(encoded.step)
 
     async def save(self, step: int, **state: Any) -> None:
         number = await self.write(step, **state)
-        self._lease = await self.store.commit(number)
+        self._handle = await self.store.keep(number)
 
     async def write(self, step: int, **state: Any) -> int:
         """What a worker does before it says so."""
-        self._lease = self._lease or await self.store.lease()
-        write(self._lease, step, **state)
-        return self._lease.number
+        self._handle = self._handle or await self.store.acquire()
+        write(self._handle, step, **state)
+        return self._handle.number
 
     def another_worker(self) -> None:
         """In the place of the one before, which is gone."""
-        self._lease = None
+        self._handle = None
 
     async def newest(self) -> int:
-        shown = await self.store.shown()
+        shown = await self.store.locate()
         assert shown is not None
-        facts, path = shown
-        commit = opened(EncodedCheckpoint(facts=facts, state=read_slot(path, facts["state_bytes"])), path)
-        assert commit.state["weight"][0] == commit.step
+        metadata, path = shown
+        commit = decode(read_shared_buffer(path, metadata), path)
+        assert commit.shards[0]["weight"][0] == commit.step
         return commit.step
 
 
-def write(lease: BufferHandle, step: int, **state: Any) -> None:
-    pad = SharedBufferWriter(lease.path)
-    pad.seal(Encoder().seal(commit_at(step, **state), pad))
+def write(handle: BufferHandle, step: int, **state: Any) -> None:
+    writer = SharedBufferWriter(handle.path)
+    writer.finish(Encoder().encode(checkpoint_at(step, **state), writer))
 
 
 @pytest.fixture
@@ -91,13 +91,13 @@ def make_node(tmp_path: Path) -> Iterator[Callable[[], StoreNode]]:
 def test_the_newest_is_kept_and_copied(make_node: Callable[[], StoreNode]) -> None:
     async def scene() -> None:
         node = make_node()
-        assert await node.store.holding() is None and await node.store.shown() is None
+        assert await node.store.stored_step() is None and await node.store.locate() is None
         for step in range(1, 8):
             await node.save(step)
             assert await node.newest() == step
-            assert await node.store.holding() == StoredStep(step, is_origin=True)
+            assert await node.store.stored_step() == StoredStep(step, is_origin=True)
         assert node.copies == list(range(1, 8))
-        assert len(node.store._slots) <= 3
+        assert len(node.store._buffers) <= 3
 
     asyncio.run(scene())
 
@@ -117,7 +117,7 @@ def test_a_commit_is_not_acknowledged_before_it_has_its_copy(make_node: Callable
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("ask", ["holding", "shown", "given", "flush", "lease"])
+@pytest.mark.parametrize("ask", ["stored_step", "locate", "fetch", "flush", "acquire"])
 def test_a_commit_is_there_before_its_worker_has_said_so(make_node: Callable[[], StoreNode], ask: str) -> None:
     async def scene() -> None:
         node = make_node()
@@ -127,11 +127,11 @@ def test_a_commit_is_there_before_its_worker_has_said_so(make_node: Callable[[],
         assert node.store._newest is not None and node.store._newest.step == 2
         if ask == "flush":
             assert node.uploads.files.steps()[0] == 2
-        node._lease = await node.store.commit(number)
+        node._handle = await node.store.keep(number)
         await node.save(3)
         assert await node.newest() == 3
         assert node.copies == [1, 2, 3]
-        assert len(node.store._slots) <= 3
+        assert len(node.store._buffers) <= 3
 
     asyncio.run(scene())
 
@@ -141,7 +141,7 @@ def test_what_a_worker_left_is_copied_before_the_next_one_goes_on(make_node: Cal
         node = make_node()
         await node.save(1)
         await node.write(2)
-        assert await node.store.holding() == StoredStep(2, is_origin=True)
+        assert await node.store.stored_step() == StoredStep(2, is_origin=True)
         node.way.clear()
         node.another_worker()
         saving = asyncio.ensure_future(node.save(3))
@@ -162,7 +162,7 @@ def test_what_a_worker_left_and_is_to_stay_for_ever_gets_to_storage(make_node: C
         node.another_worker()
         await node.save(51)
         assert await node.store.flush() is None
-        assert 50 in node.uploads.files.sealed_steps()
+        assert 50 in node.uploads.files.complete_steps()
 
     asyncio.run(scene())
 
@@ -178,19 +178,19 @@ def test_after_giving_up_nothing_is_written_over_what_its_worker_wrote_itself(
         node.way.clear()
         await node.write(8)
         node.another_worker()
-        waiting = asyncio.ensure_future(node.store.lease())
+        waiting = asyncio.ensure_future(node.store.acquire())
         await asyncio.sleep(0)
-        assert node.uploads.holds() != []
-        await node.store.give_up(9)
+        assert node.uploads.in_use() != []
+        await node.store.yield_storage(9)
         assert await node.newest() == 8, "in case that fails"
         files = node.uploads.files
-        files.write(Encoder().seal(commit_at(9), ReusableBuffer()))
+        files.write(Encoder().encode(checkpoint_at(9), ReusableBuffer()))
         assert await node.store.flush() is None
         assert node.uploads.is_done and files.steps()[0] == 9
         node.way.set()
         await waiting
-        await node.store.give_up(5)
-        assert await node.store.holding() is None, "a future that was given up"
+        await node.store.yield_storage(5)
+        assert await node.store.stored_step() is None, "a future that was given up"
 
     asyncio.run(scene())
 
@@ -214,9 +214,9 @@ def test_late_word_of_a_worker_that_is_gone_takes_nothing_from_the_next(make_nod
         late = await node.write(2)
         node.another_worker()
         number = await node.write(3)
-        await node.store.commit(late)
+        await node.store.keep(late)
         assert await node.newest() == 3, "found in the slot of the worker that is there"
-        node._lease = await node.store.commit(number)
+        node._handle = await node.store.keep(number)
         await node.save(4)
         assert await node.newest() == 4
 
@@ -229,14 +229,14 @@ def test_a_worker_that_is_slow_to_die_writes_nothing_into_the_slot_of_the_next(
     async def scene() -> None:
         node = make_node()
         await node.save(1)
-        old = await node.store.lease()
+        old = await node.store.acquire()
         late = SharedBufferWriter(old.path)
         node.another_worker()
         number = await node.write(2)
-        late.seal(Encoder().seal(commit_at(90), late))
+        late.finish(Encoder().encode(checkpoint_at(90), late))
         assert await node.newest() == 2
-        node._lease = await node.store.commit(number)
-        await node.store.commit(old.number)
+        node._handle = await node.store.keep(number)
+        await node.store.keep(old.number)
         assert await node.newest() == 2
 
     asyncio.run(scene())
@@ -249,9 +249,9 @@ def test_another_worker_that_only_looks_takes_nothing_from_the_one_that_is_there
         node = make_node()
         for step in (1, 2, 3):
             await node.save(step)
-            await node.store.lease()
+            await node.store.acquire()
             assert await node.newest() == step
-        assert len(node.store._slots) <= 4
+        assert len(node.store._buffers) <= 4
 
     asyncio.run(scene())
 
@@ -261,8 +261,8 @@ def test_a_seal_without_its_state_is_no_commit(make_node: Callable[[], StoreNode
         node = make_node()
         await node.save(1)
         await node.write(2)
-        assert node._lease is not None
-        SharedBufferWriter(node._lease.path).write(os.urandom(500))
+        assert node._handle is not None
+        SharedBufferWriter(node._handle.path).write(os.urandom(500))
         assert await node.newest() == 1
         node.another_worker()
         await node.save(3)
@@ -276,8 +276,8 @@ def test_a_worker_that_dies_while_it_writes_spoils_nothing(make_node: Callable[[
         node = make_node()
         for step in (1, 2):
             await node.save(step)
-        assert node._lease is not None
-        SharedBufferWriter(node._lease.path).write(os.urandom(5000))
+        assert node._handle is not None
+        SharedBufferWriter(node._handle.path).write(os.urandom(5000))
         assert await node.newest() == 2
         node.another_worker()
         await node.save(3)
@@ -295,11 +295,11 @@ def test_what_is_being_uploaded_is_not_written_over(
         node, loop = make_node(), asyncio.get_running_loop()
         original = CheckpointFiles.write
 
-        def slow(files: CheckpointFiles, sealed: EncodedCheckpoint) -> None:
+        def slow(files: CheckpointFiles, encoded: EncodedCheckpoint) -> None:
             loop.call_soon_threadsafe(begun.set)
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
-            sealed.check()
-            original(files, sealed)
+            encoded.verify()
+            original(files, encoded)
 
         monkeypatch.setattr(CheckpointFiles, "write", slow)
         await node.save(1)
@@ -309,7 +309,7 @@ def test_what_is_being_uploaded_is_not_written_over(
         go_on.set()
         assert await node.store.flush() is None
         assert node.uploads.files.steps() == [11, 1]
-        assert len(node.store._slots) <= 4
+        assert len(node.store._buffers) <= 4
 
     asyncio.run(scene())
 
@@ -319,10 +319,10 @@ def test_a_copy_is_held_given_away_and_flushed(make_node: Callable[[], StoreNode
         origin, copy = make_node(), make_node()
         for step in (5, 6):
             await origin.save(step)
-            given = await origin.store.given()
+            given = await origin.store.fetch()
             assert given is not None
-            await copy.store.hold(*given)
-            assert await copy.store.holding() == StoredStep(step, is_origin=False)
+            await copy.store.keep_copy(*given)
+            assert await copy.store.stored_step() == StoredStep(step, is_origin=False)
             assert await copy.newest() == step
         assert max(StoredStep(6, is_origin=False), StoredStep(6, is_origin=True)).is_origin
         assert await copy.store.flush() is None
@@ -335,15 +335,15 @@ def test_a_copy_does_not_take_the_place_of_what_followed_it(make_node: Callable[
     async def scene() -> None:
         origin, copy = make_node(), make_node()
         await origin.save(5)
-        given = await origin.store.given()
+        given = await origin.store.fetch()
         assert given is not None
-        await copy.store.hold(*given)
+        await copy.store.keep_copy(*given)
         await origin.save(6)
         assert await origin.store.flush() is None
         assert await copy.store.flush() is None
         files = origin.uploads.files
         assert files.steps()[0] == 6
-        files._write(f"{files._folder(6)}/state.pt", b"torn")
+        files._write(f"{files._folder(6)}/shard-00000.pt", b"torn")
         files._delete(5) if 5 in files.steps() else None
         assert await copy.store.flush() is None
         assert files.steps() == [5], "what is torn is nothing"
@@ -356,9 +356,9 @@ def test_a_copy_is_newer_than_what_a_worker_left_before(make_node: Callable[[], 
         node = make_node()
         await node.save(5)
         number = await node.write(6)
-        await node.store.hold(*copy_of(4))
+        await node.store.keep_copy(*copy_of(4))
         assert await node.newest() == 4
-        node._lease = await node.store.commit(number)
+        node._handle = await node.store.keep(number)
         assert await node.newest() == 6, "but not newer than what a worker says is there"
 
     asyncio.run(scene())
@@ -373,8 +373,8 @@ def test_a_copy_of_before_takes_nothing_from_the_worker_that_is_there(
         number = await node.write(101)
         if is_looked_for:
             assert await node.newest() == 101
-        await node.store.hold(*copy_of(100))
-        node._lease = await node.store.commit(number)
+        await node.store.keep_copy(*copy_of(100))
+        node._handle = await node.store.keep(number)
         assert await node.newest() == 101
 
     asyncio.run(scene())
@@ -388,14 +388,14 @@ def test_late_word_of_a_slot_that_has_another_use_by_now(make_node: Callable[[],
         assert await node.store.flush() is None
         node.another_worker()
         if is_copy:
-            await node.store.lease()
-            await node.store.hold(*copy_of(2))
-            await node.store.hold(*copy_of(3))
-            assert node.store._slots[late].sealed() is None, "3 is there"
+            await node.store.acquire()
+            await node.store.keep_copy(*copy_of(2))
+            await node.store.keep_copy(*copy_of(3))
+            assert node.store._buffers[late].read() is None, "3 is there"
         else:
             await node.save(3)
-            assert node._lease is not None and node._lease.number == late
-        await node.store.commit(late)
+            assert node._handle is not None and node._handle.number == late
+        await node.store.keep(late)
         assert await node.newest() == 3
 
     asyncio.run(scene())
@@ -404,20 +404,20 @@ def test_late_word_of_a_slot_that_has_another_use_by_now(make_node: Callable[[],
 def test_those_who_look_at_once_find_one_commit(
     make_node: Callable[[], StoreNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both, original = threading.Barrier(2), EncodedCheckpoint.check
+    both, original = threading.Barrier(2), EncodedCheckpoint.verify
 
-    def check(sealed: EncodedCheckpoint) -> None:
+    def verify(encoded: EncodedCheckpoint) -> None:
         with suppress(threading.BrokenBarrierError):
             both.wait(0.2)
-        original(sealed)
+        original(encoded)
 
     async def scene() -> None:
         node = make_node()
         await node.write(1)
-        monkeypatch.setattr(EncodedCheckpoint, "check", check)
-        begun = node.store._begun
-        await asyncio.gather(*[asyncio.to_thread(node.store._look_in) for _ in range(2)])
-        assert node.store._begun == begun + 1
+        monkeypatch.setattr(EncodedCheckpoint, "verify", verify)
+        begun = node.store._last_ticket
+        await asyncio.gather(*[asyncio.to_thread(node.store._adopt_unreported) for _ in range(2)])
+        assert node.store._last_ticket == begun + 1
 
     asyncio.run(scene())
 
@@ -429,9 +429,9 @@ def test_one_that_was_origin_and_becomes_a_copy_uploads_no_more(make_node: Calla
         assert await old.store.flush() is None
         await old.save(9)
         await new.save(2)
-        given = await new.store.given()
+        given = await new.store.fetch()
         assert given is not None
-        await old.store.hold(*given)
+        await old.store.keep_copy(*given)
         assert await old.newest() == 2
         assert await new.store.flush() is None
         assert old.uploads.is_done and new.uploads.files.steps() == [2, 1]
@@ -445,11 +445,11 @@ def test_what_is_given_up_while_a_flush_looks_into_storage_is_not_written(
     async def scene() -> None:
         node, loop = make_node(), asyncio.get_running_loop()
         files = node.uploads.files
-        await node.store.hold(*copy_of(10))
+        await node.store.keep_copy(*copy_of(10))
 
         def too_early(_step: int) -> bool:
-            asyncio.run_coroutine_threadsafe(node.store.give_up(11), loop).result(60.0)
-            files.write(Encoder().seal(commit_at(11), ReusableBuffer()))
+            asyncio.run_coroutine_threadsafe(node.store.yield_storage(11), loop).result(60.0)
+            files.write(Encoder().encode(checkpoint_at(11), ReusableBuffer()))
             return False
 
         monkeypatch.setattr(node.store, "_is_in_storage", too_early)
@@ -467,12 +467,12 @@ class Hurdle:
         self._begun = threading.Semaphore(0)
         original = SharedBuffer.fill
 
-        def fill(slot: SharedBuffer, content: Bytes) -> memoryview:
+        def fill(buffer: SharedBuffer, metadata: Metadata, shards: Mapping[int, Bytes]) -> EncodedCheckpoint:
             mine = threading.Event()
             self.waiting.append(mine)
             self._begun.release()
             assert mine.wait(60.0)
-            return original(slot, content)
+            return original(buffer, metadata, shards)
 
         monkeypatch.setattr(SharedBuffer, "fill", fill)
 
@@ -481,8 +481,8 @@ class Hurdle:
 
 
 def copy_of(step: int) -> tuple[dict[str, Any], Any]:
-    sealed = Encoder().seal(commit_at(step), ReusableBuffer())
-    return dict(sealed.facts), np.frombuffer(bytes(sealed.state), np.uint8)
+    encoded = Encoder().encode(checkpoint_at(step), ReusableBuffer())
+    return dict(encoded.metadata), {number: np.frombuffer(each, np.uint8) for number, each in encoded.shards.items()}
 
 
 def test_a_late_copy_spoils_nothing_of_a_new_origin(
@@ -490,14 +490,14 @@ def test_a_late_copy_spoils_nothing_of_a_new_origin(
 ) -> None:
     async def scene() -> None:
         hurdle, node = Hurdle(monkeypatch), make_node()
-        late = asyncio.ensure_future(node.store.hold(*copy_of(100)))
+        late = asyncio.ensure_future(node.store.keep_copy(*copy_of(100)))
         await hurdle.begun()
-        lease = await node.store.lease()
-        write(lease, 101)
-        await node.store.commit(lease.number)
+        handle = await node.store.acquire()
+        write(handle, 101)
+        await node.store.keep(handle.number)
         hurdle.waiting[0].set()
         await late
-        assert await node.store.holding() == StoredStep(101, is_origin=True)
+        assert await node.store.stored_step() == StoredStep(101, is_origin=True)
         assert await node.newest() == 101
         assert await node.store.flush() is None
         assert node.uploads.files.steps() == [101], "its upload is not forgotten"
@@ -510,16 +510,16 @@ def test_of_two_copies_at_once_the_later_one_stays(
 ) -> None:
     async def scene() -> None:
         hurdle, node = Hurdle(monkeypatch), make_node()
-        first = asyncio.ensure_future(node.store.hold(*copy_of(100)))
+        first = asyncio.ensure_future(node.store.keep_copy(*copy_of(100)))
         await hurdle.begun()
-        second = asyncio.ensure_future(node.store.hold(*copy_of(101)))
+        second = asyncio.ensure_future(node.store.keep_copy(*copy_of(101)))
         await hurdle.begun()
         hurdle.waiting[1].set()
         await second
         hurdle.waiting[0].set()
         await first
         assert await node.newest() == 101
-        assert len(node.store._slots) == 2
+        assert len(node.store._buffers) == 2
 
     asyncio.run(scene())
 
@@ -532,7 +532,7 @@ def test_a_python_that_cannot_watch_a_process_does_not_trust_it_to_live(monkeypa
 def test_storage_that_refuses_is_told_at_a_flush(
     make_node: Callable[[], StoreNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(files: CheckpointFiles, sealed: EncodedCheckpoint) -> None:
+    def refuse(files: CheckpointFiles, encoded: EncodedCheckpoint) -> None:
         raise PermissionError("not yours")
 
     async def scene() -> None:

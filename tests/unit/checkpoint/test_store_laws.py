@@ -3,16 +3,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.checkpoint.store_laws import CommitsLaws
+from tests.unit.checkpoint.store_laws import CheckpointStoreLaws
 
 from forebay.checkpoint.checkpoint import CheckpointStore, DirectoryStore
 from forebay.checkpoint.config import CheckpointConfig
 
 
-class TestDirectoryStore(CommitsLaws):
+class TestDirectoryStore(CheckpointStoreLaws):
     @pytest.fixture
-    def safekeeping(self, tmp_path: Path) -> CheckpointConfig:
-        return CheckpointConfig(uri=str(tmp_path / "commits"), keep_every=5)
+    def config(self, tmp_path: Path) -> CheckpointConfig:
+        return CheckpointConfig(uri=str(tmp_path / "checkpoints"), keep_every=5)
 
-    def open(self, safekeeping: CheckpointConfig) -> CheckpointStore:
-        return DirectoryStore(safekeeping.uri, keep_last=safekeeping.keep_last, keep_every=safekeeping.keep_every)
+    def open(self, config: CheckpointConfig) -> CheckpointStore:
+        return DirectoryStore(config.uri, keep_last=config.keep_last, keep_every=config.keep_every)

@@ -35,7 +35,7 @@ def launch_of(job: Job) -> WorkerSpec:
         assignment=job.assignment,
         resources=job.resources,
         cache=job.cache,
-        safekeeping=CheckpointConfig(uri="/runs/a/commits"),
+        checkpoint_config=CheckpointConfig(uri="/runs/a/checkpoints"),
     )
 
 

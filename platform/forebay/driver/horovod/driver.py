@@ -13,7 +13,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from forebay.checkpoint.ray_store import commit_stores
+from forebay.checkpoint.ray_store import checkpoint_stores
 from forebay.driver.elastic.coordinator_actor import coordinator_of
 from forebay.driver.elastic.event_loop import follow
 from forebay.driver.horovod.backend import WorkerPool
@@ -56,7 +56,7 @@ class HorovodDriver:
             run.tell(Preparing(what=session_text()))
             with ray_session(job.max_cpus):
                 _check_is_within_cluster()
-                with coordinator_of(run, "horovod") as coordinator, commit_stores(run.name):
+                with coordinator_of(run, "horovod") as coordinator, checkpoint_stores(run.name):
                     return _train(run, coordinator)
 
 

@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 
 from forebay.cache.node.client import attach
 from forebay.cache.node.peer_transport import NODE_DIGITS
-from forebay.checkpoint.ray_store import open_commits
+from forebay.checkpoint.ray_store import open_ray_checkpoints
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.driver.horovod.collective import is_broken
 from forebay.driver.horovod.liveness import LineAddress, LivenessClient
@@ -79,9 +79,11 @@ class HorovodWorker:
         try:
             with horovod_world(place, self._device, launch.hang_timeout_s) as collective:
                 self._line.entered(place.number)
-                with closing(open_commits(launch.name, launch.safekeeping, coordinator)) as commits:
+                with closing(open_ray_checkpoints(launch.name, launch.checkpoint_config, coordinator)) as checkpoints:
                     reporter = CoordinatorReporter(coordinator)
-                    worker = Worker(launch.assignment, collective, self._cache, commits, reporter, HOROVOD_STRATEGIES)
+                    worker = Worker(
+                        launch.assignment, collective, self._cache, checkpoints, reporter, HOROVOD_STRATEGIES
+                    )
                     return work(launch, worker, reporter, partial(exported, tags))
         except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
             raised = WorkerError.of(error, place.world.rank)

@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 
 from forebay.cache.local_source import LocalCache
-from forebay.checkpoint.local_store import open_local_commits
+from forebay.checkpoint.local_store import open_local_checkpoints
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
 from forebay.events import Commands, Event
@@ -123,9 +123,9 @@ def _train(start: Start, link: DriverLink) -> Outcome:
     cache = None if launch.cache is None else LocalCache(launch.cache, num_processes=start.world.size)
     device = device_of(launch.resources, start.world.local_rank)
     ranks = process_group(start.world, start.rendezvous, device=device, timeout_s=launch.hang_timeout_s)
-    with closing(open_local_commits(launch.safekeeping)) as commits, ranks as collective:
+    with closing(open_local_checkpoints(launch.checkpoint_config)) as checkpoints, ranks as collective:
         try:
-            worker = Worker(launch.assignment, collective, cache, commits, link)
+            worker = Worker(launch.assignment, collective, cache, checkpoints, link)
             return work(launch, worker, link)
         except BaseException as error:  # noqa: BLE001 - as above; told before the process group is left
             _tell_and_stay(error, start, link)

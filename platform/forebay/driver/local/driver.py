@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 import torch
 
 from forebay.cache.local_source import LocalCache
-from forebay.checkpoint.local_store import open_local_commits
+from forebay.checkpoint.local_store import open_local_checkpoints
 from forebay.driver.local.child import SyncRequest
 from forebay.driver.local.processes import RankProcesses, WorkerLost, WorkerRaised, worker_processes
 from forebay.driver.worker_error import WorkerError
@@ -58,9 +58,9 @@ def _run_here(run: Run) -> Result:
     device = device_of(launch.resources, local_rank=0)
     cache = None if launch.cache is None else LocalCache(launch.cache)
     try:
-        with _generators_put_back(device), closing(open_local_commits(launch.safekeeping)) as commits:
+        with _generators_put_back(device), closing(open_local_checkpoints(launch.checkpoint_config)) as checkpoints:
             reporter = DirectReporter(run)
-            worker = Worker(launch.assignment, SingleProcessCollective(device), cache, commits, reporter)
+            worker = Worker(launch.assignment, SingleProcessCollective(device), cache, checkpoints, reporter)
             outcome = work(launch, worker, reporter)
     except ForebayError:
         raise

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from ray.train import WorkerGroupError
 from ray.train.torch import TorchTrainer
 
-from forebay.checkpoint.ray_store import commit_stores
+from forebay.checkpoint.ray_store import checkpoint_stores
 from forebay.driver.elastic.coordinator_actor import coordinator_of
 from forebay.driver.elastic.event_loop import follow
 from forebay.driver.ray_train.trainer import RAY_FOLDER, lost_workers_text, torch_trainer
@@ -47,7 +47,7 @@ class RayTrainDriver:
                 train_environment(),
                 ray_session(job.max_cpus),
                 coordinator_of(run, "ray") as coordinator,
-                commit_stores(run.name),
+                checkpoint_stores(run.name),
             ):
                 return _fit(run, coordinator)
 

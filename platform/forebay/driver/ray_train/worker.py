@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 
 from forebay.cache.node.client import attach
 from forebay.cache.node.peer_transport import NODE_DIGITS
-from forebay.checkpoint.ray_store import open_commits
+from forebay.checkpoint.ray_store import open_ray_checkpoints
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.driver.ray_train.attempt import attempt
 from forebay.driver.worker_error import WorkerError
@@ -96,9 +96,9 @@ def _train(payload: bytes, world: World, coordinator: ActorHandle) -> Outcome:
         collective = TorchCollective(world, device, timeout_s=launch.hang_timeout_s)
     cache = None if launch.cache is None else attach(launch.cache)
     tags = {"role": "trainer", "run": launch.name, "node": world.node[:NODE_DIGITS]}
-    with closing(open_commits(launch.name, launch.safekeeping, coordinator)) as commits:
+    with closing(open_ray_checkpoints(launch.name, launch.checkpoint_config, coordinator)) as checkpoints:
         reporter = CoordinatorReporter(coordinator)
-        worker = Worker(launch.assignment, collective, cache, commits, reporter)
+        worker = Worker(launch.assignment, collective, cache, checkpoints, reporter)
         return work(launch, worker, reporter, partial(exported, tags))
 
 

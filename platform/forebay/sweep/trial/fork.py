@@ -14,19 +14,20 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from forebay.checkpoint.buffer import ReusableBuffer
-from forebay.checkpoint.checkpoint import Checkpoint, Encoder, found_in, newest_of, opened
+from forebay.checkpoint.checkpoint import Checkpoint, Encoder, decode, found_in, newest_of
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
-from forebay.errors import CorruptFile, InvalidOption, WriteFailed
+from forebay.errors import CorruptFile, InvalidOption
 from forebay.runs.result import Result, save_result
 from forebay.storage.atomic import write_atomically
-from forebay.storage.credentials import redact, redacted
+from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import below, resolve
+from forebay.storage.write_failed import write_failed
 from forebay.train.state.hyperparameters import left_out
 from forebay.train.state.snapshot import Snapshot
 
-COMMITS, HELD = "commits", "held"
+CHECKPOINTS, HELD = "checkpoints", "held"
 NUM_HELD = 3
 ORIGIN_FILE = "branch.json"
 LOOK_S = 0.02
@@ -44,7 +45,7 @@ class Origin:
 
 def newest_stored(run: str) -> int | None:
     """Step of the newest commit in storage of the run in folder `run`; None before the first one."""
-    return next(iter(_files(run, COMMITS).sealed_steps()), None)
+    return next(iter(_files(run, CHECKPOINTS).complete_steps()), None)
 
 
 def hold(run: str, at_least: int = 0, wait_s: float = 0.0, flush: Callable[[], None] = lambda: None) -> int | None:
@@ -59,20 +60,20 @@ def hold(run: str, at_least: int = 0, wait_s: float = 0.0, flush: Callable[[], N
     while (newest_stored(run) or 0) < at_least and time.monotonic() < deadline:
         time.sleep(LOOK_S)
         flush()
-    files, held = _files(run, COMMITS), _files(run, HELD)
-    steps = files.sealed_steps()
+    files, held = _files(run, CHECKPOINTS), _files(run, HELD)
+    steps = files.complete_steps()
     for step in [*(step for step in reversed(steps) if step >= at_least > 0), *steps]:
-        if step in held.sealed_steps():
+        if step in held.complete_steps():
             return step
         try:
-            sealed = files.read(step)
-            sealed.check()
+            encoded = files.read(step)
+            encoded.verify()
         except CorruptCheckpoint:  # the run has deleted it meanwhile, having written a newer one
             continue
         try:
-            held.write(sealed)
+            held.write(encoded)
         except OSError as error:
-            raise _unwritable(held.uri, error) from redacted(error)
+            raise write_failed("a checkpoint", held.uri, error) from redacted(error)
         return step
     return None
 
@@ -97,17 +98,17 @@ def branch(source: str, step: int, target: str) -> int:
             step=there,
         )
     commit = _commit_of(source, step)
-    snapshot = Snapshot.from_commit(commit)
+    snapshot = Snapshot.from_checkpoint(commit)
     objects = {name: left_out(state) for name, state in snapshot.objects.items()}
-    sealed = Encoder().seal(replace(snapshot, objects=objects).to_commit(commit.world), ReusableBuffer())
+    encoded = Encoder().encode(replace(snapshot, objects=objects).to_checkpoint(commit.world), ReusableBuffer())
     origin = Origin(run=resolve(source).uri, step=commit.step)
     try:
         write_atomically(below(target, ORIGIN_FILE), json.dumps(asdict(origin)).encode())
         # Known to the target's driver from the start, these epochs are no news to its callbacks.
         save_result(_result_so_far(commit, snapshot, target))
-        _files(target, COMMITS).write(sealed)
+        _files(target, CHECKPOINTS).write(encoded)
     except OSError as error:
-        raise _unwritable(target, error) from redacted(error)
+        raise write_failed("the branch", resolve(target).uri, error) from redacted(error)
     return commit.step
 
 
@@ -124,16 +125,16 @@ def origin_of(run: str) -> Origin | None:
 
 
 def _commit_of(run: str, step: int) -> Checkpoint:
-    sources = [_files(run, folder) for folder in (HELD, COMMITS)]
+    sources = [_files(run, folder) for folder in (HELD, CHECKPOINTS)]
     found = f"{resolve(run).uri} has no commit of step {step}"
     for files in sources:
         if step in files.steps():
             try:
-                return opened(files.read(step), files.title(step))
+                return decode(files.read(step), files.uri_of(step))
             except CorruptCheckpoint as error:
-                found = f"the commit in {files.title(step)} is not whole ({error})"
+                found = f"the commit in {files.uri_of(step)} is corrupt ({error})"
     # Where the seal is gone, the run has just deleted it.
-    if any(step in files.sealed_steps() for files in sources):
+    if any(step in files.complete_steps() for files in sources):
         raise CorruptFile(f"{found}. Branch from another step, or from another run.", run=run, step=step)
     newest = newest_of(each for files in sources for each in found_in(files))
     if newest is None:
@@ -155,12 +156,3 @@ def _result_so_far(commit: Checkpoint, snapshot: Snapshot, target: str) -> Resul
 
 def _files(run: str, folder: str) -> CheckpointFiles:
     return CheckpointFiles(CheckpointConfig(uri=below(run, folder), keep_last=NUM_HELD))
-
-
-def _unwritable(uri: str, error: OSError) -> WriteFailed:
-    uri = resolve(uri).uri
-    return WriteFailed(
-        f"{uri} cannot be written ({redact(str(error))}). Check that the storage answers, has room, and that this user "
-        "may write to it.",
-        uri=uri,
-    )

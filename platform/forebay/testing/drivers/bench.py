@@ -26,6 +26,7 @@ from forebay.plan.plan import build_plan
 from forebay.runs.result import Result
 from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
 from forebay.testing.drivers.events import ATTEMPTS, StepAttempt, happened_at, recording_train
+from forebay.train.state.snapshot import WHOLE
 from forebay.train.worker import Worker
 from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
@@ -148,14 +149,14 @@ class DriverBench:
 
 def newest_commit(result: Result) -> Checkpoint:
     """The newest commit of a run in storage."""
-    commit = DirectoryStore(f"{result.path}/commits").newest()
+    commit = DirectoryStore(f"{result.path}/checkpoints").newest()
     assert commit is not None, f"{result.path} has no commit"
     return commit
 
 
 def weights(result: Result) -> Mapping[str, torch.Tensor]:
     """The model in the newest commit of a run."""
-    state: Any = newest_commit(result).state
+    state: Any = newest_commit(result).shards[WHOLE]
     model: Mapping[str, torch.Tensor] = state["objects"]["model"]
     return model
 

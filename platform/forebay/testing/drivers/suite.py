@@ -157,7 +157,7 @@ class DriverSuite(FixedSuite):
             lost.append(self.lose_memory("emptied"))
 
         def is_ahead_of_storage() -> bool:
-            stored = DirectoryStore(f"{bench.folder}/runs/emptied/commits").newest()
+            stored = DirectoryStore(f"{bench.folder}/runs/emptied/checkpoints").newest()
             # Until a store has started, commits go straight to storage.
             held = bool(self.holders("emptied"))
             return stored is not None and (not held or bench.attempts("emptied")[-1].step >= stored.step + 3)

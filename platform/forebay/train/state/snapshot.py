@@ -13,6 +13,9 @@ from forebay.train.state.data_progress import Span
 from forebay.train.state.epoch_totals import EpochFacts
 from forebay.world import World
 
+WHOLE = 0
+"""The shard with all of a run's state: today's strategies hold the whole model on every rank."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
@@ -35,7 +38,7 @@ class Snapshot:
     batching: Mapping[str, Any] = field(default_factory=dict)
     skipped: tuple[Span, ...] = ()
 
-    def to_commit(self, world: World) -> Checkpoint:
+    def to_checkpoint(self, world: World) -> Checkpoint:
         """As plain containers, which `torch.load(weights_only=True)` accepts."""
         state = {
             "objects": dict(self.objects),
@@ -47,15 +50,15 @@ class Snapshot:
             "batching": dict(self.batching),
             "skipped": list(self.skipped),
         }
-        return Checkpoint(step=self.step, cursor=self.cursor, world=world, state=state)
+        return Checkpoint(step=self.step, cursor=self.cursor, world=world, shards={WHOLE: state})
 
     @classmethod
-    def from_commit(cls, commit: Checkpoint) -> Snapshot:
-        """What `to_commit` made."""
-        state = commit.state
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> Snapshot:
+        """What `to_checkpoint` made."""
+        state = checkpoint.shards[WHOLE]
         return cls(
-            step=commit.step,
-            cursor=commit.cursor,
+            step=checkpoint.step,
+            cursor=checkpoint.cursor,
             objects=state["objects"],
             rng=state["rng"],
             rows=state["rows"],

@@ -77,7 +77,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def newest_of(run_path: Path) -> Any:
-    commit = DirectoryStore(run_path / "commits").newest()
+    commit = DirectoryStore(run_path / "checkpoints").newest()
     assert commit is not None
     return commit
 
@@ -107,13 +107,13 @@ def test_a_branch_trains_under_its_own_configuration(make: Make, runs: Path) -> 
     seen: dict[str, Any] = {}
     run(make("branch", lr=0.3, weight_decay=0.02, gamma=0.5, epochs=3, seen=seen), "local")
     donor = newest_of(runs / "donor")
-    for name, value in donor.state["objects"]["model"].items():
+    for name, value in donor.shards[0]["objects"]["model"].items():
         assert torch.equal(seen["start"][name], value)
     (group,) = seen["groups"]
     assert (group["initial_lr"], group["lr"], group["weight_decay"]) == (0.3, pytest.approx(0.3 * 0.5**2), 0.02)
     trained = newest_of(runs / "branch")
-    assert trained.state["objects"]["optimizer"]["state"][0]["step"] == trained.step == step + STEPS
-    assert trained.state["objects"]["optimizer"]["param_groups"][0]["initial_lr"] == 0.3, "and keeps it in its commits"
+    assert trained.shards[0]["objects"]["optimizer"]["state"][0]["step"] == trained.step == step + STEPS
+    assert trained.shards[0]["objects"]["optimizer"]["param_groups"][0]["initial_lr"] == 0.3, "and saves it"
     assert origin_of(str(runs / "branch")) == Origin(run=str(runs / "donor"), step=step)
     assert origin_of(str(runs / "donor")) is None
 
@@ -127,7 +127,7 @@ def test_a_batch_that_grew_scales_the_rate_of_the_branch(make: Make, runs: Path)
     seen: dict[str, Any] = {}
     run(make("branch", lr=0.05, epochs=3, seen=seen, **grows), "local")
     assert [group["lr"] for group in seen["groups"]] == [0.05], "scaled within a step only"
-    ours, theirs = (newest_of(runs / name).state["batching"] for name in ("branch", "donor"))
+    ours, theirs = (newest_of(runs / name).shards[0]["batching"] for name in ("branch", "donor"))
     assert ours == theirs and (ours["base"], ours["batch"]) == (8, 16)
 
 
@@ -142,14 +142,14 @@ def test_only_a_run_without_commits_can_begin_as_a_branch(make: Make, runs: Path
 
 def test_a_torn_commit_is_named(make: Make, runs: Path) -> None:
     run(make("donor"), "local")
-    folder = runs / "donor" / "commits" / f"step-{2 * STEPS:09d}"
+    folder = runs / "donor" / "checkpoints" / f"step-{2 * STEPS:09d}"
     assert hold(str(runs / "donor")) == 2 * STEPS
-    content = bytearray((folder / "state.pt").read_bytes())
+    content = bytearray((folder / "shard-00000.pt").read_bytes())
     content[len(content) // 2] ^= 1
-    (folder / "state.pt").write_bytes(content)
+    (folder / "shard-00000.pt").write_bytes(content)
     branch(str(runs / "donor"), 2 * STEPS, str(runs / "from-held"))
     shutil.rmtree(runs / "donor" / "held")
-    with pytest.raises(CorruptFile, match=rf"the commit in {folder} is not whole \(its checksum is wrong\)"):
+    with pytest.raises(CorruptFile, match=rf"the commit in {folder} is corrupt \(the checksum of shard 0 is wrong\)"):
         branch(str(runs / "donor"), 2 * STEPS, str(runs / "branch"))
     assert newest_stored(str(runs / "branch")) is None
     assert hold(str(runs / "donor")) == 2 * STEPS - 2, "the newest that is whole"
@@ -194,14 +194,14 @@ def test_a_commit_that_is_about_to_come_is_waited_for(make: Make, runs: Path) ->
 
 def test_a_branch_that_was_cut_short_is_made_again(make: Make, runs: Path) -> None:
     run(make("donor"), "local")
-    fresh = runs / "branch" / "commits" / f"step-{2 * STEPS:09d}"
+    fresh = runs / "branch" / "checkpoints" / f"step-{2 * STEPS:09d}"
     branch(str(runs / "donor"), 2 * STEPS, str(runs / "branch"))
-    (fresh / "commit.json").unlink()
+    (fresh / "checkpoint.json").unlink()
     assert origin_of(str(runs / "branch")) is None
     assert branch(str(runs / "donor"), 2 * STEPS, str(runs / "branch")) == 2 * STEPS
     assert newest_of(runs / "branch").step == 2 * STEPS
     (runs / "blocked" / "branch.json").mkdir(parents=True)
-    with pytest.raises(WriteFailed, match=f"{runs}/blocked cannot be written"):
+    with pytest.raises(WriteFailed, match=f"the branch could not be written to {runs}/blocked"):
         branch(str(runs / "donor"), 2 * STEPS, str(runs / "blocked"))
 
 
