@@ -67,7 +67,7 @@ def sweep(
             "rows": rows,
             "cache": cache,
             "buckets": 1 << 14,
-            "commit_every": 20,
+            "checkpoint_every": 20,
         },
         driver=driver,
         scheduler=None if deadline is None else fb.DeadlineScheduler(deadline, policy=policy),

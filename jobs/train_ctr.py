@@ -39,7 +39,7 @@ def job(
     quota_gib: float = 50.0,
     storage: str = "runs",
     name: str | None = None,
-    commit_every: int = 100,
+    checkpoint_every: int = 100,
 ) -> fb.Job:
     """A click-through-rate model.
 
@@ -79,7 +79,7 @@ def job(
         cache=fb.CacheSpec(path=cache, quota_bytes=int(quota_gib * 2**30)),
         storage=storage,
         name=name,
-        commit_every=commit_every,
+        checkpoint_every=checkpoint_every,
     )
 
 

@@ -34,7 +34,7 @@ def job(
     global_batch: int = 64,
     lr: float = 3e-3,
     size: int = 16,
-    commit_every: int = 1,
+    checkpoint_every: int = 1,
     lanes: int = 16,
     seed: int = 0,
     cache: str = "~/.cache/forebay",
@@ -63,7 +63,7 @@ def job(
         epochs=epochs,
         elastic=fb.Elastic(min_workers=min_workers, max_workers=max_workers, start=start),
         seed=seed,
-        commit_every=commit_every,
+        checkpoint_every=checkpoint_every,
         cache=fb.CacheSpec(path=cache),
         storage=storage,
         name=name,
@@ -94,7 +94,7 @@ def accuracy(worker: fb.Worker, model: nn.Module) -> dict[str, float]:
             if batch.weight > 0:
                 counts += [int(right.sum()), len(right)]
     model.train()
-    right, total = worker.sum(counts)
+    right, total = worker.all_reduce(counts)
     return {"accuracy": float(right / total)}
 
 

@@ -148,7 +148,7 @@ def _run(name: str, driver: str, seed: int, period_s: float, work: Path, options
     }
     try:
         callbacks = [recorder, *experiment.callbacks(period_s, made.epochs, seed)]
-        result = fb.run(replace(made, commit_every=1), driver=driver, callbacks=callbacks)
+        result = fb.run(replace(made, checkpoint_every=1), driver=driver, callbacks=callbacks)
     except ForebayError as error:
         return facts | {"error": str(error)}
     return facts | {

@@ -80,7 +80,7 @@ def job(
         seed=seed,
         storage=storage,
         name=name,
-        commit_every=1000,
+        checkpoint_every=1000,
     )
 
 

@@ -67,7 +67,7 @@ def job(data: str, cache: str, lr: float = 1e-3, dim: int = 8, elastic: bool = T
         made,
         train=partial(train, features=features, dim=dim, lr=lr),
         elastic=fb.Elastic(min_workers=1, max_workers=SLOTS) if elastic else None,
-        commit_every=5,
+        checkpoint_every=5,
     )
 
 

@@ -54,9 +54,9 @@ class EpochEnded:
 
     Each metric is the mean over the times it was given in the epoch and over ranks. `rows` is the number of rows that
     were trained on, over all ranks; fewer than there are where a batch was skipped. `seconds` is the wall time of the
-    epoch; `wait_s` (for data), `eval_s` and `commit_s` are the parts of it that were not training steps: means over
-    ranks, but `commit_s` is the slowest rank's, for which the others wait. The commit that ends an epoch is booked on
-    the next one, and that of the last epoch on the last. `tally` sums `forebay.metrics.METRICS` over ranks, the
+    epoch; `wait_s` (for data), `eval_s` and `checkpoint_s` are the parts of it that were not training steps: means over
+    ranks, but `checkpoint_s` is the slowest rank's, for which the others wait. The checkpoint that ends an epoch counts
+    for the next one, and that of the last epoch on the last. `tally` sums `forebay.metrics.METRICS` over ranks, the
     held-out data's blocks included. After a resume in mid-epoch the account goes on from the commit, so it covers what
     shaped the model. A worker that resumes tells all earlier epochs again; the later account of an epoch stands, and
     one that says nothing new stays with the driver.
@@ -69,7 +69,7 @@ class EpochEnded:
     seconds: float
     wait_s: float
     eval_s: float
-    commit_s: float
+    checkpoint_s: float
     tally: Mapping[str, float] = field(default_factory=dict)
     dropped_rows: int = 0
 
@@ -192,4 +192,4 @@ def wait_share(epoch: EpochEnded) -> float:
 
 def step_s(epoch: EpochEnded) -> float:
     """Seconds of the epoch left for training steps."""
-    return max(epoch.seconds - epoch.wait_s - epoch.eval_s - epoch.commit_s, 0.0)
+    return max(epoch.seconds - epoch.wait_s - epoch.eval_s - epoch.checkpoint_s, 0.0)

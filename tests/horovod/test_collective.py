@@ -47,11 +47,11 @@ def laws(collective: Collective, options: StrategyOptions) -> dict[str, Any]:
     rank, size = collective.world.rank, collective.world.size
     counts = np.array([[rank, 1], [2**60, rank]], dtype=np.int64)
     answer: dict[str, Any] = {
-        "sum": collective.sum(counts),
-        "float": collective.sum(np.array([0.1 * rank])),
-        "gather": collective.gather({"rank": rank, "blob": "x" * 1000 * rank}),
-        "share": collective.share(("from", rank) if rank == 0 else None),
-        "nothing": collective.share(None),
+        "sum": collective.all_reduce(counts),
+        "float": collective.all_reduce(np.array([0.1 * rank])),
+        "gather": collective.all_gather_object({"rank": rank, "blob": "x" * 1000 * rank}),
+        "share": collective.broadcast_object(("from", rank) if rank == 0 else None),
+        "nothing": collective.broadcast_object(None),
         "unchanged": counts[0].tolist() == [rank, 1],
     }
     inputs = torch.randn(8, 40, generator=torch.Generator().manual_seed(rank))

@@ -9,7 +9,7 @@ import pytest
 from forebay import formatting as wording
 from forebay.events import EpochEnded
 
-EPOCH = EpochEnded(epoch=0, step=9, metrics={}, rows=5000, seconds=10.0, wait_s=2.5, eval_s=1.0, commit_s=0.5)
+EPOCH = EpochEnded(epoch=0, step=9, metrics={}, rows=5000, seconds=10.0, wait_s=2.5, eval_s=1.0, checkpoint_s=0.5)
 
 
 @pytest.mark.parametrize(

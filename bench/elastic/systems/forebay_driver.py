@@ -68,7 +68,7 @@ def _job(setting: ElasticSetting) -> fb.Job:
         cache=None,
         name=NAME,
         storage=str(Path(setting.folder) / "runs"),
-        commit_every=1,
+        checkpoint_every=1,
     )
 
 

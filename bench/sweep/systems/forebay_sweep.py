@@ -89,7 +89,7 @@ def job(told: str, lr: float = 1e-3, num_quantiles: int = 1000) -> fb.Job:
         epochs=setting.epochs,
         seed=setting.seed,
         cache=fb.CacheSpec(path=f"{setting.folder}/cache", quota_bytes=_QUOTA_BYTES, core_share=1.0),
-        commit_every=1 << 20,
+        checkpoint_every=1 << 20,
     )
 
 

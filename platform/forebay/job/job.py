@@ -22,7 +22,7 @@ from forebay.train.spec import TrainSpec
 from forebay.train.worker import Worker
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-COUNTS = {"epochs": 1, "workers": 1, "seed": 0, "commit_every": 1, "max_failures": 0, "keep_last": 1}
+COUNTS = {"epochs": 1, "workers": 1, "seed": 0, "checkpoint_every": 1, "max_failures": 0, "keep_last": 1}
 """Option -> the least whole number it may be."""
 
 
@@ -56,7 +56,7 @@ class Job:
         cache: None lets every epoch read the source.
         name: The run's folder under `storage`; the same name run again resumes.
         storage: A path, or any URI `forebay.storage` knows.
-        commit_every: Steps between saved commits, the only points where the world and the global batch change.
+        checkpoint_every: Steps between saved commits, the only points where the world and the global batch change.
         max_failures: How often lost workers are replaced.
         monitors: Watch the model, the gradients or the loss; a step they reject is never committed.
         batch: Changes the global batch as training goes on.
@@ -84,7 +84,7 @@ class Job:
     name: str | None = None
     storage: str = "runs"
     seed: int = 0
-    commit_every: int = 100
+    checkpoint_every: int = 100
     max_failures: int = 3
     monitors: tuple[Monitor, ...] = ()
     batch: BatchPolicy | None = None
@@ -163,7 +163,7 @@ class Job:
             held_out=self.held_out,
             epochs=self.epochs,
             seed=self.seed,
-            commit_every=self.commit_every,
+            checkpoint_every=self.checkpoint_every,
             monitors=self.monitors,
             batch=self.batch,
             rate=self.rate,

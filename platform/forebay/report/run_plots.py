@@ -30,7 +30,7 @@ PARTS: tuple[Part, ...] = (
     ("waiting for data", "#d1495b", lambda epoch: epoch.wait_s),
     ("training step", "#1f77b4", step_s),
     ("evaluation", "#e3a72f", lambda epoch: epoch.eval_s),
-    ("commit", "#7d8a97", lambda epoch: epoch.commit_s),
+    ("commit", "#7d8a97", lambda epoch: epoch.checkpoint_s),
 )
 
 

@@ -57,5 +57,5 @@ def evaluate_auc(worker: Worker, model: nn.Module) -> dict[str, float]:
         logits = model(batch)  # also for a dummy row: a model on several ranks must be called alike on all of them
         if batch.weight > 0:
             bins.add(logits, batch["label"])
-    total = worker.sum(np.append(bins.counts.ravel(), bins.num_nan))
+    total = worker.all_reduce(np.append(bins.counts.ravel(), bins.num_nan))
     return {"auc": float("nan") if total[-1] else area(total[:-1].reshape(2, NUM_BINS))}

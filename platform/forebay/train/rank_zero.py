@@ -1,4 +1,4 @@
-"""What only rank 0 waits for, however long it takes: callbacks at the end of an epoch, or storage."""
+"""Results that rank 0 waits for without a limit, sent to all ranks: commands at the end of an epoch, or storage."""
 
 from __future__ import annotations
 
@@ -11,43 +11,46 @@ from forebay.events import Commands, Reporter
 from forebay.train.collectives.collective import Collective
 
 BEAT_S = 1.0
-"""Ranks that wait for longer than a collective's timeout would call rank 0 hung."""
+"""Interval of broadcasts: ranks that wait longer than a collective's timeout would call rank 0 hung."""
 
 T = TypeVar("T")
 
 
 def settled_orders(reporter: Reporter, collective: Collective) -> Commands:
-    """`reporter.settled_orders()` of rank 0, on all ranks."""
-    return awaited(reporter.settled_orders, collective)
+    """Return `reporter.settled_orders()` of rank 0 on all ranks."""
+    return broadcast_from_rank_zero(reporter.settled_orders, collective)
 
 
-def awaited(ask: Callable[[], T], collective: Collective) -> T:
-    """`ask()` of rank 0, on all ranks, which hear from each other while they wait. Rank 0 calls it in a thread."""
+def broadcast_from_rank_zero(call: Callable[[], T], collective: Collective) -> T:
+    """Return `call()` of rank 0 on all ranks, however long it takes.
+
+    Rank 0 calls it in a thread, and tells the other ranks every `BEAT_S` seconds that it goes on.
+    """
     if collective.world.size == 1:
-        return ask()
-    asked = _begin(ask) if collective.world.is_first else None
+        return call()
+    pending = _start(call) if collective.world.is_first else None
     while True:
-        answer: tuple[T] | None = collective.share(None if asked is None else _answer(asked))
+        answer: tuple[T] | None = collective.broadcast_object(None if pending is None else _answer(pending))
         if answer is not None:
             return answer[0]
 
 
-def _begin(ask: Callable[[], T]) -> Future[T]:
+def _start(call: Callable[[], T]) -> Future[T]:
     answer: Future[T] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(ask())
-        except BaseException as error:  # noqa: BLE001 - raised again where it is asked for
+            answer.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is read
             answer.set_exception(error)
 
-    Thread(target=run, name="forebay-settle", daemon=True).start()
+    Thread(target=run, name="forebay-rank-zero", daemon=True).start()
     return answer
 
 
-def _answer(asked: Future[T]) -> tuple[T] | None:
+def _answer(pending: Future[T]) -> tuple[T] | None:
     try:
-        return (asked.result(timeout=BEAT_S),)
+        return (pending.result(timeout=BEAT_S),)
     except TimeoutError:
-        # It may be the answer's own, or the answer may have come just now.
-        return (asked.result(),) if asked.done() else None
+        # The call may have raised it, or ended just now.
+        return (pending.result(),) if pending.done() else None

@@ -12,9 +12,9 @@ from forebay.train.monitors.monitor import Monitor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
-    """The part of a job that reaches a worker: what to train on, for how long, and how often to save.
+    """The part of a job that reaches a worker: its data, its length, and the interval of checkpoints.
 
-    `commit_every` counts steps between saved commits; the end of an epoch is saved besides. `monitors` watch training,
+    `checkpoint_every` counts steps between checkpoints; the end of an epoch is saved too. `monitors` watch training,
     `batch` decides on the rows per step, which begin with those of `data`, and `rate` lets the learning rate follow.
     """
 
@@ -22,7 +22,7 @@ class TrainSpec:
     held_out: Data | None = None
     epochs: int = 1
     seed: int = 0
-    commit_every: int = 100
+    checkpoint_every: int = 100
     monitors: tuple[Monitor, ...] = ()
     batch: BatchPolicy | None = None
     rate: RateScaling | None = None

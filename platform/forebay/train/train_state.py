@@ -65,7 +65,7 @@ class TrainState:
         began = time.perf_counter()
         verdict, measured = self.watching.verdict(), self.watching.metrics()
         self.account.give(measured)
-        self.account.spend("commit_s", time.perf_counter() - began)
+        self.account.spend("checkpoint_s", time.perf_counter() - began)
         return verdict, measured
 
     def decide_batch(self, asked: int | None, measured: Sequence[tuple[float, ...]]) -> None:
@@ -90,10 +90,10 @@ class TrainState:
         self.account = self._open_account(EpochFacts())
         return ended
 
-    def add_to_last_epoch(self, commit_s: float) -> EpochEnded:
+    def add_to_last_epoch(self, checkpoint_s: float) -> EpochEnded:
         """Book the commit that ended the last epoch as part of it."""
         last = self.ended[-1]
-        last = replace(last, seconds=last.seconds + commit_s, commit_s=last.commit_s + commit_s)
+        last = replace(last, seconds=last.seconds + checkpoint_s, checkpoint_s=last.checkpoint_s + checkpoint_s)
         self.ended = (*self.ended[:-1], last)
         return last
 

@@ -26,7 +26,7 @@ from forebay.train.collectives.exact import LossOf
 from forebay.train.commit_vote import CommitDecision, CommitVote
 from forebay.train.metric import Metric
 from forebay.train.monitors.monitor import Action, Verdict
-from forebay.train.rank_zero import awaited, settled_orders
+from forebay.train.rank_zero import broadcast_from_rank_zero, settled_orders
 from forebay.train.setup import TrainSetup
 from forebay.train.spec import TrainSpec
 from forebay.train.state import rng
@@ -200,9 +200,9 @@ class Worker:
     def commit(self, **metrics: Metric) -> None:
         """Count one step; call it after every `optimizer.step()`.
 
-        Every `commit_every` steps, and at the end of an epoch, all state is saved, so that the run can go on from here;
-        other steps wait for no device. `EpochEnded` tells a metric's mean over the epoch's commits and all ranks. Where
-        a monitor rejects the steps since the newest commit, all is put back to that one instead, as `restore` does.
+        Every `checkpoint_every` steps, and at the end of an epoch, a checkpoint of all state is saved. Other steps wait
+        for no device. `EpochEnded` reports each metric's mean over the epoch's commits and all ranks. Where a monitor
+        rejects the steps since the newest checkpoint, all state returns to that checkpoint, as `restore` does.
 
         Raises:
             BadJob: No batch was drawn since the last commit.
@@ -212,7 +212,7 @@ class Worker:
         drawn = self._standing.count(metrics)
         if self.epoch > drawn.epoch:
             self._end_epoch(drawn.epoch, drawn.position, metrics)
-        elif self.step % self._assignment.commit_every == 0:
+        elif self.step % self._assignment.checkpoint_every == 0:
             self._save(drawn, metrics)
         else:
             self._report(drawn.epoch, drawn.position, metrics, due=False)
@@ -223,9 +223,9 @@ class Worker:
         self._standing.account.give(metrics)
         self._report(self._course.cursor.epoch, self._course.cursor.position, metrics, due=True)
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
+    def all_reduce(self, values: np.ndarray) -> np.ndarray:
         """Element-wise sum over ranks of an int64 or float64 array; every rank gets it."""
-        return self._collective.sum(values)
+        return self._collective.all_reduce(values)
 
     def counted(self) -> dict[str, float]:
         """What this rank has counted since its process began (`forebay.metrics.METRICS`), held-out blocks included."""
@@ -238,7 +238,7 @@ class Worker:
         Raises `CursorMismatch` for a commit of another plan, `BadJob` for one that does not fit the model.
         """
         # Awaited: storage may take longer than a collective may.
-        checkpoint = awaited(partial(self._commits.newest, {WHOLE}), self._collective)
+        checkpoint = broadcast_from_rank_zero(partial(self._commits.newest, {WHOLE}), self._collective)
         if checkpoint is None:
             return False
         self._assignment.data.check_cursor(checkpoint.cursor, step=checkpoint.step)
@@ -297,7 +297,7 @@ class Worker:
         self._obey(council, council.orders)
         self._report(drawn.epoch, drawn.position, {**metrics, **measured}, due=not self._goes_on)
         self._write(council.facts, council.rng)
-        self._standing.account.spend("commit_s", time.perf_counter() - began)
+        self._standing.account.spend("checkpoint_s", time.perf_counter() - began)
 
     def _end_epoch(self, epoch: int, position: int, metrics: Mapping[str, Metric]) -> None:
         """Saved like any other commit, but callbacks are heard before: what they ask for takes effect here."""
@@ -317,7 +317,7 @@ class Worker:
         if self._goes_on:
             self._obey(council, settled_orders(self._reporter, self._collective))
             self._write(EpochFacts(), council.rng)
-            self._standing.account.spend("commit_s", time.perf_counter() - closed)
+            self._standing.account.spend("checkpoint_s", time.perf_counter() - closed)
 
     def _confer(self, verdict: Verdict, orders: Commands) -> CommitDecision:
         """The one exchange of a commit."""
@@ -328,7 +328,7 @@ class Worker:
             measured=self._standing.batching.measured(),
             orders=orders,
         )
-        return CommitDecision.of(self._collective.gather(word))
+        return CommitDecision.of(self._collective.all_gather_object(word))
 
     def _obey(self, council: CommitDecision, orders: Commands) -> None:
         self._standing.decide_batch(orders.global_batch, council.measured)
@@ -365,7 +365,7 @@ class Worker:
         self._course.saved()
 
     def _flush(self) -> None:
-        awaited(self._commits.flush, self._collective)
+        broadcast_from_rank_zero(self._commits.flush, self._collective)
 
     def _put_back(self, snapshot: Snapshot) -> None:
         self._standing.put_back(snapshot, rank=self.world.rank)

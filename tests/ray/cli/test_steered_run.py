@@ -36,7 +36,7 @@ def test_run_is_seen_scaled_and_stopped_from_another_process(ray_session: None, 
             asked.append(forebay("stop", "remote", "--reason", "from afar"))
 
     job = bench.job(
-        "remote", elastic=Elastic(min_workers=1, max_workers=2, start=1), epochs=200, commit_every=1, step_s=0.05
+        "remote", elastic=Elastic(min_workers=1, max_workers=2, start=1), epochs=200, checkpoint_every=1, step_s=0.05
     )
     result = run(job, "ray", [steer])
     seen = json.loads(asked[0])["runs"][0]

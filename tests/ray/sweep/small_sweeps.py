@@ -65,14 +65,14 @@ def make_job(folder: Path) -> Callable[..., Job]:
         meets: str = "",
         step_s: float = 0.0,
         epochs: int = 2,
-        commit_every: int = 2,
+        checkpoint_every: int = 2,
         max_workers: int = 1,
         cpus: float = 1.0,
     ) -> Job:
         bench = DriverBench(folder / "bench")
         elastic = Elastic(min_workers=1, max_workers=max_workers) if max_workers > 1 else None
         resources = Resources(cpus=cpus)
-        made = bench.job("data", epochs=epochs, commit_every=commit_every, elastic=elastic, resources=resources)
+        made = bench.job("data", epochs=epochs, checkpoint_every=checkpoint_every, elastic=elastic, resources=resources)
         log = str(folder / f"steps-{meets or key}")
         return replace(made, storage_every_s=0.0, train=partial(train, lr=lr, meets=meets, step_s=step_s, log=log))
 

@@ -61,7 +61,7 @@ def test_trials_of_a_lost_node_go_on_from_their_own_commits(nodes: SmallNodes, t
         {"key": {"grid_search": list(KEYS)}},
         num_trials=len(KEYS),
         driver="ray",
-        fixed={"epochs": EPOCHS, "commit_every": 1},
+        fixed={"epochs": EPOCHS, "checkpoint_every": 1},
         callbacks=gathering_in(tmp_path),
     )
     doomed = nodes.others[0]

@@ -52,7 +52,7 @@ def job(lr: float, data: str, starts: str) -> Job:
         train=partial(train, lr=lr, starts=starts),
         data=Data(plan=plan, transform=transform, global_batch=8),
         epochs=4,
-        commit_every=STEPS,  # and no later one in whose favour the end of an epoch is deleted
+        checkpoint_every=STEPS,  # and no later one in whose favour the end of an epoch is deleted
         keep_last=1,
         cache=None,
     )

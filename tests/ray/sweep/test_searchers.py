@@ -23,7 +23,7 @@ def small(tmp_path: Path) -> SmallSweeps:
 def test_bohb_draws_and_its_rounds_leave_the_best(small: SmallSweeps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # what the import of it sets
     pytest.importorskip("hpbandster")
-    space = {"lr": tune.loguniform(1e-3, 1e-1), "commit_every": [2, 4], "key": ["a", "b"]}
+    space = {"lr": tune.loguniform(1e-3, 1e-1), "checkpoint_every": [2, 4], "key": ["a", "b"]}
     result = run_sweep(small.sweep(space, num_trials=3, searcher="bohb", fixed={"epochs": 3}), show=False)
     table = result.table.set_index("epochs")
     assert sorted(table.index) == [1, 1, 3]

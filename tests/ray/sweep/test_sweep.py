@@ -43,7 +43,7 @@ def small(tmp_path: Path) -> SmallSweeps:
 
 def test_more_trials_than_slots_and_each_elastic(small: SmallSweeps) -> None:
     """Two workers of four CPUs fit. One trial outlives the others, and has both of them in the end."""
-    space = {"lr": tune.loguniform(1e-3, 1e-1), "commit_every": [1, 4], "max_workers": [2], "after": (1, 2)}
+    space = {"lr": tune.loguniform(1e-3, 1e-1), "checkpoint_every": [1, 4], "max_workers": [2], "after": (1, 2)}
     space["epochs"] = {"grid_search": [MOST_EPOCHS, 3, 3]}
     fixed = {"cpus": "4", "step_s": "0.05"}
     sweep = small.sweep(space, driver="ray", num_trials=3, fixed=fixed, callbacks=growing)

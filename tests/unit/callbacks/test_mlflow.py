@@ -47,7 +47,8 @@ def test_a_run_and_the_one_that_goes_on_with_it(uri: str) -> None:
     for event in (STARTED, reported(2, 0.25), RolledBack(reason="NaN", from_step=3, to_step=2)):
         again(event, control)
     again(
-        EpochEnded(epoch=0, step=3, metrics={"auc": 0.75}, rows=9, seconds=3, wait_s=0, eval_s=0, commit_s=0), control
+        EpochEnded(epoch=0, step=3, metrics={"auc": 0.75}, rows=9, seconds=3, wait_s=0, eval_s=0, checkpoint_s=0),
+        control,
     )
     again(Finished(name="mine", path="runs/mine"), control)
     (run,) = client.search_runs([place.experiment_id])

@@ -50,7 +50,7 @@ def reported(step: int) -> Reported:
 def ended(epoch: int) -> EpochEnded:
     metrics = {"loss": 0.4, "auc": 0.75}
     return EpochEnded(
-        epoch=epoch, step=1000, metrics=metrics, rows=8_192_000, seconds=100.0, wait_s=3.0, eval_s=0.0, commit_s=0.0
+        epoch=epoch, step=1000, metrics=metrics, rows=8_192_000, seconds=100.0, wait_s=3.0, eval_s=0.0, checkpoint_s=0.0
     )
 
 

@@ -26,7 +26,7 @@ def reported(epoch: int) -> Reported:
 
 
 def ended(epoch: int) -> EpochEnded:
-    return EpochEnded(epoch=epoch, step=5, metrics={}, rows=9, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0)
+    return EpochEnded(epoch=epoch, step=5, metrics={}, rows=9, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
 
 
 def sizes(callback: Callback, asked: Control, epochs: int) -> Iterator[int]:

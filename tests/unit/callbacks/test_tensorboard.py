@@ -20,7 +20,9 @@ def reported(step: int, loss: float) -> Reported:
     return Reported(step=step, epoch=0, position=step, metrics={"loss": loss}, rows=step, global_batch=64)
 
 
-ENDED = EpochEnded(epoch=0, step=2, metrics={"auc": 0.75}, rows=200, seconds=2.0, wait_s=0.5, eval_s=0.0, commit_s=0.0)
+ENDED = EpochEnded(
+    epoch=0, step=2, metrics={"auc": 0.75}, rows=200, seconds=2.0, wait_s=0.5, eval_s=0.0, checkpoint_s=0.0
+)
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:

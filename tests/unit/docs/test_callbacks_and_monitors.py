@@ -59,7 +59,7 @@ def job(tmp_path: Path) -> Any:
             data=fb.Data(plan=plan, transform=transform, global_batch=40),
             epochs=20,
             storage=str(tmp_path / "runs"),
-            commit_every=5,
+            checkpoint_every=5,
             **options,
         )
 

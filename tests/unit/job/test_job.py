@@ -26,15 +26,15 @@ from forebay.transform.transform import Transform
 def test_a_job_is_a_frozen_value_with_defaults(data: Data) -> None:
     job = Job(train=print, data=data)
     assert (job.epochs, job.workers, job.resources, job.storage) == (1, 1, Resources(cpus=1.0, gpus=0.0), "runs")
-    assert (job.seed, job.commit_every, job.max_failures, job.cache) == (0, 100, 3, CacheSpec())
+    assert (job.seed, job.checkpoint_every, job.max_failures, job.cache) == (0, 100, 3, CacheSpec())
     with pytest.raises(FrozenInstanceError):
         job.epochs = 2  # type: ignore[misc]
     assert replace(job, epochs=2).epochs == 2
 
 
 def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Data) -> None:
-    job = make_job(held_out=data, epochs=4, seed=9, commit_every=7, workers=2)
-    assert job.assignment == TrainSpec(data=data, held_out=data, epochs=4, seed=9, commit_every=7)
+    job = make_job(held_out=data, epochs=4, seed=9, checkpoint_every=7, workers=2)
+    assert job.assignment == TrainSpec(data=data, held_out=data, epochs=4, seed=9, checkpoint_every=7)
     travelled = cloudpickle.loads(cloudpickle.dumps(job.assignment))
     assert travelled.data.plan.id == data.plan.id
     assert travelled.data.transform.fingerprint == data.transform.fingerprint
@@ -47,7 +47,7 @@ def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Dat
         ({"epochs": 1.5}, r"epochs=1.5 .* whole number"),
         ({"workers": 0}, r"workers=0"),
         ({"workers": True}, r"workers=True"),
-        ({"commit_every": 0}, r"commit_every=0"),
+        ({"checkpoint_every": 0}, r"checkpoint_every=0"),
         ({"max_failures": -1}, r"max_failures=-1 .* >= 0"),
         ({"seed": -1}, r"seed=-1"),
         ({"name": "a/b"}, r"name='a/b' .*letters"),

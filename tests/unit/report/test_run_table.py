@@ -36,7 +36,7 @@ def result(folder: Path, *, epochs: int = 2, **options: object) -> Result:
             seconds=20.0,
             wait_s=4.0,
             eval_s=1.0,
-            commit_s=0.5,
+            checkpoint_s=0.5,
             tally=WARM if number else COLD,
         )
         for number in range(epochs)
@@ -71,7 +71,7 @@ def test_table_shows_what_did_not_fit_in_the_cache(tmp_path: Path) -> None:
     run = result(tmp_path, epochs=1)
     tally = COLD | {"bypasses": 5, "bypass_bytes": 3 << 20}
     epoch = EpochEnded(
-        epoch=0, step=1, metrics={}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0, tally=tally
+        epoch=0, step=1, metrics={}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0, tally=tally
     )
     lines = printed(Result(name="ctr", path=run.path, plan_id="p", num_epochs=1, epochs=(epoch,)), width=100)
     assert lines[2].split()[-1] == "uncached"

@@ -15,7 +15,7 @@ def reported(step: int, **metrics: float) -> Reported:
 
 def ended(epoch: int, loss: float) -> EpochEnded:
     return EpochEnded(
-        epoch=epoch, step=8, metrics={"loss": loss}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0
+        epoch=epoch, step=8, metrics={"loss": loss}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0
     )
 
 

@@ -26,7 +26,7 @@ EPOCHS = st.builds(
     seconds=NUMBERS,
     wait_s=NUMBERS,
     eval_s=NUMBERS,
-    commit_s=NUMBERS,
+    checkpoint_s=NUMBERS,
     tally=METRICS,
 )
 STEPS = st.builds(
@@ -59,7 +59,7 @@ def test_diverged_run_is_json_for_everybody() -> None:
     """RFC 8259 knows no NaN: a browser, jq and most databases refuse a file with one."""
     numbers = {"loss": float("nan"), "max": float("inf"), "min": float("-inf"), "auc": 0.5}
     epoch = EpochEnded(
-        epoch=0, step=1, metrics=numbers, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0, tally=numbers
+        epoch=0, step=1, metrics=numbers, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0, tally=numbers
     )
     step = Reported(step=1, epoch=0, position=1, metrics=numbers, rows=1)
     result = Result(name="a", path="/a", plan_id="p", num_epochs=1, epochs=(epoch,), steps=(step,), stopped="NaN")
@@ -109,7 +109,7 @@ def test_finished_and_metrics() -> None:
     empty = Result(name="a", path="/runs/a", plan_id="p", num_epochs=1)
     assert not empty.is_finished
     assert empty.metrics == {}
-    second = EpochEnded(epoch=1, step=2, metrics={}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0)
+    second = EpochEnded(epoch=1, step=2, metrics={}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
     assert replace(empty, num_epochs=2, epochs=(second,)).is_finished, "a missing account is no missing epoch"
     assert not replace(empty, num_epochs=3, epochs=(second,)).is_finished
 

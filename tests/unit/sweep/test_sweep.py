@@ -32,9 +32,9 @@ JobFunction = Callable[..., Job]
 def job(tmp_path: Path) -> JobFunction:
     bench = DriverBench(tmp_path)
 
-    def make(commit_every: int = 3, seed: int = 0, most: int = 2, storage: str = "runs") -> Job:
+    def make(checkpoint_every: int = 3, seed: int = 0, most: int = 2, storage: str = "runs") -> Job:
         elastic = Elastic(min_workers=1, max_workers=most)
-        return bench.job("x", commit_every=commit_every, seed=seed, elastic=elastic, storage=storage)
+        return bench.job("x", checkpoint_every=checkpoint_every, seed=seed, elastic=elastic, storage=storage)
 
     return make
 
@@ -60,7 +60,9 @@ def spec_of(made: Sweep, exchanges: bool = False) -> TrialSpec:
 
 
 def test_a_sweep_that_can_work_is_checked_without_a_trace(job: JobFunction, tmp_path: Path) -> None:
-    checked = sweep(job, {"commit_every": [2, 4], "every": (1, 8)}, tmp_path, callbacks=doubling, fixed={"seed": "3"})
+    checked = sweep(
+        job, {"checkpoint_every": [2, 4], "every": (1, 8)}, tmp_path, callbacks=doubling, fixed={"seed": "3"}
+    )
     assert prepare(checked).job.seed == 3
     assert list((tmp_path / "sweeps").iterdir()) == []
 
@@ -68,15 +70,20 @@ def test_a_sweep_that_can_work_is_checked_without_a_trace(job: JobFunction, tmp_
 @pytest.mark.parametrize(
     ("space", "options", "error", "message"),
     [
-        ({"comit_every": [1]}, {}, BadJob, "Did you mean 'commit_every'.*The job takes:\n  commit_every: int = 3"),
+        (
+            {"comit_every": [1]},
+            {},
+            BadJob,
+            "Did you mean 'checkpoint_every'.*The job takes:\n  checkpoint_every: int = 3",
+        ),
         ({"every": (1, 3)}, {}, BadJob, "no parameter"),
-        ({"commit_every": (3, 1)}, {}, InvalidOption, "less than high"),
-        ({"commit_every": (0.5, 2.5)}, {}, BadJob, "but commit_every is a int"),
-        ({"commit_every": [2, 0]}, {"fixed": {"sed": 1}}, BadJob, "fixed names 'sed'.*Did you mean 'seed'"),
-        ({"commit_every": [1]}, {"fixed": {"seed": "x"}}, BadJob, "seed=x is no int"),
+        ({"checkpoint_every": (3, 1)}, {}, InvalidOption, "less than high"),
+        ({"checkpoint_every": (0.5, 2.5)}, {}, BadJob, "but checkpoint_every is a int"),
+        ({"checkpoint_every": [2, 0]}, {"fixed": {"sed": 1}}, BadJob, "fixed names 'sed'.*Did you mean 'seed'"),
+        ({"checkpoint_every": [1]}, {"fixed": {"seed": "x"}}, BadJob, "seed=x is no int"),
         ({"seed": [1]}, {"fixed": {"seed": 2}}, InvalidOption, "in space and in fixed"),
         ({"storage": ["a", "b"]}, {}, InvalidOption, "the sweep gives to its trials itself"),
-        ({"commit_every": [0]}, {}, InvalidOption, "commit_every=0 cannot work"),
+        ({"checkpoint_every": [0]}, {}, InvalidOption, "checkpoint_every=0 cannot work"),
         ({"seed": [1]}, {"driver": "rai"}, InvalidOption, "driver='rai' is unknown"),
     ],
 )
@@ -137,9 +144,9 @@ class TestTask:
         assert made.hang_timeout_s == 9.0
 
     def test_parameters_of_callbacks_are_swept_beside_those_of_the_job(self, job: JobFunction, tmp_path: Path) -> None:
-        task = spec_of(sweep(job, {"every": [2, 5], "commit_every": [1]}, tmp_path, callbacks=doubling))
-        config = {"every": 5, "commit_every": 7}
-        assert task.job(config).commit_every == 7
+        task = spec_of(sweep(job, {"every": [2, 5], "checkpoint_every": [1]}, tmp_path, callbacks=doubling))
+        config = {"every": 5, "checkpoint_every": 7}
+        assert task.job(config).checkpoint_every == 7
         (made,) = task.make_callbacks(config)
         assert made == Doubling(5)
 
@@ -180,13 +187,13 @@ def test_a_job_without_a_name_names_its_sweep(made: JobFunction) -> None:
 
 
 def test_a_parameter_that_follows_from_others_needs_no_default(job: JobFunction, tmp_path: Path) -> None:
-    def needs(seed: int, commit_every: int) -> Job:
-        return job(seed=seed, commit_every=commit_every)
+    def needs(seed: int, checkpoint_every: int) -> Job:
+        return job(seed=seed, checkpoint_every=checkpoint_every)
 
-    space = {"seed": [4], "commit_every": tune.sample_from(lambda spec: spec.config.seed * 2)}
-    assert prepare(sweep(needs, space, tmp_path)).job.commit_every == 8
-    space["commit_every"] = tune.sample_from(lambda spec: spec.config.sed)
-    with pytest.raises(InvalidOption, match=r"commit_every .*cannot be drawn"):
+    space = {"seed": [4], "checkpoint_every": tune.sample_from(lambda spec: spec.config.seed * 2)}
+    assert prepare(sweep(needs, space, tmp_path)).job.checkpoint_every == 8
+    space["checkpoint_every"] = tune.sample_from(lambda spec: spec.config.sed)
+    with pytest.raises(InvalidOption, match=r"checkpoint_every .*cannot be drawn"):
         prepare(sweep(needs, space, tmp_path))
 
 

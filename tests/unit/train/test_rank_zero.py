@@ -50,11 +50,11 @@ def settle(collective: Collective) -> tuple[Commands, int]:
     class Counting:
         world = collective.world
 
-        def share(self, value: Any) -> Any:
+        def broadcast_object(self, value: Any) -> Any:
             shared.append(value)
             if len(shared) > FEW_BEATS:
                 heard.set()
-            return collective.share(value)
+            return collective.broadcast_object(value)
 
     settling.BEAT_S = 0.02
     return settling.settled_orders(Slow(heard), Counting()), len(shared)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_an_answer_that_comes_when_the_beat_is_over_is_taken() -> None:
 
 def wait_for_nothing(collective: Collective) -> object:
     settling.BEAT_S = 0.02
-    return settling.awaited(lambda: threading.Event().wait(0.1) or None, collective)
+    return settling.broadcast_from_rank_zero(lambda: threading.Event().wait(0.1) or None, collective)
 
 
 def test_none_is_an_answer(ranks: Callable[..., list[Any]]) -> None:
@@ -95,7 +95,7 @@ def test_what_rank_0_meets_is_raised_there(error: Exception) -> None:
     class Pair:
         world = SingleProcessCollective().world.__class__(rank=0, size=2)
 
-        def share(self, value: Any) -> Any:
+        def broadcast_object(self, value: Any) -> Any:
             return value
 
     with pytest.raises(type(error), match=str(error)):

@@ -90,7 +90,7 @@ def make_run(make_data: Callable[..., Data], tmp_path: Path, make_recorder: type
     data = make_data()
 
     def make(name: str = "commits", *, stop_at: int | None = None, data: Data = data, **options: Any) -> WorkerRun:
-        assignment = TrainSpec(data=data, **({"epochs": 3, "seed": 5, "commit_every": 2} | options))
+        assignment = TrainSpec(data=data, **({"epochs": 3, "seed": 5, "checkpoint_every": 2} | options))
         return WorkerRun(assignment, tmp_path / name, make_recorder(stop_at))
 
     return make
@@ -142,7 +142,7 @@ def test_a_finished_run_trains_nothing_more(make_run: Callable[..., WorkerRun]) 
 
 
 def test_the_end_of_an_epoch_is_told_again_after_a_resume_from_it(make_run: Callable[..., WorkerRun]) -> None:
-    run = make_run(commit_every=100)
+    run = make_run(checkpoint_every=100)
     run.train(die_at=8)
     run.recorder.events.clear()
     run.train(die_at=9)
@@ -177,7 +177,7 @@ def test_events_of_a_run(make_run: Callable[..., WorkerRun]) -> None:
         last = last_steps[6 * epoch + 6]
         assert (last.epoch, last.position, last.rows) == (epoch, NUM_ROWS, NUM_ROWS * (epoch + 1))
     for event in ended:
-        assert event.seconds >= event.wait_s + event.commit_s > 0
+        assert event.seconds >= event.wait_s + event.checkpoint_s > 0
         assert event.tally["rows"] == 43 and event.tally["batches"] == 6
 
 
@@ -200,7 +200,7 @@ def test_unsaved_steps_never_read_a_metric(make_run: Callable[..., WorkerRun], m
         return original(tensor)
 
     monkeypatch.setattr(torch.Tensor, "__float__", spy)
-    run = make_run(commit_every=100)
+    run = make_run(checkpoint_every=100)
     run.train()
     assert len(read_at) <= 1 + 2 * 3  # the first step told, then step and mean at the end of each epoch
 
@@ -236,7 +236,7 @@ def test_stop_takes_effect_at_a_saved_commit_and_the_run_goes_on_later(make_run:
 
 
 def test_asked_to_stop_at_its_end_a_run_is_finished_not_stopped(make_run: Callable[..., WorkerRun]) -> None:
-    worker = make_run(epochs=1, commit_every=100, stop_at=1).train()
+    worker = make_run(epochs=1, checkpoint_every=100, stop_at=1).train()
     assert (worker.stopped, worker.epoch) == (None, 1)
 
 

@@ -117,7 +117,7 @@ def make_run(make_data: Callable[..., Data], tmp_path: Path, make_recorder: type
 
     def make(name: str = "run", *, data: Data = shared, **options: Any) -> SteeredRun:
         recorder = make_recorder(options.pop("stop_at", None), options.pop("orders", None))
-        defaults = {"data": data, "epochs": 2, "seed": 5, "commit_every": 2}
+        defaults = {"data": data, "epochs": 2, "seed": 5, "checkpoint_every": 2}
         return SteeredRun(TrainSpec(**(defaults | options)), tmp_path / name, recorder)
 
     return make
@@ -143,7 +143,7 @@ def test_ordered_to_another_size_a_worker_parts_at_the_saved_commit(make_run: Ma
 def test_orders_to_stop_go_before_a_resize_and_the_end_goes_before_both(make_run: MakeRun) -> None:
     worker = make_run("a", orders=at_commit(1, workers=3, stop="enough")).train()
     assert (worker.stopped, worker.parting) == ("enough", None)
-    worker = make_run("b", epochs=1, commit_every=100, orders=at_commit(1, workers=3, stop="enough")).train()
+    worker = make_run("b", epochs=1, checkpoint_every=100, orders=at_commit(1, workers=3, stop="enough")).train()
     assert (worker.stopped, worker.parting, worker.is_finished) == (None, None, True)
 
 
@@ -169,17 +169,17 @@ def test_ordered_batch_is_in_use_from_the_next_step_on_and_after_a_resume(make_r
 
 
 def test_what_is_asked_at_the_end_of_an_epoch_takes_effect_there(make_run: MakeRun) -> None:
-    run = make_run(commit_every=100, orders=at_commit(1, global_batch=32))
+    run = make_run(checkpoint_every=100, orders=at_commit(1, global_batch=32))
     run.train()
     assert run.sizes == [8, 7, 7, 7, 7, 7, 22, 21]
 
 
 def test_orders_go_before_the_policy(make_run: MakeRun) -> None:
     policy = BatchSchedule({1: 22})
-    run = make_run("policy", commit_every=100, batch=policy)
+    run = make_run("policy", checkpoint_every=100, batch=policy)
     run.train()
     assert run.sizes == [8, 7, 7, 7, 7, 7, 22, 21]
-    ordered = make_run("ordered", commit_every=100, batch=policy, orders=at_commit(1, global_batch=43))
+    ordered = make_run("ordered", checkpoint_every=100, batch=policy, orders=at_commit(1, global_batch=43))
     ordered.train()
     assert ordered.sizes == [8, 7, 7, 7, 7, 7, 43]
 
@@ -199,7 +199,7 @@ def test_batch_without_a_row_for_every_lane_is_refused(make_run: MakeRun) -> Non
 
 
 def test_rate_follows_the_batch_within_steps_only_and_after_a_resume(make_run: MakeRun) -> None:
-    options = {"rate": LinearScaling(warmup_steps=2), "batch": BatchSchedule({1: 16}), "commit_every": 1}
+    options = {"rate": LinearScaling(warmup_steps=2), "batch": BatchSchedule({1: 16}), "checkpoint_every": 1}
     run = make_run(**options)
     run.train()
     assert run.rates == pytest.approx([0.01] * 6 + [0.01, 0.015, 0.02])
@@ -220,16 +220,16 @@ def test_job_with_another_batch_goes_on_with_its_own(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("step", [0, 1, 2, 5, 6, 11])
-@pytest.mark.parametrize("commit_every", [1, 2, 100])
+@pytest.mark.parametrize("checkpoint_every", [1, 2, 100])
 def test_skipped_batch_leaves_no_trace_and_every_other_row_is_trained_once(
-    make_run: MakeRun, step: int, commit_every: int
+    make_run: MakeRun, step: int, checkpoint_every: int
 ) -> None:
     """The first batch of a run, the last one of an epoch, the last one of all, and some between."""
     whole = make_run("whole")
     whole.train()
     bad = whole.batches[step]
     objection = Objection(frozenset([1000 * (step // 6) + bad[0]]), Action.SKIP, times=1)
-    run = make_run("skipping", commit_every=commit_every, monitors=(objection,))
+    run = make_run("skipping", checkpoint_every=checkpoint_every, monitors=(objection,))
     worker = run.train()
     assert worker.is_finished
     (back,) = run.recorder.of(RolledBack)
@@ -241,14 +241,14 @@ def test_skipped_batch_leaves_no_trace_and_every_other_row_is_trained_once(
 
 
 def test_skipped_batch_stays_skipped_after_a_resume(make_run: MakeRun) -> None:
-    whole = make_run("whole", commit_every=100)
+    whole = make_run("whole", checkpoint_every=100)
     whole.train()
     objection = Objection(frozenset([whole.batches[3][0]]), Action.SKIP)
-    run = make_run(commit_every=2, epochs=1, monitors=(objection,))
+    run = make_run(checkpoint_every=2, epochs=1, monitors=(objection,))
     run.train(steps=4)
     # Steps 1 and 2 were saved, then 3 and the bad one rejected; 3 and its successor saved.
     assert run.recorder.of(RolledBack)[0].to_step == 2
-    again = make_run(commit_every=2, epochs=1)
+    again = make_run(checkpoint_every=2, epochs=1)
     again.batches = run.batches
     again.train()
     assert again.batches == [batch for number, batch in enumerate(whole.batches[:6]) if number != 3]
@@ -258,7 +258,7 @@ def test_last_batch_that_is_left_ends_the_epoch(make_run: MakeRun) -> None:
     """Evaluation is due where `ends_epoch` says so, also when the batches behind are skipped."""
     whole = make_run("whole", epochs=1)
     whole.train()
-    run, ends = make_run(commit_every=3, monitors=(Objection(frozenset([whole.batches[5][0]]), Action.SKIP),)), []
+    run, ends = make_run(checkpoint_every=3, monitors=(Objection(frozenset([whole.batches[5][0]]), Action.SKIP),)), []
 
     def train(worker: Worker) -> None:
         worker.setup(nn.Linear(3, 1), partial(torch.optim.SGD, lr=0.01))
@@ -318,7 +318,7 @@ def test_warning_is_told_and_training_goes_on(make_run: MakeRun) -> None:
 
 def test_state_and_metrics_of_monitors_are_kept(make_run: MakeRun) -> None:
     quiet = Objection(frozenset(), Action.STOP)
-    run = make_run(epochs=1, commit_every=3, monitors=(quiet, quiet))
+    run = make_run(epochs=1, checkpoint_every=3, monitors=(quiet, quiet))
     run.train(steps=4)
     run.train()
     (ended,) = run.recorder.of(EpochEnded)

@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 # Names are the same on all ranks and in all worlds: Horovod's own, counted ones differ between an old process and a
 # new one. One may be used again as soon as the operation is over, which each of ours is when the method returns.
-_SUM, _GATHER, _SIZE, _SHARE = "forebay.sum", "forebay.gather", "forebay.size", "forebay.share"
+_ALL_REDUCE, _ALL_GATHER = "forebay.all_reduce", "forebay.all_gather_object"
+_SIZE, _BROADCAST = "forebay.broadcast_object.size", "forebay.broadcast_object"
 PIECE_BYTES = 1 << 30
 
 
@@ -45,24 +46,24 @@ class HorovodCollective:
         self._num_models += 1
         return f"forebay.model{self._num_models - 1}"
 
-    def slices(self) -> HorovodTensorCollectives:
+    def tensor_collectives(self) -> HorovodTensorCollectives:
         """How ranks exchange for reductions of Forebay's own."""
         return HorovodTensorCollectives(self._patience)
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
+    def all_reduce(self, values: np.ndarray) -> np.ndarray:
         total = torch.from_numpy(values.copy())
         with self._patience:
-            self._hvd.allreduce_(total, op=self._hvd.Sum, name=_SUM)
+            self._hvd.allreduce_(total, op=self._hvd.Sum, name=_ALL_REDUCE)
         return total.numpy()
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather_object(self, value: T) -> list[T]:
         with self._patience:
-            gathered = self._hvd.allgather(_packed(value), name=_GATHER)
+            gathered = self._hvd.allgather(_packed(value), name=_ALL_GATHER)
         # A pickle knows where it ends: nobody has to be told the sizes, which would be another exchange.
         stream = io.BytesIO(gathered.numpy())
         return [cloudpickle.load(stream) for _ in range(self.world.size)]
 
-    def share(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         packed = _packed(value) if self.world.is_first else torch.empty(0, dtype=torch.uint8)
         with self._patience:
             size = self._hvd.broadcast(torch.tensor([packed.numel()]), root_rank=0, name=_SIZE).item()
@@ -70,7 +71,7 @@ class HorovodCollective:
                 packed = torch.empty(size, dtype=torch.uint8)
             # In pieces: Horovod counts in 32 bits here and there, and a state may be larger.
             for piece in torch.split(packed, PIECE_BYTES):
-                self._hvd.broadcast_(piece, root_rank=0, name=_SHARE)
+                self._hvd.broadcast_(piece, root_rank=0, name=_BROADCAST)
         shared: T = value if self.world.is_first else _unpacked(packed)
         return shared
 

@@ -46,8 +46,8 @@ class HorovodDataParallel(DataParallel):
         def adaptive(flat: torch.Tensor, lengths: Sequence[int], _name: str) -> Callable[[], torch.Tensor]:
             def wait() -> torch.Tensor:
                 gradients, used = torch.split(flat, [sum(lengths[:-1]), lengths[-1]])
-                tensors = collective.slices()
-                return torch.cat([adasum(gradients, lengths[:-1], tensors), tensors.total(used)])
+                tensors = collective.tensor_collectives()
+                return torch.cat([adasum(gradients, lengths[:-1], tensors), tensors.all_reduce(used)])
 
             return wait
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 # As in `HorovodCollective`: every operation is over when its method returns, so its name may be used again.
-_DEAL, _COLLECT, _TOTAL, _SHARE = "forebay.deal", "forebay.collect", "forebay.total", "forebay.spread"
+_ALL_TO_ALL, _ALL_GATHER = "forebay.tensors.all_to_all", "forebay.tensors.all_gather"
+_ALL_REDUCE, _BROADCAST = "forebay.tensors.all_reduce", "forebay.tensors.broadcast"
 
 
 class HorovodTensorCollectives:
-    """`Slices` over Horovod's global process set; it waits for other ranks within `patience`."""
+    """`TensorCollectives` over Horovod's global process set. Waits for other ranks within `patience`."""
 
     def __init__(self, patience: AbstractContextManager[object]) -> None:
         import horovod.torch as hvd  # noqa: PLC0415 - an extra
@@ -23,25 +24,25 @@ class HorovodTensorCollectives:
         self.rank: int = hvd.rank()
         self.world_size: int = hvd.size()
 
-    def deal(self, buffers: Tensor) -> Tensor:
+    def all_to_all(self, buffers: Tensor) -> Tensor:
         count, length = buffers.shape
         outgoing = buffers.view(count, self.world_size, -1).transpose(0, 1).contiguous()
         splits = torch.ones(self.world_size, dtype=torch.int32)  # of the first dimension: one slice for each rank
         with self._patience:
-            incoming, _ = self._hvd.alltoall(outgoing, splits, name=_DEAL)
-        dealt: Tensor = incoming.view(self.world_size, count, length // self.world_size)
-        return dealt
+            incoming, _ = self._hvd.alltoall(outgoing, splits, name=_ALL_TO_ALL)
+        received: Tensor = incoming.view(self.world_size, count, length // self.world_size)
+        return received
 
-    def collect(self, part: Tensor) -> Tensor:
+    def all_gather(self, part: Tensor) -> Tensor:
         with self._patience:
-            whole: Tensor = self._hvd.allgather(part.contiguous(), name=_COLLECT)
+            whole: Tensor = self._hvd.allgather(part.contiguous(), name=_ALL_GATHER)
         return whole
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         with self._patience:
-            total: Tensor = self._hvd.allreduce(values, op=self._hvd.Sum, name=_TOTAL)
+            total: Tensor = self._hvd.allreduce(values, op=self._hvd.Sum, name=_ALL_REDUCE)
         return total
 
-    def share(self, values: Tensor) -> None:
+    def broadcast(self, values: Tensor) -> None:
         with self._patience:
-            self._hvd.broadcast_(values, root_rank=0, name=_SHARE)
+            self._hvd.broadcast_(values, root_rank=0, name=_BROADCAST)

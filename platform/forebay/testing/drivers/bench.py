@@ -68,7 +68,7 @@ class DriverBench:
             "epochs": 2,
             "cache": CacheSpec(path=str(self._folder / "cache"), quota_bytes=1 << 24, min_free_bytes=0),
             "storage": str(self._folder / "runs"),
-            "commit_every": 3,
+            "checkpoint_every": 3,
         }
         return Job(name=name, **(defaults | options))
 
@@ -134,7 +134,7 @@ class DriverBench:
                     found.update({name: value.clone() for name, value in model.state_dict().items()})
 
         needed = -(-step // STEPS_PER_EPOCH)
-        alone = replace(self.job("undisturbed"), train=train, epochs=needed, commit_every=1 << 30, name=None)
+        alone = replace(self.job("undisturbed"), train=train, epochs=needed, checkpoint_every=1 << 30, name=None)
         LocalDriver().run(alone)
         return found
 

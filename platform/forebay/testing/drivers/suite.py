@@ -93,7 +93,7 @@ class DriverSuite(FixedSuite):
     ) -> tuple[Result, Heard]:
         """Run a job through `cues`; the checks that hold for all of them are made here."""
         heard, script = Heard(), Script(cues)
-        defaults = {"workers": 1, "elastic": elastic, "epochs": MOST_EPOCHS, "commit_every": 1, "step_s": STEP_S}
+        defaults = {"workers": 1, "elastic": elastic, "epochs": MOST_EPOCHS, "checkpoint_every": 1, "step_s": STEP_S}
         result = self.run(bench, name, heard, script, **(defaults | options))
         assert script.is_over, f"the run ended after {script.done} of {len(cues)} cues"
         assert result.stopped == OVER
@@ -174,7 +174,7 @@ class DriverSuite(FixedSuite):
 
     def test_killed_driver_is_taken_over_from_storage(self, bench: DriverBench) -> None:
         """With the driver goes all that was held in memory."""
-        options = {"workers": WORKERS, "epochs": 8, "commit_every": 1, "step_s": STEP_S, "storage_every_s": 0.2}
+        options = {"workers": WORKERS, "epochs": 8, "checkpoint_every": 1, "step_s": STEP_S, "storage_every_s": 0.2}
         slow = options | {"step_s": 4 * STEP_S, "at_step": 13, "event": "hang"}  # where it can still be killed
         DriverProcess(self.driver_path, bench, "orphaned", self.environment(), **slow).kill_at(12)
         deadline = time.monotonic() + TAKE_OVER_S

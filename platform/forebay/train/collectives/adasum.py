@@ -28,20 +28,20 @@ def register_adasum(model: DistributedDataParallel) -> None:
             'with sparse=False, or use reduction="mean".'
         )
     # DDP compares a hook's annotations with classes, and finds strings in this file: one without any.
-    model.register_comm_hook(TorchTensorCollectives(), lambda slices, bucket: adasum_hook(slices, bucket))  # noqa: PLW0108
+    model.register_comm_hook(TorchTensorCollectives(), lambda collectives, bucket: adasum_hook(collectives, bucket))  # noqa: PLW0108
 
 
-def adasum_hook(slices: TensorCollectives, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+def adasum_hook(collectives: TensorCollectives, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     """A communication hook of DistributedDataParallel. It is done when it returns, so it hides behind no computing."""
     buffer = bucket.buffer()
-    combined = adasum(buffer, [gradient.numel() for gradient in bucket.gradients()], slices)
+    combined = adasum(buffer, [gradient.numel() for gradient in bucket.gradients()], collectives)
     devices = [buffer.device] if buffer.device.type != "cpu" else None
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
     future.set_result(combined)
     return future
 
 
-def adasum(buffer: Tensor, lengths: Sequence[int], slices: TensorCollectives) -> Tensor:
+def adasum(buffer: Tensor, lengths: Sequence[int], collectives: TensorCollectives) -> Tensor:
     """Adasum over ranks of `buffer`, which holds one tensor after the other, each of which is combined by itself.
 
     Two gradients a, b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b; more become that of halves, down to pairs of
@@ -52,23 +52,23 @@ def adasum(buffer: Tensor, lengths: Sequence[int], slices: TensorCollectives) ->
     Args:
         buffer: [sum of lengths]; half precision is combined in float32.
         lengths: Elements of each tensor, in their order; the same on all ranks.
-        slices: How ranks exchange.
+        collectives: Exchange of tensors between the ranks.
 
     Returns:
         A new tensor like `buffer`, bit-equal on all ranks.
     """
     assert sum(lengths) == len(buffer), "a bucket holds its gradients and nothing else"
     wide = buffer.to(torch.promote_types(buffer.dtype, torch.float32))
-    gradients = slices.deal(padded(wide, slices.world_size).unsqueeze(0)).squeeze(1)
-    spans = list(_spans(lengths, slices.rank * gradients.shape[1], gradients.shape[1]))
+    gradients = collectives.all_to_all(padded(wide, collectives.world_size).unsqueeze(0)).squeeze(1)
+    spans = list(_spans(lengths, collectives.rank * gradients.shape[1], gradients.shape[1]))
     while (ranks := len(gradients)) > 1:
         power = 1 << (ranks.bit_length() - 1)
         if power < ranks:
-            folded = _combine(gradients[: ranks - power], gradients[power:], spans, len(lengths), slices)
+            folded = _combine(gradients[: ranks - power], gradients[power:], spans, len(lengths), collectives)
             gradients = torch.cat([folded, gradients[ranks - power : power]])
         else:
-            gradients = _combine(gradients[0::2], gradients[1::2], spans, len(lengths), slices)
-    return slices.collect(gradients[0])[: len(buffer)].to(buffer.dtype)
+            gradients = _combine(gradients[0::2], gradients[1::2], spans, len(lengths), collectives)
+    return collectives.all_gather(gradients[0])[: len(buffer)].to(buffer.dtype)
 
 
 _Span = tuple[int, slice]
@@ -84,15 +84,15 @@ def _spans(lengths: Sequence[int], begin: int, length: int) -> Iterator[_Span]:
         start += size
 
 
-def _combine(a: Tensor, b: Tensor, spans: list[_Span], tensors: int, slices: TensorCollectives) -> Tensor:
+def _combine(a: Tensor, b: Tensor, spans: list[_Span], num_tensors: int, collectives: TensorCollectives) -> Tensor:
     """Row i of `a` with row i of `b`; both [pairs, n]."""
-    products = torch.zeros(3, tensors, len(a), dtype=torch.float64, device=a.device)
+    products = torch.zeros(3, num_tensors, len(a), dtype=torch.float64, device=a.device)
     for number, span in spans:
         ours, theirs = a[:, span].double(), b[:, span].double()
         products[0, number] = (ours * theirs).sum(1)
         products[1, number] = ours.square().sum(1)
         products[2, number] = theirs.square().sum(1)
-    dot, ours_squared, theirs_squared = slices.total(products)
+    dot, ours_squared, theirs_squared = collectives.all_reduce(products)
     keep_ours, keep_theirs = _kept(dot, ours_squared).to(a.dtype), _kept(dot, theirs_squared).to(a.dtype)
     combined = torch.zeros_like(a)
     for number, span in spans:

@@ -1,4 +1,4 @@
-"""The few things workers do together, and the one who is alone."""
+"""Exchange of values between the ranks of a run, and the case of a single process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Collective(Protocol):
-    """The ranks of a run as one: built by a driver, once per worker process.
+    """Communication of one rank with all others. A driver builds one per worker process.
 
-    Laws: every method is called by all ranks in the same order; none changes its argument; `sum`, `gather` and `share`
-    give every rank the same answer.
+    Laws: all ranks call every method in the same order. No method changes its argument. `all_reduce`,
+    `all_gather_object` and `broadcast_object` return the same on every rank.
     """
 
     @property
@@ -25,43 +25,43 @@ class Collective(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's model and batches live."""
+        """Device of this rank's model and batches."""
         ...
 
-    def slices(self) -> TensorCollectives:
-        """How ranks exchange parts of long buffers."""
+    def tensor_collectives(self) -> TensorCollectives:
+        """Exchange of tensors, for reductions over long buffers."""
         ...
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        """Element-wise sum over ranks; same shape and dtype (int64 or float64)."""
+    def all_reduce(self, values: np.ndarray) -> np.ndarray:
+        """Return the element-wise sum over ranks, in the same shape and dtype (int64 or float64)."""
         ...
 
-    def gather(self, value: T) -> list[T]:
-        """Every rank's `value`, by rank."""
+    def all_gather_object(self, value: T) -> list[T]:
+        """Return every rank's `value`, by rank."""
         ...
 
-    def share(self, value: T) -> T:
-        """Rank 0's `value`; what the other ranks pass is ignored."""
+    def broadcast_object(self, value: T) -> T:
+        """Return rank 0's `value`. Values of other ranks are ignored."""
         ...
 
 
 class SingleProcessCollective:
-    """A world of one: nothing to agree on."""
+    """`Collective` of a world of one."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.world = World()
         self.device = torch.device(device)
 
-    def slices(self) -> TensorCollectives:
+    def tensor_collectives(self) -> TensorCollectives:
         return SingleProcessTensorCollectives()
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
+    def all_reduce(self, values: np.ndarray) -> np.ndarray:
         return values.copy()
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather_object(self, value: T) -> list[T]:
         return [value]
 
-    def share(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         return value
 
 

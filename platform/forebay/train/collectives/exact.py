@@ -32,21 +32,21 @@ class ExactReduction:
         model: Not wrapped, on its device; the same on all ranks after this call.
         optimizer: Of its parameters; it refuses a step that `backward` has not prepared.
         plan: Which rows belong to which lane.
-        slices: How ranks exchange.
+        tensors: How ranks exchange.
         seed: The job's; dropout draws from (seed, epoch, position, lane).
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, plan: Plan, slices: TensorCollectives, *, seed: int
+        self, model: nn.Module, optimizer: Optimizer, plan: Plan, tensors: TensorCollectives, *, seed: int
     ) -> None:
-        self._model, self._plan, self._slices, self._seed = model, plan, slices, seed
-        worlds = [World(rank=rank, size=slices.world_size) for rank in range(slices.world_size)]
-        self._owned = plan.owned_lanes(worlds[slices.rank])
+        self._model, self._plan, self._tensors, self._seed = model, plan, tensors, seed
+        worlds = [World(rank=rank, size=tensors.world_size) for rank in range(tensors.world_size)]
+        self._owned = plan.owned_lanes(worlds[tensors.rank])
         self._nodes = [nodes_of(plan.owned_lanes(world), plan.lanes) for world in worlds]
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._is_ready = False
         for values in (*model.parameters(), *model.buffers()):
-            slices.share(values.detach())
+            tensors.broadcast(values.detach())
         optimizer.register_step_pre_hook(lambda *_: self._check_ready())
         optimizer.register_step_post_hook(lambda *_: self._used())
 
@@ -105,15 +105,15 @@ class ExactReduction:
 
     def _over_ranks(self, sums: list[Tensor], width: int) -> Tensor:
         most = max(map(len, self._nodes))
-        outgoing = [padded(values, self._slices.world_size) for values in sums]
+        outgoing = [padded(values, self._tensors.world_size) for values in sums]
         outgoing += [torch.zeros_like(outgoing[0])] * (most - len(sums))
-        dealt = self._slices.deal(torch.stack(outgoing))
+        dealt = self._tensors.all_to_all(torch.stack(outgoing))
         tree = LaneTree(self._plan.lanes)
         for rank, nodes in enumerate(self._nodes):
             for node, values in zip(nodes, dealt[rank], strict=False):
                 tree.add(node, values)
         (root,) = tree.sums
-        return self._slices.collect(root)[:width]
+        return self._tensors.all_gather(root)[:width]
 
     def _put(self, total: Tensor, before: list[Tensor | None]) -> None:
         count = len(self._parameters)

@@ -1,4 +1,7 @@
-"""Reductions that no all-reduce offers: every rank reduces one slice of all ranks' buffers, and all get the whole."""
+"""Exchange of tensors for reductions that no all-reduce offers.
+
+Every rank reduces one slice of all ranks' buffers (`all_to_all`), and all ranks get the whole (`all_gather`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from torch import Tensor
 
 
 class TensorCollectives(Protocol):
-    """Traffic of `deal` and `collect` together is that of a ring all-reduce, twice the buffer. All ranks call alike."""
+    """Exchange of tensors between ranks. All ranks call every method in the same order.
+
+    `all_to_all` and `all_gather` together move as much as a ring all-reduce: twice the buffer.
+    """
 
     @property
     def world_size(self) -> int: ...
@@ -18,8 +24,8 @@ class TensorCollectives(Protocol):
     @property
     def rank(self) -> int: ...
 
-    def deal(self, buffers: Tensor) -> Tensor:
-        """Slice `rank` of every rank's buffers.
+    def all_to_all(self, buffers: Tensor) -> Tensor:
+        """Return slice `rank` of every rank's buffers.
 
         Args:
             buffers: [m, world_size * n], m being the same on all ranks.
@@ -29,16 +35,16 @@ class TensorCollectives(Protocol):
         """
         ...
 
-    def collect(self, part: Tensor) -> Tensor:
-        """Every rank's slice [n], by rank: [world_size * n]."""
+    def all_gather(self, part: Tensor) -> Tensor:
+        """Return every rank's slice [n], by rank: [world_size * n]."""
         ...
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over ranks, bit-equal on all of them; may be done in place."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Return the sum over ranks, bit-equal on all of them. May change `values`."""
         ...
 
-    def share(self, values: Tensor) -> None:
-        """Make `values` those of rank 0, in place."""
+    def broadcast(self, values: Tensor) -> None:
+        """Copy rank 0's values into `values`."""
 
 
 class TorchTensorCollectives:
@@ -47,23 +53,23 @@ class TorchTensorCollectives:
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
-    def deal(self, buffers: Tensor) -> Tensor:
+    def all_to_all(self, buffers: Tensor) -> Tensor:
         count, length = buffers.shape
         outgoing = buffers.view(count, self.world_size, -1).transpose(0, 1).contiguous()
         incoming = torch.empty_like(outgoing)
         dist.all_to_all_single(incoming, outgoing)
         return incoming.view(self.world_size, count, length // self.world_size)
 
-    def collect(self, part: Tensor) -> Tensor:
+    def all_gather(self, part: Tensor) -> Tensor:
         whole = part.new_empty(self.world_size * len(part))
         dist.all_gather(list(whole.chunk(self.world_size)), part.contiguous())
         return whole
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         dist.all_reduce(values)
         return values
 
-    def share(self, values: Tensor) -> None:
+    def broadcast(self, values: Tensor) -> None:
         dist.broadcast(values, src=0)
 
 
@@ -72,20 +78,20 @@ class SingleProcessTensorCollectives:
 
     rank, world_size = 0, 1
 
-    def deal(self, buffers: Tensor) -> Tensor:
+    def all_to_all(self, buffers: Tensor) -> Tensor:
         return buffers.unsqueeze(0)
 
-    def collect(self, part: Tensor) -> Tensor:
+    def all_gather(self, part: Tensor) -> Tensor:
         return part
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         return values
 
-    def share(self, values: Tensor) -> None:
-        """There is only one."""
+    def broadcast(self, values: Tensor) -> None:
+        """Do nothing: there is one rank."""
 
 
 def padded(buffer: Tensor, world_size: int) -> Tensor:
-    """`buffer` [n] with zeros at its end, so that it falls into `world_size` slices."""
+    """Return `buffer` [n] with zeros appended, so that its length is a multiple of `world_size`."""
     short = -len(buffer) % world_size
     return torch.nn.functional.pad(buffer, (0, short)) if short else buffer

@@ -43,15 +43,15 @@ class TorchCollective:
         # NCCL moves only what lies on its GPU.
         self._transit = self.device if dist.get_backend() == "nccl" else torch.device("cpu")
 
-    def slices(self) -> TorchTensorCollectives:
+    def tensor_collectives(self) -> TorchTensorCollectives:
         return TorchTensorCollectives()
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
+    def all_reduce(self, values: np.ndarray) -> np.ndarray:
         total = torch.from_numpy(values.copy()).to(self._transit)
         dist.all_reduce(total)
         return total.cpu().numpy()
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather_object(self, value: T) -> list[T]:
         # One exchange where all values are small; `all_gather_object` has one more, for the sizes.
         packed = cloudpickle.dumps(value)
         boxes = self._boxes(packed, BOX_BYTES)
@@ -68,7 +68,7 @@ class TorchCollective:
         dist.all_gather_into_tensor(boxes, sent)
         return [part.tobytes() for part in boxes.cpu().numpy().reshape(self.world.size, -1)]
 
-    def share(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         box = [value if self.world.is_first else None]
         dist.broadcast_object_list(box, src=0, device=self._transit)
         return box[0]  # type: ignore[return-value]

@@ -41,7 +41,7 @@ class EpochFacts:
             seconds=self.spent["seconds"],
             wait_s=self.spent["wait_s"],
             eval_s=self.spent["eval_s"],
-            commit_s=self.spent["commit_s"],
+            checkpoint_s=self.spent["checkpoint_s"],
             tally=dict(self.tally),
             dropped_rows=dropped_rows,
         )
@@ -55,7 +55,7 @@ def over_ranks(ranks: Sequence[EpochFacts]) -> EpochFacts:
     spent = _mean([rank.spent for rank in ranks])
     return EpochFacts(
         rows=ranks[0].rows,
-        spent=spent | {"commit_s": max(rank.spent["commit_s"] for rank in ranks)},
+        spent=spent | {"checkpoint_s": max(rank.spent["checkpoint_s"] for rank in ranks)},
         metric_sums=_mean([rank.metric_sums for rank in ranks]),
         metric_times=_mean([rank.metric_times for rank in ranks]),
         tally=_sum([rank.tally for rank in ranks]),
@@ -73,7 +73,7 @@ class EpochTotals:
         self._before = train.as_dict(), held_out.as_dict()
         self._start = start
         self._rows = start.rows
-        self._spent = {"seconds": 0.0, "wait_s": 0.0, "eval_s": 0.0, "commit_s": 0.0} | dict(start.spent)
+        self._spent = {"seconds": 0.0, "wait_s": 0.0, "eval_s": 0.0, "checkpoint_s": 0.0} | dict(start.spent)
         self._sums: dict[str, Metric] = dict(start.metric_sums)
         self._times = dict(start.metric_times)
         self.start_clock()
@@ -87,7 +87,7 @@ class EpochTotals:
         self._rows += rows
 
     def spend(self, what: str, seconds: float) -> None:
-        """Book seconds as `eval_s` or `commit_s`."""
+        """Book seconds as `eval_s` or `checkpoint_s`."""
         self._spent[what] += seconds
 
     def give(self, metrics: Mapping[str, Metric]) -> None:

@@ -35,7 +35,7 @@ class DataParallel(ABC):
         options = self._options
         if options.reduction == "exact":
             assert self._optimizer is not None, "prepare() comes first"
-            tensors = self._collective.slices()
+            tensors = self._collective.tensor_collectives()
             self._exact = ExactReduction(model, self._optimizer, options.plan, tensors, seed=options.seed)
             return model
         is_trained = any(parameter.requires_grad for parameter in model.parameters())

@@ -114,7 +114,7 @@ def test_survivor_that_notices_a_loss_late_goes_on_in_its_process(bench: DriverB
     job = bench.job(
         "late",
         elastic=Elastic(min_workers=1, max_workers=2),
-        commit_every=1,
+        checkpoint_every=1,
         step_s=1.5,
         epochs=MOST_EPOCHS,
         max_failures=5,

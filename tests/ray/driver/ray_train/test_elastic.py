@@ -137,7 +137,7 @@ def test_unmet_target_is_demand_while_training_goes_on(autoscaling_cluster: None
                 control.stop("enough")
 
     elastic = Elastic(min_workers=1, max_workers=3, start=1)
-    job = bench.job("scaled", elastic=elastic, epochs=MOST_EPOCHS, commit_every=1, step_s=0.2)
+    job = bench.job("scaled", elastic=elastic, epochs=MOST_EPOCHS, checkpoint_every=1, step_s=0.2)
     result = RayTrainDriver().run(job, [heard, ask])
     assert result.stopped == "enough"
     assert [event.world_size for event in heard if isinstance(event, Started)] == [1, 2]
@@ -162,7 +162,7 @@ def test_fixed_run_moves_from_a_node_that_is_taken_back(small_nodes: SmallNodes,
             small_nodes.kill(drained[0])
             control.stop("moved")
 
-    job = bench.job("fixed", workers=2, epochs=MOST_EPOCHS, commit_every=1, step_s=0.2, max_failures=0)
+    job = bench.job("fixed", workers=2, epochs=MOST_EPOCHS, checkpoint_every=1, step_s=0.2, max_failures=0)
     result = RayTrainDriver().run(job, [heard, drain])
     assert result.stopped == "moved"
     assert [(event.node, event.workers) for event in heard if isinstance(event, Preempted)] == [(drained[0], 1)]

@@ -195,7 +195,7 @@ def test_shrink_asked_at_the_end_of_an_epoch_is_obeyed_there_by_workers_that_nev
         await coordinator.set_target(2)
         assert await coordinator.orders() == Commands(), "told to part before it trained"
         await coordinator.report(Started(name="a", world_size=3, epochs=4, num_batches=8))
-        ended = EpochEnded(epoch=0, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0)
+        ended = EpochEnded(epoch=0, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
         number = await coordinator.report(ended)
         settling = await waits(coordinator.settled_orders(number))
         await coordinator.set_target(1)
@@ -330,7 +330,7 @@ def test_status_follows_the_events() -> None:
         assert (status.epoch, status.step, status.position, status.last_commit_step) == (1, 2, 32, 2)
         assert status.rows_per_s > 0
         assert status.last_commit_age_s is not None and status.last_commit_age_s < 10
-        ended = EpochEnded(epoch=1, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, commit_s=0.0)
+        ended = EpochEnded(epoch=1, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
         await coordinator.report(ended)
         status = await coordinator.status()
         assert (status.epoch, status.position, status.step) == (2, 0, 3)

@@ -61,7 +61,7 @@ class TestLocalProcesses(DriverSuite):
                     return
 
         with pytest.raises(BadJob, match=r"returned in epoch 1 of 2, after step 1\."):
-            self.run(bench, "uneven", train=train, commit_every=1)
+            self.run(bench, "uneven", train=train, checkpoint_every=1)
 
     def test_one_worker_here_comes_to_the_same_rows(self, bench: DriverBench, calm: Result) -> None:
         self.run(bench, "alone", workers=1)

@@ -48,7 +48,7 @@ def assert_close(left: Result, right: Result) -> None:
 
 def test_resized_run_trains_every_row_once_and_comes_to_the_same_model(bench: DriverBench) -> None:
     # Commits are saved at the end of epochs only: that is where callbacks are waited for.
-    options = {"epochs": 3, "commit_every": 1000}
+    options = {"epochs": 3, "checkpoint_every": 1000}
     steer = Steer(workers={0: 3, 1: 2}, batch={1: 40})
     elastic = Elastic(min_workers=1, max_workers=3, start=1)
     resized = run(bench.job("resized", elastic=elastic, **options), "local", [steer])
@@ -73,7 +73,7 @@ def test_resized_run_trains_every_row_once_and_comes_to_the_same_model(bench: Dr
 
 
 def test_batch_that_a_callback_asks_for_changes_at_the_end_of_an_epoch_in_every_run_alike(bench: DriverBench) -> None:
-    runs = [run(bench.job(name, commit_every=2), "local", [Steer(batch={0: 60})]) for name in ("first", "second")]
+    runs = [run(bench.job(name, checkpoint_every=2), "local", [Steer(batch={0: 60})]) for name in ("first", "second")]
     assert bench.rows("first") == bench.rows("second")
     assert [len(rows) for rows in bench.rows("first").values()] == [15] * 8 + [60, 60]
     ours, theirs = map(weights, runs)

@@ -207,7 +207,7 @@ def test_epochs_that_nobody_told_are_found_in_the_runs(tmp_path: Path) -> None:
 
 
 def save_epochs(folder: Path, run: str, *values: float) -> None:
-    facts = {"rows": 10, "seconds": 1.0, "wait_s": 0.0, "eval_s": 0.0, "commit_s": 0.0}
+    facts = {"rows": 10, "seconds": 1.0, "wait_s": 0.0, "eval_s": 0.0, "checkpoint_s": 0.0}
     epochs = tuple(
         EpochEnded(epoch=number, step=number, metrics={"auc": value}, **facts) for number, value in enumerate(values)
     )

@@ -65,7 +65,7 @@ def make(parquet_folder: Callable[..., Path], tmp_path: Path) -> Make:
         seen = options.pop("seen", {})
         plan = build_plan(scan(root), seed=options.pop("plan_seed", 3), lanes=4)
         works = partial(train, lr=lr, weight_decay=weight_decay, gamma=gamma, width=width, seen=seen)
-        options = {"epochs": 2, "commit_every": 3, "storage": str(tmp_path / "runs"), "cache": None} | options
+        options = {"epochs": 2, "checkpoint_every": 3, "storage": str(tmp_path / "runs"), "cache": None} | options
         return Job(train=works, data=Data(plan=plan, transform=transform, global_batch=8), name=name, **options)
 
     return job
@@ -164,7 +164,7 @@ def test_what_is_held_outlives_the_commits_of_its_run(make: Make, runs: Path, ca
         if isinstance(event, EpochEnded):
             held.append(hold(donor))
 
-    run(make("donor", commit_every=1, keep_last=1, epochs=5), "local", [holds])
+    run(make("donor", checkpoint_every=1, keep_last=1, epochs=5), "local", [holds])
     # An epoch is told before the commit that ends it is written, but the last.
     assert held == [3, 7, 11, 15, 20]
     assert newest_stored(donor) == 20
@@ -188,7 +188,7 @@ def test_a_commit_that_is_about_to_come_is_waited_for(make: Make, runs: Path) ->
     assert hold(donor, at_least=2 * STEPS, wait_s=60.0, flush=flush) == 2 * STEPS
     assert len(flushed) == 3
     assert hold(donor, at_least=99, wait_s=0.05) == 2 * STEPS, "what there is"
-    run(make("other", epochs=3, commit_every=1, keep_last=4), "local")
+    run(make("other", epochs=3, checkpoint_every=1, keep_last=4), "local")
     assert hold(str(runs / "other"), at_least=2 * STEPS + 2) == 2 * STEPS + 2, "not what came after it"
 
 

@@ -63,7 +63,7 @@ def test_stop_at_the_end_of_an_epoch_keeps_just_that(bench: DriverBench) -> None
 
 
 def test_stop_before_the_first_event_is_heard(bench: DriverBench) -> None:
-    nested = NestedRun(bench.job("early", step_s=2.0, commit_every=1), "local")
+    nested = NestedRun(bench.job("early", step_s=2.0, checkpoint_every=1), "local")
     nested.stop("at once")
     assert nested.join(WAIT_S)
     assert nested.result is not None and nested.result.stopped == "at once"

@@ -60,12 +60,12 @@ def gradient_of(rank: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def combine(collective: Collective, dtype: torch.dtype) -> tuple[np.ndarray, bool]:
-    slices: TensorCollectives = (
+    tensors: TensorCollectives = (
         TorchTensorCollectives() if collective.world.size > 1 else SingleProcessTensorCollectives()
     )
     own = gradient_of(collective.world.rank, dtype)
     given = own.clone()
-    combined = adasum(given, LENGTHS, slices)
+    combined = adasum(given, LENGTHS, tensors)
     return combined.double().numpy(), combined.dtype == dtype and bool(torch.equal(given, own))
 
 
@@ -82,11 +82,11 @@ def test_the_formula(ranks: Ranks, size: int, dtype: torch.dtype, error: float) 
 
 def extremes(collective: Collective) -> list[list[float]]:
     rank, size = collective.world.rank, collective.world.size
-    slices = TorchTensorCollectives()
+    tensors = TorchTensorCollectives()
     orthogonal = torch.zeros(size)
     orthogonal[rank] = 1.0 + rank
     parallel = torch.full((3,), 2.0)
-    return [adasum(each, [len(each)], slices).tolist() for each in (orthogonal, parallel, parallel * 0)]
+    return [adasum(each, [len(each)], tensors).tolist() for each in (orthogonal, parallel, parallel * 0)]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

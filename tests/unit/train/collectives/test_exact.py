@@ -36,7 +36,7 @@ from forebay.world import World
 Ranks = Callable[..., list[Any]]
 
 
-def slices_of(collective: Collective) -> TensorCollectives:
+def tensors_of(collective: Collective) -> TensorCollectives:
     return TorchTensorCollectives() if collective.world.size > 1 else SingleProcessTensorCollectives()
 
 
@@ -86,7 +86,7 @@ def train(collective: Collective, kind: type[nn.Module], data: Data, epochs: int
     torch.manual_seed(world.rank)
     random.seed(world.rank)
     rank_0 = [each.detach().clone() for each in model.parameters()]
-    exact = ExactReduction(model, optimizer, data.plan, slices_of(collective), seed=5)
+    exact = ExactReduction(model, optimizer, data.plan, tensors_of(collective), seed=5)
     losses, seen, unused = [], [], []
     with Loader(data.plan, data.transform, world=world, global_batch=data.global_batch, last=data.last) as loader:
         for _ in range(epochs):
@@ -167,7 +167,7 @@ def test_a_run_whose_world_changes_is_that_of_one_worker_bit_for_bit(
         data=make_data(rows=(61, 1, 40, 9), lanes=8, global_batch=17),
         epochs=3,
         seed=5,
-        commit_every=3,
+        checkpoint_every=3,
         reduction="exact",
         batch=BatchSchedule({1: 23}),
         rate=LinearScaling(warmup_steps=2),
@@ -197,7 +197,7 @@ def compare(collective: Collective, data: Data) -> tuple[float, float, float]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    exact = ExactReduction(model, optimizer, data.plan, slices_of(collective), seed=5)
+    exact = ExactReduction(model, optimizer, data.plan, tensors_of(collective), seed=5)
 
     def mean_loss(part: Batch) -> torch.Tensor:
         return (model(part["x"].double()).squeeze(1) - part["label"]).square().mean()

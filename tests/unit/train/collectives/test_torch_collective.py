@@ -59,12 +59,12 @@ def collectives(collective: Collective) -> dict[str, Any]:
     rank = collective.world.rank
     counts = np.array([[rank, 1], [2**60, rank]], dtype=np.int64)
     return {
-        "sum": collective.sum(counts),
-        "float": collective.sum(np.array([0.1 * rank])),
-        "gather": collective.gather({"rank": rank, "blob": "x" * 1000 * rank}),
-        "large": collective.gather("x" * BOX_BYTES * rank),
-        "share": collective.share(("from", rank) if rank == 0 else None),
-        "nothing": collective.share(None),
+        "sum": collective.all_reduce(counts),
+        "float": collective.all_reduce(np.array([0.1 * rank])),
+        "gather": collective.all_gather_object({"rank": rank, "blob": "x" * 1000 * rank}),
+        "large": collective.all_gather_object("x" * BOX_BYTES * rank),
+        "share": collective.broadcast_object(("from", rank) if rank == 0 else None),
+        "nothing": collective.broadcast_object(None),
         "unchanged": counts[0].tolist() == [rank, 1],
     }
 
@@ -160,7 +160,7 @@ def train_once(
 def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(
     ranks: Ranks, make_data: Callable[..., Data], make_recorder: type, tmp_path: Path, size: int
 ) -> None:
-    assignment = TrainSpec(data=make_data(rows=(61, 1, 40, 9)), epochs=2, seed=5, commit_every=4)
+    assignment = TrainSpec(data=make_data(rows=(61, 1, 40, 9)), epochs=2, seed=5, checkpoint_every=4)
     undisturbed = ranks(size, train_once, assignment, tmp_path / "undisturbed", make_recorder(), None)
     first = ranks(size, train_once, assignment, tmp_path / "resumed", make_recorder(), 7)
     second = ranks(size, train_once, assignment, tmp_path / "resumed", make_recorder(), None)
@@ -180,7 +180,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(
 def test_another_world_goes_on_with_the_same_batches(
     ranks: Ranks, make_data: Callable[..., Data], make_recorder: type, tmp_path: Path
 ) -> None:
-    assignment = TrainSpec(data=make_data(), epochs=2, seed=5, commit_every=2)
+    assignment = TrainSpec(data=make_data(), epochs=2, seed=5, checkpoint_every=2)
     whole = train_once(SingleProcessCollective(), assignment, tmp_path / "whole", make_recorder(), None)["seen"]
     parts = [
         ranks(2, train_once, assignment, tmp_path / "changing", make_recorder(), 4),
@@ -227,10 +227,10 @@ def meet_late(collective: TorchCollective, folder: Path) -> str:
     time.sleep(2.0 * world.rank)
     raised = ""
     with process_group(world, (folder / "meeting").as_uri(), timeout_s=0.5) as late:
-        assert late.sum(np.ones(1))[0] == world.size
+        assert late.all_reduce(np.ones(1))[0] == world.size
         if world.is_first:
             try:
-                late.sum(np.ones(1))
+                late.all_reduce(np.ones(1))
             except RuntimeError as error:
                 raised = str(error)
             is_over.touch()

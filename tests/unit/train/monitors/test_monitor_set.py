@@ -141,7 +141,7 @@ class LiveObjection:
 
 def train(collective: Collective, data: Data, folder: Path, recorder: Any) -> tuple[list[list[int]], list[Any], float]:
     batches: list[list[int]] = []
-    assignment = TrainSpec(data=data, commit_every=2, monitors=(OneRankObjects(),))
+    assignment = TrainSpec(data=data, checkpoint_every=2, monitors=(OneRankObjects(),))
     worker = Worker(assignment, collective, None, DirectoryStore(folder), recorder)
 
     def loop(worker: Worker) -> None:
