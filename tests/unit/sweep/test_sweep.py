@@ -71,7 +71,7 @@ def test_a_sweep_that_can_work_is_checked_without_a_trace(job: JobFunction, tmp_
     ("space", "options", "error", "message"),
     [
         (
-            {"comit_every": [1]},
+            {"chekpoint_every": [1]},
             {},
             BadJob,
             "Did you mean 'checkpoint_every'.*The job takes:\n  checkpoint_every: int = 3",
