@@ -7,9 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import Generic, TypeVar
 
 from forebay.errors import Cancelled, LoaderClosed, ReadFailed
+from forebay.foreign_code import outcome_of
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -115,18 +117,14 @@ class SingleFlightPool(Generic[K, T]):
 
     def _run_one(self, task: K) -> None:
         # A function of its own, so that an idle thread keeps no block alive.
-        try:
-            value = self._work(task)
-        except Cancelled:
+        outcome = outcome_of(partial(self._work, task))
+        if isinstance(outcome.error, Cancelled):
             with self._changed:
                 futures = self._waiting.pop(task, [])
             _cancel(futures)
-        except BaseException as error:  # noqa: BLE001 - raised again where it is asked for
-            for future in self._take(task):
-                future.set_exception(error)
-        else:
-            for future in self._take(task):
-                future.set_result(value)
+            return
+        for future in self._take(task):
+            outcome.settle(future)
 
     def _take(self, task: K) -> list[Future[T]]:
         """Those who still wait for `task`; afterwards asking for it starts a new run."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from forebay.cache.source import BlockSource
 from forebay.errors import LoaderClosed
+from forebay.foreign_code import outcome_of
 from forebay.loader.batch import Batch
 from forebay.loader.batch_queue import BatchQueue
 from forebay.loader.block_table import BlockTable, as_tensors
@@ -86,15 +87,14 @@ class Pipeline:
         self._thread.join(max(deadline - time.monotonic(), 0))
 
     def _run(self) -> None:
-        try:
-            self._make_batches()
-            self.has_made_all = True
-            self._ready.put(None)
-        except LoaderClosed:
-            return
-        except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the trainer's thread
-            if not self._ready.closed:
-                self._ready.put(error)
+        error = outcome_of(self._make_all).error
+        if error is not None and not isinstance(error, LoaderClosed) and not self._ready.closed:
+            self._ready.put(error)
+
+    def _make_all(self) -> None:
+        self._make_batches()
+        self.has_made_all = True
+        self._ready.put(None)
 
     def _make_batches(self) -> None:
         plan, share = self._share.plan, self._share

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from forebay.errors import RunFailed
 from forebay.events import Event
+from forebay.foreign_code import error_of
 from forebay.runs.control import Control as Control
 
 log = logging.getLogger(__name__)
@@ -26,11 +28,10 @@ class Optional:
     def __call__(self, event: Event, control: Control) -> None:
         if self._failed:
             return
-        try:
-            self._callback(event, control)
-        except Exception:
+        error = error_of(partial(self._callback, event, control))
+        if error is not None:
             self._failed = True
-            log.warning("%s raised and is left out from here on.", name_of(self._callback), exc_info=True)
+            log.warning("%s raised and is left out from here on.", name_of(self._callback), exc_info=error)
 
 
 def optional(callback: Callback) -> Callback:
@@ -46,19 +47,18 @@ def notify(callbacks: Iterable[Callback], event: Event, control: Control) -> Non
 
 
 def _told(callback: Callback, event: Event, control: Control) -> RunFailed | None:
-    try:
-        callback(event, control)
-    except Exception as error:  # noqa: BLE001 - whatever it raises is named, and ends the run
-        failure = RunFailed(
-            f"the callback {name_of(callback)} raised {type(error).__name__}: {error} on {type(event).__name__}. "
-            "The run was stopped; what it committed is kept. Correct the callback, or wrap it in "
-            "forebay.runs.callback.optional if the run can do without it.",
-            callback=name_of(callback),
-            event=type(event).__name__,
-        )
-        failure.__cause__ = error
-        return failure
-    return None
+    error = error_of(partial(callback, event, control))
+    if error is None:
+        return None
+    failure = RunFailed(
+        f"the callback {name_of(callback)} raised {type(error).__name__}: {error} on {type(event).__name__}. "
+        "The run was stopped; what it committed is kept. Correct the callback, or wrap it in "
+        "forebay.runs.callback.optional if the run can do without it.",
+        callback=name_of(callback),
+        event=type(event).__name__,
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def name_of(callback: Callback) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from typing import Self
@@ -41,11 +42,10 @@ class Run:
         self._world_size: int | None = None
         self._claim = claim_new(job.storage, _title(job)) if job.name is None else claim(job.storage, job.name)
         self.name, self.path = self._claim.name, self._claim.path
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._claim.release)
             self._history = History(self._earlier_result() or self._empty_result())
-        except BaseException:
-            self._claim.release()
-            raise
+            undo.pop_all()
         self.control = Control.of(job, epoch=self.result.epochs_done)
 
     def _earlier_result(self) -> Result | None:

@@ -10,6 +10,7 @@ import torch
 from forebay.cache.spec import CacheSpec
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.errors import BadJob, InvalidOption
+from forebay.foreign_code import error_of, replaced_errors
 from forebay.job.job import Resources
 from forebay.pickling import own_code_by_value
 from forebay.train.spec import TrainSpec
@@ -35,19 +36,20 @@ def pack(launch: WorkerSpec) -> bytes:
     Code of installed packages travels as names. Code of the user's own files (a job loaded by path, a notebook, a test)
     travels as itself, since the other process may not be able to import it. Raises `BadJob`, naming what cannot travel.
     """
-    with own_code_by_value():
-        try:
-            return bytes(cloudpickle.dumps(launch))
-        except Exception as error:  # what a job holds may raise anything
-            parts = {"the data": launch.assignment, "the cache": launch.cache, **_parts_of(launch.train)}
-            stuck = [f"{name} ({reason})" for name, part in parts.items() if (reason := _why_not_pickled(part))]
-            title = title_of(launch.train)
-            raise BadJob(
-                f"the train function {title} cannot be sent to a worker process: "
-                f"{', '.join(stuck) or f'{type(error).__name__}: {error}'}. Make locks, connections, open files and "
-                f"the like within {title}, or use workers=1 and driver='local'.",
-                train=title,
-            ) from error
+    with own_code_by_value(), replaced_errors(partial(_not_pickled, launch)):
+        return bytes(cloudpickle.dumps(launch))
+
+
+def _not_pickled(launch: WorkerSpec, error: Exception) -> BadJob:
+    parts = {"the data": launch.assignment, "the cache": launch.cache, **_parts_of(launch.train)}
+    stuck = [f"{name} ({reason})" for name, part in parts.items() if (reason := _why_not_pickled(part))]
+    title = title_of(launch.train)
+    return BadJob(
+        f"the train function {title} cannot be sent to a worker process: "
+        f"{', '.join(stuck) or f'{type(error).__name__}: {error}'}. Make locks, connections, open files and "
+        f"the like within {title}, or use workers=1 and driver='local'.",
+        train=title,
+    )
 
 
 def unpack(payload: bytes) -> WorkerSpec:
@@ -94,8 +96,5 @@ def _parts_of(train: object) -> dict[str, object]:
 
 
 def _why_not_pickled(part: object) -> str | None:
-    try:
-        cloudpickle.dumps(part)
-    except Exception as error:  # noqa: BLE001 - what a job holds may raise anything
-        return f"{type(error).__name__}: {error}"
-    return None
+    error = error_of(partial(cloudpickle.dumps, part))
+    return f"{type(error).__name__}: {error}" if error else None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, quote_plus, unquote
 
 from forebay.errors import InvalidOption
+from forebay.foreign_code import replaced_errors
 
 # What is not listed here is taken for a credential: a misspelt `secret_kye` must not be printed either.
 PUBLIC_OPTIONS: dict[str, frozenset[str]] = {
@@ -133,8 +134,8 @@ def redact(text: str) -> str:
     return text
 
 
-def redacted(error: BaseException) -> BaseException:
-    """`error`, or where it or a cause of it tells a secret, one of the nearest kind that does not."""
+def redacted(error: Exception) -> Exception:
+    """Return `error`, or where it or a cause of it tells a secret, an error of the nearest kind that does not."""
     if not any(redact(str(one)) != str(one) for one in _chain(error)):
         return error
     kinds = (FileNotFoundError, PermissionError, FileExistsError, TimeoutError, OSError, ValueError)
@@ -144,14 +145,9 @@ def redacted(error: BaseException) -> BaseException:
 
 @contextmanager
 def redacting() -> Iterator[None]:
-    """What is raised within tells no secrets."""
-    try:
+    """Remove the secrets from errors that the block raises."""
+    with replaced_errors(redacted, is_cause_shown=False):
         yield
-    except Exception as error:
-        hidden = redacted(error)
-        if hidden is error:
-            raise
-        raise hidden from None
 
 
 def _split(uri: str) -> tuple[str, Credentials | None]:

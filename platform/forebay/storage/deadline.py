@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from forebay.errors import Cancelled
+from forebay.foreign_code import Outcome, outcome_of
 from forebay.storage.at_exit import wait_for_read
 
 T = TypeVar("T")
@@ -16,26 +17,20 @@ _POLL_S = 0.02
 
 
 class _Call(Generic[T]):
-    """One call in a thread of its own; `done` is set once `value` or `error` is there."""
+    """One call in its own thread; `done` is set once the outcome is there."""
 
     def __init__(self, fn: Callable[[], T]) -> None:
         self._fn = fn
         self.done = threading.Event()
-        self.value: list[T] = []
-        self.error: BaseException | None = None
+        self._outcome: Outcome[T] | None = None
 
     def run(self) -> None:
-        try:
-            self.value.append(self._fn())
-        except BaseException as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
-            self.error = error
-        finally:
-            self.done.set()
+        self._outcome = outcome_of(self._fn)
+        self.done.set()
 
     def result(self) -> T:
-        if self.error is not None:
-            raise self.error
-        return self.value[0]
+        assert self._outcome is not None
+        return self._outcome.result()
 
 
 def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: threading.Event | None = None) -> T:

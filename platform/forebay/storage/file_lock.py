@@ -6,6 +6,7 @@ import fcntl
 import os
 import threading
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -48,16 +49,13 @@ def try_lock(path: Path, *, shared: bool = False, flags: int = os.O_CREAT) -> Fi
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
     lock = FileLock(fd)
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), path.stat()):
-            return lock
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        lock.release()
-        raise
-    lock.release()
+    with ExitStack() as undo:
+        undo.callback(lock.release)
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), path.stat()):
+                undo.pop_all()
+                return lock
     return None
 
 

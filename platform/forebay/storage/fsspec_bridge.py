@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
@@ -13,6 +13,7 @@ import fsspec
 import pyarrow as pa
 from pyarrow import fs
 
+from forebay.foreign_code import replaced_errors
 from forebay.storage.credentials import redacted
 
 # Where implementations keep the time of the last change; the first is fsspec's own word.
@@ -101,18 +102,16 @@ def _guarded(call: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-@contextmanager
-def _as_os_error() -> Iterator[None]:
-    """Every library that fsspec wraps has errors of its own; `OSError` is what reads are tried again after."""
-    try:
-        yield
-    except (NotImplementedError, AssertionError):
-        raise
-    except Exception as error:  # noqa: BLE001 - any library's
-        hidden = redacted(error)
-        if isinstance(hidden, OSError):
-            raise hidden from (None if hidden is not error else error.__cause__)
-        raise OSError(f"{type(error).__name__}: {hidden}") from None
+def _as_os_error() -> AbstractContextManager[None]:
+    """Replace errors by `OSError`, after which reads are tried again: every library that fsspec wraps has its own."""
+    return replaced_errors(_os_error, is_cause_shown=False)
+
+
+def _os_error(error: Exception) -> Exception:
+    if isinstance(error, NotImplementedError | AssertionError):
+        return error
+    hidden = redacted(error)
+    return hidden if isinstance(hidden, OSError) else OSError(f"{type(error).__name__}: {hidden}")
 
 
 def _time(info: dict[str, Any]) -> datetime | float | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from forebay.errors import InvalidOption, TransformFailed
+from forebay.foreign_code import replaced_errors
 from forebay.manifest.manifest import Manifest
 from forebay.transform.block import Block
 from forebay.transform.features.arrow_types import parse_type
@@ -122,17 +124,19 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0]
 
 
+def _raised(name: str, batch: pa.RecordBatch, error: Exception) -> TransformFailed:
+    return TransformFailed(
+        f"Transform function {name} raised {type(error).__name__}: {error}. Call {name}(batch) on one row group of "
+        f"this data ({batch.num_rows} rows of {', '.join(batch.schema.names)}) to see where.",
+        function=name,
+        rows=batch.num_rows,
+    )
+
+
 def _block_of(fn: RowFunction, batch: pa.RecordBatch) -> Block:
     name = function_name(fn)
-    try:
+    with replaced_errors(partial(_raised, name, batch)):
         arrays = fn(batch)
-    except Exception as error:  # the user's code may raise anything
-        raise TransformFailed(
-            f"Transform function {name} raised {type(error).__name__}: {error}. Call {name}(batch) on one row group of "
-            f"this data ({batch.num_rows} rows of {', '.join(batch.schema.names)}) to see where.",
-            function=name,
-            rows=batch.num_rows,
-        ) from error
     if not isinstance(arrays, Mapping):
         raise TransformFailed(
             f"Transform function {name} returned a {type(arrays).__name__}. Return {{name: array, ...}}.", function=name

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -260,7 +260,9 @@ class DiskCache:
             raise self._unusable(error) from error
 
     def _write(self, part: PartFile, claim: Reservation, block: Block) -> Block:
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._ledger.release, part.path.name)
+            undo.callback(part.discard)
             with part.path.open("r+b") as file:
                 # No fsync: what a power cut tears, the checksum finds before the block is used (ADR 0010).
                 write_block(file, block, claim.key, claim.dataset)
@@ -270,10 +272,7 @@ class DiskCache:
             os.utime(part.path, ns=(settled_ns, settled_ns))
             stored, written = map_block(part.path, claim.key, verify=False), _seen(part.path.lstat())
             part.path.rename(self._directory.block(claim.key))
-        except BaseException:
-            part.discard()
-            self._ledger.release(part.path.name)
-            raise
+            undo.pop_all()
         self._ledger.commit(part.path.name, claim)
         self._verified[claim.key] = written
         return stored

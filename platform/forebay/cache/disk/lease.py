@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -120,11 +120,10 @@ def take_lease(directory: CacheDirectory, dataset: str, *, listed: bool) -> Cach
         dataset=dataset, name=_own_name(), pid=os.getpid(), host=socket.gethostname(), since=round(time.time(), 3)
     )
     path = directory.users / f"{secrets.token_hex(8)}.json"
-    try:
+    with ExitStack() as undo:
+        undo.callback(lock.release)
         note = _new_note(directory, path, user) if listed else None
-    except BaseException:
-        lock.release()
-        raise
+        undo.pop_all()
     return CacheLease(user, lock, note, path)
 
 

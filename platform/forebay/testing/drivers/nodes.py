@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import ray
@@ -48,13 +48,12 @@ class SmallNodes:
         self._cpus = cpus
         self._cluster = Cluster(initialize_head=True, head_node_args=options)
         self._others: list[Any] = []
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
             for _ in range(others):
                 self.add()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     @property
     def address(self) -> str:
