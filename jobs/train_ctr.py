@@ -33,7 +33,7 @@ def job(
     user: list[str] | None = None,
     held_out: float = 0.1,
     seed: int = 0,
-    lanes: int = 16,
+    lanes: int | None = None,
     rows: int = 2_000_000,
     cache: str = "~/.cache/forebay",
     quota_gib: float = 50.0,
@@ -50,6 +50,7 @@ def job(
         held_out: Share of the row groups that is only evaluated on.
         buckets: Rows of the embedding table that all categorical columns share by hashing.
         dim: Width of an embedding.
+        lanes: Most workers the run can ever have. Default: chosen from the data.
     """
     manifest = fb.scan(data or click_log(rows))
     features = split_features(manifest, label, user)
@@ -63,13 +64,12 @@ def job(
         label=fb.Label(label),
     )
     training, evaluation = manifest.split(held_out, seed=seed)
+    plan = fb.build_plan(training, seed=seed, lanes=lanes)
     return fb.Job(
         train=partial(train, features=features, buckets=buckets, dim=dim, lr=lr),
-        data=fb.Data(
-            plan=fb.build_plan(training, seed=seed, lanes=lanes), transform=transform, global_batch=global_batch
-        ),
+        data=fb.Data(plan=plan, transform=transform, global_batch=global_batch),
         held_out=fb.Data(
-            plan=fb.build_plan(evaluation, lanes=lanes, shuffle=False),
+            plan=fb.build_plan(evaluation, lanes=plan.lanes, shuffle=False),
             transform=transform,
             global_batch=4 * global_batch,
         ),

@@ -23,6 +23,7 @@ from bench.own.verdict import Figure, main, measure, spread
 MOST_S = 0.3
 MOST_GROWTH = 1.5
 GLOBAL_BATCH = 8192
+LANES = 16  # of one rank; bench.own.lanes measures more
 
 
 def warm(data: str, manifest: str, cache: str) -> int:
@@ -30,7 +31,7 @@ def warm(data: str, manifest: str, cache: str) -> int:
     found = fb.scan(data)
     fb.save_manifest(found, manifest)
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
-    with fb.Loader(fb.build_plan(found), _transform(found), disk, global_batch=GLOBAL_BATCH) as loader:
+    with fb.Loader(fb.build_plan(found, lanes=LANES), _transform(found), disk, global_batch=GLOBAL_BATCH) as loader:
         for _, _ in zip(range(40), loader, strict=False):  # further than a first batch looks ahead
             pass
         stored = -1
@@ -51,7 +52,7 @@ def first_batch(manifest: str, cache: str) -> dict[str, float]:
 
     found = fb.load_manifest(manifest)
     mark()
-    plan = fb.build_plan(found)
+    plan = fb.build_plan(found, lanes=LANES)
     mark()
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
     tally = fb.Counters()

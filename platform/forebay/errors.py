@@ -104,7 +104,7 @@ class TooManyRanks(ForebayError):
 
 
 class BatchTooSmall(ForebayError):
-    """A global batch with fewer rows than lanes."""
+    """A global batch with fewer rows than workers."""
 
 
 class CacheUnusable(ForebayError):

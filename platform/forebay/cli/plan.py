@@ -26,8 +26,10 @@ def plan(
     rank: Annotated[int, typer.Option(help="Whose rows to show.")] = 0,
     batch: Annotated[int, typer.Option(help="Rows of a global batch.")] = 8192,
     step: Annotated[int, typer.Option(help="Which global batch of the epoch, from 0.")] = 0,
-    lanes: Annotated[int, typer.Option(help="Lanes of the plan.")] = 16,
-    window_rows: Annotated[int, typer.Option(help="Rows of a lane shuffled together.")] = 65_536,
+    lanes: Annotated[int | None, typer.Option(help="Lanes of the plan. [default: from the data]")] = None,
+    window_rows: Annotated[
+        int | None, typer.Option(help="Rows of a lane shuffled together. [default: from the lanes]")
+    ] = None,
     shuffle: Annotated[bool, typer.Option(help="Shuffle the rows.")] = True,
     last: Annotated[str, typer.Option(help="balance or drop.")] = "balance",
     digest: Annotated[bool, typer.Option("--hash", help="Print one SHA-256 of the epoch's global batches.")] = False,
@@ -43,7 +45,8 @@ def plan(
     position = _position(built, step, batch, policy)
     block, row = built.batch(epoch, position, batch, World(rank=rank, size=world), last=policy)
     size = built.batch_size(position, batch, last=policy)
-    facts = {"plan": built.id, "epoch": epoch, "step": step, "position": position, "size": size, "rows": len(row)}
+    facts = {"plan": built.id, "lanes": built.lanes, "largest_world": built.lanes, "window_rows": built.window_rows}
+    facts |= {"epoch": epoch, "step": step, "position": position, "size": size, "rows": len(row)}
     rows = _named(built, block, row)
     if as_json:
         print_json(facts | {"rank": rank, "world": world, "row_ids": rows})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.errors import BatchTooSmall, CursorMismatch, InvalidOption
+from forebay.errors import BatchTooSmall, CursorMismatch, InvalidOption, whole_number
 from forebay.plan.cursor import Cursor
 from forebay.plan.plan import Last, Plan
 from forebay.transform.dataset import Dataset
@@ -19,8 +19,7 @@ class Data:
     `last="balance"` trains on every row; `last="drop"` keeps all batches of one size and drops the rest of each epoch.
 
     Raises:
-        BatchTooSmall: Fewer rows in a batch than the plan has lanes.
-        InvalidOption: An unknown policy, or one that leaves nothing to train on.
+        InvalidOption: A batch without rows, an unknown policy, or one that leaves nothing to train on.
     """
 
     plan: Plan
@@ -62,19 +61,12 @@ class Data:
         self.dataset.validate_columns()
 
     def check_batch(self, option: str, rows: int) -> None:
-        """Raises `BatchTooSmall` or `InvalidOption` for `rows`, set by `option`, that no epoch can be cut into."""
-        lanes = self.plan.lanes
-        if rows < lanes:
-            raise BatchTooSmall(
-                f"{option} asks for batches of {rows} rows, less than the plan's {lanes} lanes. Use {lanes} or more, "
-                "or build the plan with fewer lanes (this changes the order).",
-                global_batch=rows,
-                lanes=lanes,
-            )
+        """Raises `InvalidOption` for `rows`, set by `option`, that no epoch can be cut into."""
+        whole_number(option, rows, least=1)
         if self.plan.num_batches(rows, last=self.last) == 0:
             raise InvalidOption(
                 f"{option} asks for batches of {rows} rows, which with last='drop' would drop all {self.plan.num_rows} "
-                f"rows of the plan. Use at most {self.plan.num_rows} (the plan has {lanes} lanes), or last='balance'.",
+                f"rows of the plan. Use at most {self.plan.num_rows}, or last='balance'.",
                 global_batch=rows,
                 rows=self.plan.num_rows,
             )
@@ -90,5 +82,12 @@ class Data:
             )
 
     def check_world_size(self, size: int) -> None:
-        """Raises `TooManyRanks` where the plan has fewer than `size` lanes."""
+        """Raises `TooManyRanks` for a `size` above the plan's lanes, `BatchTooSmall` for one above a batch's rows."""
         self.plan.owned_lanes(World(size=size))
+        if self.global_batch < size:
+            raise BatchTooSmall(
+                f"global_batch={self.global_batch} has fewer rows than there are workers ({size}). "
+                f"Use global_batch={size} or more, or fewer workers.",
+                global_batch=self.global_batch,
+                world_size=size,
+            )

@@ -57,7 +57,7 @@ class Loader:
         tally: Where to count, see `forebay.metrics.METRICS`; a new one by default.
 
     Raises:
-        InvalidOption, TooManyRanks, BatchTooSmall, MissingColumn, WrongType: Before any thread starts.
+        InvalidOption, TooManyRanks, MissingColumn, WrongType: Before any thread starts.
 
     A batch stays valid as long as anyone holds it or a part of it. Leaving the loop early, an exception in it, or
     `close()` ends all threads; a loader works in forked and spawned children.

@@ -106,7 +106,7 @@ class Pipeline:
                 # A rank without rows still steps, on a real row that counts for nothing: zeros could turn into NaNs.
                 weight = len(rows.row) * world_size / part.size
                 if not weight:
-                    rows = plan.rows(self._epoch, part.position, part.position + 1, range(plan.lanes))
+                    rows = plan.rows(self._epoch, part.position, part.position + 1, (part.position % plan.lanes,))
                 batch, num_bytes = self._gather(rows, position=part.position, size=part.size, weight=weight)
                 stop = part.position + part.size
                 batch.ends_epoch = not plan.batch_size(stop, share.global_batch, last=share.last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
@@ -38,7 +38,7 @@ class Prefetcher:
     """
 
     def __init__(
-        self, plan: Plan, blocks: Blocks, *, epoch: int, position: int, lanes: range, budget_bytes: int
+        self, plan: Plan, blocks: Blocks, *, epoch: int, position: int, lanes: Sequence[int], budget_bytes: int
     ) -> None:
         self._plan, self._blocks, self._budget_bytes = plan, blocks, budget_bytes
         self._spans = heapq.merge(*(_lane_spans(plan, epoch, position, lane) for lane in lanes))

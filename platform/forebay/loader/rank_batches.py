@@ -11,6 +11,7 @@ from forebay.plan.plan import Last, Plan
 from forebay.world import World
 
 _CHUNK_ROWS = 1 << 17
+_CHUNK_LANE_ROWS = 1 << 10
 
 
 class RankPart(NamedTuple):
@@ -38,12 +39,13 @@ def parts_in_order(plan: Plan, cut: Cut, planner: SerialExecutor, *, epoch: int,
     is no longer part of the time of an epoch. At last it orders the lanes of the next epoch, which the plan keeps.
     """
     lanes = plan.owned_lanes(cut.world)
+    most_rows = max(_CHUNK_ROWS, _CHUNK_LANE_ROWS * plan.lanes)
     batches = _batches(plan, cut, position, least_rows=1)
     planned = planner.submit(_rows, plan, epoch, batches, lanes)
     while batches:
         rows, done = planned.result(), batches
         last_position, last_size = done[-1]
-        least_rows = min(2 * (last_position + last_size - done[0][0]), _CHUNK_ROWS)
+        least_rows = min(2 * (last_position + last_size - done[0][0]), most_rows)
         batches = _batches(plan, cut, last_position + last_size, least_rows=least_rows)
         planned = planner.submit(_rows, plan, epoch, batches, lanes)
         if not batches:
@@ -63,7 +65,7 @@ def _batches(plan: Plan, cut: Cut, position: int, *, least_rows: int) -> list[tu
     return found
 
 
-def _rows(plan: Plan, epoch: int, batches: list[tuple[int, int]], lanes: range) -> LaneRows:
+def _rows(plan: Plan, epoch: int, batches: list[tuple[int, int]], lanes: tuple[int, ...]) -> LaneRows:
     if not batches:
         return LaneRows(plan.manifest.rows[:0], plan.manifest.rows[:0])
     return plan.rows(epoch, batches[0][0], sum(batches[-1]), lanes)

@@ -11,7 +11,10 @@ from forebay.kernels import locate
 from forebay.plan.permute import Ints, derive, permutation, permuted
 
 # The first word of every key says what the permutation is for, so that no two uses ever share a key.
-_DEAL, _PIECES, _ROWS = 1, 2, 3
+_DEAL, _PIECES, _ROWS, _LINE, _TURN = 1, 2, 3, 4, 5
+
+_FEW_PIECES = 4
+"""Pieces per lane below which their permutation alone repeats: the lane then starts at a random row, too."""
 
 
 class LaneRows(NamedTuple):
@@ -30,7 +33,21 @@ class Pieces:
     rows: Ints
 
     def take(self, index: Ints | slice) -> Pieces:
+        """Some of the pieces, in the order of `index`."""
         return Pieces(block=self.block[index], first=self.first[index], rows=self.rows[index])
+
+    def turned(self, start: int) -> Pieces:
+        """The same rows from row number `start` of the line on, then those before it; cuts one piece in two."""
+        ends = np.cumsum(self.rows)
+        cut = int(np.searchsorted(ends, start, side="right"))
+        done = start - int(ends[cut] - self.rows[cut])
+        index = np.concatenate([np.arange(cut, len(ends)), np.arange(cut + 1)])[: len(ends) + (done > 0)]
+        first, rows = self.first[index], self.rows[index]
+        if done:
+            first[0] += done
+            rows[0] -= done
+            rows[-1] = done
+        return Pieces(block=self.block[index], first=first, rows=rows)
 
 
 def lane_starts(num_rows: int, lanes: int) -> Ints:
@@ -60,6 +77,29 @@ def deal(block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> tuple[Pie
     return pieces, np.searchsorted(starts, cuts)
 
 
+def shuffled_line(block_rows: Ints, *, seed: int, epoch: int) -> LaneRows:
+    """All rows of all blocks in one random order, for data sets so small that lanes would hold a few rows each."""
+    line = permutation(int(block_rows.sum()), derive(_LINE, seed, epoch))
+    ends = np.cumsum(block_rows)
+    block = np.searchsorted(ends, line, side="right")
+    return LaneRows(block, line - (ends - block_rows)[block])
+
+
+def owned_order(lanes: int) -> Ints:
+    """Lanes in the order in which ranks own runs of them, int64 [lanes]: by their number's bits read backwards.
+
+    Positions go round the lanes, so a batch that is not a multiple of `lanes` has one row more in some lanes next to
+    each other. Any run of this order spreads over all lanes, so these rows spread over all ranks.
+
+    >>> owned_order(8).tolist(), owned_order(6).tolist()
+    ([0, 4, 2, 6, 1, 5, 3, 7], [0, 4, 2, 1, 5, 3])
+    """
+    order = np.zeros(1, dtype=np.int64)
+    while len(order) < lanes:
+        order = np.concatenate([2 * order, 2 * order + 1])
+    return order[order < lanes]
+
+
 def window_bounds(num_rows: int, window_rows: int) -> Ints:
     """Bounds of a lane's windows, int64 [windows + 1]; the first three ramp up so that the first batch comes early.
 
@@ -86,8 +126,11 @@ class LaneEpoch:
     def of(cls, pieces: Pieces, *, seed: int, epoch: int, lane: int, window_rows: int, shuffle: bool) -> LaneEpoch:
         if shuffle:
             pieces = pieces.take(permutation(len(pieces.rows), derive(_PIECES, seed, epoch, lane)))
+        num_rows = int(pieces.rows.sum())
+        bounds = window_bounds(num_rows, window_rows)
+        if shuffle and len(pieces.rows) < _FEW_PIECES and len(bounds) > 2:
+            pieces = pieces.turned(derive(_TURN, seed, epoch, lane) % num_rows)
         ends = np.cumsum(pieces.rows)
-        bounds = window_bounds(int(ends[-1]) if len(ends) else 0, window_rows)
         key = derive(_ROWS, seed, epoch, lane) if shuffle else None
         return cls(pieces=pieces, ends=ends, bounds=bounds, key=key)
 
@@ -111,6 +154,14 @@ class LaneEpoch:
         first, last = np.searchsorted(self.ends, [low, high - 1], side="right")
         pieces, ends = self.pieces.take(slice(first, last + 1)), self.ends[first : last + 1]
         locate(line, ends, pieces.block, pieces.first + pieces.rows - ends, into.block, into.row)
+
+    @classmethod
+    def of_rows(cls, rows: LaneRows) -> LaneEpoch:
+        """A lane of few rows, in the order given."""
+        num_rows = len(rows.row)
+        pieces = Pieces(block=rows.block, first=rows.row, rows=np.ones(num_rows, dtype=np.int64))
+        bounds = np.unique([0, num_rows]).astype(np.int64)
+        return cls(pieces=pieces, ends=np.arange(1, num_rows + 1), bounds=bounds, key=None)
 
     def spans(self) -> tuple[Ints, Ints, Ints]:
         """For each piece: its block, and the lane rows at which it is first needed and let go (whole windows)."""

@@ -4,33 +4,45 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from functools import lru_cache
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Literal
 
 import numpy as np
 
-from forebay.errors import BatchTooSmall, InvalidOption, TooManyRanks, whole_number
+from forebay.errors import InvalidOption, TooManyRanks, whole_number
 from forebay.manifest.manifest import Manifest
-from forebay.plan.lanes import LaneEpoch, LaneRows, deal
+from forebay.plan.lane_count import choose_lanes, choose_window
+from forebay.plan.lanes import LaneEpoch, LaneRows, deal, owned_order, shuffled_line
 from forebay.world import World
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 """Part of every plan id: raised whenever any row would come at another position."""
+
+_FEW_ROWS = 8
+"""Rows per lane below which an epoch is one permutation of all rows: lanes of few rows have few orders."""
 
 Last = Literal["balance", "drop"]
 
 
 def build_plan(
-    manifest: Manifest, *, seed: int = 0, lanes: int = 16, window_rows: int = 65_536, shuffle: bool = True
+    manifest: Manifest,
+    *,
+    seed: int = 0,
+    lanes: int | None = None,
+    window_rows: int | None = None,
+    shuffle: bool = True,
 ) -> Plan:
     """Plan the order of all rows of a manifest.
 
     Args:
         manifest: The row groups, from `scan`.
         seed: Any integer in [0, 2**64); 0 is a seed like any other.
-        lanes: Parallel streams an epoch is dealt into; a constant of the run and the most ranks it can ever have.
+        lanes: Parallel streams an epoch is dealt into; a constant of the run and the most ranks it can ever have. By
+            default a power of two from 16 to 1024, chosen from the row groups' number and bytes (`choose_lanes`).
         window_rows: Rows of a lane that are shuffled together; bounds memory, and with it how far a row can move.
+            By default 65,536, and less for more than 16 lanes (`choose_window`).
         shuffle: False reads each lane's share of the manifest in file order.
 
     Raises:
@@ -38,11 +50,13 @@ def build_plan(
     """
     if not isinstance(manifest, Manifest):
         raise InvalidOption(f"build_plan was given {manifest!r:.200}. Give it the manifest that fb.scan() returns.")
+    num_lanes = choose_lanes(manifest.bytes) if lanes is None else whole_number("lanes", lanes, least=1, most=1 << 20)
+    window = choose_window(num_lanes) if window_rows is None else window_rows
     return Plan(
         manifest,
         seed=whole_number("seed", seed, most=(1 << 64) - 1),
-        lanes=whole_number("lanes", lanes, least=1, most=1 << 20),
-        window_rows=whole_number("window_rows", window_rows, least=1, most=1 << 31),
+        lanes=num_lanes,
+        window_rows=whole_number("window_rows", window, least=1, most=1 << 31),
         shuffle=bool(shuffle),
     )
 
@@ -60,10 +74,14 @@ class Plan:
         rows = np.asarray(manifest.rows, dtype=np.int64)
         self.num_rows = int(rows.sum())
         assert self.num_rows > 0, "scan() refuses a data set without rows"
+        self._has_few_rows = shuffle and self.num_rows < _FEW_ROWS * lanes
+        self.owned_order = owned_order(lanes)
+        """Lanes in the order in which ranks own runs of them, int64 [lanes]."""
         self._pieces, self._lane_pieces = deal(rows, seed=seed, lanes=lanes, shuffle=shuffle)
         facts = [PLAN_VERSION, manifest.id, seed, lanes, window_rows, shuffle]
         self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._lane_epoch = lru_cache(maxsize=lanes)(self._order_lane)
+        self._line = lru_cache(maxsize=2)(partial(shuffled_line, rows, seed=seed))
 
     def __reduce__(self) -> tuple[object, ...]:
         options = {"seed": self.seed, "lanes": self.lanes, "window_rows": self.window_rows, "shuffle": self.shuffle}
@@ -98,57 +116,65 @@ class Plan:
         """The rows that `world.rank` reads of the global batch at `position`, in position order; all without a world.
 
         Returns:
-            `LaneRows(block, row)`, int64 [n] each; n may be 0 where the batch has fewer rows than lanes.
+            `LaneRows(block, row)`, int64 [n] each; n may be 0 where the batch has fewer rows than there are lanes.
 
         Raises:
             InvalidOption: No such epoch or position.
-            TooManyRanks, BatchTooSmall: The world or the batch does not fit the lanes.
+            TooManyRanks: More ranks than lanes.
         """
         epoch = whole_number("epoch", epoch)
         position = whole_number("position", position, most=self.num_rows - 1)
         size = self.batch_size(position, global_batch, last=last)
         return self.rows(epoch, position, position + size, self.owned_lanes(world or World()))
 
-    def owned_lanes(self, world: World) -> range:
-        """The lanes a rank reads. Raises `TooManyRanks` when there are more ranks than lanes."""
+    def owned_run(self, world: World) -> range:
+        """The numbers in `owned_order` of the lanes a rank reads. Raises `TooManyRanks` for more ranks than lanes."""
         if world.size > self.lanes:
             raise TooManyRanks(
-                f"{world.size} ranks cannot share {self.lanes} lanes. Run at most {self.lanes} ranks, "
-                f"or build the plan with lanes={world.size} or more (this changes the order).",
+                f"{world.size} ranks cannot share {self.lanes} lanes{self._lanes_reason()}. Run at most {self.lanes} "
+                f"ranks, or build the plan with lanes={1 << (world.size - 1).bit_length()} (this changes the order).",
                 world_size=world.size,
                 lanes=self.lanes,
             )
         return range(world.rank * self.lanes // world.size, (world.rank + 1) * self.lanes // world.size)
 
+    def owned_lanes(self, world: World) -> tuple[int, ...]:
+        """The lanes a rank reads, ascending. Raises `TooManyRanks` when there are more ranks than lanes."""
+        run = self.owned_run(world)
+        return tuple(sorted(self.owned_order[run.start : run.stop].tolist()))
+
     def lane_row(self, position: int, lane: int) -> int:
         """How many rows of `lane` lie before `position`."""
         return max(-(-(position - lane) // self.lanes), 0)
 
-    def rows_before(self, position: int, lanes: range) -> int:
-        """How many rows of some lanes, next to each other, lie before `position`."""
+    def rows_before(self, position: int, lanes: Sequence[int]) -> int:
+        """How many rows of some lanes, ascending, lie before `position`."""
         full, rest = divmod(position, self.lanes)
-        return full * len(lanes) + min(max(rest - lanes.start, 0), len(lanes))
+        return full * len(lanes) + bisect_left(lanes, rest)
 
     def spans(self, epoch: int, lane: int) -> Iterator[tuple[int, int, int]]:
         """(block, first lane row that needs it, lane row at which it can be let go) in the order of need."""
         columns = self._lane_epoch(epoch, lane).spans()
         return zip(*(column.tolist() for column in columns), strict=True)
 
-    def rows(self, epoch: int, start: int, stop: int, lanes: range) -> LaneRows:
-        """The rows of some lanes, next to each other, among positions `start` to `stop`, in position order."""
-        ranges = [(lane, self.lane_row(start, lane), self.lane_row(stop, lane)) for lane in lanes]
-        ranges = [(lane, low, high) for lane, low, high in ranges if low < high]
+    def rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> LaneRows:
+        """The rows of some lanes, ascending, among positions `start` to `stop`, in position order."""
+        ranges = [(place, self.lane_row(start, lane), self.lane_row(stop, lane)) for place, lane in enumerate(lanes)]
+        ranges = [(place, low, high) for place, low, high in ranges if low < high]
         block = np.empty(sum(high - low for _, low, high in ranges), dtype=np.int64)
         row = np.empty_like(block)
         # Row i of owned lane k is row i * len(lanes) + k of all these lanes; a batch holds a run of such numbers.
-        first = min((low * len(lanes) + lane - lanes.start for lane, low, _ in ranges), default=0)
-        for lane, low, high in ranges:
-            start = low * len(lanes) + lane - lanes.start - first
-            places = slice(start, start + (high - low - 1) * len(lanes) + 1, len(lanes))
-            self._lane_epoch(epoch, lane).rows(low, high, LaneRows(block[places], row[places]))
+        first = min((low * len(lanes) + place for place, low, _ in ranges), default=0)
+        for place, low, high in ranges:
+            begin = low * len(lanes) + place - first
+            places = slice(begin, begin + (high - low - 1) * len(lanes) + 1, len(lanes))
+            self._lane_epoch(epoch, lanes[place]).rows(low, high, LaneRows(block[places], row[places]))
         return LaneRows(block, row)
 
     def _order_lane(self, epoch: int, lane: int) -> LaneEpoch:
+        if self._has_few_rows:
+            line = self._line(epoch=epoch)
+            return LaneEpoch.of_rows(LaneRows(*(column[lane :: self.lanes].copy() for column in line)))
         pieces = self._pieces.take(slice(int(self._lane_pieces[lane]), int(self._lane_pieces[lane + 1])))
         return LaneEpoch.of(
             pieces, seed=self.seed, epoch=epoch, lane=lane, window_rows=self.window_rows, shuffle=self.shuffle
@@ -159,13 +185,13 @@ class Plan:
             raise InvalidOption(
                 f'last={last!r}: choose "balance" (every row once) or "drop" (equal batches).', last=last
             )
-        if whole_number("global_batch", global_batch) < self.lanes:
-            raise BatchTooSmall(
-                f"global_batch={global_batch} is less than the plan's {self.lanes} lanes. Use a global batch of "
-                f"{self.lanes} or more, or build the plan with fewer lanes (this changes the order).",
-                global_batch=global_batch,
-                lanes=self.lanes,
-            )
+        whole_number("global_batch", global_batch, least=1)
+
+    def _lanes_reason(self) -> str:
+        """How the number of lanes may have come about, for an error's text."""
+        if self.lanes != choose_lanes(self.manifest.bytes):
+            return ""
+        return f", the default for {len(self.manifest)} row groups with {self.manifest.num_bytes} bytes together"
 
 
 def _rebuild(manifest: Manifest, options: dict[str, int]) -> Plan:

@@ -30,12 +30,11 @@ class Control:
         *,
         elastic: Elastic | None = None,
         workers: int = 1,
-        lanes: int = 1,
         global_batch: int = 1,
         epochs: int = 1,
         epoch: int = 0,
     ) -> None:
-        self._elastic, self._lanes, self._epochs, self._epoch = elastic, lanes, epochs, epoch
+        self._elastic, self._epochs, self._epoch = elastic, epochs, epoch
         self._target = self._world_size = workers if elastic is None else elastic.target
         self._batch = global_batch
         self._stop: str | None = None
@@ -49,7 +48,6 @@ class Control:
         return cls(
             elastic=job.elastic,
             workers=job.workers,
-            lanes=job.data.plan.lanes,
             global_batch=job.data.global_batch,
             epochs=job.epochs,
             epoch=epoch,
@@ -78,14 +76,15 @@ class Control:
     def global_batch(self, rows: int) -> None:
         """Train on `rows` rows per step, over all workers; this beats the job's own batch policy from then on.
 
-        Raises `BatchTooSmall` for fewer rows than the plan has lanes.
+        Raises `BatchTooSmall` for fewer rows than the job may have workers.
         """
         rows = whole_number("global_batch", rows, least=1)
-        if rows < self._lanes:
+        if rows < self.max_workers:
             raise BatchTooSmall(
-                f"global_batch({rows}) is less than the plan's {self._lanes} lanes. Ask for at least that many rows.",
+                f"global_batch({rows}) has fewer rows than the job may have workers ({self.max_workers}). "
+                f"Ask for {self.max_workers} rows or more.",
                 global_batch=rows,
-                lanes=self._lanes,
+                max_workers=self.max_workers,
             )
         with self._lock:
             self._asked_batch = rows

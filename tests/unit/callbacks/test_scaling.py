@@ -18,7 +18,7 @@ STARTED = Started(name="run", world_size=1, epochs=10, num_batches=5)
 
 
 def control(least: int = 1, most: int = 8, start: int | None = None, epochs: int = 10) -> Control:
-    return Control(elastic=Elastic(min_workers=least, max_workers=most, start=start), lanes=16, epochs=epochs)
+    return Control(elastic=Elastic(min_workers=least, max_workers=most, start=start), epochs=epochs)
 
 
 def reported(epoch: int) -> Reported:
@@ -69,7 +69,7 @@ def test_a_driver_that_goes_on_with_a_run_asks_for_what_belongs_to_its_epoch(mak
 
 def test_a_schedule_is_asked_for_before_there_are_workers_and_then_holds() -> None:
     elastic = Elastic(min_workers=1, max_workers=8, start=8)
-    asked = Control(elastic=elastic, lanes=16, epochs=10, epoch=2)
+    asked = Control(elastic=elastic, epochs=10, epoch=2)
     callback = DoubleEvery(2)
     callback(Preparing(what="starting"), asked)
     assert asked.take_resize() == asked.workers == 2

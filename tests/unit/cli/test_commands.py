@@ -51,6 +51,14 @@ def test_plan_shows_what_a_rank_reads(forebay: Call, manifest: Path) -> None:
     assert sorted(parts) == sorted(expected)
 
 
+def test_plan_says_how_many_ranks_it_can_have(forebay: Call, manifest: Path) -> None:
+    facts = json.loads(forebay("plan", manifest, "--batch", 33, "--json").out)
+    assert (facts["lanes"], facts["largest_world"], facts["window_rows"]) == (16, 16, 65_536)
+    facts = json.loads(forebay("plan", manifest, "--batch", 33, "--lanes", 64, "--json").out)
+    assert (facts["lanes"], facts["largest_world"], facts["window_rows"]) == (64, 64, 16_384)
+    assert "largest_world" in forebay("plan", manifest, "--batch", 33).out
+
+
 def test_plan_hash_is_the_same_for_every_world(forebay: Call, manifest: Path) -> None:
     hashes = {forebay("plan", manifest, "--hash", "--batch", 32, "--world", world).out for world in (1, 2, 5, 16)}
     assert len(hashes) == 1

@@ -21,7 +21,6 @@ import torch
 import forebay as fb
 from forebay.cache.local_source import LocalSource
 from forebay.errors import (
-    BatchTooSmall,
     CorruptFile,
     CursorMismatch,
     InvalidOption,
@@ -229,7 +228,7 @@ def test_corrupt_pages_reach_the_trainer(small: Any) -> None:
     ("options", "error", "words"),
     [
         ({"world": fb.World(size=7)}, TooManyRanks, "7 ranks cannot share 6 lanes"),
-        ({"global_batch": 5}, BatchTooSmall, "global_batch=5"),
+        ({"global_batch": 0}, InvalidOption, "global_batch=0"),
         ({"global_batch": 200, "last": "drop"}, InvalidOption, "drops all 176 rows"),
         ({"last": "pad"}, InvalidOption, "balance"),
         ({"epoch": -1}, InvalidOption, "epoch=-1"),

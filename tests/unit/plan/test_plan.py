@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.errors import BatchTooSmall, InvalidOption, TooManyRanks
+from forebay.errors import InvalidOption, TooManyRanks
 from forebay.manifest.manifest import Manifest
 from forebay.plan.digest import order_digest
 from forebay.plan.plan import Plan, build_plan
@@ -47,22 +48,39 @@ def everything(rows: list[int]) -> Pairs:
 
 
 def test_golden_order(memory_manifest: Make) -> None:
+    plan = build_plan(memory_manifest([100] * 200), seed=1)
+    assert (
+        order_digest(plan, epoch=1, global_batch=100)
+        == "574631769f266d546b0f53fe93e89c6cc747ee680fdd8ed2e3b81a76c7945e55"
+    )
+
+
+def test_golden_order_of_few_row_groups(memory_manifest: Make) -> None:
+    plan = build_plan(memory_manifest([30, 1, 44, 25]), seed=7, lanes=4, window_rows=16)
+    assert pairs(plan, 0, 0, 8) == [(0, 2), (3, 6), (2, 5), (2, 39), (0, 3), (3, 7), (2, 6), (2, 38)]
+    assert (
+        order_digest(plan, epoch=1, global_batch=8)
+        == "fdce2427750a92a7e921a55c555e51d3e75d699eb91b3a964260f0d5f7bbf675"
+    )
+
+
+def test_golden_order_of_few_rows(memory_manifest: Make) -> None:
     plan = build_plan(memory_manifest([3, 1, 4, 2]), seed=7, lanes=3, window_rows=4)
-    assert flat(walk(plan, 0, 4)) == [(0, 0), (3, 1), (2, 2), (0, 1), (2, 0), (2, 3), (0, 2), (2, 1), (1, 0), (3, 0)]
-    assert flat(walk(plan, 1, 4)) == [(3, 0), (3, 1), (2, 2), (0, 0), (2, 0), (2, 3), (0, 2), (2, 1), (1, 0), (0, 1)]
+    assert flat(walk(plan, 0, 4)) == [(2, 1), (0, 1), (0, 0), (2, 3), (3, 1), (2, 0), (3, 0), (2, 2), (1, 0), (0, 2)]
+    assert flat(walk(plan, 1, 4)) == [(0, 2), (2, 2), (2, 3), (2, 1), (1, 0), (3, 1), (2, 0), (0, 1), (3, 0), (0, 0)]
     assert (
         order_digest(plan, epoch=0, global_batch=4)
-        == "8f9d0c1325fa3acf6726bbf5a0ef9939fa0b805b12df00ae934640d9756d81f8"
+        == "dd7d4de48ada35ce06334c2b6d3ecaa76229efe32c736c8f603a048ad02bdf5b"
     )
 
 
 def test_golden_order_of_large_windows(memory_manifest: Make) -> None:
     plan = build_plan(memory_manifest([5000, 7000, 4000]), seed=0, lanes=2, window_rows=4096)
     assert [pairs(plan, 0, position, 4)[0] for position in (0, 1, 5000, 15_996)] == [
-        (0, 164),
-        (2, 277),
-        (0, 1588),
-        (1, 2954),
+        (0, 812),
+        (2, 3605),
+        (0, 2236),
+        (0, 602),
     ]
 
 
@@ -93,6 +111,8 @@ def test_every_row_exactly_once_in_every_world(
     sizes = [len(each) for each in batches]
     assert max(sizes) <= batch and max(sizes) - min(sizes) <= 1 and min(sizes) > 0
     for size in range(1, lanes + 1):
+        owned = [plan.owned_lanes(World(rank=rank, size=size)) for rank in range(size)]
+        assert sorted(sum(owned, ())) == list(range(lanes))
         position = 0
         for whole in batches:
             parts = [pairs(plan, 3, position, batch, World(rank=rank, size=size)) for rank in range(size)]
@@ -131,6 +151,49 @@ def test_a_rank_keeps_its_rows_in_every_epoch(memory_manifest: Make) -> None:
     world = World(rank=1, size=3)
     owned = [sorted(plan.rows(epoch, 0, 140, plan.owned_lanes(world)).row.tolist()) for epoch in range(3)]
     assert owned[0] == owned[1] == owned[2]
+
+
+@pytest.mark.parametrize("lanes", [8, 64, 512])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_parts_of_a_batch_are_even_also_of_one_smaller_than_the_lanes(
+    memory_manifest: Make, lanes: int, size: int
+) -> None:
+    plan = build_plan(memory_manifest([5000]), seed=3, lanes=lanes)
+    for batch in (lanes // 2, lanes + lanes // 3, 3 * lanes - 1):
+        for position in (0, 777, 3001):
+            parts = [len(pairs(plan, 0, position, batch, World(rank=rank, size=size))) for rank in range(size)]
+            # Lanes that the ranks share evenly leave one row of difference; others as much as lanes differ, and a few.
+            uneven = 0 if lanes % size == 0 else -(-batch // lanes) + size
+            assert max(parts) - min(parts) <= 1 + uneven, (batch, position, parts)
+
+
+@pytest.mark.parametrize("rows", [[2], [1, 1], [5], [9], [16], [17], [3, 0, 4, 20], [100], [127], [128], [129]])
+def test_the_order_is_new_in_every_epoch_however_few_the_rows(memory_manifest: Make, rows: list[int]) -> None:
+    plan = build_plan(memory_manifest(rows), seed=5)
+    orders = {tuple(flat(walk(plan, epoch, 16))) for epoch in range(24)}
+    possible = min(math.factorial(sum(rows)), 24)
+    assert len(orders) >= (20 if possible == 24 else 2)
+    assert all(sorted(order) == everything(rows) for order in orders)
+    first = [flat(walk(plan, epoch, 16))[0] for epoch in range(40)]
+    assert len(set(first)) > 1, "the first row changes, too"
+
+
+@pytest.mark.parametrize("rows", [[20_000], [7000, 9000], [5000] * 4])
+def test_lanes_of_few_row_groups_begin_elsewhere_in_every_epoch(memory_manifest: Make, rows: list[int]) -> None:
+    plan = build_plan(memory_manifest(rows), seed=5, lanes=2, window_rows=400)
+    assert len({tuple(flat(walk(plan, epoch, 5000))) for epoch in range(3)}) == 3
+    first = [set(pairs(plan, epoch, 0, 100)) for epoch in range(20)]
+    again = [len(one & other) for number, one in enumerate(first) for other in first[:number]]
+    assert np.mean(again) < 10, "100 rows of the same first window would be there again"
+
+
+def test_few_rows_are_shuffled_through_all_lanes(memory_manifest: Make) -> None:
+    plan = build_plan(memory_manifest([20]), seed=5)
+    places = np.zeros((20, 20), dtype=int)
+    for epoch in range(2000):
+        for place, (_, row) in enumerate(flat(walk(plan, epoch, 20))):
+            places[place, row] += 1
+    assert places.min() > 55 and places.max() < 155, "100 expected, with a deviation of 10"
 
 
 def test_epochs_and_seeds_differ_and_zero_is_a_seed(memory_manifest: Make) -> None:
@@ -193,10 +256,13 @@ def test_impossible_options_are_named(memory_manifest: Make, option: str, value:
 
 def test_refusals_say_what_to_do(memory_manifest: Make) -> None:
     plan = build_plan(memory_manifest([100]), lanes=4)
-    with pytest.raises(TooManyRanks, match="5 ranks cannot share 4 lanes.*lanes=5"):
+    with pytest.raises(TooManyRanks, match=r"5 ranks cannot share 4 lanes\. Run at most 4 .* lanes=8 \("):
         plan.batch(0, 0, 8, World(size=5))
-    with pytest.raises(BatchTooSmall, match="global_batch=3.*4 or more"):
-        plan.num_batches(3)
+    chosen = build_plan(memory_manifest(np.full(3000, 10)))
+    with pytest.raises(TooManyRanks, match=r"65 ranks .* 64 lanes, the default for 3000 row groups .* lanes=128"):
+        chosen.batch(0, 0, 80, World(size=65))
+    with pytest.raises(InvalidOption, match="global_batch=0"):
+        plan.num_batches(0)
     with pytest.raises(InvalidOption, match="position=100: .* from 0 to 99"):
         plan.batch(0, 100, 8)
     with pytest.raises(InvalidOption, match="epoch=-1"):

@@ -12,7 +12,7 @@ from forebay.runs.control import Control
 
 def make_control(start: int = 2) -> Control:
     elastic = Elastic(min_workers=2, max_workers=6, start=start)
-    return Control(elastic=elastic, lanes=8, global_batch=64, epochs=3)
+    return Control(elastic=elastic, global_batch=64, epochs=3)
 
 
 def test_first_reason_to_stop_is_kept() -> None:
@@ -47,11 +47,11 @@ def test_fixed_job_cannot_be_resized_and_orders_no_size() -> None:
     assert control.orders == Commands()
 
 
-def test_global_batch_needs_a_row_for_every_lane() -> None:
+def test_global_batch_needs_a_row_for_every_worker() -> None:
     control = make_control()
     assert control.orders.global_batch is None
-    with pytest.raises(BatchTooSmall, match="8 lanes"):
-        control.global_batch(7)
+    with pytest.raises(BatchTooSmall, match=r"global_batch\(5\) .* workers \(6\)"):
+        control.global_batch(5)
     with pytest.raises(InvalidOption):
         control.global_batch(0)
     control.global_batch(128)

@@ -51,7 +51,7 @@ class NoiseScale:
     def check(self, reduction: str, data: Data) -> None:
         """Raises `InvalidOption` where ranks do not average their gradients: nothing could be read from those.
 
-        And `BatchTooSmall` or `InvalidOption` for bounds that `data` cannot be cut into.
+        And `InvalidOption` for bounds that `data` cannot be cut into.
         """
         if reduction != "mean":
             raise InvalidOption(

@@ -45,7 +45,7 @@ class BatchSchedule:
         return due[-1] if due else None
 
     def check(self, reduction: str, data: Data) -> None:  # noqa: ARG002 - a `BatchPolicy`; it works with any reduction
-        """Raises `BatchTooSmall` or `InvalidOption` for rows that `data` cannot be cut into."""
+        """Raises `InvalidOption` for rows that `data` cannot be cut into."""
         for epoch, rows in self.rows_from.items():
             data.check_batch(f"batch=BatchSchedule({{{epoch}: {rows}}})", rows)
 

@@ -41,8 +41,8 @@ class ExactReduction:
     ) -> None:
         self._model, self._plan, self._tensors, self._seed = model, plan, tensors, seed
         worlds = [World(rank=rank, size=tensors.world_size) for rank in range(tensors.world_size)]
-        self._owned = plan.owned_lanes(worlds[tensors.rank])
-        self._nodes = [nodes_of(plan.owned_lanes(world), plan.lanes) for world in worlds]
+        self._owned, self._run = plan.owned_lanes(worlds[tensors.rank]), plan.owned_run(worlds[tensors.rank])
+        self._nodes = [nodes_of(plan.owned_run(world), plan.lanes) for world in worlds]
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._is_ready = False
         for values in (*model.parameters(), *model.buffers()):
@@ -60,10 +60,11 @@ class ExactReduction:
         versions = self._buffer_versions()
         tree, width = LaneTree(self._plan.lanes), self._width()
         parts = dict(self._parts(batch))
-        for lane in self._owned:
+        for number in self._run:
+            lane = int(self._plan.owned_order[number])
             part = parts.get(lane)
             values = self._lane(part, loss_of, lane) if part is not None else self._empty(width)
-            tree.add(LaneNode(0, lane), values)
+            tree.add(LaneNode(0, number), values)
         self._check_buffers(versions)
         total = self._over_ranks(tree.sums, width)
         self._put(total, before)

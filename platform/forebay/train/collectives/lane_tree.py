@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, order=True)
 class LaneNode:
-    """The sum of lanes [number * 2^level, (number + 1) * 2^level), as far as there are so many."""
+    """Sum of lanes [number * 2^level, (number + 1) * 2^level) of the order in which ranks own them."""
 
     level: int
     number: int

@@ -94,7 +94,7 @@ class DataProgress:
         """Use batches of another size from the cursor on.
 
         A size of which no batch is left in this epoch (with `last="drop"`) has to wait: an epoch ends with a batch.
-        Raises `BatchTooSmall`, or `InvalidOption` for a size that leaves nothing to train on.
+        Raises `InvalidOption` for a size that leaves nothing to train on.
         """
         data = self.data
         if global_batch != data.global_batch:

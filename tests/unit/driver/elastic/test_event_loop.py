@@ -58,7 +58,7 @@ def follow_to_the_end(control: Control, actor: Any) -> None:
 
 
 def make_control() -> Control:
-    return Control(elastic=Elastic(min_workers=1, max_workers=6, start=2), lanes=8, global_batch=64)
+    return Control(elastic=Elastic(min_workers=1, max_workers=6, start=2), global_batch=64)
 
 
 def test_what_was_asked_before_there_were_workers_is_passed_on(actor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
