@@ -25,8 +25,10 @@ from rich.text import Text
 
 from forebay.errors import ForebayError
 from forebay.formatting import human_bytes
+from forebay.report.fitted_table import FittedTable
 
 _STDOUT, _STDERR = 1, 2
+_PIPE_WIDTH = 160
 
 
 def print_json(facts: object) -> None:
@@ -68,13 +70,8 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print rows under named columns."""
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(value)) for value in row))  # as it is: a file's name may look like rich's markup
-    _console().print(table)
+    """Print rows under named columns, in several tables where one would be wider than the terminal."""
+    _console().print(FittedTable(columns, rows, title=title, justify="left"))
 
 
 def print_parts(*parts: RenderableType) -> None:
@@ -115,5 +112,6 @@ class _RateColumn(ProgressColumn):
 
 
 def _console() -> Console:
-    # A pipe has no width of its own; a table folded at 80 columns there helps nobody.
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    # A pipe has no width of its own: without COLUMNS, rich would split tables at 80 columns there.
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console() if has_width else Console(width=_PIPE_WIDTH)

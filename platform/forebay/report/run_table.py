@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from forebay.events import EpochEnded, rows_per_s, wait_share
 from forebay.formatting import bytes_text, count_text, metric_text, seconds_text, share_text, time_text
+from forebay.report.fitted_table import FittedTable
 from forebay.report.run_plots import write_plots
 from forebay.report.stages import CAPTION, stage_s, stages_of
 from forebay.runs.result import Result
@@ -23,43 +22,31 @@ def show_report(result: Result, console: Console | None = None) -> None:
         console.print(path, markup=False, soft_wrap=True)
 
 
-def epoch_table(result: Result) -> Table:
-    """One row per epoch: metrics, speed, and what the cache did.
+def epoch_table(result: Result) -> FittedTable:
+    """One row per epoch: metrics, speed, and cache use.
 
-    `wait` is the share of the time that training waited for data, `hits` counts blocks from the cache, `cached` and
-    `stored` are the bytes it gave and took, `opens` counts Parquet files that were opened. A run whose blocks did not
-    all fit shows the bytes handed out uncached.
+    `wait` is the share of the time that training waited for data. `hits` counts blocks from the cache. `cached` and
+    `stored` are the bytes read from it and written to it. `opens` counts Parquet files that were opened. `uncached`
+    stands only where some blocks did not fit: the bytes of these blocks.
     """
     metrics = metric_names(result)
     bypassed = any(epoch.tally.get("bypasses") for epoch in result.epochs)
-    title = f"{result.name}, stopped: {result.stopped}" if result.stopped else result.name
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     columns = ["epoch", *metrics, "rows/s", "time", "wait", "hits", "cached", "stored", "opens"]
-    for name in [*columns, *(["uncached"] if bypassed else [])]:
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for epoch in result.epochs:
         given = [metric_text(epoch.metrics[name]) if name in epoch.metrics else "-" for name in metrics]
-        table.add_row(str(epoch.epoch + 1), *given, *_cost(epoch), *([_uncached(epoch)] if bypassed else []))
-    return table
+        rows.append([str(epoch.epoch + 1), *given, *_cost(epoch), *([_uncached(epoch)] if bypassed else [])])
+    title = f"{result.name}, stopped: {result.stopped}" if result.stopped else result.name
+    return FittedTable([*columns, *(["uncached"] if bypassed else [])], rows, title=title)
 
 
-def stage_table(result: Result) -> Table:
+def stage_table(result: Result) -> FittedTable:
     """One row per epoch: seconds by stage, summed over threads and ranks."""
     stages = stages_of(result.epochs)
-    table = Table(
-        title="seconds by stage, summed over workers",
-        caption=CAPTION,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for name in ("epoch", *stages):
-        table.add_column(name, justify="right", no_wrap=True, min_width=6)
-    for epoch in result.epochs:
-        table.add_row(str(epoch.epoch + 1), *(seconds_text(stage_s(epoch, stage)) for stage in stages))
-    return table
+    rows = [
+        [str(epoch.epoch + 1), *(_short_seconds(stage_s(epoch, stage)) for stage in stages)] for epoch in result.epochs
+    ]
+    return FittedTable(["epoch", *stages], rows, title="seconds by stage, summed over workers", caption=CAPTION)
 
 
 def metric_names(result: Result) -> list[str]:
@@ -85,3 +72,8 @@ def _cost(epoch: EpochEnded) -> list[str]:
 
 def _uncached(epoch: EpochEnded) -> str:
     return bytes_text(epoch.tally.get("bypass_bytes", 0))
+
+
+def _short_seconds(seconds: float) -> str:
+    """At most five characters, so that the columns of all ten stages fit 80."""
+    return seconds_text(seconds) if seconds < 99_999.5 else count_text(seconds)

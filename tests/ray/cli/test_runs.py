@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -75,7 +76,7 @@ def test_ps_says_how_runs_stand(forebay: Call, under_way: Make) -> None:
     code, table, _ = forebay("ps")
     assert code == 0
     row = next(line for line in table.splitlines() if "ctr" in line)
-    cells = [cell.strip() for cell in row.split("│")[1:7]]
+    cells = re.split(r" {2,}", row.strip())[:6]
     assert cells == ["ctr", "ray", "training", "1 -> 2 (1 to 4)", "2 of 40", "12"]
     runs = json.loads(forebay("ps", "--json")[1])["runs"]
     assert [(run["name"], run["world_size"], run["target"], run["step"]) for run in runs] == [

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +15,13 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 from rich.console import Console
-from rich.table import Table
 
 from forebay.events import EpochEnded, Reported
+from forebay.report.fitted_table import FittedTable
 from forebay.report.run_plots import PARTS, learning_figure, time_figure, write_plots
 from forebay.report.run_table import epoch_table, metric_names, show_report, stage_table
-from forebay.runs.result import Result
+from forebay.report.stages import STAGES
+from forebay.runs.result import Result, save_result
 
 COLD = {"hits": 0, "stores": 120, "stored_bytes": 555 << 20, "parquet_opens": 120}
 WARM = {"hits": 120, "hit_bytes": 555 << 20}
@@ -53,7 +57,7 @@ def with_stages(folder: Path, **more_s: float) -> Result:
     return replace(run, epochs=(replace(cold, tally=STAGES_S | more_s), replace(warm, tally=warm_s)))
 
 
-def printed(run: Result, width: int = 80, table: Callable[[Result], Table] = epoch_table) -> list[str]:
+def printed(run: Result, width: int = 80, table: Callable[[Result], FittedTable] = epoch_table) -> list[str]:
     screen = io.StringIO()
     Console(file=screen, width=width).print(table(run))
     return screen.getvalue().splitlines()
@@ -73,9 +77,20 @@ def test_table_shows_what_did_not_fit_in_the_cache(tmp_path: Path) -> None:
     epoch = EpochEnded(
         epoch=0, step=1, metrics={}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0, tally=tally
     )
-    lines = printed(Result(name="ctr", path=run.path, plan_id="p", num_epochs=1, epochs=(epoch,)), width=100)
+    lines = printed(Result(name="ctr", path=run.path, plan_id="p", num_epochs=1, epochs=(epoch,)))
     assert lines[2].split()[-1] == "uncached"
     assert lines[4].split()[-2:] == ["3.00", "MiB"]
+
+
+def test_a_table_of_many_metrics_goes_on_below(tmp_path: Path) -> None:
+    run = result(tmp_path)
+    metrics = {f"auc_of_country_{number}": 0.5 for number in range(9)}
+    lines = printed(replace(run, epochs=tuple(replace(epoch, metrics=metrics) for epoch in run.epochs)))
+    assert all(len(line) <= 80 for line in lines)
+    heads = [line.split() for line in lines if line.strip().startswith("epoch")]
+    assert len(heads) > 1 and all(head[0] == "epoch" for head in heads)
+    assert [name for head in heads for name in head[1:]][:9] == list(metrics)
+    assert "…" not in "".join(lines) and "ctr" in lines[0]
 
 
 def test_stages_of_every_epoch_fit_80_columns(tmp_path: Path) -> None:
@@ -89,9 +104,32 @@ def test_stages_of_every_epoch_fit_80_columns(tmp_path: Path) -> None:
 
 
 def test_peers_have_a_column_where_they_were_asked(tmp_path: Path) -> None:
-    lines = printed(with_stages(tmp_path, peer_s=0.5), width=90, table=stage_table)
+    lines = printed(with_stages(tmp_path, peer_s=0.5), table=stage_table)
     assert lines[2].split()[:4] == ["epoch", "read", "peers", "decode"]
     assert lines[4].split()[2] == "0.50" and lines[5].split()[2] == "0"
+
+
+def test_all_ten_stages_of_a_day_fit_80_columns(tmp_path: Path) -> None:
+    run = with_stages(tmp_path)
+    most = dict.fromkeys(STAGES.values(), 86_400.0 * 16)
+    lines = printed(replace(run, epochs=(replace(run.epochs[0], epoch=99_998, tally=most),)), table=stage_table)
+    assert lines[2].split() == ["epoch", *STAGES]
+    assert lines[4].split() == ["99999", *["1.38M"] * len(STAGES)]
+
+
+def test_report_fits_the_columns_of_the_terminal(tmp_path: Path) -> None:
+    script = "import sys; from forebay.runs.result import *; from forebay.report.run_table import *\n"
+    save_result(with_stages(tmp_path, peer_s=0.5))
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}show_report(load_result(sys.argv[1]))", str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "80"},
+    )
+    table = [line.rstrip() for line in done.stdout.splitlines() if "png" not in line]
+    assert max(map(len, table)) <= 80
+    assert any(line.split()[-2:] == ["copy", "wait"] for line in table), done.stdout
 
 
 def test_report_shows_stages_only_where_they_were_timed(tmp_path: Path) -> None:

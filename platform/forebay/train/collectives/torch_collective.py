@@ -65,7 +65,8 @@ class TorchCollective:
         box = (len(packed).to_bytes(_SIZE_BYTES, "little") + packed[:room]).ljust(_SIZE_BYTES + room, b"\0")
         sent = torch.frombuffer(bytearray(box), dtype=torch.uint8).to(self._transit)
         boxes = torch.empty(self.world.size * len(box), dtype=torch.uint8, device=self._transit)
-        dist.all_gather_into_tensor(boxes, sent)
+        # Into views of one tensor: torch 2.13 renamed `all_gather_into_tensor`, and warns of the old name.
+        dist.all_gather(list(boxes.chunk(self.world.size)), sent)
         return [part.tobytes() for part in boxes.cpu().numpy().reshape(self.world.size, -1)]
 
     def broadcast_object(self, value: T) -> T:

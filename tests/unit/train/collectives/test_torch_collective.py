@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,16 @@ def collectives(collective: Collective) -> dict[str, Any]:
         "nothing": collective.broadcast_object(None),
         "unchanged": counts[0].tolist() == [rank, 1],
     }
+
+
+def collectives_without_warnings(collective: Collective) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return collectives(collective)
+
+
+def test_torch_has_nothing_to_warn_of(ranks: Ranks) -> None:
+    assert ranks(1, collectives_without_warnings)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

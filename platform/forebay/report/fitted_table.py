@@ -1,0 +1,70 @@
+"""Tables that fit a terminal of any width, without a cell cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+_EDGES = 2
+_GAP = 2
+
+
+class FittedTable:
+    """Rows under named columns, drawn as one table or as several below each other.
+
+    A table that is wider than the terminal continues below with the next columns, and repeats the first column there.
+    A single column that does not fit beside the first one is folded.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        title: str | None = None,
+        caption: str | None = None,
+        justify: JustifyMethod = "right",
+    ) -> None:
+        self._names, self._rows = list(names), [[str(cell) for cell in row] for row in rows]
+        self._title, self._caption, self._justify = title, caption, justify
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        groups = self._groups(options.max_width)
+        for number, group in enumerate(groups):
+            title = self._title if number == 0 else None
+            yield self._table(group, title, self._caption if number == len(groups) - 1 else None)
+
+    def _groups(self, width: int) -> list[list[int]]:
+        """Columns of each table that `width` characters take, by number."""
+        columns = zip(self._names, *self._rows, strict=True)
+        widths = [max(cell_len(line) for text in column for line in text.split("\n")) for column in columns]
+        groups, used = [[0]], _EDGES + widths[0]
+        for number in range(1, len(widths)):
+            if used + _GAP + widths[number] > width and len(groups[-1]) > 1:
+                groups.append([0])
+                used = _EDGES + widths[0]
+            groups[-1].append(number)
+            used += _GAP + widths[number]
+        return groups
+
+    def _table(self, group: Sequence[int], title: str | None, caption: str | None) -> Table:
+        table = Table(
+            title=title and Text(title),
+            caption=caption and Text(caption),
+            title_justify="left",
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        for number in group:
+            table.add_column(Text(self._names[number]), justify=self._justify, overflow="fold")
+        for row in self._rows:
+            # As it is: a file's name may look like rich's markup.
+            table.add_row(*(Text(row[number]) for number in group))
+        return table
