@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import forebay as fb
 from forebay.errors import InvalidOption
 from forebay.testing.data.click_log import write_click_log
-from forebay.train.evaluation import evaluate_auc
 
 WIDTH = 32
 """Of the vector that stands for a user or an item."""
@@ -85,7 +84,7 @@ def job(
 
 def train(worker: fb.Worker, features: dict[str, list[str]], buckets: int, dim: int, lr: float) -> None:
     model = TwoTower({name: len(columns) for name, columns in features.items()}, buckets, dim)
-    fb.fit(worker, model, partial(torch.optim.Adam, lr=lr, weight_decay=1e-5), nn.BCEWithLogitsLoss(), evaluate_auc)
+    fb.fit(worker, model, partial(torch.optim.Adam, lr=lr, weight_decay=1e-5), nn.BCEWithLogitsLoss(), fb.evaluate_auc)
 
 
 def click_log(rows: int) -> str:

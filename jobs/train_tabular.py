@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import forebay as fb
 from forebay.errors import InvalidOption
-from forebay.train.evaluation import evaluate_auc
 
 # Column -> its usual value and spread, in years, dollars and hours: networks learn from numbers around 0 and 1.
 NUMBERS = {
@@ -86,7 +85,7 @@ def job(
 
 def train(worker: fb.Worker, sizes: tuple[int, ...], dim: int, lr: float) -> None:
     optimizer = partial(torch.optim.AdamW, lr=lr, weight_decay=1e-3)
-    fb.fit(worker, Census(sizes, dim), optimizer, nn.BCEWithLogitsLoss(), evaluate_auc)
+    fb.fit(worker, Census(sizes, dim), optimizer, nn.BCEWithLogitsLoss(), fb.evaluate_auc)
 
 
 def to_parquet(source: Path, target: Path) -> str:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from forebay import errors as errors
 
 if TYPE_CHECKING:
+    from forebay import callbacks as callbacks
+    from forebay import events as events
     from forebay.cache.disk.disk_cache import DiskCache as DiskCache
     from forebay.cache.spec import CacheSpec as CacheSpec
     from forebay.callbacks.scaling import DoubleEvery as DoubleEvery
     from forebay.callbacks.scaling import RandomResize as RandomResize
     from forebay.callbacks.scaling import ScaleSchedule as ScaleSchedule
+    from forebay.driver.driver import Driver as Driver
     from forebay.driver.driver import run as run
     from forebay.errors import ForebayError as ForebayError
     from forebay.job.duration import Seconds as Seconds
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from forebay.plan.cursor import Cursor as Cursor
     from forebay.plan.plan import Plan as Plan
     from forebay.plan.plan import build_plan as build_plan
+    from forebay.report.run_table import show_report as show_report
+    from forebay.runs.callback import optional_callback as optional_callback
     from forebay.runs.control import Control as Control
     from forebay.runs.result import Result as Result
     from forebay.sweep.deadline.scheduler import DeadlineScheduler as DeadlineScheduler
@@ -46,7 +51,10 @@ if TYPE_CHECKING:
     from forebay.train.fit import fit as fit
     from forebay.train.monitors.embedding_norms import EmbeddingNorms as EmbeddingNorms
     from forebay.train.monitors.loss_spikes import LossSpikes as LossSpikes
+    from forebay.train.monitors.monitor import Action as Action
+    from forebay.train.monitors.monitor import Verdict as Verdict
     from forebay.train.monitors.nan_guard import NanGuard as NanGuard
+    from forebay.train.setup import TrainSetup as TrainSetup
     from forebay.train.worker import Worker as Worker
     from forebay.transform.block import Block as Block
     from forebay.transform.dataset import Dataset as Dataset
@@ -58,7 +66,10 @@ if TYPE_CHECKING:
     from forebay.transform.transform import Transform as Transform
     from forebay.world import World as World
 
+_MODULES = ("callbacks", "errors", "events")
+"""Modules that are public as a whole."""
 _HOMES = {
+    "Action": "train.monitors.monitor",
     "Batch": "loader.batch",
     "BatchSchedule": "train.batch_size.schedule",
     "Block": "transform.block",
@@ -72,6 +83,7 @@ _HOMES = {
     "DeadlineScheduler": "sweep.deadline.scheduler",
     "DiskCache": "cache.disk.disk_cache",
     "DoubleEvery": "callbacks.scaling",
+    "Driver": "driver.driver",
     "Elastic": "job.elastic",
     "EmbeddingNorms": "train.monitors.embedding_norms",
     "ForebayError": "errors",
@@ -95,7 +107,9 @@ _HOMES = {
     "Sweep": "sweep.sweep",
     "SweepResult": "sweep.result",
     "Counters": "metrics",
+    "TrainSetup": "train.setup",
     "Transform": "transform.transform",
+    "Verdict": "train.monitors.monitor",
     "Worker": "train.worker",
     "World": "world",
     "build_plan": "plan.plan",
@@ -104,18 +118,22 @@ _HOMES = {
     "fit_vocabulary": "transform.features.vocabulary",
     "load_manifest": "manifest.saved",
     "load_sweep": "sweep.result",
+    "optional_callback": "runs.callback",
     "run": "driver.driver",
     "run_sweep": "sweep.run_sweep",
     "save_manifest": "manifest.saved",
     "scan": "manifest.scan",
+    "show_report": "report.run_table",
 }
 
 __version__ = "0.1.0"
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - derived from the one table, so that a name cannot be forgotten
+__all__ = sorted([*_HOMES, *_MODULES])  # noqa: PLE0605 - derived from the tables: a name cannot be forgotten
 
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use: `import forebay` itself stays light."""
+    if name in _MODULES:
+        return importlib.import_module(f"forebay.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'forebay' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"forebay.{_HOMES[name]}"), name)

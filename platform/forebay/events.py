@@ -73,6 +73,21 @@ class EpochEnded:
     tally: Mapping[str, float] = field(default_factory=dict)
     dropped_rows: int = 0
 
+    @property
+    def rows_per_s(self) -> float:
+        """Global rows per second of the whole epoch, evaluation and checkpoints included."""
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the epoch that was spent waiting for data, 0 to 1, as a mean over ranks."""
+        return self.wait_s / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the epoch left for training steps."""
+        return max(self.seconds - self.wait_s - self.eval_s - self.checkpoint_s, 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
@@ -178,18 +193,3 @@ class Commands:
     def parting(self, world_size: int) -> int | None:
         """The size of the world that one of `world_size` shall part for; None to train on."""
         return self.workers if self.moves or self.workers != world_size else None
-
-
-def rows_per_s(epoch: EpochEnded) -> float:
-    """Global rows per second of the whole epoch, evaluation and commits included."""
-    return epoch.rows / epoch.seconds if epoch.seconds > 0 else 0.0
-
-
-def wait_share(epoch: EpochEnded) -> float:
-    """Share of the epoch that was spent waiting for data, 0 to 1, as a mean over ranks."""
-    return epoch.wait_s / epoch.seconds if epoch.seconds > 0 else 0.0
-
-
-def step_s(epoch: EpochEnded) -> float:
-    """Seconds of the epoch left for training steps."""
-    return max(epoch.seconds - epoch.wait_s - epoch.eval_s - epoch.checkpoint_s, 0.0)

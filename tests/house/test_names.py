@@ -8,6 +8,7 @@ import forebay
 from forebay.cli.app import app
 
 PUBLIC_NAMES = [
+    "Action",
     "Batch",
     "BatchSchedule",
     "Block",
@@ -22,6 +23,7 @@ PUBLIC_NAMES = [
     "Dense",
     "DiskCache",
     "DoubleEvery",
+    "Driver",
     "Elastic",
     "EmbeddingNorms",
     "ForebayError",
@@ -44,19 +46,26 @@ PUBLIC_NAMES = [
     "SqrtScaling",
     "Sweep",
     "SweepResult",
+    "TrainSetup",
     "Transform",
+    "Verdict",
     "Worker",
     "World",
     "build_plan",
+    "callbacks",
+    "errors",
     "evaluate_auc",
+    "events",
     "fit",
     "fit_vocabulary",
     "load_manifest",
     "load_sweep",
+    "optional_callback",
     "run",
     "run_sweep",
     "save_manifest",
     "scan",
+    "show_report",
 ]
 
 VERBS = ["cache clear", "cache ls", "cache verify", "plan", "ps", "run", "scale", "scan", "stop", "warm"]

@@ -38,8 +38,8 @@ def test_time(seconds: float | None, text: str) -> None:
 
 
 def test_shares_of_an_epoch() -> None:
-    assert wording.rows_per_s(EPOCH) == 500
-    assert wording.wait_share(EPOCH) == 0.25
-    assert wording.step_s(EPOCH) == 6.0
+    assert EPOCH.rows_per_s == 500
+    assert EPOCH.wait_share == 0.25
+    assert EPOCH.step_s == 6.0
     assert wording.share_text(0.034) == "3 %"
     assert wording.share_text(None) == "- %"

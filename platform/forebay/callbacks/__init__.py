@@ -1,0 +1,23 @@
+"""Callbacks for `fb.run`, one module each: mlflow, progress, scaling, tensorboard, throughput."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forebay.callbacks import mlflow as mlflow
+    from forebay.callbacks import progress as progress
+    from forebay.callbacks import scaling as scaling
+    from forebay.callbacks import tensorboard as tensorboard
+    from forebay.callbacks import throughput as throughput
+
+__all__ = ["mlflow", "progress", "scaling", "tensorboard", "throughput"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a module on first use: most runs need one or none of them."""
+    if name not in __all__:
+        raise AttributeError(f"module 'forebay.callbacks' has no attribute {name!r}")
+    return importlib.import_module(f"forebay.callbacks.{name}")

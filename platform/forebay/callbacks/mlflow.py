@@ -16,8 +16,6 @@ from forebay.events import (
     RolledBack,
     Started,
     Warned,
-    rows_per_s,
-    wait_share,
 )
 from forebay.runs.control import Control
 
@@ -63,7 +61,7 @@ class MLflow:
                 self._keep("step", event.metrics, event.step)
                 self._keep("run", sizes, event.step)
             case EpochEnded():
-                rates = {"rows_per_s": rows_per_s(event), "wait_share": wait_share(event)}
+                rates = {"rows_per_s": event.rows_per_s, "wait_share": event.wait_share}
                 self._keep("epoch", {**event.metrics, **rates}, event.step)
             case Warned():
                 self._tag(f"forebay.warned.{event.step}", event.reason)

@@ -22,8 +22,6 @@ from forebay.events import (
     RolledBack,
     Started,
     Warned,
-    rows_per_s,
-    wait_share,
 )
 from forebay.formatting import metric_text, metrics_text, rate_text, share_text, time_text
 from forebay.report.stages import stages_text
@@ -123,7 +121,7 @@ class Progress:
 
     def _epoch_text(self, event: EpochEnded) -> str:
         epochs = self._started.epochs if self._started else event.epoch + 1
-        facts = [metrics_text(event.metrics), rate_text(rows_per_s(event)), f"{share_text(wait_share(event))} waiting"]
+        facts = [metrics_text(event.metrics), rate_text(event.rows_per_s), f"{share_text(event.wait_share)} waiting"]
         return f"epoch {event.epoch + 1}/{epochs} took {time_text(event.seconds)}: {', '.join(filter(None, facts))}"
 
     def _say(self, text: str) -> None:

@@ -17,8 +17,6 @@ from forebay.events import (
     RolledBack,
     Started,
     Warned,
-    rows_per_s,
-    wait_share,
 )
 from forebay.runs.control import Control
 
@@ -47,7 +45,7 @@ class TensorBoard:
             case Reported():
                 self._write_step(event, control)
             case EpochEnded():
-                rates = {"rows_per_s": rows_per_s(event), "wait_share": wait_share(event)}
+                rates = {"rows_per_s": event.rows_per_s, "wait_share": event.wait_share}
                 self._write("epoch", {**event.metrics, **rates}, event.step)
             case Warned():
                 self._open(event.step).add_text("monitors", event.reason, event.step)

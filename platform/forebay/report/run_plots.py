@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from forebay.events import EpochEnded, rows_per_s, step_s
+from forebay.events import EpochEnded
 from forebay.formatting import metric_text, rate_text
 from forebay.report.stages import BESIDE, stage_s, stages_of
 from forebay.runs.result import Result
@@ -28,7 +28,7 @@ METRIC_COLOURS = ("#d1495b", "#2e8b57", "#8a5fbf", "#b8860b")
 Part = tuple[str, str, Callable[[EpochEnded], float]]
 PARTS: tuple[Part, ...] = (
     ("waiting for data", "#d1495b", lambda epoch: epoch.wait_s),
-    ("training step", "#1f77b4", step_s),
+    ("training step", "#1f77b4", lambda epoch: epoch.step_s),
     ("evaluation", "#e3a72f", lambda epoch: epoch.eval_s),
     ("commit", "#7d8a97", lambda epoch: epoch.checkpoint_s),
 )
@@ -77,7 +77,7 @@ def time_figure(result: Result) -> Figure:
     places = figure.subplots(2 if stages else 1, 1, squeeze=False)[:, 0]
     ends = _draw_bars(places[0], result.epochs, PARTS)
     for place, (end, epoch) in enumerate(zip(ends, result.epochs, strict=True), 1):
-        text = rate_text(rows_per_s(epoch))
+        text = rate_text(epoch.rows_per_s)
         places[0].annotate(text, (end, place), xytext=(6, 0), textcoords="offset points", va="center", color=INK)
     places[0].set_xlabel("seconds (mean over workers)")
     if stages:

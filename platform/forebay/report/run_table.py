@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from forebay.events import EpochEnded, rows_per_s, wait_share
+from forebay.events import EpochEnded
 from forebay.formatting import bytes_text, count_text, metric_text, seconds_text, share_text, time_text
 from forebay.report.fitted_table import FittedTable
 from forebay.report.run_plots import write_plots
@@ -60,9 +60,9 @@ def _cost(epoch: EpochEnded) -> list[str]:
     hits, stores, bypasses = (tally.get(name, 0) for name in ("hits", "stores", "bypasses"))
     blocks = hits + stores + bypasses
     return [
-        count_text(rows_per_s(epoch)),
+        count_text(epoch.rows_per_s),
         time_text(epoch.seconds),
-        share_text(wait_share(epoch)),
+        share_text(epoch.wait_share),
         f"{hits:.0f}/{blocks:.0f}",
         bytes_text(tally.get("hit_bytes", 0)),
         bytes_text(tally.get("stored_bytes", 0)),

@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 
 Callback = Callable[[Event, Control], object]
-"""Called on the driver with every event, in order. Raising stops the run, unless the callback is `optional`."""
+"""Called on the driver with every event, in order. Raising stops the run, unless it is an `optional_callback`."""
 
 
 class Optional:
-    """A callback that the run can do without; see `optional`."""
+    """A callback that the run can do without; see `optional_callback`."""
 
     def __init__(self, callback: Callback) -> None:
         self._callback = callback
@@ -34,7 +34,7 @@ class Optional:
             log.warning("%s raised and is left out from here on.", name_of(self._callback), exc_info=error)
 
 
-def optional(callback: Callback) -> Callback:
+def optional_callback(callback: Callback) -> Callback:
     """Mark `callback` as one that must never stop a run: when it raises, that is logged, and it is not called again."""
     return Optional(callback)
 
@@ -53,7 +53,7 @@ def _told(callback: Callback, event: Event, control: Control) -> RunFailed | Non
     failure = RunFailed(
         f"the callback {name_of(callback)} raised {type(error).__name__}: {error} on {type(event).__name__}. "
         "The run was stopped; what it committed is kept. Correct the callback, or wrap it in "
-        "forebay.runs.callback.optional if the run can do without it.",
+        "fb.optional_callback if the run can do without it.",
         callback=name_of(callback),
         event=type(event).__name__,
     )

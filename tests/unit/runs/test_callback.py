@@ -8,7 +8,7 @@ import pytest
 
 from forebay.errors import RunFailed
 from forebay.events import Event, Finished
-from forebay.runs.callback import notify, optional
+from forebay.runs.callback import notify, optional_callback
 from forebay.runs.control import Control
 
 EVENT = Finished(name="run", path="/runs/run")
@@ -34,7 +34,7 @@ def test_optional_callback_is_logged_once_and_left_out(caplog: pytest.LogCapture
         calls.append(event)
         raise OSError("the tracking server is away")
 
-    callback = optional(sometimes)
+    callback = optional_callback(sometimes)
     with caplog.at_level(logging.WARNING):
         notify([callback], EVENT, Control())
         notify([callback], EVENT, Control())
