@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from forebay.callbacks.progress import Progress
-from forebay.cli.arguments import job_or_sweep_of
+from forebay.cli.job_file import job_or_sweep_of
 from forebay.cli.output import only_the_document, print_facts, print_json
 from forebay.driver.driver import named_driver, run
 from forebay.formatting import metric_text

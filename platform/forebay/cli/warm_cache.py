@@ -11,7 +11,7 @@ from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.disk.lease import named_user
 from forebay.cache.local_source import LocalCache
 from forebay.cache.source import BlockSource, SourceProvider, open_source
-from forebay.cli.arguments import job_of
+from forebay.cli.job_file import job_of
 from forebay.cli.output import only_the_document, print_json, print_table, progress_bar
 from forebay.errors import CacheUnusable
 from forebay.formatting import human_bytes

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.unit.sweep.made import record, trial
 
-from forebay.cli.arguments import job_of, job_or_sweep_of
-from forebay.cli.sweep_table import headline
+from forebay.cli.job_file import job_of, job_or_sweep_of
+from forebay.cli.runs import headline
 from forebay.errors import BadJob
 from forebay.job.job import Job
 from forebay.sweep.record.status import SweepStatus

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cli.arguments import job_of
+from forebay.cli.job_file import job_of
 from forebay.cli.warm_cache import _warm_nodes
 
 Call = Callable[..., Any]

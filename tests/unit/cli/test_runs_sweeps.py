@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from tests.unit.sweep.made import record, trial
 
-from forebay.cli.sweep_table import trial_cells, trial_table
+from forebay.cli.runs import trial_cells, trial_table
 from forebay.runs.status import RunStatus
 from forebay.sweep.record.record import Record
 from forebay.sweep.record.status import SweepStatus

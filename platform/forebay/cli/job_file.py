@@ -1,0 +1,46 @@
+"""Job or sweep of a job file, made with the `name=value` words of a command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from forebay.errors import BadJob
+from forebay.job.job import Job
+from forebay.job.recipe import call_for, call_recipe, load_recipe
+from forebay.sweep.sweep import Sweep
+
+
+def job_of(path: str, words: Sequence[str]) -> Job:
+    """Call the job file's `job` with `name=value` words. Raises `BadJob` for a word that is none."""
+    values = _values(words)
+    _import_beside(path)
+    return call_recipe(load_recipe(path), values)
+
+
+def job_or_sweep_of(path: str, words: Sequence[str]) -> Job | Sweep:
+    """Call the job file's `sweep`, or its `job` where it has none, with `name=value` words. Raises as `job_of` does."""
+    values = _values(words)
+    _import_beside(path)
+    made: Job | Sweep = call_for((Job, Sweep), load_recipe(path, ("sweep", "job")), values)
+    return made
+
+
+def _values(words: Sequence[str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or not name:
+            raise BadJob(f"{word!r} is no parameter. Write name=value, for example epochs=3.", word=word)
+        if name in values:
+            raise BadJob(f"{name} is given twice: {values[name]!r} and {value!r}. Give it once.", parameter=name)
+        values[name] = value
+    return values
+
+
+def _import_beside(path: str) -> None:
+    # As `python job.py` does it: a job file may import what lies beside it.
+    folder = str(Path(path).absolute().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
