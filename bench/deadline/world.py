@@ -66,7 +66,7 @@ class SimulatedWorld:
         self._allotting: WorkerAllocator | None = None
         if isinstance(scheduler, DeadlineScheduler):
             scheduler.clock = lambda: self.now
-            scheduler.prepare(setting.atoms, (1, setting.atoms), setting.epochs)
+            scheduler.set_limits(setting.atoms, (1, setting.atoms), setting.epochs)
             self._allotting = WorkerAllocator(self, lambda: setting.atoms, scheduler)
         for trial in self.trials:
             scheduler.on_trial_add(self, trial)
@@ -113,7 +113,7 @@ class SimulatedWorld:
 
     # The trials' workers (`TrialWorkers`).
 
-    def held(self) -> Mapping[str, TrialAllocation]:
+    def allocations(self) -> Mapping[str, TrialAllocation]:
         return {
             trial.trial_id: TrialAllocation(
                 target=trial.target,
@@ -126,12 +126,12 @@ class SimulatedWorld:
             if self._occupied(trial)
         }
 
-    def ask(self, trial_id: str, workers: int) -> None:
+    def resize(self, trial_id: str, workers: int) -> None:
         trial, cost_s = self._by_id[trial_id], self._setting.resize_s
         trial.set_workers(self.now, workers)
         trial.busy_until, trial.resize_s = max(trial.busy_until, self.now) + cost_s, cost_s
 
-    def end(self, trial_id: str, reason: str) -> None:  # noqa: ARG002 - the protocol's
+    def stop(self, trial_id: str, reason: str) -> None:  # noqa: ARG002 - the protocol's
         if self._by_id[trial_id].status == Trial.RUNNING:
             self.stop_trial(self._by_id[trial_id])
 

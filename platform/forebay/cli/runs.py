@@ -32,10 +32,10 @@ RunName = Annotated[str, typer.Argument(help="Its name, as `forebay ps` lists it
 def ps(as_json: AsJson = False) -> None:
     """List the runs of the cluster, and its sweeps with their trials: state, workers, epoch, rows per second."""
     from forebay.driver.elastic.client import runs  # noqa: PLC0415
-    from forebay.sweep.record.status_actor import sweeps  # noqa: PLC0415
+    from forebay.sweep.record.status_actor import list_sweeps  # noqa: PLC0415
 
     with _cluster(as_json):
-        found, swept = runs(), sweeps()
+        found, swept = runs(), list_sweeps()
     if as_json:
         print_json({"runs": [asdict(status) for status in found], "sweeps": [asdict(sweep) for sweep in swept]})
         return

@@ -1,4 +1,4 @@
-"""What the greatest trial of a sweep needs to begin, which may be more than a first sample does."""
+"""Job of the largest possible trial, which may need more than the first sample."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from typing import Any
 from forebay.job.job import Job
 from forebay.ray_cluster.nodes import worker_capacity
 from forebay.sweep.setup import SweepSetup
-from forebay.sweep.space import Choice, Domain, Grid, TuneDomain, WholeNumbers, depends_on_others, example_of
+from forebay.sweep.space import Choice, Domain, Grid, TuneDomain, WholeNumbers, depends_on_others, example_value
 
-MAX_WORDS = 8
-"""Of longer lists only the first are tried: every job function called takes its time."""
+MAX_CHOICES = 8
+"""Number of choices tried per parameter: every call of the job function takes time."""
 
 log = logging.getLogger(__name__)
 
 
-def greatest_job(setup: SweepSetup) -> Job:
-    """The job that needs the most CPUs to begin: that of `setup`, or one that differs from it in one parameter."""
+def largest_job(setup: SweepSetup) -> Job:
+    """Job that needs the most CPUs to start: that of `setup`, or one that differs from it in one parameter."""
     domains, spec = setup.domains, setup.spec
-    example = {name: example_of(domain) for name, domain in domains.items() if not depends_on_others(domain)}
+    example = {name: example_value(domain) for name, domain in domains.items() if not depends_on_others(domain)}
     configs = [
         {**example, name: value}
         for name, domain in domains.items()
-        if name in spec.takes.job
-        for value in _far_values(domain)
+        if name in spec.parameters.job
+        for value in _extreme_values(domain)
         if value != example.get(name)
     ]
-    return max([setup.job, *(made for config in configs if (made := _made(spec.job, config)) is not None)], key=_need)
+    return max(
+        [setup.job, *(made for config in configs if (made := _try_job(spec.job, config)) is not None)], key=_need
+    )
 
 
-def check_greatest(job: Job) -> None:
-    """Say so where the cluster has no room for a trial whose job is `job`: more nodes may still come."""
+def warn_if_too_large(job: Job) -> None:
+    """Log a warning if the cluster has no room for a trial with the job `job`. More nodes may still join."""
     there = worker_capacity(cpus=job.resources.cpus, gpus=job.resources.gpus)
     if there < job.min_workers:
         log.warning(
-            "Some trials need %d workers with %s to begin; the cluster takes %d such workers. They wait until there "
-            "is room. Add nodes, or leave so many workers out of the space.",
+            "Some trials need %d workers with %s to start; the cluster has room for %d. They wait until there is "
+            "room. Add nodes, or remove large numbers of workers from the space.",
             job.min_workers,
             job.resources,
             there,
@@ -48,7 +50,7 @@ def _need(job: Job) -> tuple[float, float]:
     return job.min_workers * job.resources.gpus, job.min_workers * job.resources.cpus
 
 
-def _made(make: Any, config: Mapping[str, Any]) -> Job | None:
+def _try_job(make: Any, config: Mapping[str, Any]) -> Job | None:
     try:
         made: Job = make(config)
     except Exception:  # noqa: BLE001 - the user's function may raise anything; the trial fails by itself
@@ -56,8 +58,8 @@ def _made(make: Any, config: Mapping[str, Any]) -> Job | None:
     return made
 
 
-def _far_values(domain: Domain) -> list[Any]:
-    """The greatest where they are whole numbers, and each word; no parameter with fractions counts workers."""
+def _extreme_values(domain: Domain) -> list[Any]:
+    """Largest whole number, or every choice. Parameters with fractions do not count workers."""
     match domain:
         case WholeNumbers():
             return [domain.high]
@@ -73,4 +75,4 @@ def _far_values(domain: Domain) -> list[Any]:
 def _far(values: list[Any]) -> list[Any]:
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return [max(values)] if isinstance(max(values), int) else []
-    return values[:MAX_WORDS]
+    return values[:MAX_CHOICES]

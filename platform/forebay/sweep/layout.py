@@ -1,15 +1,15 @@
-"""What the runs of a sweep's trials are called, and where everything of a sweep lies."""
+"""Names of the runs of a sweep's trials, and the folders of a sweep."""
 
 from __future__ import annotations
 
 from forebay.storage.filesystem import below
 
 RUNS, TUNE = "runs", "tune"
-"""Below a sweep's folder: the runs of its trials, and Tune's own files."""
+"""Subfolders of a sweep: the runs of its trials, and Tune's own files."""
 
 
 def run_name(sweep: str, trial_id: str, generation: int = 0) -> str:
-    """The run of a trial; a trial that has gone on from another one's commit has a new run, of the next generation.
+    """Name of a trial's run. A trial that took over another trial's checkpoint has a new run, of the next generation.
 
     >>> run_name("ctr", "1a2b_00000"), run_name("ctr", "1a2b_00000", 2)
     ('ctr.1a2b_00000', 'ctr.1a2b_00000.2')
@@ -17,10 +17,10 @@ def run_name(sweep: str, trial_id: str, generation: int = 0) -> str:
     return f"{sweep}.{trial_id}.{generation}" if generation else f"{sweep}.{trial_id}"
 
 
-def trial_of(run: str, sweep: str) -> str | None:
-    """The id of the trial whose run is called `run`; None where it is no trial of `sweep`.
+def trial_id_of(run: str, sweep: str) -> str | None:
+    """Id of the trial with the run `run`; None if it is not a trial of `sweep`.
 
-    >>> trial_of("ctr.1a2b_00000.2", "ctr"), trial_of("ctr.v2.1a2b_00000", "ctr"), trial_of("ctr", "ctr")
+    >>> trial_id_of("ctr.1a2b_00000.2", "ctr"), trial_id_of("ctr.v2.1a2b_00000", "ctr"), trial_id_of("ctr", "ctr")
     ('1a2b_00000', None, None)
     """
     parts = _parts(run, sweep)
@@ -28,7 +28,7 @@ def trial_of(run: str, sweep: str) -> str | None:
 
 
 def generation_of(run: str, sweep: str) -> int:
-    """How often the trial whose run is called `run` has gone on from another one's commit.
+    """Number of times that the trial with the run `run` took over another trial's checkpoint.
 
     >>> generation_of("ctr.1a2b_00000.2", "ctr"), generation_of("ctr.1a2b_00000", "ctr")
     (2, 0)
@@ -39,12 +39,12 @@ def generation_of(run: str, sweep: str) -> int:
 
 
 def sweep_path(storage: str, sweep: str) -> str:
-    """The folder of a sweep."""
+    """Folder of a sweep."""
     return below(storage, sweep)
 
 
 def runs_path(storage: str, sweep: str) -> str:
-    """The storage of its trials' runs.
+    """Storage of the runs of a sweep's trials.
 
     >>> runs_path("s3://bucket/runs?region=eu-west-1", "ctr")
     's3://bucket/runs/ctr/runs?region=eu-west-1'

@@ -1,4 +1,4 @@
-"""What came out of a sweep."""
+"""Result of a sweep."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from forebay.sweep.report.plots import metric_figure, workers_figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """A sweep so far. `path` is its folder, `html` the page in it; `stopped` says why it ended early.
+    """Result of a sweep so far. `path` is its folder, `html` its page; `stopped` is the reason of an early end.
 
-    The best trial is the one with the best value of `metric` at the end of any of its epochs; `best_config` is empty
-    and the others are None where no trial got that far. `best_run` is the folder of the run in which it got there.
+    The best trial has the best value of `metric` at the end of any of its epochs. `best_run` is the folder of the run
+    with that value. Before the first value, `best_config` is empty and the other `best_` attributes are None.
     """
 
     name: str
@@ -38,7 +38,7 @@ class SweepResult:
 
     @classmethod
     def of(cls, record: Record, path: str) -> SweepResult:
-        """What the record of the sweep in the folder `path` comes to."""
+        """Result from the record of the sweep in the folder `path`."""
         best = record.best
         return cls(
             name=record.name,
@@ -81,15 +81,15 @@ class SweepResult:
         return pd.DataFrame(rows)
 
     def plot_metric(self) -> Figure:
-        """The metric over time, a line per trial."""
+        """Plot the metric over time, one line per trial."""
         return metric_figure(self.record)
 
     def plot_workers(self) -> Figure:
-        """Workers over time, stacked by trial."""
+        """Plot workers over time, stacked by trial."""
         return workers_figure(self.record)
 
     def plot_configs(self) -> Figure:
-        """All configs as parallel coordinates, coloured by the metric."""
+        """Plot all configs as parallel coordinates, coloured by the metric."""
         return configs_figure(self.record)
 
     def _repr_html_(self) -> str:
@@ -97,7 +97,7 @@ class SweepResult:
 
 
 def load_sweep(path: str) -> SweepResult | None:
-    """The result of the sweep in the folder `path`, finished or not; None where no sweep has been."""
+    """Load the result of the sweep in the folder `path`, finished or not. None if no sweep was started there."""
     record = load_record(path)
     return None if record is None else SweepResult.of(record, path)
 

@@ -1,4 +1,7 @@
-"""A sweep resolved once, at the border: checked, with everything worked out that trials, Tune and the record need."""
+"""A sweep resolved once, at the border: checked, with everything worked out that later steps need.
+
+Nothing behind `prepare` takes a whole `Sweep`.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from forebay.sweep.space import (
     Grid,
     SweepParameters,
     TuneDomain,
-    check_fits,
     depends_on_others,
-    domain_of,
-    example_of,
-    text_of,
+    domain_text,
+    example_value,
+    parse_domain,
+    validate_domain,
 )
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import TrialSpec
@@ -36,19 +39,19 @@ from forebay.sweep.trial_spec import TrialSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSetup:
-    """A checked sweep.
+    """A checked and resolved sweep.
 
     Attributes:
-        spec: What all trials share. Its `sweep` is empty until the sweep's folder is claimed (`trial_spec`).
-        domains: Parameter -> what its values are drawn from.
-        job: The job of one possible trial.
-        name: The folder below the storage, None for a sweep that is to be called by its `title`.
-        title: The job function's module or name, and the time.
-        num_trials: Number of trials that the user asked for.
-        scheduler: As the user gave it; `tune.search.scheduler_of` makes that of one start.
-        searcher: As the user gave it; `tune.search.searcher_of` makes that of one start.
+        spec: Options shared by all trials. Its `sweep` is empty until the sweep's folder is claimed (`trial_spec`).
+        domains: Parameter -> domain of its values.
+        job: Job of one possible trial.
+        name: Folder below the storage; None for a sweep that is named by its `title`.
+        title: Name for an unnamed sweep: the job function's module or name, and the time.
+        num_trials: Number of trials that the user requested.
+        scheduler: Scheduler as given; `tune.search.make_scheduler` makes the one of a single start.
+        searcher: Searcher as given; `tune.search.make_searcher` makes the one of a single start.
         deadline_s: Seconds, or None without a deadline.
-        max_concurrent: Largest number of trials that train at once, None for as many as fit.
+        max_concurrent: Largest number of trials that train at once; None for as many as fit.
         seed: Seed of random draws.
         max_failures: Number of times that a trial's own process may be lost.
     """
@@ -73,37 +76,37 @@ class SweepSetup:
 
     @property
     def num_rounds(self) -> int:
-        """Number of times that the grid is gone through: what Tune calls `num_samples`."""
+        """Number of rounds through the grid: Tune's `num_samples`."""
         return max(self.num_trials // self.grid_size, 1)
 
     @property
     def space_texts(self) -> dict[str, str]:
         """Parameter -> text of its domain, to show and to compare."""
-        return {name: text_of(domain) for name, domain in self.domains.items()}
+        return {name: domain_text(domain) for name, domain in self.domains.items()}
 
-    def trial_spec(self, name: str, *, exchanges: bool) -> TrialSpec:
-        """What trials are made from under the name that was claimed; `exchanges` if they branch from each other."""
-        return replace(self.spec, sweep=name, exchanges=exchanges)
+    def trial_spec(self, name: str, *, has_exchange: bool) -> TrialSpec:
+        """Spec of the trials under the claimed `name`. `has_exchange`: trials fork from each other's checkpoints."""
+        return replace(self.spec, sweep=name, has_exchange=has_exchange)
 
 
 def prepare(sweep: Sweep) -> SweepSetup:
-    """Check `sweep` before any trial starts, and work out what follows from it.
+    """Check `sweep` before any trial starts and resolve it.
 
     Raises:
-        BadJob: A name that is not a parameter, one that is missing, or values of another type than the parameter's.
-        InvalidOption: An empty list, a range that holds nothing, an unknown driver.
+        BadJob: A name that is not a parameter, a missing parameter, or values of a wrong type.
+        InvalidOption: An empty list, an empty range, an unknown driver.
     """
-    takes = SweepParameters.of(sweep.job, sweep.callbacks)
-    domains = {name: domain_of(name, given) for name, given in sweep.space.items()}
+    parameters = SweepParameters.of(sweep.job, sweep.callbacks)
+    domains = {name: parse_domain(name, given) for name, given in sweep.space.items()}
     for name, domain in domains.items():
-        takes.check_name(name, "space")
-        for annotation in takes.annotations(name):
-            check_fits(name, domain, annotation)
+        parameters.validate_name(name, "space")
+        for annotation in parameters.annotations(name):
+            validate_domain(name, domain, annotation)
     for name in sweep.fixed:
-        takes.check_name(name, "fixed")
-    _check_complete(sweep, takes)
+        parameters.validate_name(name, "fixed")
+    _check_complete(sweep, parameters)
     named_driver(sweep.driver)
-    spec = _spec(sweep, takes)
+    spec = _spec(sweep, parameters)
     return SweepSetup(
         spec=spec,
         domains=domains,
@@ -120,32 +123,33 @@ def prepare(sweep: Sweep) -> SweepSetup:
     )
 
 
-def _check_complete(sweep: Sweep, takes: SweepParameters) -> None:
+def _check_complete(sweep: Sweep, parameters: SweepParameters) -> None:
     twice = sorted(sweep.space.keys() & sweep.fixed.keys())
     if twice:
         raise InvalidOption(f"{twice[0]} is in space and in fixed. Leave it out of one of them.", parameter=twice[0])
     for name in RESERVED:
         if name in sweep.space:
             raise InvalidOption(
-                f"space names {name!r}, which the sweep gives to its trials itself. Leave it out.", parameter=name
+                f"space names {name!r}, which the sweep sets for its trials. Leave it out.", parameter=name
             )
-    known = {**takes.job, **takes.callbacks}
+    known = {**parameters.job, **parameters.callbacks}
     missing = [name for name, each in known.items() if each.required and name not in {**sweep.space, **sweep.fixed}]
     if missing:
         raise BadJob(
-            f"every trial needs {', '.join(missing)}. Put it into space or fixed.{takes.listing}", parameter=missing[0]
+            f"every trial needs {', '.join(missing)}. Put it into space or fixed.{parameters.listing}",
+            parameter=missing[0],
         )
 
 
-def _spec(sweep: Sweep, takes: SweepParameters) -> TrialSpec:
+def _spec(sweep: Sweep, parameters: SweepParameters) -> TrialSpec:
     storage = resolve(sweep.storage).uri
     return TrialSpec(
         sweep="",
         storage=storage,
-        # By the URI without credentials: that is the one that the trials' processes open.
+        # For the URI without credentials: that is the one that the trials' processes open.
         access=Access([storage]),
         recipe=sweep.job,
-        takes=takes,
+        parameters=parameters,
         fixed=dict(sweep.fixed),
         driver=sweep.driver,
         metric=sweep.metric,
@@ -164,8 +168,8 @@ def _checked_job(spec: TrialSpec, domains: Mapping[str, Domain]) -> Job:
 
 
 def _example(domains: Mapping[str, Domain]) -> dict[str, Any]:
-    """A config that may be drawn, the same every time; `tune.sample_from` is given the others, as in the sweep."""
-    config = {name: example_of(domain) for name, domain in domains.items() if not depends_on_others(domain)}
+    """Deterministic sample config. `tune.sample_from` receives the other values, as in the sweep."""
+    config = {name: example_value(domain) for name, domain in domains.items() if not depends_on_others(domain)}
     functions = {
         name: each.domain for name, each in domains.items() if isinstance(each, TuneDomain) and name not in config
     }

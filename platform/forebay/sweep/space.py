@@ -1,4 +1,4 @@
-"""What a sweep draws its trials' parameters from: plain ranges and lists, or domains of Ray Tune as they are."""
+"""Domains of a sweep's parameters: plain ranges and lists, or domains of Ray Tune."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from forebay.job.coercion import coerce, name_of_type
 from forebay.job.recipe import Parameter, Recipe, parameters
 
 GRID = "grid_search"
-# Named by the sweep, for every trial anew.
+# Set by the sweep for every trial.
 RESERVED = ("name", "storage")
-# A part of a range that whole numbers and round fractions miss.
-ODD_PART = 0.381966
+# Position in a range that is neither a whole number nor a round fraction.
+EXAMPLE_POSITION = 0.381966
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +45,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Each of `values`, in turn."""
+    """Each of `values` in turn."""
 
     values: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneDomain:
-    """A domain of Ray Tune, which draws from it itself."""
+    """Domain of Ray Tune, which Tune samples itself."""
 
     domain: Any
 
@@ -62,45 +62,45 @@ Domain = Uniform | WholeNumbers | Choice | Grid | TuneDomain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepParameters:
-    """What may be swept or fixed: the parameters of the job function, and of the one that makes a trial's callbacks."""
+    """Parameters that can be swept or fixed: those of the job function and of the callbacks function."""
 
     job: Mapping[str, Parameter]
     callbacks: Mapping[str, Parameter]
 
     @classmethod
     def of(cls, job: Recipe, callbacks: Any | None) -> SweepParameters:
-        """Raises `BadJob` for a signature that cannot be read."""
+        """Read both signatures. Raises `BadJob` for one that cannot be read."""
         made = parameters(callbacks) if callbacks is not None else ()
         return cls(job={each.name: each for each in parameters(job)}, callbacks={each.name: each for each in made})
 
     def annotations(self, name: str) -> list[Any]:
-        """What a value of this name has to fit: one annotation, or two where both functions take it."""
+        """Annotations that a value of this name must fit: one, or two if both functions take it."""
         return [known[name].annotation for known in (self.job, self.callbacks) if name in known]
 
-    def check_name(self, name: str, where: str) -> None:
-        """Raises `BadJob` for a parameter that nobody takes."""
+    def validate_name(self, name: str, where: str) -> None:
+        """Raises `BadJob` for a name that neither function takes."""
         known = {**self.job, **self.callbacks}
         if name in known:
             return
         close = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise BadJob(f"{where} names {name!r}, which is no parameter.{hint}{self.listing}", parameter=name)
+        raise BadJob(f"{where} names {name!r}, which is not a parameter.{hint}{self.listing}", parameter=name)
 
     @property
     def listing(self) -> str:
-        """All parameters, for messages."""
+        """Text that lists all parameters, for messages."""
         parts = {"The job takes": self.job, "The callbacks take": self.callbacks}
         return "".join(f" {title}:{_lines(known.values())}" for title, known in parts.items() if known)
 
 
-def domain_of(name: str, given: Any) -> Domain:
-    """What `given` stands for in `space[name]`. Raises `InvalidOption` for an impossible range, and for one value.
+def parse_domain(name: str, given: Any) -> Domain:
+    """Domain that `given` describes in `space[name]`. Raises `InvalidOption` for an empty range or a single value.
 
-    >>> domain_of("lr", (0.001, 0.1))
+    >>> parse_domain("lr", (0.001, 0.1))
     Uniform(low=0.001, high=0.1)
-    >>> domain_of("depth", (1, 4)), domain_of("depth", range(1, 5))
+    >>> parse_domain("depth", (1, 4)), parse_domain("depth", range(1, 5))
     (WholeNumbers(low=1, high=4), WholeNumbers(low=1, high=4))
-    >>> domain_of("optimizer", ["adam", "sgd"])
+    >>> parse_domain("optimizer", ["adam", "sgd"])
     Choice(values=('adam', 'sgd'))
     """
     if isinstance(given, Mapping) and list(given) == [GRID]:
@@ -114,17 +114,17 @@ def domain_of(name: str, given: Any) -> Domain:
     if isinstance(given, tuple):
         return _range(name, given)
     if is_tune_domain(given):
-        _check_tune_domain(name, given)
+        _validate_tune_domain(name, given)
         return TuneDomain(domain=given)
     raise InvalidOption(
-        f"space[{name!r}]={given!r} is nothing to choose from. Give a list of values, a pair (low, high), a range, or "
-        "a domain of ray.tune (tune.loguniform(1e-4, 1e-1), ...); one value for all trials belongs into fixed.",
+        f"space[{name!r}]={given!r} is not a domain. Give a list of values, a pair (low, high), a range, or "
+        "a domain of ray.tune (tune.loguniform(1e-4, 1e-1), ...); put a single value into fixed.",
         parameter=name,
     )
 
 
-def check_fits(name: str, domain: Domain, annotation: Any) -> None:
-    """Raises `BadJob` where a value of `domain` is none that a parameter of this annotation takes."""
+def validate_domain(name: str, domain: Domain, annotation: Any) -> None:
+    """Raises `BadJob` if a value of `domain` does not fit a parameter of this annotation."""
     for value in _examples(domain):
         try:
             coerce(name, value, annotation)
@@ -135,15 +135,15 @@ def check_fits(name: str, domain: Domain, annotation: Any) -> None:
             ) from error
 
 
-def example_of(domain: Domain) -> Any:
-    """One value of `domain`, the same every time."""
+def example_value(domain: Domain) -> Any:
+    """Deterministic value of `domain`."""
     return next(iter(_examples(domain)), None)
 
 
-def text_of(domain: Domain) -> str:
-    """What `domain` draws from, in words that two equal ones share.
+def domain_text(domain: Domain) -> str:
+    """Text of `domain`; equal domains have equal texts.
 
-    >>> text_of(Choice(values=("adam", "sgd")))
+    >>> domain_text(Choice(values=("adam", "sgd")))
     "Choice(values=('adam', 'sgd'))"
     """
     if not isinstance(domain, TuneDomain):
@@ -153,17 +153,17 @@ def text_of(domain: Domain) -> str:
     else:
         drawn = domain.domain
         text = f"{type(drawn).__name__}{drawn.domain_str} {_sampler_text(getattr(drawn, 'sampler', None))}".rstrip()
-    # Where in memory a function or an object lies is another place each time.
+    # The memory address of a function or object differs in every process.
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def is_tune_domain(given: Any) -> bool:
-    """Whether this is a domain of Ray Tune, which need not be installed to know."""
+    """Whether `given` is a domain of Ray Tune. Does not import Ray Tune."""
     return any((kind.__module__, kind.__name__) == ("ray.tune.search.sample", "Domain") for kind in type(given).__mro__)
 
 
 def depends_on_others(domain: Domain) -> bool:
-    """Whether values of it are only known with those of other parameters (`tune.sample_from`)."""
+    """Whether its values depend on other parameters (`tune.sample_from`)."""
     return isinstance(domain, TuneDomain) and type(domain.domain).__name__ == "Function"
 
 
@@ -185,13 +185,13 @@ def _sampler_kind(domain: Domain) -> str:
 def _range(name: str, given: tuple[Any, ...]) -> Domain:
     if len(given) != 2 or not all(isinstance(end, int | float) and not isinstance(end, bool) for end in given):
         raise InvalidOption(
-            f"space[{name!r}]={given!r} is no range. Give two numbers, (low, high), or a list to choose from.",
+            f"space[{name!r}]={given!r} is not a range. Give two numbers, (low, high), or a list to choose from.",
             parameter=name,
         )
     low, high = cast(tuple[float, float], given)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise InvalidOption(
-            f"space[{name!r}]={given!r} holds nothing: low has to be less than high, and both finite.", parameter=name
+            f"space[{name!r}]={given!r} is empty: low must be less than high, and both finite.", parameter=name
         )
     if isinstance(low, int) and isinstance(high, int):
         return WholeNumbers(low=low, high=high)
@@ -201,14 +201,12 @@ def _range(name: str, given: tuple[Any, ...]) -> Domain:
 def _values(name: str, given: Any) -> tuple[Any, ...]:
     values = tuple(given) if isinstance(given, list | tuple | range) else ()
     if not values:
-        raise InvalidOption(
-            f"space[{name!r}]={given!r} holds nothing to choose from. Give 1 value or more.", parameter=name
-        )
+        raise InvalidOption(f"space[{name!r}]={given!r} is empty. Give at least one value.", parameter=name)
     return values
 
 
-def _check_tune_domain(name: str, domain: Any) -> None:
-    """Ray Tune finds some of these only when it draws, in the middle of a sweep."""
+def _validate_tune_domain(name: str, domain: Any) -> None:
+    """Find errors that Ray Tune raises only when it draws, in the middle of a sweep."""
     categories = getattr(domain, "categories", None)
     if categories is not None:
         _values(name, list(categories))
@@ -216,10 +214,10 @@ def _check_tune_domain(name: str, domain: Any) -> None:
     if low is None or high is None:
         return
     if not low < high:
-        raise InvalidOption(f"space[{name!r}] goes from {low} to {high}, which holds nothing.", parameter=name)
+        raise InvalidOption(f"space[{name!r}] goes from {low} to {high}, which is empty.", parameter=name)
     if "Log" in type(getattr(domain, "sampler", None)).__name__ and low <= 0:
         raise InvalidOption(
-            f"space[{name!r}] is logarithmic from {low}: it has to begin above 0. Give a small positive number.",
+            f"space[{name!r}] is logarithmic from {low}: it must start above 0. Give a small positive number.",
             parameter=name,
         )
 
@@ -227,7 +225,7 @@ def _check_tune_domain(name: str, domain: Any) -> None:
 def _examples(domain: Domain) -> list[Any]:
     match domain:
         case Uniform():
-            return [domain.low + (domain.high - domain.low) * ODD_PART]
+            return [domain.low + (domain.high - domain.low) * EXAMPLE_POSITION]
         case WholeNumbers():
             return [domain.low, domain.high]
         case Choice() | Grid():
@@ -239,7 +237,7 @@ def _examples(domain: Domain) -> list[Any]:
 
 
 def _sampler_text(sampler: Any) -> str:
-    """Its kind and numbers; one that rounds has another one within."""
+    """Kind and numbers of a sampler, including a nested one."""
     if sampler is None:
         return ""
     facts = {name: each for name, each in sorted(vars(sampler).items()) if isinstance(each, int | float | str)}
@@ -249,7 +247,7 @@ def _sampler_text(sampler: Any) -> str:
 
 def _advice(domain: Domain) -> str:
     if isinstance(domain, Uniform):
-        return "For whole numbers give both ends as such: (1, 8)."
+        return "For whole numbers give whole ends: (1, 8)."
     return "Give values of that type."
 
 

@@ -1,4 +1,4 @@
-"""What every trial of a sweep is made from, and how a job comes out of it."""
+"""Specification shared by all trials of a sweep, and the jobs made from it."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from forebay.storage.credentials import Access
 from forebay.sweep.layout import run_name, runs_path
 from forebay.sweep.space import SweepParameters
 
-# A branch is made from a commit of another trial: the newest few have to be in storage, and to stay there a while.
-KEPT_FOR_BRANCHES = 3
+# Another trial forks from one of the newest checkpoints, which must be in storage and stay there for a while.
+KEPT_FOR_FORKS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSpec:
-    """A job function with what all trials share. `exchanges`: trials go on from each other's commits.
+    """Job function with the options that all trials share. `has_exchange`: trials fork from each other's checkpoints.
 
-    `takes` is read from the signatures here: where functions travel by value, what annotations name stays behind.
+    `parameters` is read from the signatures here: annotations do not travel with functions that are pickled by value.
     """
 
     sweep: str
     storage: str
     access: Access
     recipe: Recipe
-    takes: SweepParameters
+    parameters: SweepParameters
     fixed: Mapping[str, Any]
     driver: str
     metric: str
     mode: Literal["min", "max"]
     hang_timeout_s: float
     callbacks: Callable[..., Sequence[Callback]] | None = None
-    exchanges: bool = False
+    has_exchange: bool = False
 
     def job(self, config: Mapping[str, Any]) -> Job:
-        """The job of a trial as its function makes it. Raises `BadJob`, and whatever the function does."""
-        job = self.recipe(**self._given(self.takes.job, config))
+        """Job that the function makes for `config`. Raises `BadJob`, and any exception of the function."""
+        job = self.recipe(**self._given(self.parameters.job, config))
         if not isinstance(job, Job):
             raise BadJob(f"the job function returned {type(job).__name__}, not a Job. End it with `return Job(...)`.")
         return job
 
-    def trial_job(self, config: Mapping[str, Any], trial_id: str, generation: int = 0) -> Job:
-        """The job of a trial under its own name, with as few workers as it may have: more are given to it later."""
+    def make_trial_job(self, config: Mapping[str, Any], trial_id: str, generation: int = 0) -> Job:
+        """Job of a trial under its own name, with its minimum of workers. The sweep adds workers later."""
         job = self.job(config)
         job = replace(
             job,
@@ -62,33 +62,33 @@ class TrialSpec:
         )
         if job.elastic is not None:
             job = replace(job, elastic=replace(job.elastic, start=job.elastic.min_workers))
-        if self.exchanges:
-            job = replace(job, storage_every_s=0.0, keep_last=max(job.keep_last, KEPT_FOR_BRANCHES))
+        if self.has_exchange:
+            job = replace(job, storage_every_s=0.0, keep_last=max(job.keep_last, KEPT_FOR_FORKS))
         return job
 
     def make_callbacks(self, config: Mapping[str, Any]) -> Sequence[Callback]:
-        """The callbacks of a trial's run. Raises `BadJob` for values that do not fit."""
+        """Callbacks of a trial's run. Raises `BadJob` for values that do not fit."""
         if self.callbacks is None:
             return ()
-        return tuple(self.callbacks(**self._given(self.takes.callbacks, config)))
+        return tuple(self.callbacks(**self._given(self.parameters.callbacks, config)))
 
     def _given(self, known: Mapping[str, Parameter], config: Mapping[str, Any]) -> dict[str, Any]:
-        # Some searchers suggest NumPy's numbers.
+        # Some searchers suggest NumPy scalars.
         values = {name: value.item() if isinstance(value, np.generic) else value for name, value in config.items()}
         values = {**self.fixed, **values}
         return {name: coerce(name, values[name], each.annotation) for name, each in known.items() if name in values}
 
 
 def blocks_of(job: Job) -> str:
-    """What `forebay cache ls` calls the blocks that `job` trains on; empty where it has no cache."""
+    """Name that `forebay cache ls` gives to the blocks of `job`; empty without a cache."""
     return "" if job.cache is None else BlockNames(job.data.dataset).dataset
 
 
-def pack(task: TrialSpec) -> bytes:
-    """`task` for another process; the user's own code travels as what it holds. Raises `BadJob` where it cannot."""
+def pack(spec: TrialSpec) -> bytes:
+    """Pickle `spec` for another process, with the user's own code by value. Raises `BadJob` if that fails."""
     with own_code_by_value():
         try:
-            return bytes(cloudpickle.dumps(task))
+            return bytes(cloudpickle.dumps(spec))
         except Exception as error:  # what a job function holds may raise anything
             raise BadJob(
                 f"the job function cannot be sent to a trial's process ({type(error).__name__}: {error}). Make locks, "
@@ -97,7 +97,7 @@ def pack(task: TrialSpec) -> bytes:
 
 
 def unpack(payload: bytes) -> TrialSpec:
-    """What `pack` was given."""
-    task = cloudpickle.loads(payload)
-    assert isinstance(task, TrialSpec)
-    return task
+    """Inverse of `pack`."""
+    spec = cloudpickle.loads(payload)
+    assert isinstance(spec, TrialSpec)
+    return spec

@@ -76,7 +76,7 @@ class AllotmentWatch(tune.Callback):
 def test_tune_starts_no_more_trials_than_there_are_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     scheduler = Counting(40.0, ATOMS, trials=ATOMS)
-    scheduler.prepare(ATOMS, (1, ATOMS), epochs=1000)
+    scheduler.set_limits(ATOMS, (1, ATOMS), epochs=1000)
     watching = AllotmentWatch()
     found = tune.run(
         tune.with_resources(Tiny, {"CPU": 0, "memory": 1 << 20}),
@@ -111,8 +111,8 @@ def test_workers_move_between_runs_and_never_exceed_the_cluster(tmp_path: Path) 
     result = run_sweep(sweep, show=False)
     record = result.record
     assert record.slots == 4
-    moments = sorted({crew.at_s for trial in record.trials.values() for crew in trial.crews})
-    there = [sum(_workers_at(trial.crews, at_s) for trial in record.trials.values()) for at_s in moments]
+    moments = sorted({count.at_s for trial in record.trials.values() for count in trial.worker_counts})
+    there = [sum(_workers_at(trial.worker_counts, at_s) for trial in record.trials.values()) for at_s in moments]
     assert 2 < max(there) <= 4
     assert set(result.table["state"]) == {"stopped"}
     assert result.best_run is not None
@@ -120,5 +120,5 @@ def test_workers_move_between_runs_and_never_exceed_the_cluster(tmp_path: Path) 
     assert best is not None and best.epochs
 
 
-def _workers_at(crews: Any, at_s: float) -> int:
-    return next((crew.workers for crew in reversed(crews) if crew.at_s <= at_s), 0)
+def _workers_at(worker_counts: Any, at_s: float) -> int:
+    return next((count.workers for count in reversed(worker_counts) if count.at_s <= at_s), 0)

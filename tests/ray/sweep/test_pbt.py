@@ -104,12 +104,12 @@ def test_the_worse_trial_goes_on_from_the_better_one(
 def assert_branched(target: str, donor: str, starts: Path) -> None:
     step = 2 * STEPS
     assert origin_of(target) == Origin(run=donor, step=step)
-    held: Any = DirectoryStore(Path(donor) / "held").newest()
+    pinned: Any = DirectoryStore(Path(donor) / "pinned").newest()
     begun = [torch.load(path) for path in starts.iterdir()]
-    (branch,) = [each for each in begun if each["lr"] == 0.05]
-    assert branch["step"] == held.step == step
-    for name, value in held.shards[0]["objects"]["model"].items():
-        assert torch.equal(branch["model"][name], value)
+    (fork,) = [each for each in begun if each["lr"] == 0.05]
+    assert fork["step"] == pinned.step == step
+    for name, value in pinned.shards[0]["objects"]["model"].items():
+        assert torch.equal(fork["model"][name], value)
     assert {each["lr"] for each in begun if each["step"] == 0} == {0.01, 0.1}
     trained: Any = DirectoryStore(Path(target) / "checkpoints").newest()
     assert trained.step == 4 * STEPS

@@ -21,7 +21,7 @@ from forebay.ray_cluster.actors import NAMESPACE, RUN_PREFIX, find
 from forebay.runs.status import RunStatus
 from forebay.sweep.record import status_actor as board
 from forebay.sweep.record.record import Record
-from forebay.sweep.record.status_actor import SweepStatusClient, open_board, stop_sweep, sweeps
+from forebay.sweep.record.status_actor import SweepStatusClient, list_sweeps, publish_status, stop_sweep
 
 Call = Callable[..., Any]
 
@@ -78,7 +78,7 @@ def until_told(board: SweepStatusClient, made: Record) -> str | None:
 @contextmanager
 def opened() -> Iterator[SweepStatusClient]:
     """A board that answers."""
-    with open_board(made(), "runs/ctr") as there:
+    with publish_status(made(), "runs/ctr") as there:
         ray.get(find(board.PREFIX, "ctr").read.remote())
         yield there
 
@@ -99,9 +99,9 @@ def test_ps_shows_a_sweep_with_its_trials(forebay: Call, run_of_a: ActorHandle) 
         assert (sweep["name"], sweep["best"], sweep["deadline_left_s"], sweep["stopping"]) == ("ctr", 0.7, 40.0, None)
         assert [each["state"] for each in sweep["trials"]] == ["running", "stopped"]
     deadline = time.monotonic() + 60.0
-    while sweeps() and time.monotonic() < deadline:
+    while list_sweeps() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert sweeps() == []
+    assert list_sweeps() == []
 
 
 def test_stop_ends_a_sweep_by_its_name(forebay: Call) -> None:
@@ -120,8 +120,12 @@ def test_stop_ends_a_sweep_by_its_name(forebay: Call) -> None:
 
 
 def test_one_sweep_of_a_name_at_a_time(ray_session: None) -> None:
-    again = open_board(made(), "runs/ctr")
-    with open_board(made(), "runs/ctr"), pytest.raises(InvalidOption, match="sweep named 'ctr' is under way"), again:
+    again = publish_status(made(), "runs/ctr")
+    with (
+        publish_status(made(), "runs/ctr"),
+        pytest.raises(InvalidOption, match="sweep named 'ctr' is under way"),
+        again,
+    ):
         pass
 
 
@@ -130,5 +134,5 @@ def test_a_sweep_that_ends_while_it_is_asked_to(ray_session: None, monkeypatch: 
         there = find(board.PREFIX, "ctr")
     await_end(there)
     monkeypatch.setattr(board, "find_or_refuse", lambda prefix, name, kind: there)
-    with pytest.raises(InvalidOption, match="'ctr' has ended meanwhile"):
+    with pytest.raises(InvalidOption, match="'ctr' has just ended"):
         stop_sweep("ctr", "enough")

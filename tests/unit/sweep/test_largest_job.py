@@ -11,7 +11,7 @@ from ray import tune
 
 from forebay.job.elastic import Elastic
 from forebay.job.job import Job, Resources
-from forebay.sweep.largest_job import greatest_job
+from forebay.sweep.largest_job import largest_job
 from forebay.sweep.setup import prepare
 from forebay.sweep.sweep import Sweep
 from forebay.testing.drivers.bench import DriverBench
@@ -45,5 +45,5 @@ def job(tmp_path: Path) -> Callable[..., Job]:
 )
 def test_the_greatest_trial(job: Callable[..., Job], space: dict[str, Any], workers: int, cpus: float) -> None:
     sweep = Sweep(job, space, "loss", "min")
-    greatest = greatest_job(prepare(sweep))
+    greatest = largest_job(prepare(sweep))
     assert (greatest.min_workers, greatest.resources.cpus) == (workers, cpus)

@@ -17,7 +17,7 @@ from forebay.sweep.setup import prepare
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import pack
 from forebay.sweep.tune.resources import trial_resources
-from forebay.sweep.tune.resume import _check_same
+from forebay.sweep.tune.resume import _validate_same_space
 from forebay.testing.drivers.bench import DriverBench
 
 
@@ -45,11 +45,11 @@ def test_a_local_trial_asks_for_what_its_job_does_and_starts_even_if_that_raises
 def test_a_sweep_that_goes_on_draws_from_what_it_began_with(job: Callable[..., Job]) -> None:
     setup = prepare(Sweep(job, {"cpus": [1.0, 2.0]}, "loss", "min", num_trials=4))
     known = record(trial("a"), space=setup.space_texts, num_trials=4)
-    _check_same(known, setup)
-    _check_same(record(trial("a")), setup)
+    _validate_same_space(known, setup)
+    _validate_same_space(record(trial("a")), setup)
     for space, trials, changed in (([1.0, 2.0], 5, "num_trials=4; this one has 5"), ([1.0], 4, "cpus=Choice")):
         with pytest.raises(InvalidOption, match=f"'ctr' has begun with {changed}"):
-            _check_same(known, prepare(Sweep(job, {"cpus": space}, "loss", "min", num_trials=trials)))
+            _validate_same_space(known, prepare(Sweep(job, {"cpus": space}, "loss", "min", num_trials=trials)))
 
 
 def test_a_sweep_from_outside_of_the_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from forebay.sweep.space import (
     TuneDomain,
     Uniform,
     WholeNumbers,
-    check_fits,
     depends_on_others,
-    domain_of,
-    example_of,
+    example_value,
     is_tune_domain,
+    parse_domain,
+    validate_domain,
 )
 
 
@@ -35,14 +35,14 @@ from forebay.sweep.space import (
     ],
 )
 def test_plain_values_say_what_to_draw_from(given: Any, domain: Any) -> None:
-    assert domain_of("x", given) == domain
+    assert parse_domain("x", given) == domain
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((2, 1), "low has to be less than high"),
-        ((1.0, 1.0), "low has to be less than high"),
+        ((2, 1), "low must be less than high"),
+        ((1.0, 1.0), "low must be less than high"),
         ((0.1, float("inf")), "both finite"),
         ((1, 2, 3), "no range"),
         ((True, 3), "no range"),
@@ -54,34 +54,34 @@ def test_plain_values_say_what_to_draw_from(given: Any, domain: Any) -> None:
         ({"a": 1}, "belongs into fixed"),
         (0.1, "belongs into fixed"),
         ("adam", "belongs into fixed"),
-        (tune.uniform(2, 1), "holds nothing"),
-        (tune.randint(3, 3), "holds nothing"),
+        (tune.uniform(2, 1), "is empty"),
+        (tune.randint(3, 3), "is empty"),
         (tune.choice([]), "nothing to choose from"),
     ],
 )
 def test_what_holds_nothing_is_refused(given: Any, message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
-        domain_of("x", given)
+        parse_domain("x", given)
 
 
 def test_logarithm_of_zero_is_refused() -> None:
     domain = tune.loguniform(1e-3, 1.0)
     domain.lower = 0.0
     with pytest.raises(InvalidOption, match="above 0"):
-        domain_of("x", domain)
+        parse_domain("x", domain)
 
 
 def test_domains_of_tune_pass_through() -> None:
     given = tune.loguniform(1e-4, 1e-1)
     assert is_tune_domain(given)
-    assert domain_of("lr", given) == TuneDomain(domain=given)
-    assert 1e-4 <= example_of(TuneDomain(domain=given)) <= 1e-1
+    assert parse_domain("lr", given) == TuneDomain(domain=given)
+    assert 1e-4 <= example_value(TuneDomain(domain=given)) <= 1e-1
     assert not is_tune_domain(0.1)
 
 
 def test_value_that_depends_on_others_is_known() -> None:
-    assert depends_on_others(domain_of("x", tune.sample_from(lambda spec: spec.config.y)))
-    assert not depends_on_others(domain_of("x", tune.uniform(0, 1)))
+    assert depends_on_others(parse_domain("x", tune.sample_from(lambda spec: spec.config.y)))
+    assert not depends_on_others(parse_domain("x", tune.uniform(0, 1)))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_value_that_depends_on_others_is_known() -> None:
 )
 def test_values_of_another_type_are_found(given: Any, annotation: Any) -> None:
     with pytest.raises(BadJob, match=r"space\['x'\] holds .*, but x is a"):
-        check_fits("x", domain_of("x", given), annotation)
+        validate_domain("x", parse_domain("x", given), annotation)
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_values_of_another_type_are_found(given: Any, annotation: Any) -> None:
     ],
 )
 def test_values_that_fit_pass(given: Any, annotation: Any) -> None:
-    check_fits("x", domain_of("x", given), annotation)
+    validate_domain("x", parse_domain("x", given), annotation)

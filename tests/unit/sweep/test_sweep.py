@@ -20,7 +20,7 @@ from forebay.runs.callback import Callback
 from forebay.runs.control import Control
 from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.setup import prepare, title_of
-from forebay.sweep.space import domain_of, text_of
+from forebay.sweep.space import domain_text, parse_domain
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import TrialSpec, pack, unpack
 from forebay.testing.drivers.bench import DriverBench
@@ -55,8 +55,8 @@ def sweep(job: JobFunction, space: dict[str, Any], tmp_path: Path, **options: An
     return Sweep(job, space, "loss", "min", **{"storage": str(tmp_path / "sweeps"), "driver": "local", **options})
 
 
-def spec_of(made: Sweep, exchanges: bool = False) -> TrialSpec:
-    return prepare(made).trial_spec("ctr", exchanges=exchanges)
+def spec_of(made: Sweep, has_exchange: bool = False) -> TrialSpec:
+    return prepare(made).trial_spec("ctr", has_exchange=has_exchange)
 
 
 def test_a_sweep_that_can_work_is_checked_without_a_trace(job: JobFunction, tmp_path: Path) -> None:
@@ -76,13 +76,13 @@ def test_a_sweep_that_can_work_is_checked_without_a_trace(job: JobFunction, tmp_
             BadJob,
             "Did you mean 'checkpoint_every'.*The job takes:\n  checkpoint_every: int = 3",
         ),
-        ({"every": (1, 3)}, {}, BadJob, "no parameter"),
+        ({"every": (1, 3)}, {}, BadJob, "not a parameter"),
         ({"checkpoint_every": (3, 1)}, {}, InvalidOption, "less than high"),
         ({"checkpoint_every": (0.5, 2.5)}, {}, BadJob, "but checkpoint_every is a int"),
         ({"checkpoint_every": [2, 0]}, {"fixed": {"sed": 1}}, BadJob, "fixed names 'sed'.*Did you mean 'seed'"),
         ({"checkpoint_every": [1]}, {"fixed": {"seed": "x"}}, BadJob, "seed=x is no int"),
         ({"seed": [1]}, {"fixed": {"seed": 2}}, InvalidOption, "in space and in fixed"),
-        ({"storage": ["a", "b"]}, {}, InvalidOption, "the sweep gives to its trials itself"),
+        ({"storage": ["a", "b"]}, {}, InvalidOption, "the sweep sets for its trials"),
         ({"checkpoint_every": [0]}, {}, InvalidOption, "checkpoint_every=0 cannot work"),
         ({"seed": [1]}, {"driver": "rai"}, InvalidOption, "driver='rai' is unknown"),
     ],
@@ -136,32 +136,32 @@ def test_metric_mode_and_space_are_needed(job: JobFunction, metric: str, mode: A
 
 class TestTask:
     def test_trial_has_its_own_name_and_its_least_workers(self, job: JobFunction, tmp_path: Path) -> None:
-        task = spec_of(sweep(job, {"most": (2, 4)}, tmp_path, hang_timeout_s=9.0))
-        made = task.trial_job({"most": 4}, "ab_1", generation=2)
+        spec = spec_of(sweep(job, {"most": (2, 4)}, tmp_path, hang_timeout_s=9.0))
+        made = spec.make_trial_job({"most": 4}, "ab_1", generation=2)
         assert made.name == "ctr.ab_1.2"
         assert made.storage == str(tmp_path / "sweeps" / "ctr" / "runs")
         assert made.elastic == Elastic(min_workers=1, max_workers=4, start=1)
         assert made.hang_timeout_s == 9.0
 
     def test_parameters_of_callbacks_are_swept_beside_those_of_the_job(self, job: JobFunction, tmp_path: Path) -> None:
-        task = spec_of(sweep(job, {"every": [2, 5], "checkpoint_every": [1]}, tmp_path, callbacks=doubling))
+        spec = spec_of(sweep(job, {"every": [2, 5], "checkpoint_every": [1]}, tmp_path, callbacks=doubling))
         config = {"every": 5, "checkpoint_every": 7}
-        assert task.job(config).checkpoint_every == 7
-        (made,) = task.make_callbacks(config)
+        assert spec.job(config).checkpoint_every == 7
+        (made,) = spec.make_callbacks(config)
         assert made == Doubling(5)
 
     def test_commits_for_others_go_to_storage_at_once(self, job: JobFunction, tmp_path: Path) -> None:
-        task = spec_of(sweep(job, {"seed": [1]}, tmp_path), exchanges=True)
-        made = task.trial_job({"seed": 1}, "ab_1")
+        spec = spec_of(sweep(job, {"seed": [1]}, tmp_path), has_exchange=True)
+        made = spec.make_trial_job({"seed": 1}, "ab_1")
         assert made.storage_every_s == 0.0 and made.keep_last >= 3
 
     def test_numbers_of_numpy_are_numbers(self, job: JobFunction, tmp_path: Path) -> None:
-        task = spec_of(sweep(job, {"seed": (1, 9)}, tmp_path))
-        assert task.job({"seed": np.int64(4)}).seed == 4
+        spec = spec_of(sweep(job, {"seed": (1, 9)}, tmp_path))
+        assert spec.job({"seed": np.int64(4)}).seed == 4
 
     def test_travels_with_the_users_own_code(self, job: JobFunction, tmp_path: Path) -> None:
-        task = unpack(pack(spec_of(sweep(job, {"seed": [1]}, tmp_path, callbacks=doubling))))
-        assert task.trial_job({"seed": 5}, "ab_1").seed == 5
+        spec = unpack(pack(spec_of(sweep(job, {"seed": [1]}, tmp_path, callbacks=doubling))))
+        assert spec.make_trial_job({"seed": 5}, "ab_1").seed == 5
 
     def test_what_cannot_travel_is_said(self, job: JobFunction, tmp_path: Path) -> None:
         with (tmp_path / "open").open("w") as file:
@@ -199,7 +199,7 @@ def test_a_parameter_that_follows_from_others_needs_no_default(job: JobFunction,
 
 def test_spaces_have_texts_to_compare() -> None:
     def texts(**space: Any) -> dict[str, str]:
-        return {name: text_of(domain_of(name, given)) for name, given in space.items()}
+        return {name: domain_text(parse_domain(name, given)) for name, given in space.items()}
 
     def twice(config: dict[str, Any]) -> int:
         return 2 * int(config["b"])

@@ -1,4 +1,4 @@
-"""What a trial may still reach: its own newest scores, plus what an epoch at its age has brought to others."""
+"""Forecast of a trial's gains: the median gain of other trials at the same age. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SMOOTH = 3
 
 
 class LearningCurve:
-    """What one more epoch brings at an age, as the median of what it brought to the trials that came so far."""
+    """Gain of one more epoch by age: the median over the trials that have reached that age."""
 
     def __init__(self) -> None:
         self._by_age: list[list[float]] = []
@@ -19,7 +19,7 @@ class LearningCurve:
         self._valid = 0
 
     def note(self, age: int, gain: float) -> None:
-        """A trial's score has changed by `gain` in its epoch number `age` + 1, of which `age` >= 1 were before."""
+        """Add the change `gain` of a trial's score in its epoch number `age` + 1; `age` >= 1 epochs came before."""
         if not math.isfinite(gain):
             return
         while len(self._by_age) < age:
@@ -29,10 +29,10 @@ class LearningCurve:
         del kept[:-KEPT]
         self._valid = min(self._valid, age - 1)
 
-    def between(self, age: int, later: float) -> float:
-        """What a trial of `age` epochs gains until it has `later` epochs.
+    def gain_between(self, age: int, later: float) -> float:
+        """Gain of a trial from `age` to `later` epochs.
 
-        Beyond the oldest trial gains fade with the square of the age, as those of a power law do.
+        Beyond the oldest trial, gains fade with the square of the age, as those of a power law do.
         """
         self._sum_up()
         known = len(self._by_age) + 1
@@ -55,8 +55,8 @@ class LearningCurve:
         self._valid = len(self._by_age)
 
 
-def level(scores: Sequence[float]) -> float:
-    """Where a noisy curve stands now: the median of its last few scores, fewer where it is young and steep."""
+def current_level(scores: Sequence[float]) -> float:
+    """Current level of a noisy curve: median of its last few scores, fewer for a young, steep curve."""
     if not scores:
         return -math.inf
     count = min(SMOOTH, 1 + len(scores) // 4)

@@ -1,4 +1,4 @@
-"""How much faster a trial trains with more workers, learnt from what trials report."""
+"""Speed-up of training by number of workers, learned from the results of trials. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ TRUST = 2.0
 
 
 class SpeedupModel:
-    """Rows per second by number of workers, pooled over trials: `speedup(n)` is in units of one worker.
+    """Rows per second by number of workers, pooled over trials: `speedup(n)` is relative to one worker.
 
-    One exponent is fitted to all trials that were seen with several numbers of workers, drawn to `PRIOR_EXPONENT` as
-    long as little is known; a number of workers that was seen is then corrected by what was measured with it. Trials
-    differ in speed, so each is compared only with itself.
+    One exponent is fitted to all trials that were seen with several numbers of workers. It is pulled towards
+    `PRIOR_EXPONENT` while data are few. Numbers of workers that were seen get a correction from their measurements.
+    Trials differ in speed, so each is compared only with itself.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class SpeedupModel:
         self._corrections: dict[int, float] = {}
 
     def note(self, trial_id: str, workers: int, rows_per_s: float) -> None:
-        """A trial has trained an epoch with `workers` workers, at this rate."""
+        """Add a measurement: a trial trained an epoch with `workers` workers at this rate."""
         if workers < 1 or not rows_per_s > 0 or not math.isfinite(rows_per_s):
             return
         of_trial = self._seen.setdefault(trial_id, {})
@@ -33,7 +33,7 @@ class SpeedupModel:
             self._fit()
 
     def speedup(self, workers: int) -> float:
-        """How many times as fast as with one worker."""
+        """Speed relative to one worker."""
         return float(workers**self._exponent * math.exp(self._corrections.get(workers, 0.0))) if workers > 0 else 0.0
 
     def _fit(self) -> None:
@@ -50,7 +50,7 @@ class SpeedupModel:
 
 
 def _centred(of_trial: dict[int, tuple[int, float]]) -> list[tuple[int, float, float]]:
-    """(workers, log workers, log rate), the logarithms relative to the trial's own means."""
+    """(workers, log workers, log rate); the logarithms are relative to the trial's own means."""
     x_mean = sum(math.log(n) for n in of_trial) / len(of_trial)
     y_mean = sum(mean for _, mean in of_trial.values()) / len(of_trial)
     return [(n, math.log(n) - x_mean, mean - y_mean) for n, (_, mean) in of_trial.items()]

@@ -1,4 +1,4 @@
-"""The workers of a sweep's trials: how many there are and shall be, and the one place where that is changed."""
+"""Workers of a sweep's trials: current and target numbers, and the only interface that changes them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Protocol
 
 from forebay.driver.elastic.client import names, part, runs, steer
 from forebay.runs.status import RunStatus
-from forebay.sweep.layout import generation_of, trial_of
+from forebay.sweep.layout import generation_of, trial_id_of
 
 ANSWER_S, SILENT_S = 2.0, 0.4
-"""How long an answer may take; and for `PATIENT_EVERY_S` after somebody gave none, who would hold up the sweep."""
+"""Timeout of an answer. The short one applies for `PATIENT_EVERY_S` after a timeout, which would delay the sweep."""
 PATIENT_EVERY_S = 20.0
 FRESH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialAllocation:
-    """The run of a trial: how many workers it is to have, has, and may have; `epochs` is how many it is for.
+    """Workers of a trial's run: target, current number and bounds. `epochs` is the number of epochs of its job.
 
-    It may have as many as its own callbacks asked for last: a schedule of theirs is an upper bound of its share.
+    `max_workers` includes the last request of the run's own callbacks: their schedule is an upper bound.
     """
 
     target: int
@@ -33,41 +33,41 @@ class TrialAllocation:
 
     @property
     def occupied(self) -> int:
-        """Workers that nobody else can have: those it is to get, and those it has not let go of yet."""
+        """Workers that no other trial can have: granted ones, and those that are not released yet."""
         return max(self.target, self.world_size)
 
 
 class TrialWorkers(Protocol):
-    """What an allotment needs of the trials' runs. No call blocks for long; a trial that has ended is no error."""
+    """Interface of an allocator to the trials' runs. Calls do not block for long; an ended trial is not an error."""
 
-    def held(self) -> Mapping[str, TrialAllocation]:
-        """The runs that are under way, by trial."""
+    def allocations(self) -> Mapping[str, TrialAllocation]:
+        """Running trials and their allocations."""
         ...
 
-    def ask(self, trial_id: str, workers: int) -> None:
-        """Have a trial train on `workers` workers."""
+    def resize(self, trial_id: str, workers: int) -> None:
+        """Set the target number of workers of a trial."""
         ...
 
-    def end(self, trial_id: str, reason: str) -> None:
-        """Have a trial commit and end in the middle of an epoch."""
+    def stop(self, trial_id: str, reason: str) -> None:
+        """Make a trial save a checkpoint and end during an epoch."""
         ...
 
 
 class RayTrialWorkers:
-    """Through the coordinators of the runs of the sweep `sweep`."""
+    """Trial workers through the coordinators of the runs of the sweep `sweep`."""
 
     def __init__(self, sweep: str) -> None:
         self._sweep = sweep
         self._known: dict[str, RunStatus] = {}
         self._polled_at = self._missed_at = -math.inf
 
-    def lately_held(self) -> Mapping[str, TrialAllocation]:
-        """The same to look at: what was found in the last second, if anything was."""
+    def recent_allocations(self) -> Mapping[str, TrialAllocation]:
+        """Allocations for display: those of the last second, if there are any."""
         if time.monotonic() - self._polled_at > FRESH_S:
-            return self.held()
-        return {trial_id: _held(status) for trial_id, status in self._known.items()}
+            return self.allocations()
+        return {trial_id: _allocation_of(status) for trial_id, status in self._known.items()}
 
-    def held(self) -> Mapping[str, TrialAllocation]:
+    def allocations(self) -> Mapping[str, TrialAllocation]:
         there = set(names(f"{self._sweep}."))
         is_patient = time.monotonic() - self._missed_at > PATIENT_EVERY_S
         answers = {status.name: status for status in runs(f"{self._sweep}.", ANSWER_S if is_patient else SILENT_S)}
@@ -76,23 +76,23 @@ class RayTrialWorkers:
             self._missed_at = -math.inf
         elif is_patient:
             self._missed_at = self._polled_at
-        # A coordinator that is too busy to answer still has its workers.
+        # A coordinator that does not answer still has its workers.
         silent = {status.name: status for status in self._known.values() if status.name in there - answers.keys()}
         self._known = {}
         for status in (*silent.values(), *answers.values()):
-            trial_id = trial_of(status.name, self._sweep)
+            trial_id = trial_id_of(status.name, self._sweep)
             if trial_id is not None and self._is_newer(status, self._known.get(trial_id)):
                 self._known[trial_id] = status
-        return {trial_id: _held(status) for trial_id, status in self._known.items()}
+        return {trial_id: _allocation_of(status) for trial_id, status in self._known.items()}
 
-    def ask(self, trial_id: str, workers: int) -> None:
+    def resize(self, trial_id: str, workers: int) -> None:
         if trial_id in self._known:
             known = self._known[trial_id]
             steer(known.name, workers)
-            # It has them from now on, also if it is silent the next time.
+            # They are reserved from now on, even if the next answer is missing.
             self._known[trial_id] = replace(known, target=max(known.target, workers))
 
-    def end(self, trial_id: str, reason: str) -> None:
+    def stop(self, trial_id: str, reason: str) -> None:
         if trial_id in self._known:
             part(self._known[trial_id].name, reason)
 
@@ -100,7 +100,7 @@ class RayTrialWorkers:
         return known is None or generation_of(status.name, self._sweep) > generation_of(known.name, self._sweep)
 
 
-def _held(status: RunStatus) -> TrialAllocation:
+def _allocation_of(status: RunStatus) -> TrialAllocation:
     return TrialAllocation(
         target=status.target,
         world_size=status.world_size,

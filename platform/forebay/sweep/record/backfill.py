@@ -1,4 +1,4 @@
-"""Epochs that were trained, but never came to the sweep's record: they ended while the sweep did, or was killed."""
+"""Epochs that were trained but are missing in the record: they ended while the sweep ended or was killed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from forebay.sweep.layout import RUNS, generation_of
 from forebay.sweep.record.record import Point, Record, TrialRecord
 
 
-def fill_in(record: Record, path: str) -> None:
-    """Take them over from the results of the runs, in the sweep's folder `path`, of trials that may miss some."""
+def backfill(record: Record, path: str) -> None:
+    """Add missing epochs to `record` from the results of the runs in the sweep's folder `path`."""
     runs = below(path, RUNS)
     for trial in list(record.trials.values()):
-        if not trial.has_begun:
+        if not trial.has_started:
             continue
         if trial.state == "finished" and len(trial.points) == trial.epochs:
             continue
         try:
             result = load_result(below(runs, trial.run))
-        except (OSError, ForebayError):  # what cannot be read is missed
+        except (OSError, ForebayError):  # an unreadable result adds nothing
             continue
         if result is not None:
             record.put(_filled(trial, result.epochs, record, generation_of(trial.run, record.name)))
@@ -32,26 +32,26 @@ def fill_in(record: Record, path: str) -> None:
 
 def _filled(trial: TrialRecord, epochs: Sequence[EpochEnded], record: Record, generation: int) -> TrialRecord:
     known = {point.epoch for point in trial.points}
-    # What a branch has of epochs before its first own one is another trial's.
+    # A fork's epochs before its own first one belong to another trial.
     after = trial.epochs if generation else 0
     missed = [_point(ended, trial, record) for ended in epochs if ended.epoch >= after and ended.epoch + 1 not in known]
     if not missed:
         return trial
     points = (*trial.points, *missed)
     filled = replace(trial, points=points if generation else tuple(sorted(points, key=lambda point: point.epoch)))
-    return filled.has_best(record.mode, trial.best(record.mode), trial.config)
+    return filled.with_best(record.mode, trial.best(record.mode), trial.config)
 
 
 def _point(ended: EpochEnded, trial: TrialRecord, record: Record) -> Point:
-    """It ended before the next one that is known did, and before the trial let go of its workers."""
+    """Point of a missing epoch: before the next known one, and before the trial released its workers."""
     later = [point for point in trial.points if point.epoch > ended.epoch + 1]
-    let_go = trial.crews[-1].at_s if trial.crews and not trial.workers else record.elapsed_s
-    crew = [crew.workers for crew in trial.crews if crew.workers]
+    released_s = trial.worker_counts[-1].at_s if trial.worker_counts and not trial.workers else record.elapsed_s
+    count = [count.workers for count in trial.worker_counts if count.workers]
     value = ended.metrics.get(record.metric, math.nan)
     return Point(
-        at_s=later[0].at_s if later else let_go,
+        at_s=later[0].at_s if later else released_s,
         epoch=ended.epoch + 1,
         value=value if math.isfinite(value) else None,
-        workers=later[0].workers if later else (crew or [0])[-1],
+        workers=later[0].workers if later else (count or [0])[-1],
         rows_per_s=ended.rows / ended.seconds if ended.seconds > 0 else 0.0,
     )

@@ -1,4 +1,4 @@
-"""What a sweep knows of its trials: their configs, their states, and how they did over time."""
+"""Record of a sweep's trials: configs, states and results over time. Saved as `sweep.json`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import below, resolve
 
 FILE_NAME = "sweep.json"
-VERSION = 1
+VERSION = 2
 
 Mode = Literal["min", "max"]
 State = Literal["pending", "running", "paused", "finished", "stopped", "failed"]
-"""Not begun, or waiting for its turn again; training; put aside by the scheduler; all epochs trained; ended early by
-the scheduler, the deadline or a person; ended by an error."""
+"""Not started, or waiting to resume; training; paused by the scheduler; all epochs trained; stopped early by the
+scheduler, the deadline or a user; ended by an error."""
 ENDED = frozenset[State](("finished", "stopped", "failed"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A trial at the end of an epoch. `at_s` is seconds of the sweep, `epoch` counts from 1.
+    """State of a trial at the end of an epoch. `at_s` is seconds of the sweep; `epoch` counts from 1.
 
-    `value` is the metric, None where it was no finite number.
+    `value` is the metric, None if it was not finite.
     """
 
     at_s: float
@@ -38,7 +38,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCount:
-    """How many workers train from `at_s` on."""
+    """Number of workers from `at_s` on, in seconds of the sweep."""
 
     at_s: float
     workers: int
@@ -46,14 +46,15 @@ class WorkerCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """One trial so far. `run` names its run; `crews` holds a line per change of its world size.
+    """Record of one trial. `run` names its run; `worker_counts` has one entry per change of its world size.
 
-    `best_run` and `best_config` are those it had when it came to its best value, None where they are the present ones:
-    a trial may go on from another one's commit, with another config.
+    `best_run` and `best_config` belong to its best value. None means the current ones: a trial may fork from another
+    trial's checkpoint with another config.
 
-    `blocks` is what the cache calls what it trains on, empty without a cache, None before its first epoch has ended.
+    `blocks` is the cache's name for its data: empty without a cache, None before its first epoch has ended.
 
-    `ran_s` is for how long it was running, up to `since_s`: when it began to run this time, None where it does not.
+    `running_s` is the time it was running before `running_since_s`, the start of the current period; that is None if it
+    does not run.
     """
 
     id: str
@@ -62,9 +63,9 @@ class TrialRecord:
     state: State = "pending"
     error: str | None = None
     points: tuple[Point, ...] = ()
-    crews: tuple[WorkerCount, ...] = ()
-    ran_s: float = 0.0
-    since_s: float | None = None
+    worker_counts: tuple[WorkerCount, ...] = ()
+    running_s: float = 0.0
+    running_since_s: float | None = None
     blocks: str | None = None
     best_run: str | None = None
     best_config: Mapping[str, Any] | None = None
@@ -77,61 +78,61 @@ class TrialRecord:
     def config_at_best(self) -> Mapping[str, Any]:
         return self.config if self.best_config is None else self.best_config
 
-    def entered(self, state: State, at_s: float, error: str | None = None) -> TrialRecord:
-        """As it is in another state from `at_s` on."""
+    def with_state(self, state: State, at_s: float, error: str | None = None) -> TrialRecord:
+        """Copy in the state `state` from `at_s` on."""
         if state == self.state:
             return self if error is None else replace(self, error=error)
-        ran_s = self.seconds(at_s)
-        since_s = at_s if state == "running" else None
-        trial = replace(self, state=state, error=error, ran_s=ran_s, since_s=since_s)
-        return trial if state == "running" else trial.manned(0, at_s)
+        running_s = self.seconds(at_s)
+        running_since_s = at_s if state == "running" else None
+        trial = replace(self, state=state, error=error, running_s=running_s, running_since_s=running_since_s)
+        return trial if state == "running" else trial.with_workers(0, at_s)
 
-    def reached(self, point: Point) -> TrialRecord:
-        """With the end of an epoch; one that is told again, as after a restart, is no news."""
+    def with_point(self, point: Point) -> TrialRecord:
+        """Copy with the end of an epoch. A repeated one, as after a restart, changes nothing."""
         last = self.last
         if last is not None and (last.epoch, last.value) == (point.epoch, point.value):
             return self
         return replace(self, points=(*self.points, point))
 
-    def has_best(self, mode: Mode, before: Point | None, config: Mapping[str, Any]) -> TrialRecord:
-        """With the run, and the `config`, of its best value, if that is another one than `before`."""
+    def with_best(self, mode: Mode, before: Point | None, config: Mapping[str, Any]) -> TrialRecord:
+        """Copy with the run and `config` of its best value, if that is not `before`."""
         return self if self.best(mode) == before else replace(self, best_run=self.run, best_config=config)
 
-    def manned(self, workers: int, at_s: float) -> TrialRecord:
-        """With `workers` workers from `at_s` on."""
+    def with_workers(self, workers: int, at_s: float) -> TrialRecord:
+        """Copy with `workers` workers from `at_s` on."""
         if workers == self.workers:
             return self
-        return replace(self, crews=(*self.crews, WorkerCount(at_s=at_s, workers=workers)))
+        return replace(self, worker_counts=(*self.worker_counts, WorkerCount(at_s=at_s, workers=workers)))
 
     def best(self, mode: Mode) -> Point | None:
-        """The end of the epoch with the best value; the earliest of several. None without a value."""
+        """End of the epoch with the best value, the earliest of several. None without a value."""
         found = [point for point in self.points if point.value is not None]
         if not found:
             return None
         return min(found, key=lambda point: _cost(point.value, mode))
 
     def seconds(self, now_s: float) -> float:
-        """For how long it has been running, as of `now_s`."""
-        return self.ran_s + (max(now_s - self.since_s, 0.0) if self.since_s is not None else 0.0)
+        """Seconds that it has been running, as of `now_s`."""
+        return self.running_s + (max(now_s - self.running_since_s, 0.0) if self.running_since_s is not None else 0.0)
 
     @property
     def last(self) -> Point | None:
-        """The end of the newest epoch."""
+        """End of the newest epoch."""
         return self.points[-1] if self.points else None
 
     @property
     def epochs(self) -> int:
-        """How many epochs are trained."""
+        """Number of trained epochs."""
         return self.points[-1].epoch if self.points else 0
 
     @property
     def workers(self) -> int:
-        """How many workers train now."""
-        return self.crews[-1].workers if self.crews else 0
+        """Current number of workers."""
+        return self.worker_counts[-1].workers if self.worker_counts else 0
 
     @property
-    def has_begun(self) -> bool:
-        return self.state == "running" or self.ran_s > 0 or bool(self.points)
+    def has_started(self) -> bool:
+        return self.state == "running" or self.running_s > 0 or bool(self.points)
 
     @property
     def has_ended(self) -> bool:
@@ -140,12 +141,13 @@ class TrialRecord:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """A sweep so far; the one who fills it is `Recorder`.
+    """Record of a sweep, filled by `SweepRecorder`.
 
-    `elapsed_s` counts the seconds the sweep was under way, over all its starts. `started_at` is Unix seconds of the
-    first start. `deadline_at_s` is the deadline in these seconds: `deadline_s` after the newest `run_sweep`. `slots`
-    is how many workers the cluster takes. `log_axes` names the parameters that are drawn from a logarithmic domain.
-    `space` says what parameters are drawn from, and `num_trials` how many trials were asked for.
+    `elapsed_s` is the running time of the sweep over all its starts. `started_at` is the Unix time of the first start.
+    `deadline_at_s` is the deadline in running time: `deadline_s` after the newest `run_sweep`. `slots` is the number of
+    workers that fit into the cluster. `log_axes` names the parameters with a logarithmic domain. `space` maps
+    parameters to texts of their domains. `num_trials` is the number of requested trials. `stopped` is the reason of an
+    early end.
     """
 
     name: str
@@ -163,12 +165,12 @@ class Record:
     trials: dict[str, TrialRecord] = field(default_factory=dict)
 
     def put(self, trial: TrialRecord) -> None:
-        """Take over what is known of a trial now."""
+        """Replace the record of a trial."""
         self.trials[trial.id] = trial
 
     @property
     def best(self) -> TrialRecord | None:
-        """The trial with the best value at the end of any of its epochs; None before there is one."""
+        """Trial with the best value at the end of any of its epochs. None before the first value."""
         ranked = self.ranked
         return ranked[0] if ranked and ranked[0].best(self.mode) is not None else None
 
@@ -179,7 +181,7 @@ class Record:
 
     @property
     def ranked(self) -> list[TrialRecord]:
-        """All trials, the best first; those without a value last."""
+        """All trials, best first; trials without a value last."""
 
         def cost(trial: TrialRecord) -> float:
             point = trial.best(self.mode)
@@ -189,7 +191,7 @@ class Record:
 
     @property
     def parameters(self) -> list[str]:
-        """Names of all that was swept, in the order they came up."""
+        """Names of all swept parameters, in order of appearance."""
         return list(dict.fromkeys(name for trial in self.trials.values() for name in trial.config))
 
     @property
@@ -199,13 +201,13 @@ class Record:
 
     @property
     def slots_in_use(self) -> int:
-        """How many workers train now."""
+        """Number of workers that train now."""
         return sum(trial.workers for trial in self.trials.values())
 
     def begin(self, now: float, late_s: float = 0.0) -> None:
-        """Note that the sweep starts, or starts again: whatever ran when it was cut off waits for its turn now.
+        """Take note that the sweep starts or restarts. Trials that were interrupted become pending.
 
-        `late_s` is for how long its deadline has been counting by then.
+        `late_s` is the time that already counts against its deadline.
         """
         self.started_at = self.started_at or now
         left_s = None if self.deadline_s is None else max(self.deadline_s - late_s, 0.0)
@@ -213,17 +215,17 @@ class Record:
         self.stopped = None
         for trial in self.trials.values():
             if trial.state == "running":
-                self.trials[trial.id] = trial.entered("pending", self.elapsed_s)
+                self.trials[trial.id] = trial.with_state("pending", self.elapsed_s)
 
     def to_json(self) -> str:
-        """Strict JSON: configs as plain values, what JSON has no word for as text."""
+        """Strict JSON. Configs are plain values; non-finite numbers and other types become text."""
         facts = {name: getattr(self, name) for name in FACTS}
         trials = [asdict(trial) for trial in self.trials.values()]
         return json.dumps({"version": VERSION, **_plain(facts), "trials": _plain(trials)}, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
-        """Raises `InvalidOption` for anything that `to_json` of this version did not write."""
+        """Inverse of `to_json`. Raises `InvalidOption` for anything that this version did not write."""
         try:
             facts = json.loads(text)
             if facts.pop("version") != VERSION:
@@ -233,7 +235,7 @@ class Record:
             return cls(trials={trial.id: trial for trial in trials}, log_axes=log_axes, **facts)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidOption(
-                f"this is no record of a Forebay sweep of version {VERSION} ({error}). "
+                f"this is not a record of a Forebay sweep of version {VERSION} ({error}). "
                 f"Remove {FILE_NAME} from the sweep's folder, or give the sweep another name."
             ) from error
 
@@ -248,12 +250,12 @@ def _cost(value: float | None, mode: Mode) -> float:
 
 def _trial(facts: Mapping[str, Any]) -> TrialRecord:
     points = tuple(Point(**point) for point in facts["points"])
-    crews = tuple(WorkerCount(**crew) for crew in facts["crews"])
-    return TrialRecord(**{**facts, "points": points, "crews": crews})
+    worker_counts = tuple(WorkerCount(**count) for count in facts["worker_counts"])
+    return TrialRecord(**{**facts, "points": points, "worker_counts": worker_counts})
 
 
 def _plain(value: Any) -> Any:
-    """`value` of what JSON knows: numbers that are none, and all else, as text."""
+    """`value` in JSON types: non-finite numbers and all other types become text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -266,14 +268,14 @@ def _plain(value: Any) -> Any:
 
 
 def save_record(record: Record, path: str) -> None:
-    """Write `sweep.json` into the sweep's folder `path`, replacing an earlier one as a whole."""
+    """Write `sweep.json` into the sweep's folder `path`, replacing the earlier file atomically."""
     write_atomically(below(path, FILE_NAME), record.to_json().encode())
 
 
 def load_record(path: str) -> Record | None:
-    """The record in the sweep's folder `path`, or None where no sweep has been.
+    """Load the record from the sweep's folder `path`. None if no sweep was started there.
 
-    Raises `InvalidOption` for a file that is no record, and for a `path` that is a file.
+    Raises `InvalidOption` for a file that is not a record, and for a `path` that is a file.
     """
     place = resolve(below(path, FILE_NAME))
     try:
@@ -293,6 +295,6 @@ ORDER = {"running": 0, "paused": 1, "pending": 2}
 """Those that may still change first."""
 
 
-def lively_first(record: Record) -> list[TrialRecord]:
-    """Running trials, those that wait, those that have ended; the best of each first."""
+def active_first(record: Record) -> list[TrialRecord]:
+    """Running trials, then waiting ones, then ended ones; the best of each first."""
     return sorted(record.ranked, key=lambda trial: ORDER.get(trial.state, len(ORDER)))

@@ -1,4 +1,4 @@
-"""The record of a sweep, filled from what Ray Tune says of its trials."""
+"""Tune callback that fills the record of a sweep."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from forebay.errors import WriteFailed
 from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import resolve
 from forebay.sweep.layout import run_name
-from forebay.sweep.record.backfill import fill_in
+from forebay.sweep.record.backfill import backfill
 from forebay.sweep.record.record import Point, Record, State, TrialRecord, save_record
 
 SAVE_EVERY_S, SAVE_FAR_EVERY_S = 1.0, 10.0
-"""On this machine's storage, and where every save is a request."""
+"""On local storage, and on storage where every save is a request."""
 
 STATES: Mapping[str, State] = {
     Trial.PENDING: "pending",
@@ -35,19 +35,20 @@ STATES: Mapping[str, State] = {
 log = logging.getLogger(__name__)
 
 
-class Sized(Protocol):
-    """What is asked of a run under way: how many workers train now."""
+class HasWorldSize(Protocol):
+    """A running run: its current number of workers."""
 
     @property
     def world_size(self) -> int: ...
 
 
 class SweepRecorder(tune.Callback):  # type: ignore[misc]
-    """Keeps `record` up to date, and writes it to `sweep.json` in the sweep's folder `path`, and whoever `tells` are.
+    """Tune callback that keeps `record` up to date, saves it to `sweep.json` in the folder `path`, and calls
+    `listeners`.
 
-    `held` asks for the runs under way, by trial (`TrialWorkers.held`). A storage that fails is tried again the next
-    time; only the last save, `close`, has to succeed. `clock` gives monotonic seconds; the sweep's deadline counts
-    from `began` of it, if not from `setup`.
+    `allocations` returns the running runs by trial (`TrialWorkers.allocations`). A failed save is repeated at the next
+    turn; only the last save, in `close`, must succeed. `clock` returns monotonic seconds. The deadline counts from
+    `began` on that clock, or else from `setup`.
     """
 
     def __init__(
@@ -56,20 +57,20 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
         path: str,
         began: float | None = None,
         *,
-        held: Callable[[], Mapping[str, Sized]] | None = None,
-        tells: Sequence[Callable[[Record], object]] = (),
+        allocations: Callable[[], Mapping[str, HasWorldSize]] | None = None,
+        listeners: Sequence[Callable[[Record], object]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record, self._path = record, path
-        self._held, self._tells, self._clock = held, tuple(tells), clock
+        self._allocations, self._listeners, self._clock = allocations, tuple(listeners), clock
         self._every_s = SAVE_EVERY_S if resolve(path).is_local else SAVE_FAR_EVERY_S
         self._asked_at = began
         self._began: float | None = None
         self._offset_s, self._noted_s, self._saved_s = 0.0, -math.inf, -math.inf
-        self._has_met = False
+        self._has_seen_trials = False
 
     def setup(self, **info: Any) -> None:  # noqa: ARG002 - Tune's signature
-        """The sweep begins, or begins again."""
+        """Start or resume the record."""
         self._began, self._offset_s = self._clock(), self.record.elapsed_s
         late_s = 0.0 if self._asked_at is None else self._began - self._asked_at
         self.record.begin(time.time(), late_s)
@@ -82,28 +83,28 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
         result: dict[str, Any],
         **info: Any,  # noqa: ARG002
     ) -> None:
-        """An epoch of a trial has ended."""
+        """Record the end of an epoch of a trial."""
         now_s = self._tick()
-        known = self._known(trial).entered("running", now_s)
+        known = self._known(trial).with_state("running", now_s)
         before = known.best(self.record.mode)
         known = replace(known, run=result.get("run", known.run), blocks=result.get("blocks", known.blocks))
         if "epoch" in result:
-            known = known.reached(_point(result, self.record.metric, now_s))
-            # By now PBT may have given the trial another config than the one of this result.
-            known = known.has_best(self.record.mode, before, _config(result.get("config", trial.config)))
+            known = known.with_point(_point(result, self.record.metric, now_s))
+            # PBT may have changed the trial's config since this result.
+            known = known.with_best(self.record.mode, before, _config(result.get("config", trial.config)))
         if result.get("diverged"):
-            known = replace(known, error=f"{self.record.metric} is no finite number in epoch {result.get('epoch')}")
-        if self._held is None:
-            known = known.manned(int(result.get("workers", 0)), now_s)
+            known = replace(known, error=f"{self.record.metric} is not finite in epoch {result.get('epoch')}")
+        if self._allocations is None:
+            known = known.with_workers(int(result.get("workers", 0)), now_s)
         self.record.put(known)
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002 - Tune's signature
-        """Called several times a second, whatever happens."""
+        """Update the record. Tune calls it several times a second."""
         now_s = self._tick()
         if now_s - self._noted_s >= SAVE_EVERY_S:
             self._noted_s = now_s
             self._note(trials)
-            for tell in self._tells:
+            for tell in self._listeners:
                 tell(self.record)
         if now_s - self._saved_s >= self._every_s:
             self._saved_s = now_s
@@ -120,8 +121,10 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
         self.record.stopped = stopped
         now_s = self.record.elapsed_s
         for trial in list(self.record.trials.values()):
-            self.record.put(trial.entered("pending", now_s) if trial.state == "running" else trial.manned(0, now_s))
-        fill_in(self.record, self._path)
+            self.record.put(
+                trial.with_state("pending", now_s) if trial.state == "running" else trial.with_workers(0, now_s)
+            )
+        backfill(self.record, self._path)
         try:
             save_record(self.record, self._path)
         except OSError as error:
@@ -140,40 +143,40 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
     def _known(self, trial: Trial) -> TrialRecord:
         known = self.record.trials.get(trial.trial_id)
         run = run_name(self.record.name, trial.trial_id)
-        # The config anew each time: PBT changes it.
+        # PBT changes the config.
         return replace(known or TrialRecord(id=trial.trial_id, run=run, config={}), config=_config(trial.config))
 
     def _note(self, trials: Sequence[Trial]) -> None:
-        """What every trial is about, and with how many workers."""
+        """Record the state and the workers of every trial."""
         now_s = self.record.elapsed_s
-        if not self._has_met:
-            self._has_met = True
+        if not self._has_seen_trials:
+            self._has_seen_trials = True
             self._forget_unknown(trials)
-        held = self._held() if self._held else None
+        allocations = self._allocations() if self._allocations else None
         for trial in trials:
             known = self._known(trial)
             diverged = known.error if (trial.last_result or {}).get("diverged") else None
-            known = known.entered(_state(trial, known), now_s, _error(trial) or diverged)
-            if held is not None and known.state == "running":
-                known = known.manned(held[known.id].world_size if known.id in held else 0, now_s)
+            known = known.with_state(_state(trial, known), now_s, _error(trial) or diverged)
+            if allocations is not None and known.state == "running":
+                known = known.with_workers(allocations[known.id].world_size if known.id in allocations else 0, now_s)
             self.record.put(known)
 
     def _forget_unknown(self, trials: Sequence[Trial]) -> None:
-        """After a restart: trials that were drawn so shortly before a kill that Tune does not know them any more."""
+        """After a restart, drop trials that were drawn so shortly before a kill that Tune has lost them."""
         known = {trial.trial_id for trial in trials}
         for trial in list(self.record.trials.values()):
-            if trial.id not in known and not trial.has_begun and not trial.has_ended:
+            if trial.id not in known and not trial.has_started and not trial.has_ended:
                 del self.record.trials[trial.id]
 
     def _try_to_save(self) -> None:
         try:
             save_record(self.record, self._path)
         except OSError as error:
-            log.warning("The sweep's record cannot be written just now: %s", redact(str(error)))
+            log.warning("The sweep's record cannot be written at the moment: %s", redact(str(error)))
 
 
 def _config(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As a job gets it: some searchers draw NumPy's numbers and strings."""
+    """Config as a job receives it: some searchers draw NumPy scalars."""
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
 
 
@@ -190,14 +193,15 @@ def _point(result: Mapping[str, Any], metric: str, now_s: float) -> Point:
 
 
 def _state(trial: Trial, known: TrialRecord) -> State:
-    """Tune calls all that ended without an error terminated; whose run was finished, its last result tells.
+    """State of a trial. Tune's TERMINATED covers all ends without an error; the last result distinguishes finished
+    ones.
 
-    A trial that is held back before its first start is paused to Tune, too.
+    Tune's PAUSED includes trials that are held back before their first start.
     """
     state = STATES[trial.status]
     if state == "finished" and not (trial.last_result or {}).get("finished", False):
         return "stopped"
-    return "pending" if state == "paused" and not known.has_begun else state
+    return "pending" if state == "paused" and not known.has_started else state
 
 
 def _error(trial: Trial) -> str | None:
@@ -208,6 +212,6 @@ def _error(trial: Trial) -> str | None:
 
 
 def _last_line(text: str) -> str:
-    """The error itself of a traceback, without the modules before its name; what it lists below itself is indented."""
+    """The error line of a traceback, without module names. Indented lines after it belong to its message."""
     lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
     return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", lines[-1].strip()) if lines else text.strip()

@@ -1,15 +1,15 @@
-"""What a sweep says of itself to whoever asks from outside: its lines of `forebay ps`."""
+"""Status of a running sweep, as `forebay ps` shows it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.sweep.record.record import Mode, Record, State, TrialRecord, lively_first
+from forebay.sweep.record.record import Mode, Record, State, TrialRecord, active_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialStatus:
-    """One trial at one moment: `value` is its newest, `best` its best one."""
+    """One trial at one moment: `value` is its newest, `best` its best value."""
 
     id: str
     run: str
@@ -24,9 +24,9 @@ class TrialStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
-    """A sweep under way at one moment: its running trials first, then those that wait, and the best of each first.
+    """A running sweep at one moment: running trials first, then waiting ones, the best of each first.
 
-    `started_at` is Unix seconds, `stopping` why it was asked to end.
+    `started_at` is Unix seconds; `stopping` is the reason of a requested stop.
     """
 
     name: str
@@ -45,7 +45,7 @@ class SweepStatus:
 
     @classmethod
     def of(cls, record: Record, path: str) -> SweepStatus:
-        """How the sweep in the folder `path` stands."""
+        """Status of the sweep with this record, in the folder `path`."""
         best = record.best
         return cls(
             name=record.name,
@@ -59,7 +59,7 @@ class SweepStatus:
             slots=record.slots,
             slots_in_use=record.slots_in_use,
             path=path,
-            trials=tuple(_trial(record, each) for each in lively_first(record)),
+            trials=tuple(_trial(record, each) for each in active_first(record)),
         )
 
 

@@ -1,4 +1,4 @@
-"""Where a sweep under way is found: a named actor that says how it stands, and passes on that it shall end."""
+"""Named actor of a running sweep: holds its status and passes on stop requests."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from forebay.sweep.record.record import Record
 from forebay.sweep.record.status import SweepStatus
 
 PREFIX = "sweep-"
-"""Before a sweep's name: the name of its board in `NAMESPACE`."""
+"""Prefix of the actor's name in `NAMESPACE`, before the name of the sweep."""
 
 
 class SweepStatusActor:
-    """The actor: what the sweep last said of itself, and the first reason that anybody gave to end it."""
+    """Actor with the newest status of the sweep and the first requested stop."""
 
-    def __init__(self, standing: SweepStatus) -> None:
-        self._standing = standing
+    def __init__(self, status: SweepStatus) -> None:
+        self._status = status
         self._stop: str | None = None
 
-    def pin(self, standing: SweepStatus) -> str | None:
-        """How the sweep stands now; the answer is why it shall end, None as long as it shall not."""
-        self._standing = standing
+    def publish(self, status: SweepStatus) -> str | None:
+        """Store the current status. Returns the reason of a requested stop, or None."""
+        self._status = status
         return self._stop
 
     def read(self) -> SweepStatus:
-        """How it stood last."""
-        return replace(self._standing, stopping=self._stop)
+        """Newest status."""
+        return replace(self._status, stopping=self._stop)
 
-    def ask_stop(self, reason: str) -> None:
-        """Ask for its end."""
+    def request_stop(self, reason: str) -> None:
+        """Request the end of the sweep."""
         self._stop = self._stop or reason
 
 
 class SweepStatusClient:
-    """The sweep's own end of its board."""
+    """The sweep's client of its status actor."""
 
     def __init__(self, actor: ActorHandle, path: str) -> None:
         self._actor, self._path = actor, path
         self._answer: ray.ObjectRef | None = None
         self._stop: str | None = None
 
-    def show(self, record: Record) -> None:
-        """Say how the sweep stands; waits for nothing."""
-        self._hear()
-        self._answer = self._actor.pin.remote(SweepStatus.of(record, self._path))
+    def publish(self, record: Record) -> None:
+        """Publish the current status, without waiting."""
+        self._read_answer()
+        self._answer = self._actor.publish.remote(SweepStatus.of(record, self._path))
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the sweep shall end, as of the call of `show` before the last one; None as long as it shall not."""
-        self._hear()
+        """Reason of a requested stop, as of the call of `publish` before the last one; otherwise None."""
+        self._read_answer()
         return self._stop
 
-    def _hear(self) -> None:
+    def _read_answer(self) -> None:
         if self._answer is None or not ray.wait([self._answer], timeout=0)[0]:
             return
         self._stop = self._stop or ray.get(self._answer)
@@ -68,21 +68,21 @@ class SweepStatusClient:
 
 
 @contextmanager
-def open_board(record: Record, path: str) -> Iterator[SweepStatusClient]:
-    """The board of a sweep for the length of the block. Raises `InvalidOption` where the sweep is under way."""
+def publish_status(record: Record, path: str) -> Iterator[SweepStatusClient]:
+    """Status actor of a sweep for the duration of the block. Raises `InvalidOption` if the sweep is already running."""
     node = ray.get_runtime_context().get_node_id()
-    placed = ray.remote(SweepStatusActor).options(
+    actor_class = ray.remote(SweepStatusActor).options(
         name=f"{PREFIX}{record.name}",
         namespace=NAMESPACE,
         num_cpus=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     )
     try:
-        actor = placed.remote(SweepStatus.of(record, path))
+        actor = actor_class.remote(SweepStatus.of(record, path))
     except ValueError as error:
         raise InvalidOption(
-            f"a sweep named {record.name!r} is under way on this cluster. Wait for its end, or give this one another "
-            "name.",
+            f"a sweep named {record.name!r} is already running on this cluster. Wait for its end, or give this one "
+            "another name.",
             name=record.name,
         ) from error
     try:
@@ -91,30 +91,30 @@ def open_board(record: Record, path: str) -> Iterator[SweepStatusClient]:
         ray.kill(actor)
 
 
-def sweeps() -> list[SweepStatus]:
-    """The sweeps that are under way on the cluster this process is connected to, by name."""
+def list_sweeps() -> list[SweepStatus]:
+    """Running sweeps on the cluster of this process, by name."""
     found = ask_all(PREFIX, lambda board: board.read.remote())
-    return sorted(found, key=lambda standing: standing.name)
+    return sorted(found, key=lambda status: status.name)
 
 
 def is_sweep(name: str) -> bool:
-    """Whether a sweep of this name is under way."""
+    """Whether a sweep of this name is running."""
     return find(PREFIX, name) is not None
 
 
 def stop_sweep(name: str, reason: str) -> SweepStatus:
-    """Ask a sweep to end, its trials after a commit; returns how it stood.
+    """Ask a sweep to end after a checkpoint of each trial. Returns its status.
 
-    Raises `InvalidOption` for one that is not there, or ends at this moment.
+    Raises `InvalidOption` for a sweep that is not running, or is just ending.
     """
     actor = find_or_refuse(PREFIX, name, "sweep")
     try:
-        standing: SweepStatus = ray.get(actor.read.remote(), timeout=ANSWER_S)
-        ray.get(actor.ask_stop.remote(reason), timeout=ANSWER_S)
+        status: SweepStatus = ray.get(actor.read.remote(), timeout=ANSWER_S)
+        ray.get(actor.request_stop.remote(reason), timeout=ANSWER_S)
     except RayError as error:
         raise InvalidOption(
-            f"sweep {name!r} has ended meanwhile, or its driver does not answer; nothing was asked of it. `forebay ps` "
-            "lists what is under way.",
+            f"sweep {name!r} has just ended, or its driver does not answer; no request was made. `forebay ps` "
+            "lists running sweeps.",
             name=name,
         ) from error
-    return standing
+    return status

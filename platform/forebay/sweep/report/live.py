@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.formatting import time_text
-from forebay.sweep.record.record import Record, State, lively_first
-from forebay.sweep.report.text import best_text, cells, columns, config_text, footing, value_text
+from forebay.sweep.record.record import Record, State, active_first
+from forebay.sweep.report.text import best_text, cells, columns, config_text, summary_line, value_text
 
 FIRST_LINE_EVERY_S, LAST_LINE_EVERY_S = 10.0, 60.0
 LOG_WIDTH = 160
@@ -48,7 +48,7 @@ class Display(Protocol):
     def end(self, record: Record) -> None: ...
 
 
-class Live:
+class LiveView:
     """Called with the record about once a second; shows it wherever this process is watched.
 
     Output that nobody takes any more (a closed terminal) ends the showing, not the sweep.
@@ -79,7 +79,7 @@ class Live:
 
 
 @contextmanager
-def showing(wanted: bool = True, console: Console | None = None) -> Iterator[Callable[[Record], None]]:
+def live_display(wanted: bool = True, console: Console | None = None) -> Iterator[Callable[[Record], None]]:
     """What to call with the record of a sweep, about once a second, for the length of the block.
 
     `console` is where it shows unless this is a notebook: standard error if it is not given.
@@ -87,7 +87,7 @@ def showing(wanted: bool = True, console: Console | None = None) -> Iterator[Cal
     if not wanted:
         yield lambda record: None  # noqa: ARG005
         return
-    live = Live(_display(console))
+    live = LiveView(_display(console))
     try:
         yield live
     finally:
@@ -100,7 +100,7 @@ def _display(console: Console | None) -> Display:
     console = console or Console(stderr=True, highlight=False)
     if console.is_terminal:
         return TerminalTable(console)
-    return Lines(Console(file=console.file, width=LOG_WIDTH, highlight=False))
+    return LogLines(Console(file=console.file, width=LOG_WIDTH, highlight=False))
 
 
 def _is_notebook() -> bool:
@@ -122,7 +122,7 @@ class TerminalTable:
             is_seen = sys.stdout.isatty()
             self._screen = Screen(console=self._console, auto_refresh=False, redirect_stdout=is_seen)
             self._screen.start()
-        below = len(Text(footing(record)).wrap(self._console, self._console.width))
+        below = len(Text(summary_line(record)).wrap(self._console, self._console.width))
         room = max(self._console.height - LINES_AROUND - below, 2)
         self._screen.update(self._drawn(record, room), refresh=True)
 
@@ -133,7 +133,7 @@ class TerminalTable:
             screen.stop()
 
     def _drawn(self, record: Record, most: int | None = None) -> Group:
-        return Group(trial_table(record, most, self._console.width), Text(footing(record)))
+        return Group(trial_table(record, most, self._console.width), Text(summary_line(record)))
 
 
 class NotebookTable:
@@ -155,7 +155,7 @@ class NotebookTable:
         self.show(record)
 
 
-class Lines:
+class LogLines:
     """A line per new best value, per trial that ends, and ever more rarely how the sweep stands; a table at the end."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -169,20 +169,20 @@ class Lines:
         now = self._clock()
         if self._began is None:
             self._begin(record, now)
-        self._tell_ends(record)
+        self._log_ended(record)
         if record.best_value != self._best:
             self._best = record.best_value
             best = record.best
-            self._say(record, f"{best_text(record)}: {config_text(best.config_at_best) if best else '-'}")
-            self._put_off(now)
+            self._print(record, f"{best_text(record)}: {config_text(best.config_at_best) if best else '-'}")
+            self._schedule_next(now)
         elif now >= self._due:
-            self._say(record, footing(record))
-            self._put_off(now)
+            self._print(record, summary_line(record))
+            self._schedule_next(now)
 
     def end(self, record: Record) -> None:
-        self._tell_ends(record)
+        self._log_ended(record)
         self._console.print(trial_table(record))
-        self._say(record, footing(record))
+        self._print(record, summary_line(record))
 
     def _begin(self, record: Record, now: float) -> None:
         """What an earlier start has come to is no news."""
@@ -191,22 +191,22 @@ class Lines:
         self._best = record.best_value
         limit = "" if record.deadline_left_s is None else f", {time_text(record.deadline_left_s)} until the deadline"
         goal = "highest" if record.mode == "max" else "lowest"
-        self._say(record, f"sweep {record.name}: for the {goal} {record.metric}{limit}")
+        self._print(record, f"sweep {record.name}: for the {goal} {record.metric}{limit}")
 
-    def _put_off(self, now: float) -> None:
+    def _schedule_next(self, now: float) -> None:
         assert self._began is not None
         self._due = now + min(max(FIRST_LINE_EVERY_S, (now - self._began) / 10), LAST_LINE_EVERY_S)
 
-    def _tell_ends(self, record: Record) -> None:
+    def _log_ended(self, record: Record) -> None:
         for trial in record.trials.values():
             if trial.has_ended and trial.id not in self._ended:
                 self._ended.add(trial.id)
                 last = trial.last
                 came_to = f", {record.metric} {value_text(last.value)}" if last else ""
                 why = f": {trial.error}" if trial.error else ""
-                self._say(record, f"{trial.id} {trial.state} after {_epochs(trial.epochs)}{came_to}{why}")
+                self._print(record, f"{trial.id} {trial.state} after {_epochs(trial.epochs)}{came_to}{why}")
 
-    def _say(self, record: Record, text: str) -> None:
+    def _print(self, record: Record, text: str) -> None:
         self._console.print(f"{time_text(record.elapsed_s):>7}  {text}", markup=False, soft_wrap=True)
 
 
@@ -216,7 +216,7 @@ def trial_table(record: Record, most: int | None = None, width: int = LOG_WIDTH)
     names = columns(record)
     shown = [number for number, name in enumerate(names) if width >= ROOMY or name not in NOT_IF_NARROW]
     table = empty_table([names[number] for number in shown], record.metric)
-    trials = lively_first(record) if most is not None else record.ranked
+    trials = active_first(record) if most is not None else record.ranked
     fitting = len(trials) if most is None or len(trials) <= most else most - 1
     for trial in trials[:fitting]:
         texts = [one_line(cell) for cell in cells(record, trial)]
@@ -253,11 +253,11 @@ def html_table(record: Record) -> str:
     best = record.best
     head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in columns(record))
     rows = []
-    for trial in lively_first(record):
+    for trial in active_first(record):
         weight = " style='font-weight:bold'" if best is not None and trial.id == best.id else ""
         line = "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in cells(record, trial))
         rows.append(f"<tr{weight}>{line}</tr>")
     return (
-        f"<p><b>{escape(record.name)}</b>: {escape(footing(record))}</p>"
+        f"<p><b>{escape(record.name)}</b>: {escape(summary_line(record))}</p>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )

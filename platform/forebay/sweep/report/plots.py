@@ -65,10 +65,10 @@ def workers_figure(record: Record) -> Figure:
     figure = Figure(figsize=(WIDTH, HEIGHT * 0.8), layout="constrained")
     axes, colours = figure.subplots(), Colours(record)
     _, per_s = _time_unit(record.elapsed_s)
-    trials = [trial for trial in record.ranked if trial.crews]
-    times = sorted({0.0, record.elapsed_s, *(crew.at_s for trial in trials for crew in trial.crews)})
+    trials = [trial for trial in record.ranked if trial.worker_counts]
+    times = sorted({0.0, record.elapsed_s, *(count.at_s for trial in trials for count in trial.worker_counts)})
     if trials:
-        stack = np.array([_workers_at(trial.crews, times) for trial in trials])
+        stack = np.array([_workers_at(trial.worker_counts, times) for trial in trials])
         axes.stackplot(
             np.array(times) * per_s,
             stack,
@@ -166,9 +166,9 @@ def _show_time(axes: Axes, record: Record, *, at_top: bool = True) -> None:
     axes.set_xlim(0, max(1.01 * last_s * per_s, 1e-3))
 
 
-def _workers_at(crews: tuple[WorkerCount, ...], times: list[float]) -> np.ndarray:
-    begins = np.array([crew.at_s for crew in crews])
-    workers = np.array([0, *(crew.workers for crew in crews)])
+def _workers_at(worker_counts: tuple[WorkerCount, ...], times: list[float]) -> np.ndarray:
+    begins = np.array([count.at_s for count in worker_counts])
+    workers = np.array([0, *(count.workers for count in worker_counts)])
     found: np.ndarray = workers[np.searchsorted(begins, times, side="right")]
     return found
 

@@ -60,7 +60,7 @@ def cells(record: Record, trial: TrialRecord) -> tuple[str, ...]:
     )
 
 
-def footing(record: Record) -> str:
+def summary_line(record: Record) -> str:
     """`best auc 0.7312 (a1b2_00003), 3 running, 2 pending, 4 of 4 slots in use, 2:10 of 10:00 left`."""
     facts = [best_text(record), states_text(record.trials.values())]
     if record.trials and all(trial.has_ended for trial in record.trials.values()):

@@ -1,4 +1,4 @@
-"""What a trial that came to a bad end leaves in the cluster, for others to have."""
+"""Placement groups that failed trials leave in the cluster."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ray.exceptions import RayError
 from ray.tune.experiment import Trial
 
 from forebay.ray_cluster.placement import remove_places
-from forebay.sweep.layout import trial_of
+from forebay.sweep.layout import trial_id_of
 
 log = logging.getLogger(__name__)
 
 
 class PlacementCleanup(tune.Callback):  # type: ignore[misc]
-    """Frees the places of a trial's workers where the trial hangs, or its process is lost: nobody else would.
+    """Tune callback that frees the placement groups of a trial's workers if the trial hangs or its process is lost.
 
-    At the end of the sweep once more: who hires workers for the trial may have outlived it for a moment.
+    Repeated at the end of the sweep: the process that places workers may outlive the trial for a moment.
     """
 
     def __init__(self, sweep: str) -> None:
@@ -30,7 +30,7 @@ class PlacementCleanup(tune.Callback):  # type: ignore[misc]
         self._remove(trial)
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:  # noqa: ARG002
-        """The trial's process is lost, and will be replaced."""
+        """The trial's process is lost and will be replaced."""
         self._remove(trial)
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002
@@ -44,6 +44,8 @@ class PlacementCleanup(tune.Callback):  # type: ignore[misc]
 
     def _free(self, trial: Trial) -> None:
         try:
-            remove_places(lambda run: trial_of(run, self._sweep) == trial.trial_id)
+            remove_places(lambda run: trial_id_of(run, self._sweep) == trial.trial_id)
         except (RayError, OSError) as error:
-            log.warning("The places of trial %s could not be removed from the cluster: %s", trial.trial_id, error)
+            log.warning(
+                "The placement groups of trial %s could not be removed from the cluster: %s", trial.trial_id, error
+            )

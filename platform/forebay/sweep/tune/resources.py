@@ -1,4 +1,4 @@
-"""What a trial's own process asks of the cluster."""
+"""Resources that a trial's own process requests from the cluster."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from forebay.job.job import Job
 from forebay.sweep.trial_spec import TrialSpec, pack, unpack
 
 _PACKED: dict[bytes, TrialSpec] = {}
-"""What was packed in this process, by what it was packed into."""
+"""Specs packed in this process, by payload."""
 NO_CPU = {"CPU": 0, "memory": 1 << 20}
-"""What a trial's own process asks for: nothing would be refused, and Tune's default is a CPU."""
+"""Request of a trial's own process. Tune refuses an empty one, and its default is one CPU."""
 
 
 def pack_here(spec: TrialSpec) -> bytes:
-    """`pack(spec)`, which `trial_resources` reads in this process without unpickling it."""
+    """`pack(spec)`; `trial_resources` uses `spec` itself in this process instead of unpickling it."""
     payload = pack(spec)
     _PACKED.clear()
     _PACKED[payload] = spec
@@ -27,13 +27,14 @@ def pack_here(spec: TrialSpec) -> bytes:
 def trial_resources(
     payload: bytes, driver: str, otherwise: Mapping[str, float], config: Mapping[str, Any]
 ) -> PlacementGroupFactory:
-    """What a trial's actor asks for: the workers' share only where they are its own process and its children.
+    """Resources of a trial's actor. Only with the local driver do they include the workers, which are its child
+    processes.
 
-    A job function that raises is the failure of its trial, which has to start for that: with `otherwise`.
+    If the job function raises, its trial must start in order to fail: with `otherwise`.
     """
     if driver != "local":
         return PlacementGroupFactory([dict(NO_CPU)])
-    # What is unpickled in the process that pickled it puts its methods, cut down, into the user's own classes.
+    # Unpickling in the process that pickled would replace methods of the user's own classes by reduced ones.
     spec = _PACKED.get(payload) or unpack(payload)
     try:
         share = worker_share(spec.job(config))
@@ -43,5 +44,5 @@ def trial_resources(
 
 
 def worker_share(job: Job) -> Mapping[str, float]:
-    """CPUs and GPUs of the workers that `job` begins with."""
+    """CPUs and GPUs of the workers that `job` starts with."""
     return {"CPU": job.min_workers * job.resources.cpus, "GPU": job.min_workers * job.resources.gpus}

@@ -1,7 +1,7 @@
-"""What Ray Tune knows of a sweep that was run before: it has to take up all of it, or the sweep cannot go on.
+"""Ray Tune's knowledge of an earlier start of the sweep: Tune must restore all of it, or the sweep cannot resume.
 
-Tune begins anew, with other trials, where it cannot read its own file, and says so in its log only. Beyond its
-documented surface, checked on Ray 2.60, are the name and the first level of that file, and a trial's count of failures.
+If Tune cannot read its own file, it starts again with other trials and only logs it. Beyond its documented surface,
+checked on Ray 2.60: the name and the first level of that file, and a trial's count of failures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ray.tune.search import BasicVariantGenerator
 from forebay.errors import InvalidOption, SweepFailed
 from forebay.storage.filesystem import below, resolve
 from forebay.sweep.layout import TUNE
-from forebay.sweep.record.backfill import fill_in
+from forebay.sweep.record.backfill import backfill
 from forebay.sweep.record.record import Record, load_record
 from forebay.sweep.setup import SweepSetup
 from forebay.sweep.space import is_log
@@ -26,10 +26,10 @@ from forebay.sweep.space import is_log
 STATE_FILES = "experiment_state-"
 
 
-class Restored(tune.Callback):  # type: ignore[misc]
-    """Ends a sweep before its first step where Tune has not taken up the trials `known`.
+class ResumeCheck(tune.Callback):  # type: ignore[misc]
+    """Tune callback that ends a sweep before its first step if Tune has not restored the trials `known`.
 
-    Those that go on may lose their processes `max_failures` times again, whatever they met before.
+    Resumed trials may lose their processes `max_failures` times again.
     """
 
     def __init__(self, known: frozenset[str], path: str, max_failures: int) -> None:
@@ -38,24 +38,26 @@ class Restored(tune.Callback):  # type: ignore[misc]
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002 - Tune's signature
         lost = self._known - {trial.trial_id for trial in trials}
         if lost:
-            raise _lost(self._path, f"{len(lost)} of {len(self._known)} trials were not taken up, {min(lost)} for one")
+            raise _lost(
+                self._path, f"{len(lost)} of {len(self._known)} trials were not restored, for example {min(lost)}"
+            )
         for trial in trials:
             if trial.trial_id in self._known and not trial.is_finished():
                 trial.max_failures, trial.run_metadata.num_failures = self._max_failures, 0
         self._known = frozenset()
 
 
-def trials_of_before(path: str, record: Record) -> frozenset[str] | None:
-    """The trials that Tune has noted in the sweep's folder `path`; None where it has not begun.
+def load_known_trials(path: str, record: Record) -> frozenset[str] | None:
+    """Ids of the trials that Tune has noted in the sweep's folder `path`; None if it has not started.
 
-    Raises `SweepFailed` where its file is torn, or gone while the record has trials that were trained.
+    Raises `SweepFailed` if its file is corrupt, or missing while the record has trained trials.
     """
     folder = resolve(below(path, TUNE))
     found = folder.fs.get_file_info(FileSelector(folder.path, allow_not_found=True))
     states = [info.path for info in found if info.base_name.startswith(STATE_FILES)]
     if not states:
         if any(trial.points for trial in record.trials.values()):
-            raise _lost(path, "nothing is there")
+            raise _lost(path, "its file is missing")
         return None
     newest = max(states)
     try:
@@ -63,22 +65,23 @@ def trials_of_before(path: str, record: Record) -> frozenset[str] | None:
             trials = json.loads(stream.read())["trial_data"]
         return frozenset(json.loads(state)["trial_id"] for state, _ in trials)
     except (ValueError, KeyError, TypeError) as error:
-        raise _lost(path, f"{newest.rpartition('/')[2]} is not whole: {error}") from error
+        raise _lost(path, f"{newest.rpartition('/')[2]} is not complete: {error}") from error
 
 
 def resume_config(searcher: Any) -> ResumeConfig:
-    """All that have not ended go on, and what failed is tried again; other searchers were told of a failure for good.
+    """Configuration of Tune: unfinished trials resume, and failed ones are tried again.
 
-    Their own books would be closed for such a trial: the first result would raise in the middle of the sweep.
+    Searchers other than the random one were told that a failure is final: the first new result would raise in the
+    middle of the sweep.
     """
     types = ResumeConfig.ResumeType
     return ResumeConfig(errored=types.RESUME if isinstance(searcher, BasicVariantGenerator) else types.SKIP)
 
 
 def open_record(setup: SweepSetup, name: str, path: str) -> Record:
-    """The record of the sweep `name` in the folder `path`, of an earlier start if there was one.
+    """Record of the sweep `name` in the folder `path`, continued from an earlier start if there was one.
 
-    Raises `InvalidOption` where that start was for something else than `setup`.
+    Raises `InvalidOption` if that start does not match `setup`.
     """
     spec = setup.spec
     record = load_record(path) or Record(name=name, metric=spec.metric, mode=spec.mode)
@@ -88,21 +91,21 @@ def open_record(setup: SweepSetup, name: str, path: str) -> Record:
             f"{spec.metric!r}. Give it another name.",
             name=name,
         )
-    fill_in(record, path)
-    _check_same(record, setup)
+    backfill(record, path)
+    _validate_same_space(record, setup)
     record.space, record.num_trials = setup.space_texts, setup.num_trials
     record.log_axes = [name for name, domain in setup.domains.items() if is_log(domain)]
     return record
 
 
-def _check_same(record: Record, setup: SweepSetup) -> None:
-    """Tune goes on with what it drew from before, whatever it is given: raises `InvalidOption` for anything else."""
+def _validate_same_space(record: Record, setup: SweepSetup) -> None:
+    """Tune continues with the domains of the first start. Raises `InvalidOption` for other ones."""
     now: dict[str, object] = {**setup.space_texts, "num_trials": setup.num_trials}
     was: dict[str, object] = {**record.space, "num_trials": record.num_trials}
     changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     if record.trials and record.space and changed:
         raise InvalidOption(
-            f"the sweep {record.name!r} has begun with {changed[0]}={was.get(changed[0], 'nothing')}; this one has "
+            f"the sweep {record.name!r} was started with {changed[0]}={was.get(changed[0], 'nothing')}; this one has "
             f"{now.get(changed[0], 'nothing')}. Give it another name, or run it as it was.",
             name=record.name,
             changed=changed,
@@ -111,7 +114,7 @@ def _check_same(record: Record, setup: SweepSetup) -> None:
 
 def _lost(path: str, what: str) -> SweepFailed:
     return SweepFailed(
-        f"the sweep in {path} cannot go on: Ray Tune lost what it had noted in {below(path, TUNE)} ({what}). Give the "
-        "sweep a new name; what its trials came to stays in sweep.json and runs.",
+        f"the sweep in {path} cannot resume: Ray Tune's notes of it are lost in {below(path, TUNE)} ({what}). Give the "
+        "sweep a new name; the results of its trials stay in sweep.json and runs.",
         path=path,
     )

@@ -1,6 +1,6 @@
-"""The scheduler and the searcher of one start of a sweep: the user's own, or those that fit what was asked for.
+"""Scheduler and searcher of one start of a sweep: the user's, or the defaults.
 
-Beyond Tune's documented surface, checked on Ray 2.60, is where both keep their metric and mode.
+Beyond Tune's documented surface, checked on Ray 2.60: the attributes in which both keep their metric and mode.
 """
 
 from __future__ import annotations
@@ -25,40 +25,42 @@ from forebay.sweep.space import (
     depends_on_others,
     is_quantized,
 )
-from forebay.sweep.tune.sync_schedulers import is_synchronous, keep_rounds_going
+from forebay.sweep.tune.sync_schedulers import end_stalled_rounds, is_synchronous
 
 RANDOM = ("random", "variant_generator")
 SEEDED = ("optuna", "bohb")
 
 
-def scheduler_of(setup: SweepSetup) -> TrialScheduler:
-    """A scheduler for one start of the sweep. Raises `InvalidOption` for one that is none, or for another metric."""
+def make_scheduler(setup: SweepSetup) -> TrialScheduler:
+    """Scheduler for one start. Raises `InvalidOption` for an object that is not one, or that has another metric."""
     given = setup.scheduler
     if given is None:
-        scheduler = _own_scheduler(setup)
+        scheduler = _default_scheduler(setup)
     elif not isinstance(given, TrialScheduler):
-        raise InvalidOption(f"scheduler={given!r} is none of ray.tune.schedulers. Give one, or None.")
+        raise InvalidOption(f"scheduler={given!r} is not a scheduler of ray.tune.schedulers. Give one, or None.")
     else:
-        # They keep what they have seen of trials: the next start of the same sweep has to begin without it.
+        # Schedulers keep state of trials; the next start of the same sweep needs a fresh one.
         scheduler = copy.deepcopy(given)
-    _check_aim("scheduler", scheduler, setup)
-    _check_bohb(scheduler, setup)
-    keep_rounds_going(scheduler)
+    _adopt_aim("scheduler", scheduler, setup)
+    _validate_bohb(scheduler, setup)
+    end_stalled_rounds(scheduler)
     return scheduler
 
 
-def searcher_of(setup: SweepSetup) -> Any:
-    """A searcher for one start of the sweep. Raises `InvalidOption` for one that is none, or needs what is missing."""
+def make_searcher(setup: SweepSetup) -> Any:
+    """Searcher for one start. Raises `InvalidOption` for an object that is not one, or for missing packages."""
     given = setup.searcher
     if given is None or given in RANDOM:
         return BasicVariantGenerator(random_state=setup.seed)
     if isinstance(given, str | Searcher):
-        _check_drawable(setup)
+        _validate_drawable(setup)
     if not isinstance(given, str):
         if not isinstance(given, Searcher | SearchAlgorithm):
-            raise InvalidOption(f"searcher={given!r} is none of ray.tune.search. Give one, the name of one, or None.")
+            raise InvalidOption(
+                f"searcher={given!r} is not a searcher of ray.tune.search. Give one, its name, or None."
+            )
         searcher = copy.deepcopy(given)
-        _check_aim("searcher", searcher, setup)
+        _adopt_aim("searcher", searcher, setup)
         return searcher
     try:
         return create_searcher(given, **({"seed": setup.seed} if given in SEEDED else {}))
@@ -72,11 +74,12 @@ def searcher_of(setup: SweepSetup) -> Any:
         raise InvalidOption(f"searcher={given!r} is unknown to Ray Tune: {error}", searcher=given) from error
 
 
-def check_population(scheduler: TrialScheduler, num_trials: int, *, slots: int | None, most: int | None) -> None:
-    """Raises `InvalidOption` for trials that are to go on from each other's commits, and never stand side by side.
+def validate_population(scheduler: TrialScheduler, num_trials: int, *, slots: int | None, most: int | None) -> None:
+    """Raises `InvalidOption` for a population whose trials cannot train at the same time.
 
-    `slots` is how many can train at a time, `most` how many may: None where that is no limit. Those of a synchronous
-    population take turns in the slots; but whoever may not begin before another one ends is compared with nobody.
+    `slots` is the number of trials that can train at once, `most` the number that may; None means no limit. Trials of a
+    synchronous population take turns in the slots. A trial that starts only after another one ends is compared with no
+    trial.
     """
     if not isinstance(scheduler, PopulationBasedTraining):
         return
@@ -97,7 +100,7 @@ def check_population(scheduler: TrialScheduler, num_trials: int, *, slots: int |
 
 
 def tune_domain(domain: Domain) -> Any:
-    """`domain` as Ray Tune takes it."""
+    """`domain` as a domain of Ray Tune."""
     match domain:
         case Uniform():
             return tune.uniform(domain.low, domain.high)
@@ -111,7 +114,7 @@ def tune_domain(domain: Domain) -> Any:
             return domain.domain
 
 
-def _own_scheduler(setup: SweepSetup) -> TrialScheduler:
+def _default_scheduler(setup: SweepSetup) -> TrialScheduler:
     if _is_bohb(setup.searcher):
         return HyperBandForBOHB(time_attr="training_iteration", max_t=max(setup.job.epochs, 2))
     return FIFOScheduler() if setup.deadline_s is None else DeadlineScheduler(setup.deadline_s)
@@ -119,12 +122,12 @@ def _own_scheduler(setup: SweepSetup) -> TrialScheduler:
 
 def _is_bohb(searcher: Any) -> bool:
     within = searcher.searcher if isinstance(searcher, ConcurrencyLimiter) else searcher
-    # By its name: its module imports packages that take seconds, and may be missing.
+    # By name: its module imports packages that take seconds or may be missing.
     return within == "bohb" or any(kind.__name__ == "TuneBOHB" for kind in type(within).__mro__)
 
 
-def _check_bohb(scheduler: TrialScheduler, setup: SweepSetup) -> None:
-    """They talk to each other: alone the one learns nothing, and the other one fails at its first result."""
+def _validate_bohb(scheduler: TrialScheduler, setup: SweepSetup) -> None:
+    """Refuse half of BOHB: its searcher alone learns nothing, its scheduler alone fails at the first result."""
     is_bohb, is_for_bohb = _is_bohb(setup.searcher), isinstance(scheduler, HyperBandForBOHB)
     if is_bohb and not is_for_bohb:
         raise InvalidOption(
@@ -146,8 +149,8 @@ def _check_bohb(scheduler: TrialScheduler, setup: SweepSetup) -> None:
         )
 
 
-def _check_drawable(setup: SweepSetup) -> None:
-    """Raises `InvalidOption` for parameters that are drawn before, or after, a searcher could know them."""
+def _validate_drawable(setup: SweepSetup) -> None:
+    """Raises `InvalidOption` for parameters that are drawn before or after a searcher could use them."""
     for name, domain in setup.domains.items():
         if isinstance(domain, Grid) or depends_on_others(domain):
             raise InvalidOption(
@@ -157,8 +160,10 @@ def _check_drawable(setup: SweepSetup) -> None:
             )
 
 
-def _check_aim(option: str, made: Any, setup: SweepSetup) -> None:
-    """Tune refuses a metric or mode in two places, even the same; a searcher with a space of its own needs its own."""
+def _adopt_aim(option: str, made: Any, setup: SweepSetup) -> None:
+    """Pass the sweep's metric and mode: Tune refuses them in two places, even if equal. A searcher with its own space
+    keeps its own.
+    """
     if getattr(made, "_space", None):
         return
     for name, wanted in (("metric", setup.spec.metric), ("mode", setup.spec.mode)):
@@ -174,20 +179,20 @@ def _check_aim(option: str, made: Any, setup: SweepSetup) -> None:
 
 
 LIMITED = (BasicVariantGenerator, ConcurrencyLimiter)
-"""They have a limit of their own, and Tune takes none beside it."""
+"""Searchers with a limit of their own; Tune accepts no second one."""
 
 
-def most_at_once(searcher: Any, given: int | None) -> int | None:
-    """The lesser of `given` and the limit that the searcher has of its own; None where there is neither."""
+def concurrency_limit(searcher: Any, given: int | None) -> int | None:
+    """The smaller of `given` and the searcher's own limit; None without either."""
     own = searcher.max_concurrent if isinstance(searcher, LIMITED) else 0
     return min((number for number in (own, given) if number), default=None)
 
 
-def limit_trials(searcher: Any, scheduler: TrialScheduler, most: int | None) -> int | None:
-    """Have `searcher` make no more than `most` trials at once, None for all; the answer is what Tune has to see to.
+def limit_concurrency(searcher: Any, scheduler: TrialScheduler, most: int | None) -> int | None:
+    """Limit `searcher` to `most` trials at once; None removes the limit. Returns the limit that Tune must enforce.
 
-    A `DeadlineScheduler` admits trials itself. It may know all that are to come of those that are drawn at random. A
-    searcher learns from results, and is asked for a few more than can train: somebody has to wait for a trial to end.
+    A `DeadlineScheduler` admits trials itself and may know all trials of a random search. Other searchers learn from
+    results. They are asked for a few more trials than can train, because some must wait for a place.
     """
     if isinstance(scheduler, DeadlineScheduler):
         most = None if isinstance(searcher, BasicVariantGenerator) or most is None else most + max(most // 2, 1)

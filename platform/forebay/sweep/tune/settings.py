@@ -1,11 +1,13 @@
-"""What Ray Tune is set to while a sweep runs, and what is put back afterwards.
+"""Settings of Ray Tune while a sweep runs; all of them are restored afterwards.
 
-What goes beyond Tune's documented surface is in this file, checked on Ray 2.60: `Trial.handle_error` and
-`Trial.max_failures` (an exception of a job is no reason to try again, a lost process is), the controller's
-`_actor_force_cleanup_timeout` (the last trials commit as all others do), its `_maybe_cache_trial_actor` (a process
-that is kept for a later trial lets go of its own), `_trial_task_failure` and `_resetting_trials` (such a process that
-is lost is replaced), `_schedule_trial_stop`, `_staged_trials` and `_unstage_trial_with_resources` (no process is kept
-for a trial that was stopped). tests/ray/sweep fails when one of them moves.
+All use of Tune beyond its documented surface for running trials is in this file, checked on Ray 2.60:
+- `Trial.handle_error` and `Trial.max_failures`: an exception of a job is final, a lost process is not
+- the controller's `_actor_force_cleanup_timeout`: the last trials save a checkpoint like all others
+- `_maybe_cache_trial_actor`: a cached process ends its run
+- `_trial_task_failure` and `_resetting_trials`: a lost cached process is replaced
+- `_schedule_trial_stop`, `_staged_trials` and `_unstage_trial_with_resources`: no process is kept for a stopped trial
+
+tests/ray/sweep fails if one of them changes.
 """
 
 from __future__ import annotations
@@ -23,21 +25,21 @@ from ray.tune.experiment import Trial
 from ray.tune.progress_reporter import TrialProgressCallback
 
 from forebay.ray_cluster.session import environment_defaults
-from forebay.sweep.tune.stopper import PARTING_S
+from forebay.sweep.tune.stopper import STOP_TIMEOUT_S
 
 TUNE_ENVIRONMENT: Mapping[str, str] = {
-    # The record is what a sweep writes; Tune's loggers write three files per trial beside it.
+    # A sweep writes its own record; Tune's loggers would add three files per trial.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    # Ctrl-C lets all trials commit first, which takes longer than Tune waits.
+    # After Ctrl-C all trials save a checkpoint first, which takes longer than Tune waits.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    # Tune's own tables; `live.py` shows ours.
+    # Tune's own tables; `report/live.py` shows ours.
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-    # 10 s by default: what a driver that is killed forgets of its trials.
+    # 10 s by default: state that a killed driver loses.
     "TUNE_GLOBAL_CHECKPOINT_S": "1",
-    # A trial that ends before its first epoch has no metric: Tune would give up the sweep. Trials check their own.
+    # A trial that ends before its first epoch has no metric, and Tune would end the sweep. Trials check their own.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    # Recorder and allotment are called at every turn.
+    # The recorder and the allocator are called at every turn.
     "TUNE_WARN_THRESHOLD_S": "10",
 }
 LOGGERS = ("ray.tune", "ray.air", "ray.train")
@@ -45,33 +47,33 @@ FORCE, KEEP, FAIL = "_actor_force_cleanup_timeout", "_maybe_cache_trial_actor", 
 STOP = "_schedule_trial_stop"
 
 
-class Silent(TrialProgressCallback):  # type: ignore[misc]
-    """Tune adds one of these that prints, at any verbosity, of trials that end before they begin; unless it has one."""
+class SilentReporter(TrialProgressCallback):  # type: ignore[misc]
+    """Reporter that prints nothing. Without a reporter, Tune prints trials that end before they start."""
 
     def _print(self, msg: str, *args: object, **kwargs: object) -> None:
-        """Nothing."""
+        """Print nothing."""
 
 
 @contextmanager
 def tune_settings() -> Iterator[None]:
-    """For the length of the block Tune is as a sweep needs it."""
+    """Settings of Tune for the duration of the block."""
     with ExitStack() as stack:
-        for each in (_quiet(), environment_defaults(TUNE_ENVIRONMENT)):
+        for each in (_quiet_loggers(), environment_defaults(TUNE_ENVIRONMENT)):
             stack.enter_context(each)
         for changed in (
-            _jobs_fail_once(),
-            _last_ones_commit(),
-            _kept_ones_let_go(),
-            _lost_ones_fail_once(),
-            _stopped_ones_wait_for_nothing(),
+            _job_errors_are_final(),
+            _no_forced_cleanup(),
+            _cached_actors_end_their_runs(),
+            _lost_cached_actors_are_replaced(),
+            _stopped_trials_are_unstaged(),
         ):
             stack.enter_context(changed)
         yield
 
 
 @contextmanager
-def interrupts(interrupt: Callable[[], object]) -> Iterator[None]:
-    """The first Ctrl-C asks for an end, the second one is as ever. Tune takes SIGUSR1 for its own: it is put back."""
+def on_interrupt(interrupt: Callable[[], object]) -> Iterator[None]:
+    """Call `interrupt` at the first Ctrl-C; the second one works as usual. Restores SIGUSR1, which Tune takes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -90,8 +92,8 @@ def interrupts(interrupt: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """What goes wrong is in the record, or raised."""
+def _quiet_loggers() -> Iterator[None]:
+    """Silence Tune's loggers: errors are in the record, or raised."""
     before = {name: logging.getLogger(name).level for name in LOGGERS}
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -103,8 +105,8 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _jobs_fail_once() -> Iterator[None]:
-    """Let `max_failures` count lost processes alone: an exception of a job would be raised again."""
+def _job_errors_are_final() -> Iterator[None]:
+    """Count only lost processes in `max_failures`: an exception of a job would be raised again."""
     handle_error = Trial.handle_error
 
     def handle(trial: Trial, exc: Exception | None = None) -> None:
@@ -120,21 +122,21 @@ def _jobs_fail_once() -> Iterator[None]:
 
 
 @contextmanager
-def _last_ones_commit() -> Iterator[None]:
-    """Tune kills whoever has not ended ten seconds after the last trial was stopped, in the middle of its commit."""
+def _no_forced_cleanup() -> Iterator[None]:
+    """Keep Tune from killing trials ten seconds after the last one was stopped, while they save a checkpoint."""
 
     def keep(controller: TuneController, seconds: float) -> None:
-        """Tune sets its own, and takes it from what it has saved; this one stays."""
+        """Ignore the value that Tune sets or restores."""
 
-    setattr(TuneController, FORCE, property(lambda _: PARTING_S, keep))
+    setattr(TuneController, FORCE, property(lambda _: STOP_TIMEOUT_S, keep))
     try:
         yield
     finally:
         delattr(TuneController, FORCE)
 
 
-def _kept_ones_let_go() -> AbstractContextManager[None]:
-    """Have a process that Tune keeps for a later trial end its run: it would hold its workers until that one comes."""
+def _cached_actors_end_their_runs() -> AbstractContextManager[None]:
+    """Make a process that Tune caches for a later trial end its run, which would keep its workers until then."""
     cache = getattr(TuneController, KEEP)
 
     def cache_and_clean(controller: TuneController, trial: Trial) -> bool:
@@ -144,14 +146,14 @@ def _kept_ones_let_go() -> AbstractContextManager[None]:
             actor.cleanup.remote()
         return is_cached
 
-    return _instead(KEEP, cache_and_clean)
+    return _patched(KEEP, cache_and_clean)
 
 
-def _lost_ones_fail_once() -> AbstractContextManager[None]:
-    """Have a process that was lost while it was kept for a later trial be replaced, as any other.
+def _lost_cached_actors_are_replaced() -> AbstractContextManager[None]:
+    """Replace a process that was lost while it was cached for a later trial, like any other.
 
-    Tune hears of it twice, from the process and from what it was asked to do: by the second time the trial waits for
-    another process already, and would fail for good. And it goes on believing that the first is about to be ready.
+    Tune receives the loss twice: from the process and from its last call. At the second report the trial already waits
+    for another process, and would fail for good. Tune would also still expect the first process to become ready.
     """
     fail = getattr(TuneController, FAIL)
 
@@ -160,13 +162,13 @@ def _lost_ones_fail_once() -> AbstractContextManager[None]:
         if not (isinstance(exception, RayActorError) and trial.status == Trial.PENDING):
             fail(controller, trial, exception)
 
-    return _instead(FAIL, fail_once)
+    return _patched(FAIL, fail_once)
 
 
-def _stopped_ones_wait_for_nothing() -> AbstractContextManager[None]:
-    """Have Tune forget that a trial waits for a process, when it is stopped before it has one.
+def _stopped_trials_are_unstaged() -> AbstractContextManager[None]:
+    """Remove a trial from Tune's waiting list if it is stopped before it has a process.
 
-    It would keep a process of that size for it, and a trial of another size might wait for those CPUs to the end.
+    Otherwise Tune keeps a process of that size, and a trial of another size might wait for those CPUs to the end.
     """
     stop = getattr(TuneController, STOP)
 
@@ -175,11 +177,11 @@ def _stopped_ones_wait_for_nothing() -> AbstractContextManager[None]:
             controller._unstage_trial_with_resources(trial)  # noqa: SLF001
         stop(controller, trial, exception)
 
-    return _instead(STOP, unstage_and_stop)
+    return _patched(STOP, unstage_and_stop)
 
 
 @contextmanager
-def _instead(method: str, ours: Callable[..., object]) -> Iterator[None]:
+def _patched(method: str, ours: Callable[..., object]) -> Iterator[None]:
     was = getattr(TuneController, method)
     setattr(TuneController, method, ours)
     try:

@@ -1,4 +1,4 @@
-"""The end of a sweep before its trials are done: all of them commit and end first, whatever the reason."""
+"""End of a sweep before its trials are done: all of them save a checkpoint first."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.formatting import time_text
 
-PARTING_S = 600.0
-"""How long trials may take to commit and end, until Tune ends them."""
+STOP_TIMEOUT_S = 600.0
+"""Time limit for trials to save a checkpoint and end; Tune ends them after it."""
 
 
 class SweepStopped(Exception):
-    """The trials have committed and ended, and to Tune none of them is done: all can go on when the sweep does."""
+    """Trials have saved a checkpoint and ended. For Tune none of them is done, so all can resume with the sweep."""
 
 
 class SweepStopper(tune.Callback):  # type: ignore[misc]
-    """Ends the sweep: checks several times a second, then stops its trials and raises `SweepStopped`.
+    """Tune callback that checks several times a second whether the sweep must end, stops its trials and raises
+    `SweepStopped`.
 
-    `deadline_s` counts from `began`, which is monotonic seconds. `reason` says why the sweep has ended, and
-    `unfinished` names the trials that were not over then.
+    `deadline_s` counts from `began`, in monotonic seconds. `reason` is the reason of the end; `unfinished` names the
+    trials that were not over.
     """
 
     def __init__(self, deadline_s: float | None, began: float) -> None:
@@ -35,12 +36,12 @@ class SweepStopper(tune.Callback):  # type: ignore[misc]
         self.unfinished: list[str] = []
         self.is_interrupted = False
         self._deadline_s, self._began = deadline_s, began
-        self._bell: ActorHandle | None = None
-        self._asked: Callable[[], str | None] = lambda: None
+        self._stop_flag: ActorHandle | None = None
+        self._external_reason: Callable[[], str | None] = lambda: None
 
-    def listen(self, bell: ActorHandle, asked: Callable[[], str | None]) -> None:
-        """`bell` reaches the trials; `asked` says why others want the sweep to end."""
-        self._bell, self._asked = bell, asked
+    def connect(self, stop_flag: ActorHandle, external_reason: Callable[[], str | None]) -> None:
+        """Set the flag that trials poll, and `external_reason`, which returns the reason of a requested stop."""
+        self._stop_flag, self._external_reason = stop_flag, external_reason
 
     def interrupt(self) -> None:
         """End the sweep for now."""
@@ -51,7 +52,7 @@ class SweepStopper(tune.Callback):  # type: ignore[misc]
         if self.reason is None:
             return
         self.unfinished = [trial.trial_id for trial in trials if not trial.is_finished()]
-        self._part(trials, self.reason)
+        self._stop_trials(trials, self.reason)
         raise SweepStopped
 
     def _reason(self) -> str | None:
@@ -59,39 +60,39 @@ class SweepStopper(tune.Callback):  # type: ignore[misc]
             return "interrupted"
         if self._deadline_s is not None and time.monotonic() - self._began >= self._deadline_s:
             return f"the deadline of {time_text(self._deadline_s)} was reached"
-        return self._asked()
+        return self._external_reason()
 
-    def _part(self, trials: list[Trial], reason: str) -> None:
-        """Returns once every trial has committed and ended: the bell ends the step it is in, `stop` what follows."""
-        assert self._bell is not None
-        ray.get(self._bell.ring.remote(reason))
+    def _stop_trials(self, trials: list[Trial], reason: str) -> None:
+        """Stop all trials and wait for their end. The flag ends the current step, `stop` later ones."""
+        assert self._stop_flag is not None
+        ray.get(self._stop_flag.set.remote(reason))
         actors = [trial.temporary_state.ray_actor for trial in trials if trial.status == Trial.RUNNING]
-        gone = [actor.stop.remote() for actor in actors if actor is not None]
-        if gone:
-            ray.wait(gone, num_returns=len(gone), timeout=PARTING_S)
+        stopping = [actor.stop.remote() for actor in actors if actor is not None]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=STOP_TIMEOUT_S)
 
 
 class StopFlag:
-    """An actor beside the sweep; its trials listen now and then."""
+    """Stop flag that trials poll during an epoch: an actor on the node of the sweep."""
 
     def __init__(self) -> None:
         self._reason: str | None = None
 
-    def ring(self, reason: str) -> None:
-        """Have all trials commit and end."""
+    def set(self, reason: str) -> None:
+        """Make all trials save a checkpoint and end."""
         self._reason = self._reason or reason
 
-    def heard(self) -> str | None:
-        """Why trials shall end, or None as long as they shall not."""
+    def reason(self) -> str | None:
+        """Reason of the stop, or None while trials may continue."""
         return self._reason
 
 
 @contextmanager
-def hung_up_bell() -> Iterator[ActorHandle]:
-    """A bell for the length of the block."""
+def start_stop_flag() -> Iterator[ActorHandle]:
+    """Stop flag for the duration of the block."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    bell = ray.remote(StopFlag).options(num_cpus=0, scheduling_strategy=here).remote()
+    stop_flag = ray.remote(StopFlag).options(num_cpus=0, scheduling_strategy=here).remote()
     try:
-        yield bell
+        yield stop_flag
     finally:
-        ray.kill(bell)
+        ray.kill(stop_flag)

@@ -1,10 +1,10 @@
-"""Schedulers of Ray Tune that go round by round, kept from waiting for trials that are over.
+"""Schedulers of Ray Tune that work in rounds, kept from waiting for trials that are over.
 
-HyperBand and synchronous population based training let every trial of a round wait for the others. As they are, they
-wait for ever where one of these has failed, or is over since before a restart, or where all are further than a new
-start of the scheduler expects. Beyond Tune's documented surface, checked on Ray 2.60, are the brackets of HyperBand,
-`_synch`, `_trial_state` and `_next_perturbation_sync` of population based training, and the controller's set of live
-trials; tests/unit/sweep/tune/test_sync_schedulers.py fails when one of them moves.
+HyperBand and synchronous population-based training let every trial of a round wait for the others. Unchanged, they wait
+without end if one of these has failed, was over before a restart, or if all are further than a new scheduler expects.
+Beyond Tune's documented surface, checked on Ray 2.60: the brackets of HyperBand, `_synch`, `_trial_state` and
+`_next_perturbation_sync` of population-based training, and the controller's set of live trials.
+tests/unit/sweep/tune/test_sync_schedulers.py fails if one of them changes.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, TrialScheduler
 
 
-def keep_rounds_going(scheduler: TrialScheduler) -> None:
-    """Have `scheduler` end a round as soon as nobody is left who could still train in it."""
+def end_stalled_rounds(scheduler: TrialScheduler) -> None:
+    """Make `scheduler` end a round as soon as no trial can still train in it."""
     if isinstance(scheduler, HyperBandScheduler):
-        _leave_out_the_finished(scheduler)
-        _when_all_wait(scheduler, lambda controller: _halve(scheduler, controller))
+        _skip_finished_trials(scheduler)
+        _when_all_paused(scheduler, lambda controller: _halve(scheduler, controller))
     elif is_synchronous(scheduler):
-        _when_all_wait(scheduler, lambda controller: _perturb(scheduler, controller))
+        _when_all_paused(scheduler, lambda controller: _perturb(scheduler, controller))
 
 
 def is_synchronous(scheduler: TrialScheduler) -> bool:
-    """Whether this is population based training whose trials wait for each other."""
+    """Whether this is population-based training whose trials wait for each other."""
     return isinstance(scheduler, PopulationBasedTraining) and bool(scheduler._synch)  # noqa: SLF001 - see above
 
 
-def _leave_out_the_finished(scheduler: HyperBandScheduler) -> None:
-    """A restarted sweep tells its scheduler of all trials, the finished ones too: in a bracket they never come."""
+def _skip_finished_trials(scheduler: HyperBandScheduler) -> None:
+    """After a restart, Tune adds finished trials to a bracket too, where they would never report again."""
     add = scheduler.on_trial_add
 
     def on_trial_add(controller: Any, trial: Trial) -> None:
@@ -41,12 +41,12 @@ def _leave_out_the_finished(scheduler: HyperBandScheduler) -> None:
     scheduler.on_trial_add = on_trial_add
 
 
-def _when_all_wait(scheduler: TrialScheduler, end_round: Callable[[Any], None]) -> None:
+def _when_all_paused(scheduler: TrialScheduler, end_round: Callable[[Any], None]) -> None:
     choose = scheduler.choose_trial_to_run
 
     def choose_trial_to_run(controller: Any, **options: Any) -> Trial | None:
         live = controller.get_live_trials()
-        # Tune leaves those that failed in it.
+        # Tune does not remove failed trials from it.
         live.difference_update([trial for trial in live if trial.is_finished()])
         chosen = choose(controller, **options)
         if chosen is None and live and all(trial.status == Trial.PAUSED for trial in live):
@@ -73,7 +73,7 @@ def _perturb(scheduler: Any, controller: Any) -> None:
         and state.last_train_time - state.last_perturbation_time >= scheduler._perturbation_interval  # noqa: SLF001
     ]
     if due:
-        # As if the last of them had come only now.
+        # As if the last of them had reported only now.
         last = max(due, key=lambda trial: trial.trial_id)
         scheduler.on_trial_result(controller, last, states[last].last_result)
     furthest = max(state.last_train_time for state in states.values())

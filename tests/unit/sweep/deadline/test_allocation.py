@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.sweep.deadline.allocation import WorkerDemand, allot
+from forebay.sweep.deadline.allocation import WorkerDemand, allocate
 
 POLICIES = ("top", "uniform", "softmax")
-promises = st.one_of(st.floats(-1e6, 1e6), st.just(float("-inf")))
+forecasts = st.one_of(st.floats(-1e6, 1e6), st.just(float("-inf")))
 
 
 @st.composite
@@ -16,68 +16,71 @@ def claims(draw: st.DrawFn) -> list[WorkerDemand]:
     for number in range(draw(st.integers(0, 8))):
         low = draw(st.integers(1, 4))
         high = low + draw(st.integers(0, 6))
-        found.append(WorkerDemand(trial_id=str(number), min_workers=low, max_workers=high, promise=draw(promises)))
+        found.append(WorkerDemand(trial_id=str(number), min_workers=low, max_workers=high, forecast=draw(forecasts)))
     return found
 
 
 @given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
 def test_never_more_than_there_are_and_each_within_its_bounds(found, atoms, policy):
-    shares = allot(found, atoms, policy)
-    assert list(shares) == [claim.trial_id for claim in found]
-    assert sum(shares.values()) <= atoms
+    target_workers = allocate(found, atoms, policy)
+    assert list(target_workers) == [claim.trial_id for claim in found]
+    assert sum(target_workers.values()) <= atoms
     for claim in found:
-        assert shares[claim.trial_id] == 0 or claim.min_workers <= shares[claim.trial_id] <= claim.max_workers
+        assert (
+            target_workers[claim.trial_id] == 0
+            or claim.min_workers <= target_workers[claim.trial_id] <= claim.max_workers
+        )
 
 
 @given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
 def test_everybody_gets_the_minimum_as_long_as_atoms_allow(found, atoms, policy):
-    shares, needed = allot(found, atoms, policy), 0
+    target_workers, needed = allocate(found, atoms, policy), 0
     for claim in found:
         needed += claim.min_workers
-        assert (shares[claim.trial_id] > 0) == (needed <= atoms)
+        assert (target_workers[claim.trial_id] > 0) == (needed <= atoms)
 
 
 @given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
 def test_nothing_is_left_over_while_somebody_could_take_it(found, atoms, policy):
-    shares = allot(found, atoms, policy)
-    if all(shares.values()):
-        assert sum(shares.values()) == min(atoms, sum(claim.max_workers for claim in found))
+    target_workers = allocate(found, atoms, policy)
+    if all(target_workers.values()):
+        assert sum(target_workers.values()) == min(atoms, sum(claim.max_workers for claim in found))
 
 
 @given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
 def test_one_more_atom_takes_none_from_anybody(found, atoms, policy):
-    before, after = allot(found, atoms, policy), allot(found, atoms + 1, policy)
+    before, after = allocate(found, atoms, policy), allocate(found, atoms + 1, policy)
     if all(before.values()):
         assert all(after[trial_id] >= before[trial_id] for trial_id in before)
 
 
 @given(claims(), st.integers(0, 40), st.sampled_from(["top", "softmax"]))
 def test_a_better_promise_never_gets_less_with_the_same_bounds(found, atoms, policy):
-    alike = [WorkerDemand(trial_id=claim.trial_id, max_workers=9, promise=claim.promise) for claim in found]
-    shares = allot(alike, atoms, policy)
-    if all(shares.values()):
+    alike = [WorkerDemand(trial_id=claim.trial_id, max_workers=9, forecast=claim.forecast) for claim in found]
+    target_workers = allocate(alike, atoms, policy)
+    if all(target_workers.values()):
         for better in alike:
             # One atom may be the last of those that are dealt.
             assert all(
-                shares[better.trial_id] >= shares[worse.trial_id] - (policy == "softmax")
+                target_workers[better.trial_id] >= target_workers[worse.trial_id] - (policy == "softmax")
                 for worse in alike
-                if worse.promise < better.promise
+                if worse.forecast < better.forecast
             )
 
 
 THREE = [
-    WorkerDemand(trial_id=name, max_workers=8, promise=promise)
-    for name, promise in [("a", 0.1), ("b", 0.9), ("c", 0.5)]
+    WorkerDemand(trial_id=name, max_workers=8, forecast=forecast)
+    for name, forecast in [("a", 0.1), ("b", 0.9), ("c", 0.5)]
 ]
 
 
 @pytest.mark.parametrize(
-    ("policy", "shares"),
+    ("policy", "target_workers"),
     [("top", {"a": 1, "b": 8, "c": 1}), ("uniform", {"a": 4, "b": 3, "c": 3}), ("softmax", {"a": 1, "b": 7, "c": 2})],
 )
-def test_policies(policy, shares):
-    assert allot(THREE, 10, policy) == shares
+def test_policies(policy, target_workers):
+    assert allocate(THREE, 10, policy) == target_workers
 
 
 def test_top_fills_the_next_one_after_the_best():
-    assert allot(THREE, 14, "top") == {"a": 1, "b": 8, "c": 5}
+    assert allocate(THREE, 14, "top") == {"a": 1, "b": 8, "c": 5}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.sweep.deadline.allocator import WorkerAllocator, moves
+from forebay.sweep.deadline.allocator import WorkerAllocator, plan_resizes
 from forebay.sweep.deadline.trial_workers import TrialAllocation
 
 ATOMS = 8
@@ -20,20 +20,20 @@ def run(target: int, world: int | None = None, low: int = 1, high: int = ATOMS) 
 class AllocatedRuns:
     """Runs whose workers come and go when the test says so."""
 
-    def __init__(self, **held: TrialAllocation) -> None:
-        self.there: dict[str, TrialAllocation] = dict(held)
+    def __init__(self, **allocations: TrialAllocation) -> None:
+        self.there: dict[str, TrialAllocation] = dict(allocations)
         self.asked: list[tuple[str, int]] = []
         self.ended: list[str] = []
 
-    def held(self) -> Mapping[str, TrialAllocation]:
+    def allocations(self) -> Mapping[str, TrialAllocation]:
         return dict(self.there)
 
-    def ask(self, trial_id: str, workers: int) -> None:
+    def resize(self, trial_id: str, workers: int) -> None:
         self.asked.append((trial_id, workers))
         was = self.there[trial_id]
         self.there[trial_id] = run(workers, was.world_size, was.min_workers, was.max_workers)
 
-    def end(self, trial_id: str, reason: str) -> None:
+    def stop(self, trial_id: str, reason: str) -> None:
         self.ended.append(trial_id)
 
     def settle(self, trial_id: str) -> None:
@@ -46,31 +46,31 @@ class AllocatedRuns:
 
 def test_a_worker_is_given_on_only_once_it_is_free():
     runs = AllocatedRuns(a=run(4), b=run(4))
-    shares = {"a": 7, "b": 1}
-    shrink, grow = moves(shares, runs.held(), ATOMS)
+    target_workers = {"a": 7, "b": 1}
+    shrink, grow = plan_resizes(target_workers, runs.allocations(), ATOMS)
     assert (shrink, grow) == ({"b": 1}, {})
-    runs.ask("b", 1)
-    assert moves(shares, runs.held(), ATOMS) == ({}, {})
+    runs.resize("b", 1)
+    assert plan_resizes(target_workers, runs.allocations(), ATOMS) == ({}, {})
     runs.settle("b")
-    assert moves(shares, runs.held(), ATOMS) == ({}, {"a": 7})
+    assert plan_resizes(target_workers, runs.allocations(), ATOMS) == ({}, {"a": 7})
 
 
 def test_it_grows_by_what_there_is_when_nothing_more_will_come():
-    assert moves({"a": 8}, {"a": run(2)}, 6) == ({}, {"a": 6})
+    assert plan_resizes({"a": 8}, {"a": run(2)}, 6) == ({}, {"a": 6})
 
 
 def test_a_run_that_is_ending_still_has_its_workers():
-    held = {"a": run(1), "gone": run(7)}
-    assert moves({"a": 8}, held, ATOMS) == ({}, {})
-    assert moves({"a": 8}, {"a": run(1)}, ATOMS) == ({}, {"a": 8})
+    allocations = {"a": run(1), "gone": run(7)}
+    assert plan_resizes({"a": 8}, allocations, ATOMS) == ({}, {})
+    assert plan_resizes({"a": 8}, {"a": run(1)}, ATOMS) == ({}, {"a": 8})
 
 
 def test_what_is_reserved_for_a_run_that_begins_is_left_free():
-    assert moves({"a": 8, "new": 1}, {"a": run(1)}, ATOMS, reserved=1) == ({}, {"a": 7})
+    assert plan_resizes({"a": 8, "new": 1}, {"a": run(1)}, ATOMS, reserved=1) == ({}, {"a": 7})
 
 
 def test_a_run_that_is_shrinking_is_not_asked_to_grow():
-    assert moves({"a": 4}, {"a": run(2, world=4)}, ATOMS) == ({}, {})
+    assert plan_resizes({"a": 4}, {"a": run(2, world=4)}, ATOMS) == ({}, {})
 
 
 runs_of_trials = st.dictionaries(st.sampled_from("abcde"), st.builds(run, st.integers(1, 4), st.integers(0, 4)))
@@ -79,13 +79,13 @@ runs_of_trials = st.dictionaries(st.sampled_from("abcde"), st.builds(run, st.int
 @given(
     runs_of_trials, st.dictionaries(st.sampled_from("abcde"), st.integers(0, 8)), st.integers(1, 16), st.integers(0, 3)
 )
-def test_moves_never_ask_for_more_than_there_is(held, shares, atoms, reserved):
-    shrink, grow = moves(shares, held, atoms, reserved)
-    occupied = sum(each.occupied for each in held.values())
-    gained = sum(workers - held[trial_id].target for trial_id, workers in grow.items())
+def test_moves_never_ask_for_more_than_there_is(allocations, target_workers, atoms, reserved):
+    shrink, grow = plan_resizes(target_workers, allocations, atoms, reserved)
+    occupied = sum(each.occupied for each in allocations.values())
+    gained = sum(workers - allocations[trial_id].target for trial_id, workers in grow.items())
     assert not grow or occupied + reserved + gained <= atoms
-    assert all(workers < held[trial_id].target for trial_id, workers in shrink.items())
-    assert all(held[trial_id].target < workers <= shares[trial_id] for trial_id, workers in grow.items())
+    assert all(workers < allocations[trial_id].target for trial_id, workers in shrink.items())
+    assert all(allocations[trial_id].target < workers <= target_workers[trial_id] for trial_id, workers in grow.items())
 
 
 def test_without_shares_all_trials_have_an_even_part():
@@ -114,17 +114,17 @@ def test_bounds_of_a_run_hold():
 class Steering:
     """A scheduler that knows what it wants."""
 
-    def __init__(self, shares: Mapping[str, int], ending: Mapping[str, str]) -> None:
-        self._shares, self._ending = shares, ending
+    def __init__(self, target_workers: Mapping[str, int], trials_to_stop: Mapping[str, str]) -> None:
+        self._shares, self._ending = target_workers, trials_to_stop
         self.noted: list[tuple[Mapping[str, TrialAllocation], int]] = []
 
-    def note_held(self, held: Mapping[str, TrialAllocation], atoms: int) -> None:
-        self.noted.append((held, atoms))
+    def note_allocations(self, allocations: Mapping[str, TrialAllocation], atoms: int) -> None:
+        self.noted.append((allocations, atoms))
 
-    def shares(self) -> Mapping[str, int]:
+    def target_workers(self) -> Mapping[str, int]:
         return self._shares
 
-    def ending(self) -> Mapping[str, str]:
+    def trials_to_stop(self) -> Mapping[str, str]:
         return self._ending
 
 

@@ -9,7 +9,7 @@ import ray.tune.schedulers  # noqa: F401 - Ray's first import sets variables, wh
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.sweep.deadline.learning_curve import LearningCurve, level
+from forebay.sweep.deadline.learning_curve import LearningCurve, current_level
 from forebay.sweep.deadline.policy import (
     Costs,
     Rules,
@@ -19,9 +19,9 @@ from forebay.sweep.deadline.policy import (
     decide,
     explore_until_s,
     fails_rung,
-    is_worth,
-    num_live,
-    promise,
+    forecast,
+    is_growth_worthwhile,
+    max_live_trials,
 )
 from forebay.sweep.deadline.speedup import PRIOR_EXPONENT, SpeedupModel
 
@@ -40,7 +40,13 @@ def view(*trials: TrialView, now_s: float = 0.0, deadline_s: float = 1000.0, **f
     for each in trials:
         for age, score in enumerate(each.scores, 1):
             rungs.setdefault(age, []).append(score)
-    told = {"atoms": 4, "rungs": rungs, "costs": COSTS, "gains": LearningCurve(), "scaling": SpeedupModel()}
+    told = {
+        "atoms": 4,
+        "rungs": rungs,
+        "costs": COSTS,
+        "learning_curve": LearningCurve(),
+        "speedup_model": SpeedupModel(),
+    }
     return SweepView(now_s=now_s, deadline_s=deadline_s, trials=trials, **told | facts)
 
 
@@ -109,10 +115,10 @@ def test_new_trials_begin_as_long_as_a_whole_one_has_time() -> None:
 
 @given(st.integers(1, 64), st.lists(st.floats(0, 1000), min_size=2, max_size=5))
 def test_ever_fewer_trials_live(atoms: int, times: list[float]) -> None:
-    live = [num_live(view(trial("a"), atoms=atoms, now_s=now_s), RULES, 200.0) for now_s in sorted(times)]
+    live = [max_live_trials(view(trial("a"), atoms=atoms, now_s=now_s), RULES, 200.0) for now_s in sorted(times)]
     assert live == sorted(live, reverse=True)
-    assert num_live(view(trial("a"), atoms=atoms, now_s=200.0), RULES, 200.0) == atoms
-    assert num_live(view(trial("a"), atoms=atoms, now_s=999.0), RULES, 200.0) == 1
+    assert max_live_trials(view(trial("a"), atoms=atoms, now_s=200.0), RULES, 200.0) == atoms
+    assert max_live_trials(view(trial("a"), atoms=atoms, now_s=999.0), RULES, 200.0) == 1
 
 
 def test_near_the_end_the_best_one_is_alone_with_all_workers() -> None:
@@ -158,24 +164,24 @@ def test_who_cannot_end_another_epoch_ends_now() -> None:
 
 
 def test_a_guess_is_no_reason_to_end() -> None:
-    slow = view(trial("a"), waiting("b"), now_s=990.0, is_guess=True)
+    slow = view(trial("a"), waiting("b"), now_s=990.0, is_estimate=True)
     assert decide(slow, RULES).stop == frozenset()
-    over = view(trial("a"), waiting("b"), now_s=999.5, is_guess=True)
+    over = view(trial("a"), waiting("b"), now_s=999.5, is_estimate=True)
     assert decide(over, RULES).stop == {"a", "b"}
 
 
 def test_more_workers_only_when_the_change_pays() -> None:
     one = trial("a", 0.5)
-    assert is_worth(one, 2, view(one, now_s=0.0), RULES)
+    assert is_growth_worthwhile(one, 2, view(one, now_s=0.0), RULES)
     # Two workers are 1.74 times as fast: with 4 s left, 2 of them lost, they come less far.
-    assert not is_worth(one, 2, view(one, now_s=995.0), RULES)
+    assert not is_growth_worthwhile(one, 2, view(one, now_s=995.0), RULES)
     few_more = trial("a", 0.5, workers=20, max_workers=40)
-    assert not is_worth(few_more, 21, view(few_more), RULES)
+    assert not is_growth_worthwhile(few_more, 21, view(few_more), RULES)
 
 
 def test_a_trial_grows_again_only_after_some_results() -> None:
     just_grown = trial("a", 0.5, results_since_resize=1)
-    assert not is_worth(just_grown, 4, view(just_grown), RULES)
+    assert not is_growth_worthwhile(just_grown, 4, view(just_grown), RULES)
     found = decide(view(just_grown, now_s=900.0), RULES)
     assert found.workers == {"a": 1}
 
@@ -192,7 +198,7 @@ def test_what_is_not_worth_it_for_one_goes_to_the_next() -> None:
 
 
 bounds = st.integers(1, 3).flatmap(lambda low: st.tuples(st.just(low), st.integers(low, 9)))
-standings = st.builds(
+trial_views = st.builds(
     lambda state, scores, low_high, workers: {
         "state": state,
         "scores": () if state == "waiting" else tuple(scores),
@@ -207,7 +213,7 @@ standings = st.builds(
 )
 
 
-@given(st.lists(standings, max_size=8), st.integers(1, 20), st.floats(0, 1000), st.sampled_from(["top", "softmax"]))
+@given(st.lists(trial_views, max_size=8), st.integers(1, 20), st.floats(0, 1000), st.sampled_from(["top", "softmax"]))
 def test_decisions_always_fit(found, atoms, now_s, policy) -> None:
     trials = [TrialView(trial_id=str(n), epoch_s=10.0, **facts) for n, facts in enumerate(found)]
     decisions = decide(view(*trials, atoms=atoms, now_s=now_s), Rules(policy=policy))
@@ -223,30 +229,30 @@ def test_decisions_always_fit(found, atoms, now_s, policy) -> None:
 
 
 def test_promise_adds_what_others_gained_at_the_same_age() -> None:
-    gains = LearningCurve()
+    learning_curve = LearningCurve()
     for age, gain in ((1, 0.2), (2, 0.1), (3, 0.05)):
-        gains.note(age, gain)
-    assert gains.between(1, 4) == pytest.approx(0.35)
-    assert gains.between(2, 3) == pytest.approx(0.1)
-    assert 0.35 < gains.between(1, 40) < 1.0
+        learning_curve.note(age, gain)
+    assert learning_curve.gain_between(1, 4) == pytest.approx(0.35)
+    assert learning_curve.gain_between(2, 3) == pytest.approx(0.1)
+    assert 0.35 < learning_curve.gain_between(1, 40) < 1.0
     young, old = trial("young", 0.6, epochs=4), trial("old", 0.6, 0.65, 0.7, 0.72, epochs=4)
-    now = view(young, old, gains=gains)
-    assert promise(young, now) == pytest.approx(0.95)
-    assert promise(old, now) == pytest.approx(level(old.scores))
+    now = view(young, old, learning_curve=learning_curve)
+    assert forecast(young, now) == pytest.approx(0.95)
+    assert forecast(old, now) == pytest.approx(current_level(old.scores))
     # Without the time for those epochs, the older one is ahead.
-    late = view(young, old, gains=gains, now_s=996.0, atoms=1)
-    assert promise(young, late) < promise(old, late)
+    late = view(young, old, learning_curve=learning_curve, now_s=996.0, atoms=1)
+    assert forecast(young, late) < forecast(old, late)
 
 
 def test_scaling_is_learnt_from_trials_that_changed() -> None:
-    scaling = SpeedupModel()
-    assert scaling.speedup(4) == pytest.approx(4**PRIOR_EXPONENT)
+    speedup_model = SpeedupModel()
+    assert speedup_model.speedup(4) == pytest.approx(4**PRIOR_EXPONENT)
     for trial_id, rate in (("a", 100.0), ("b", 300.0), ("c", 50.0)):
         for workers, speedup in ((1, 1.0), (2, 1.5), (4, 2.0)):
             for _ in range(3):
-                scaling.note(trial_id, workers, rate * speedup)
-    assert scaling.speedup(4) / scaling.speedup(1) == pytest.approx(2.0, rel=0.15)
-    assert scaling.speedup(8) < 4.0
+                speedup_model.note(trial_id, workers, rate * speedup)
+    assert speedup_model.speedup(4) / speedup_model.speedup(1) == pytest.approx(2.0, rel=0.15)
+    assert speedup_model.speedup(8) < 4.0
 
 
 def test_it_ends_better_than_asha_on_simulated_sweeps() -> None:

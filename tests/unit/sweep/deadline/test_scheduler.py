@@ -72,7 +72,7 @@ class SchedulerController:
 
 def begun(trials: int = 6, atoms: int = 4, deadline_s: float = 100.0) -> SchedulerController:
     scheduler = DeadlineScheduler(deadline_s, atoms, metric="loss", mode="min")
-    scheduler.prepare(atoms, (1, atoms), epochs=1000)
+    scheduler.set_limits(atoms, (1, atoms), epochs=1000)
     return SchedulerController(scheduler, trials)
 
 
@@ -86,9 +86,9 @@ def test_trials_are_held_back_until_they_have_a_worker() -> None:
 def test_a_trial_begins_only_where_nobody_holds_its_worker() -> None:
     controller = begun(trials=2, atoms=2)
     full = TrialAllocation(target=1, world_size=2, min_workers=1, max_workers=2)
-    controller.scheduler.note_held({"gone": full}, 2)
+    controller.scheduler.note_allocations({"gone": full}, 2)
     assert controller.start_all() == []
-    controller.scheduler.note_held({}, 2)
+    controller.scheduler.note_allocations({}, 2)
     assert controller.start_all() == ["0", "1"]
 
 
@@ -102,7 +102,7 @@ def test_a_result_decides_who_goes_on() -> None:
     controller.now += 95.0
     assert controller.report(2, 0.5) == TrialScheduler.PAUSE
     assert controller.report(0, 0.1) == TrialScheduler.CONTINUE
-    assert controller.scheduler.shares()["0"] > 1
+    assert controller.scheduler.target_workers()["0"] > 1
 
 
 def test_everything_ends_at_the_deadline() -> None:
@@ -119,14 +119,14 @@ def test_runs_that_are_followed_commit_first() -> None:
     controller = begun(trials=1)
     controller.start_all()
     controller.report(0, 0.5)
-    held = {"0": TrialAllocation(target=1, world_size=1, min_workers=1, max_workers=4)}
-    controller.scheduler.note_held(held, 4)
+    allocations = {"0": TrialAllocation(target=1, world_size=1, min_workers=1, max_workers=4)}
+    controller.scheduler.note_allocations(allocations, 4)
     controller.now += 99.5
     controller.start_all()
     assert controller.statuses == [Trial.RUNNING]
-    assert controller.scheduler.ending() == {"0": NO_TIME}
+    assert controller.scheduler.trials_to_stop() == {"0": NO_TIME}
     controller.now += 0.25
-    controller.scheduler.note_held({}, 4)
+    controller.scheduler.note_allocations({}, 4)
     # The next time, ends are known to take so long.
     assert controller.scheduler._experience.costs.stop_s == pytest.approx(0.25)
 
@@ -135,13 +135,15 @@ def test_a_run_without_a_result_is_ended_and_not_waited_for() -> None:
     """Its last result would have no metric, which Tune does not take."""
     controller = begun(trials=1)
     controller.start_all()
-    controller.scheduler.note_held({}, 4)
+    controller.scheduler.note_allocations({}, 4)
     controller.now += 99.5
     controller.start_all()
     assert controller.statuses == [Trial.TERMINATED]
     # Its coordinator is there only now.
-    controller.scheduler.note_held({"0": TrialAllocation(target=1, world_size=0, min_workers=1, max_workers=4)}, 4)
-    assert set(controller.scheduler.ending()) == {"0"}
+    controller.scheduler.note_allocations(
+        {"0": TrialAllocation(target=1, world_size=0, min_workers=1, max_workers=4)}, 4
+    )
+    assert set(controller.scheduler.trials_to_stop()) == {"0"}
 
 
 def test_costs_are_measured_once_each() -> None:
@@ -184,8 +186,8 @@ def test_pickled_it_keeps_its_time_and_scores() -> None:
 
 def test_recalled_it_goes_on_where_it_was() -> None:
     scheduler = DeadlineScheduler(100.0, 2, metric="loss", mode="min")
-    scheduler.prepare(8, (1, 8), epochs=1000)
-    scheduler.recall(60.0, {"1": [0.5, 0.4], "2": [0.9]}, "min")
+    scheduler.set_limits(8, (1, 8), epochs=1000)
+    scheduler.restore_scores(60.0, {"1": [0.5, 0.4], "2": [0.9]}, "min")
     controller = SchedulerController(scheduler, 3)
     # No new trial begins so late: those that were under way go on, the better one first.
     assert controller.start_all() == ["1"]
@@ -194,24 +196,24 @@ def test_recalled_it_goes_on_where_it_was() -> None:
 
 def test_what_is_recalled_before_tune_tells_the_mode_has_its_sign() -> None:
     scheduler = DeadlineScheduler(100.0, 2)
-    scheduler.prepare(8, (1, 8), epochs=1000)
-    scheduler.recall(60.0, {"0": [0.5, 0.6], "1": [0.8, 0.9]}, "max")
+    scheduler.set_limits(8, (1, 8), epochs=1000)
+    scheduler.restore_scores(60.0, {"0": [0.5, 0.6], "1": [0.8, 0.9]}, "max")
     assert scheduler.set_search_properties("auc", "max")
     assert SchedulerController(scheduler, 3).start_all() == ["1"]
 
 
 def test_no_more_trials_train_at_once_than_may() -> None:
     scheduler = DeadlineScheduler(100.0, metric="loss", mode="min")
-    scheduler.prepare(8, (1, 8), epochs=1000, max_live=2)
+    scheduler.set_limits(8, (1, 8), epochs=1000, max_live=2)
     controller = SchedulerController(scheduler, 4)
     assert controller.start_all() == ["0", "1"]
     # One that still commits counts.
     controller.stop_trial(controller.trials[0])
     parting = {each: TrialAllocation(target=1, world_size=1, min_workers=1, max_workers=8) for each in ("0", "1")}
-    scheduler.note_held(parting, 8)
+    scheduler.note_allocations(parting, 8)
     assert controller.start_all() == []
     parting.pop("0")
-    scheduler.note_held(parting, 8)
+    scheduler.note_allocations(parting, 8)
     assert controller.start_all() == ["2"]
 
 

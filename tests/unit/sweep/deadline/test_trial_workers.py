@@ -51,37 +51,37 @@ class SteeredRuns:
 
 def test_silence_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, workers = SteeredRuns(monkeypatch, "ctr.a", "ctr.b"), RayTrialWorkers("ctr")
-    workers.held()
+    workers.allocations()
     runs.silent = {"ctr.a"}
-    assert set(workers.held()) == {"a", "b"}
-    workers.held()
+    assert set(workers.allocations()) == {"a", "b"}
+    workers.allocations()
     runs.silent = set()
-    workers.held()
-    workers.held()
+    workers.allocations()
+    workers.allocations()
     assert runs.waits == [ANSWER_S, ANSWER_S, SILENT_S, SILENT_S, ANSWER_S]
 
 
 def test_who_only_looks_on_asks_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, workers = SteeredRuns(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
-    assert workers.lately_held() == workers.lately_held() == workers.held()
+    assert workers.recent_allocations() == workers.recent_allocations() == workers.allocations()
     assert len(runs.waits) == 2
 
 
 def test_silent_runs_hold_what_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, workers = SteeredRuns(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
-    workers.held()
-    workers.ask("a", 4)
+    workers.allocations()
+    workers.resize("a", 4)
     runs.silent = {"ctr.a"}
-    assert workers.held()["a"].target == 4
+    assert workers.allocations()["a"].target == 4
     # Until it says so itself it may not have let go of any.
-    workers.ask("a", 2)
-    assert workers.held()["a"].target == 4
+    workers.resize("a", 2)
+    assert workers.allocations()["a"].target == 4
     runs.silent = set()
-    assert workers.held()["a"].target == 2
+    assert workers.allocations()["a"].target == 2
 
 
 def test_what_a_trials_own_callbacks_ask_for_is_the_most_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, workers = SteeredRuns(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
-    assert workers.held()["a"].max_workers == 8
+    assert workers.allocations()["a"].max_workers == 8
     runs.change("ctr.a", asked=2)
-    assert workers.held()["a"].max_workers == 2
+    assert workers.allocations()["a"].max_workers == 2

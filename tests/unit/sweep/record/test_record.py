@@ -22,22 +22,22 @@ def test_the_best_trial_had_the_best_value_at_any_epoch() -> None:
 
 
 def test_time_counts_while_a_trial_runs() -> None:
-    one = TrialRecord(id="a", run="ctr.a", config={}).entered("running", 5.0).manned(2, 6.0)
+    one = TrialRecord(id="a", run="ctr.a", config={}).with_state("running", 5.0).with_workers(2, 6.0)
     assert (one.seconds(9.0), one.workers) == (4.0, 2)
-    paused = one.entered("paused", 15.0)
+    paused = one.with_state("paused", 15.0)
     assert (paused.seconds(100.0), paused.workers) == (10.0, 0)
-    again = paused.entered("running", 50.0).manned(1, 51.0).entered("finished", 53.0)
+    again = paused.with_state("running", 50.0).with_workers(1, 51.0).with_state("finished", 53.0)
     assert (again.seconds(99.0), again.has_ended) == (13.0, True)
     steps = [(6.0, 2), (15.0, 0), (51.0, 1), (53.0, 0)]
-    assert again.crews == tuple(WorkerCount(at_s=at_s, workers=workers) for at_s, workers in steps)
-    assert again.manned(0, 60.0) == again
+    assert again.worker_counts == tuple(WorkerCount(at_s=at_s, workers=workers) for at_s, workers in steps)
+    assert again.with_workers(0, 60.0) == again
 
 
 def test_an_epoch_that_is_told_again_is_no_news() -> None:
     one = trial("a", 0.5, 0.6)
-    assert one.reached(Point(at_s=90.0, epoch=2, value=0.6, workers=3)) == one
+    assert one.with_point(Point(at_s=90.0, epoch=2, value=0.6, workers=3)) == one
     # After another trial's commit was taken over, the same epoch may come out otherwise.
-    assert one.reached(Point(at_s=90.0, epoch=2, value=0.7, workers=3)).epochs == 2
+    assert one.with_point(Point(at_s=90.0, epoch=2, value=0.7, workers=3)).epochs == 2
 
 
 def test_json_is_strict_and_comes_back(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_json_is_strict_and_comes_back(tmp_path: Path) -> None:
 
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
     assert load_record(str(tmp_path / "none")) is None
-    for text in ("{}", "[", '{"version": 1, "trials": [{"id": "a"}]}', '{"version": 99, "trials": []}'):
+    for text in ("{}", "[", '{"version": 2, "trials": [{"id": "a"}]}', '{"version": 99, "trials": []}'):
         (tmp_path / "sweep.json").write_text(text)
-        with pytest.raises(InvalidOption, match="no record of a Forebay sweep"):
+        with pytest.raises(InvalidOption, match="not a record of a Forebay sweep"):
             load_record(str(tmp_path))
     with pytest.raises(InvalidOption, match="is a file"):
         load_record(str(tmp_path / "sweep.json"))

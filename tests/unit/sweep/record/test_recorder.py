@@ -16,7 +16,7 @@ from tests.unit.sweep.made import record, trial
 from forebay.errors import WriteFailed
 from forebay.events import EpochEnded
 from forebay.runs.result import Result, save_result
-from forebay.sweep.record.backfill import fill_in
+from forebay.sweep.record.backfill import backfill
 from forebay.sweep.record.record import Record, TrialRecord, load_record
 from forebay.sweep.record.recorder import SweepRecorder, _last_line
 from forebay.sweep.result import SweepResult
@@ -31,13 +31,13 @@ class Told:
     """A recorder whose clock the test winds, and trials that do as they are told."""
 
     def __init__(self, path: Path, *, made: Record | None = None, is_held: bool = True) -> None:
-        self.now, self.seen, self.held = 0.0, 0, dict[str, HeldTrial]()
+        self.now, self.seen, self.allocations = 0.0, 0, dict[str, HeldTrial]()
         self.record = made or Record(name="ctr", metric="auc", mode="max", deadline_s=60.0)
         self.recorder = SweepRecorder(
             self.record,
             str(path),
-            held=(lambda: self.held) if is_held else None,
-            tells=[self.see],
+            allocations=(lambda: self.allocations) if is_held else None,
+            listeners=[self.see],
             clock=lambda: self.now,
         )
         self.recorder.setup()
@@ -67,7 +67,7 @@ def test_states_and_values_of_trials(tmp_path: Path) -> None:
     told.pass_time(2.0)
     assert [trial.state for trial in told.record.trials.values()] == ["pending"] * 3
     one.status = two.status = Trial.RUNNING
-    told.held = {"a": HeldTrial(1), "b": HeldTrial(3)}
+    told.allocations = {"a": HeldTrial(1), "b": HeldTrial(3)}
     told.pass_time(2.0)
     told.end_epoch(one, 1, auc=0.7, run="ctr.a.1")
     told.end_epoch(two, 1, auc=0.8)
@@ -125,7 +125,7 @@ def test_a_metric_that_is_no_number_is_no_value(tmp_path: Path) -> None:
     told.end_epoch(two, 1, auc=float("nan"))
     trial = told.record.trials["a"]
     assert ([point.value for point in trial.points], trial.workers) == ([0.7, None], 1)
-    assert trial.error == "auc is no finite number in epoch 2"
+    assert trial.error == "auc is not finite in epoch 2"
     assert told.record.trials["b"].points[0].value is None
 
 
@@ -185,7 +185,7 @@ def test_epochs_that_nobody_told_are_found_in_the_runs(tmp_path: Path) -> None:
     told = Told(tmp_path)
     one, two = told.add("a", lr=0.1), told.add("b", lr=0.2)
     one.status = two.status = Trial.RUNNING
-    told.held = {"a": HeldTrial(1), "b": HeldTrial(2)}
+    told.allocations = {"a": HeldTrial(1), "b": HeldTrial(2)}
     told.pass_time(1.0)
     told.end_epoch(one, 1, auc=0.5, run="ctr.a")
     told.end_epoch(one, 3, auc=0.6, run="ctr.a")
@@ -202,7 +202,7 @@ def test_epochs_that_nobody_told_are_found_in_the_runs(tmp_path: Path) -> None:
     assert points == {"a": [(1, 0.5), (2, 0.9), (3, 0.6), (4, None)], "b": [(2, 0.5), (3, 0.7)]}
     assert [point.at_s for point in made.trials["a"].points] == [1.0, 1.0, 1.0, 2.0]
     assert (made.trials["a"].epochs, made.best_value) == (4, 0.9)
-    fill_in(made, str(tmp_path))
+    backfill(made, str(tmp_path))
     assert [trial.epochs for trial in made.trials.values()] == [4, 3]
 
 

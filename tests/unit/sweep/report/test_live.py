@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.unit.sweep.made import record, trial
 
 from forebay.sweep.record.record import Record, State
-from forebay.sweep.report.live import Lines, Live, TerminalTable, html_table, showing, trial_table
+from forebay.sweep.report.live import LiveView, LogLines, TerminalTable, html_table, live_display, trial_table
 
 
 class TableLog:
@@ -19,7 +19,7 @@ class TableLog:
 
     def __init__(self) -> None:
         self.now, self.file = 0.0, io.StringIO()
-        self.lines = Lines(Console(file=self.file, width=140, highlight=False), clock=lambda: self.now)
+        self.lines = LogLines(Console(file=self.file, width=140, highlight=False), clock=lambda: self.now)
 
     def show(self, made: Record, after_s: float = 1.0) -> list[str]:
         """What is new."""
@@ -51,7 +51,7 @@ def test_a_log_that_goes_on_does_not_tell_again_what_had_ended() -> None:
     log = TableLog()
     made = record(trial("a", 0.7, state="finished"), trial("b", 0.6))
     assert log.show(made) == ["   1:00  sweep ctr: for the highest auc"]
-    made.put(trial("b", 0.6, state="failed").entered("failed", 12.0, "ValueError: no"))
+    made.put(trial("b", 0.6, state="failed").with_state("failed", 12.0, "ValueError: no"))
     assert log.show(made) == ["   1:00  b failed after 1 epoch, auc 0.6000: ValueError: no"]
 
 
@@ -90,7 +90,7 @@ def test_what_trials_print_comes_above_the_table(is_piped: bool, monkeypatch: py
 
 def test_a_closed_terminal_is_said_once_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     file = io.StringIO()
-    live = Live(Lines(Console(file=file)))
+    live = LiveView(LogLines(Console(file=file)))
     live(record(trial("a", 0.7)))
     file.close()
     with caplog.at_level(logging.WARNING):
@@ -101,10 +101,10 @@ def test_a_closed_terminal_is_said_once_and_ends_nothing(caplog: pytest.LogCaptu
 
 
 def test_nothing_is_shown_where_that_is_not_wanted(capfd: pytest.CaptureFixture[str]) -> None:
-    with showing(wanted=False) as live:
+    with live_display(wanted=False) as live:
         live(record(trial("a", 0.7)))
     assert capfd.readouterr() == ("", "")
-    with showing() as live:
+    with live_display() as live:
         live(record(trial("a", 0.7, lr=0.1)))
     said = capfd.readouterr()
     assert said.out == "" and "sweep ctr" in said.err and "lr=0.1" in said.err

@@ -52,7 +52,7 @@ def mixed(**facts: Any) -> Record:
     return record(
         trial("a", 0.6, 0.9, lr=0.001, opt="adam", big=True, state="finished"),
         trial("b", 0.7, lr=0.1, opt="sgd", big=False, state="stopped"),
-        trial("c", None, lr=0.01, opt=EVIL, big=False).entered("failed", 11.0, f"ValueError: {EVIL}"),
+        trial("c", None, lr=0.01, opt=EVIL, big=False).with_state("failed", 11.0, f"ValueError: {EVIL}"),
         trial("d", state="pending"),
         **{"deadline_s": 60.0, "slots": 4, **facts},
     )
@@ -95,7 +95,7 @@ def test_the_table_and_the_pictures_have_one_colour_per_trial() -> None:
 
 
 def test_equal_errors_are_told_once_and_no_error_not_at_all() -> None:
-    failed = [trial(name).entered("failed", 5.0, "ValueError: boom") for name in ("a", "b")]
+    failed = [trial(name).with_state("failed", 5.0, "ValueError: boom") for name in ("a", "b")]
     reader = Reader(page(record(*failed, trial("c", 0.5))))
     assert reader.texts.count("Errors") == reader.texts.count("ValueError: boom") == reader.texts.count("a, b") == 1
     assert "Errors" not in Reader(page(record(trial("c", 0.5)))).texts

@@ -23,7 +23,7 @@ from forebay.manifest.scan import scan
 from forebay.plan.plan import build_plan
 from forebay.runs.result import load_result
 from forebay.storage.filesystem import resolve
-from forebay.sweep.trial.fork import NUM_HELD, Origin, branch, hold, newest_stored, origin_of
+from forebay.sweep.trial.fork import Origin, fork, newest_stored_step, origin_of, pin
 from forebay.train.batch_size.lr_scaling import LinearScaling
 from forebay.train.batch_size.schedule import BatchSchedule
 from forebay.train.worker import Worker
@@ -86,92 +86,92 @@ def test_a_branch_without_a_change_is_the_donor_gone_on(make: Make, runs: Path) 
     whole: dict[str, Any] = {}
     run(make("whole", epochs=4, gamma=0.7, seen=whole), "local")
     run(make("donor", gamma=0.7), "local")
-    assert branch(str(runs / "donor"), 2 * STEPS, str(runs / "branch")) == 2 * STEPS
+    assert fork(str(runs / "donor"), 2 * STEPS, str(runs / "fork")) == 2 * STEPS
     gone_on: dict[str, Any] = {}
     heard: list[Any] = []
-    result = run(make("branch", epochs=4, gamma=0.7, seen=gone_on), "local", [lambda event, _: heard.append(event)])
+    result = run(make("fork", epochs=4, gamma=0.7, seen=gone_on), "local", [lambda event, _: heard.append(event)])
     for name, value in whole["end"].items():
         assert torch.equal(gone_on["end"][name], value), "to the bit: moments, dropout and the order of rows go on"
     assert gone_on["steps"] == list(range(2 * STEPS, 4 * STEPS))
     assert [event.epoch for event in heard if isinstance(event, EpochEnded)] == [2, 3], "the donor's are no news"
     assert [(epoch.epoch, epoch.step) for epoch in result.epochs] == [(each, STEPS * (each + 1)) for each in range(4)]
-    donor, kept = load_result(str(runs / "donor")), load_result(str(runs / "branch"))
+    donor, kept = load_result(str(runs / "donor")), load_result(str(runs / "fork"))
     assert donor is not None and kept is not None
     assert [epoch.metrics for epoch in kept.epochs[:2]] == [epoch.metrics for epoch in donor.epochs]
-    assert (kept.name, kept.path, kept.num_epochs) == ("branch", str(runs / "branch"), 4)
+    assert (kept.name, kept.path, kept.num_epochs) == ("fork", str(runs / "fork"), 4)
 
 
 def test_a_branch_trains_under_its_own_configuration(make: Make, runs: Path) -> None:
     run(make("donor", lr=0.01, gamma=0.5), "local")
-    step = branch(str(runs / "donor"), 2 * STEPS, str(runs / "branch"))
+    step = fork(str(runs / "donor"), 2 * STEPS, str(runs / "fork"))
     seen: dict[str, Any] = {}
-    run(make("branch", lr=0.3, weight_decay=0.02, gamma=0.5, epochs=3, seen=seen), "local")
+    run(make("fork", lr=0.3, weight_decay=0.02, gamma=0.5, epochs=3, seen=seen), "local")
     donor = newest_of(runs / "donor")
     for name, value in donor.shards[0]["objects"]["model"].items():
         assert torch.equal(seen["start"][name], value)
     (group,) = seen["groups"]
     assert (group["initial_lr"], group["lr"], group["weight_decay"]) == (0.3, pytest.approx(0.3 * 0.5**2), 0.02)
-    trained = newest_of(runs / "branch")
+    trained = newest_of(runs / "fork")
     assert trained.shards[0]["objects"]["optimizer"]["state"][0]["step"] == trained.step == step + STEPS
     assert trained.shards[0]["objects"]["optimizer"]["param_groups"][0]["initial_lr"] == 0.3, "and saves it"
-    assert origin_of(str(runs / "branch")) == Origin(run=str(runs / "donor"), step=step)
+    assert origin_of(str(runs / "fork")) == Origin(run=str(runs / "donor"), step=step)
     assert origin_of(str(runs / "donor")) is None
 
 
 def test_a_batch_that_grew_scales_the_rate_of_the_branch(make: Make, runs: Path) -> None:
     grows = {"batch": BatchSchedule({1: 16}), "rate": LinearScaling()}
     run(make("donor", **grows), "local")
-    step = newest_stored(str(runs / "donor"))
+    step = newest_stored_step(str(runs / "donor"))
     assert step == STEPS + STEPS / 2
-    branch(str(runs / "donor"), step, str(runs / "branch"))
+    fork(str(runs / "donor"), step, str(runs / "fork"))
     seen: dict[str, Any] = {}
-    run(make("branch", lr=0.05, epochs=3, seen=seen, **grows), "local")
+    run(make("fork", lr=0.05, epochs=3, seen=seen, **grows), "local")
     assert [group["lr"] for group in seen["groups"]] == [0.05], "scaled within a step only"
-    ours, theirs = (newest_of(runs / name).shards[0]["batching"] for name in ("branch", "donor"))
+    ours, theirs = (newest_of(runs / name).shards[0]["batching"] for name in ("fork", "donor"))
     assert ours == theirs and (ours["base"], ours["batch"]) == (8, 16)
 
 
 def test_only_a_run_without_commits_can_begin_as_a_branch(make: Make, runs: Path) -> None:
     run(make("donor"), "local")
     with pytest.raises(InvalidOption, match=rf"{runs}/donor has a commit of step {2 * STEPS}"):
-        branch(str(runs / "donor"), STEPS, str(runs / "donor"))
+        fork(str(runs / "donor"), STEPS, str(runs / "donor"))
     with pytest.raises(InvalidOption, match=rf"{runs}/nobody has no commit of step 3, nor is there any other"):
-        branch(str(runs / "nobody"), 3, str(runs / "branch"))
-    assert newest_stored(str(runs / "branch")) is None and origin_of(str(runs / "branch")) is None
+        fork(str(runs / "nobody"), 3, str(runs / "fork"))
+    assert newest_stored_step(str(runs / "fork")) is None and origin_of(str(runs / "fork")) is None
 
 
 def test_a_torn_commit_is_named(make: Make, runs: Path) -> None:
     run(make("donor"), "local")
     folder = runs / "donor" / "checkpoints" / f"step-{2 * STEPS:09d}"
-    assert hold(str(runs / "donor")) == 2 * STEPS
+    assert pin(str(runs / "donor")) == 2 * STEPS
     content = bytearray((folder / "shard-00000.pt").read_bytes())
     content[len(content) // 2] ^= 1
     (folder / "shard-00000.pt").write_bytes(content)
-    branch(str(runs / "donor"), 2 * STEPS, str(runs / "from-held"))
-    shutil.rmtree(runs / "donor" / "held")
+    fork(str(runs / "donor"), 2 * STEPS, str(runs / "from-held"))
+    shutil.rmtree(runs / "donor" / "pinned")
     with pytest.raises(CorruptFile, match=rf"the commit in {folder} is corrupt \(the checksum of shard 0 is wrong\)"):
-        branch(str(runs / "donor"), 2 * STEPS, str(runs / "branch"))
-    assert newest_stored(str(runs / "branch")) is None
-    assert hold(str(runs / "donor")) == 2 * STEPS - 2, "the newest that is whole"
+        fork(str(runs / "donor"), 2 * STEPS, str(runs / "fork"))
+    assert newest_stored_step(str(runs / "fork")) is None
+    assert pin(str(runs / "donor")) == 2 * STEPS - 2, "the newest that is whole"
 
 
 def test_what_is_held_outlives_the_commits_of_its_run(make: Make, runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     donor = str(runs / "donor")
-    assert hold(donor) is None and newest_stored(donor) is None
-    held: list[int | None] = []
+    assert pin(donor) is None and newest_stored_step(donor) is None
+    pinned: list[int | None] = []
 
     def holds(event: Any, _: Any) -> None:
         if isinstance(event, EpochEnded):
-            held.append(hold(donor))
+            pinned.append(pin(donor))
 
     run(make("donor", checkpoint_every=1, keep_last=1, epochs=5), "local", [holds])
     # An epoch is told before the commit that ends it is written, but the last.
-    assert held == [3, 7, 11, 15, 20]
-    assert newest_stored(donor) == 20
-    assert branch(donor, 11, str(runs / "early")) == 11
+    assert pinned == [3, 7, 11, 15, 20]
+    assert newest_stored_step(donor) == 20
+    assert fork(donor, 11, str(runs / "early")) == 11
     assert newest_of(runs / "early").cursor.epoch == 2
-    assert sorted(path.name[-2:] for path in (runs / "donor" / "held").iterdir()) == ["11", "15", "20"][-NUM_HELD:]
-    assert branch(donor, 7, str(runs / "late")) == 20
+    assert sorted(path.name[-2:] for path in (runs / "donor" / "pinned").iterdir()) == ["11", "15", "20"]
+    assert fork(donor, 7, str(runs / "late")) == 20
     assert f"The commit of step 7 in {donor} is gone; branching from step 20." in caplog.text
 
 
@@ -185,30 +185,30 @@ def test_a_commit_that_is_about_to_come_is_waited_for(make: Make, runs: Path) ->
         if len(flushed) == 3:
             run(make("donor", epochs=2), "local")
 
-    assert hold(donor, at_least=2 * STEPS, wait_s=60.0, flush=flush) == 2 * STEPS
+    assert pin(donor, at_least=2 * STEPS, wait_s=60.0, flush=flush) == 2 * STEPS
     assert len(flushed) == 3
-    assert hold(donor, at_least=99, wait_s=0.05) == 2 * STEPS, "what there is"
+    assert pin(donor, at_least=99, wait_s=0.05) == 2 * STEPS, "what there is"
     run(make("other", epochs=3, checkpoint_every=1, keep_last=4), "local")
-    assert hold(str(runs / "other"), at_least=2 * STEPS + 2) == 2 * STEPS + 2, "not what came after it"
+    assert pin(str(runs / "other"), at_least=2 * STEPS + 2) == 2 * STEPS + 2, "not what came after it"
 
 
 def test_a_branch_that_was_cut_short_is_made_again(make: Make, runs: Path) -> None:
     run(make("donor"), "local")
-    fresh = runs / "branch" / "checkpoints" / f"step-{2 * STEPS:09d}"
-    branch(str(runs / "donor"), 2 * STEPS, str(runs / "branch"))
+    fresh = runs / "fork" / "checkpoints" / f"step-{2 * STEPS:09d}"
+    fork(str(runs / "donor"), 2 * STEPS, str(runs / "fork"))
     (fresh / "checkpoint.json").unlink()
-    assert origin_of(str(runs / "branch")) is None
-    assert branch(str(runs / "donor"), 2 * STEPS, str(runs / "branch")) == 2 * STEPS
-    assert newest_of(runs / "branch").step == 2 * STEPS
-    (runs / "blocked" / "branch.json").mkdir(parents=True)
-    with pytest.raises(WriteFailed, match=f"the branch could not be written to {runs}/blocked"):
-        branch(str(runs / "donor"), 2 * STEPS, str(runs / "blocked"))
+    assert origin_of(str(runs / "fork")) is None
+    assert fork(str(runs / "donor"), 2 * STEPS, str(runs / "fork")) == 2 * STEPS
+    assert newest_of(runs / "fork").step == 2 * STEPS
+    (runs / "blocked" / "fork.json").mkdir(parents=True)
+    with pytest.raises(WriteFailed, match=f"the fork could not be written to {runs}/blocked"):
+        fork(str(runs / "donor"), 2 * STEPS, str(runs / "blocked"))
 
 
 def test_another_model_or_plan_is_refused_as_ever(make: Make, runs: Path) -> None:
     run(make("donor"), "local")
     for name in ("wider", "other-plan"):
-        branch(str(runs / "donor"), 2 * STEPS, str(runs / name))
+        fork(str(runs / "donor"), 2 * STEPS, str(runs / name))
     with pytest.raises(BadJob, match="commit of step 8 does not fit the model"):
         run(make("wider", width=5, epochs=3), "local")
     with pytest.raises(CursorMismatch, match="the run 'other-plan' was made with plan"):
@@ -217,17 +217,17 @@ def test_another_model_or_plan_is_refused_as_ever(make: Make, runs: Path) -> Non
 
 def test_a_branch_of_a_finished_donor_is_finished(make: Make, runs: Path) -> None:
     run(make("donor"), "local")
-    branch(str(runs / "donor"), 2 * STEPS, str(runs / "branch"))
+    fork(str(runs / "donor"), 2 * STEPS, str(runs / "fork"))
     seen: dict[str, Any] = {}
-    assert run(make("branch", seen=seen), "local").epochs_done == 2
+    assert run(make("fork", seen=seen), "local").epochs_done == 2
     assert not seen, "nothing is left to train"
 
 
 def test_a_branch_to_another_storage(make: Make, runs: Path) -> None:
     run(make("donor"), "local")
-    branch(str(runs / "donor"), 2 * STEPS, "memory://branching/sweep/t.1")
-    assert newest_stored("memory://branching/sweep/t.1") == 2 * STEPS
-    assert branch("memory://branching/sweep/t.1", 2 * STEPS, "memory://branching/sweep/t.2") == 2 * STEPS
+    fork(str(runs / "donor"), 2 * STEPS, "memory://branching/sweep/t.1")
+    assert newest_stored_step("memory://branching/sweep/t.1") == 2 * STEPS
+    assert fork("memory://branching/sweep/t.1", 2 * STEPS, "memory://branching/sweep/t.2") == 2 * STEPS
     result = load_result("memory://branching/sweep/t.2")
     assert result is not None and (result.name, result.path) == ("t.2", resolve("memory://branching/sweep/t.2").uri)
     assert origin_of("memory://branching/sweep/t.2") == Origin(run="memory://branching/sweep/t.1", step=2 * STEPS)

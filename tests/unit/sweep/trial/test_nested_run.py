@@ -26,10 +26,10 @@ def test_epochs_come_one_by_one(bench: DriverBench) -> None:
     nested = NestedRun(bench.job("one"), "local")
     first = nested.next_epoch(WAIT_S)
     assert first is not None and first.ended.epoch == 0
-    assert nested.standing_at == first.ended
+    assert nested.paused_at == first.ended
     assert first.workers == 1 and first.seconds > 0 and first.startup_s > 0 and first.resize_s is None
     assert len(bench.attempts("one")) == STEPS_PER_EPOCH, "it trained on before it was told to"
-    nested.go_on(after=0)
+    nested.resume(after=0)
     second = nested.next_epoch(WAIT_S)
     assert second is not None and second.ended.epoch == 1
     assert nested.join(WAIT_S)
@@ -40,10 +40,10 @@ def test_epochs_come_one_by_one(bench: DriverBench) -> None:
 def test_epoch_that_nobody_has_seen_yet_is_not_passed_over(bench: DriverBench) -> None:
     nested = NestedRun(bench.job("unseen", epochs=3), "local")
     assert nested.next_epoch(WAIT_S) is not None
-    nested.go_on(after=0)
+    nested.resume(after=0)
     second = nested.next_epoch(WAIT_S)
-    nested.go_on(after=0)
-    assert second is not None and nested.standing_at == second.ended
+    nested.resume(after=0)
+    assert second is not None and nested.paused_at == second.ended
     nested.stop("enough")
     assert nested.join(WAIT_S)
 
@@ -101,7 +101,7 @@ def test_what_callbacks_ask_for_is_known_when_the_run_stands(bench: DriverBench)
 
     nested = NestedRun(bench.job("callback"), "local", [stop])
     assert nested.next_epoch(WAIT_S) is not None
-    nested.go_on(after=0)
+    nested.resume(after=0)
     assert nested.next_epoch(WAIT_S) is None
     assert nested.result is not None and nested.result.stopped == "the callback has seen enough"
 

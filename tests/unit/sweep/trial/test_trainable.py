@@ -22,16 +22,16 @@ from forebay.sweep.trial.trainable import CHECKPOINT, TrialRun
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
 
 
-def trial_of(**task: Any) -> TrialRun:
+def trial_id_of(**spec: Any) -> TrialRun:
     """A trial in no process of its own."""
     made = TrialRun.__new__(TrialRun)
-    made._task, made._generation, made._trial_info = SimpleNamespace(sweep="ctr", **task), 0, None
+    made._spec, made._generation, made._trial_info = SimpleNamespace(sweep="ctr", **spec), 0, None
     return made
 
 
 @pytest.mark.parametrize(("mode", "worst"), [("min", math.inf), ("max", -math.inf)])
 def test_a_metric_that_is_no_finite_number_ends_the_trial(mode: str, worst: float) -> None:
-    made = trial_of(metric="auc", mode=mode)
+    made = trial_id_of(metric="auc", mode=mode)
     for value in (math.nan, math.inf, -math.inf):
         ended = EpochEnded(
             epoch=0, step=3, metrics={"auc": value}, rows=1, seconds=1, wait_s=0, eval_s=0, checkpoint_s=0
@@ -50,7 +50,7 @@ def test_a_run_that_hangs_after_its_last_epoch_is_not_waited_for(tmp_path: Path)
     nested = NestedRun(DriverBench(tmp_path).job("lingers", epochs=1), "local", [linger])
     assert nested.next_epoch(60.0) is not None
     with pytest.raises(Hung, match="hang_timeout_s=0.1"):
-        trial_of(hang_timeout_s=0.1)._join(nested)
+        trial_id_of(hang_timeout_s=0.1)._join(nested)
     over.set()
     assert nested.join(60.0)
 
@@ -61,8 +61,8 @@ def test_a_checkpoint_that_is_asked_for_twice_is_the_same_though_the_run_has_gon
     monkeypatch.setattr(trial, "STORED_S", 60.0)
     bench = DriverBench(tmp_path)
     nested = NestedRun(bench.job("donor", epochs=3), "local")
-    made = trial_of(metric="loss", mode="min", exchanges=True, hang_timeout_s=60.0)
-    made._nested, made._told, made._held = nested, -1, None
+    made = trial_id_of(metric="loss", mode="min", has_exchange=True, hang_timeout_s=60.0)
+    made._nested, made._reported_epoch, made._pinned = nested, -1, None
     monkeypatch.setattr(TrialRun, "_path", property(lambda _: str(tmp_path / "runs" / "donor")))
 
     def saved() -> int:
@@ -73,7 +73,7 @@ def test_a_checkpoint_that_is_asked_for_twice_is_the_same_though_the_run_has_gon
         assert made.step()["epoch"] == epoch
         step = saved()
         assert epoch * STEPS_PER_EPOCH <= step < (epoch + 1) * STEPS_PER_EPOCH
-        until(lambda: nested.standing_at is not None or not nested.is_running)
+        until(lambda: nested.paused_at is not None or not nested.is_running)
         assert saved() == step
     assert made.step()["done"] and nested.join(60.0)
 

@@ -21,7 +21,7 @@ from forebay.errors import InvalidOption
 from forebay.job.job import Job
 from forebay.sweep.setup import SweepSetup, prepare
 from forebay.sweep.sweep import Sweep
-from forebay.sweep.tune.search import check_population, scheduler_of, searcher_of
+from forebay.sweep.tune.search import make_scheduler, make_searcher, validate_population
 from forebay.testing.drivers.bench import DriverBench
 
 
@@ -42,12 +42,12 @@ def setup(tmp_path: Path) -> Callable[..., SweepSetup]:
 def test_every_start_has_a_scheduler_and_a_searcher_that_have_seen_nothing(setup: Callable[..., SweepSetup]) -> None:
     made = setup(scheduler=ASHAScheduler(max_t=9), searcher=BasicVariantGenerator())
     for _ in range(2):
-        assert scheduler_of(made).set_search_properties("loss", "min")
-        assert searcher_of(made) is not made.searcher
+        assert make_scheduler(made).set_search_properties("loss", "min")
+        assert make_searcher(made) is not made.searcher
 
 
 def test_a_metric_of_its_own_may_be_the_sweeps(setup: Callable[..., SweepSetup]) -> None:
-    made = scheduler_of(setup(scheduler=ASHAScheduler(metric="loss", mode="min")))
+    made = make_scheduler(setup(scheduler=ASHAScheduler(metric="loss", mode="min")))
     assert made.set_search_properties("loss", "min") and made.metric == "loss"
 
 
@@ -56,21 +56,21 @@ def test_another_metric_is_refused(setup: Callable[..., SweepSetup], own: dict[s
     with pytest.raises(
         InvalidOption, match=r"AsyncHyperBandScheduler\(.*is for another (metric|mode) than the sweep's"
     ):
-        scheduler_of(setup(scheduler=ASHAScheduler(**own)))
+        make_scheduler(setup(scheduler=ASHAScheduler(**own)))
 
 
 def test_a_population_has_to_stand_side_by_side_unless_it_takes_turns() -> None:
     with pytest.raises(InvalidOption, match="compare 5 trials while they train, and only 4 can"):
-        check_population(population(), 5, slots=4, most=None)
+        validate_population(population(), 5, slots=4, most=None)
     for scheduler, trials in ((population(), 4), (population(synch=True), 5), (FIFOScheduler(), 5)):
-        check_population(scheduler, trials, slots=4, most=None)
-    check_population(population(), 5, slots=None, most=5)
+        validate_population(scheduler, trials, slots=4, most=None)
+    validate_population(population(), 5, slots=None, most=5)
 
 
 @pytest.mark.parametrize("is_synchronous", [True, False])
 def test_a_population_of_which_some_have_to_wait_for_the_end_of_others_is_refused(is_synchronous: bool) -> None:
     with pytest.raises(InvalidOption, match=r"compare 5 trials while they train, and only max_concurrent=4 may"):
-        check_population(population(synch=is_synchronous), 5, slots=8, most=4)
+        validate_population(population(synch=is_synchronous), 5, slots=8, most=4)
 
 
 def population(**options: Any) -> PopulationBasedTraining:
@@ -78,22 +78,22 @@ def population(**options: Any) -> PopulationBasedTraining:
 
 
 def test_bohb_and_its_scheduler_come_together(setup: Callable[..., SweepSetup]) -> None:
-    made = scheduler_of(setup(searcher="bohb", deadline_s=60.0, epochs=9))
+    made = make_scheduler(setup(searcher="bohb", deadline_s=60.0, epochs=9))
     assert isinstance(made, HyperBandForBOHB) and made._max_t_attr == 9
     for wrong in (ASHAScheduler(), FIFOScheduler(), HyperBandScheduler()):
         with pytest.raises(InvalidOption, match=r"learns from the rounds of HyperBandForBOHB alone, and scheduler is"):
-            scheduler_of(setup(searcher="bohb", scheduler=wrong))
+            make_scheduler(setup(searcher="bohb", scheduler=wrong))
     for searcher in (None, "optuna", BasicVariantGenerator()):
         with pytest.raises(InvalidOption, match="HyperBandForBOHB works with searcher='bohb' alone"):
-            scheduler_of(setup(searcher=searcher, scheduler=HyperBandForBOHB()))
+            make_scheduler(setup(searcher=searcher, scheduler=HyperBandForBOHB()))
 
 
 def test_bohb_is_known_within_a_limit_and_draws_no_steps(setup: Callable[..., SweepSetup]) -> None:
     given = ConcurrencyLimiter(TuneBOHB(), 2)
-    assert isinstance(scheduler_of(setup(searcher=given, epochs=1)), HyperBandForBOHB)
+    assert isinstance(make_scheduler(setup(searcher=given, epochs=1)), HyperBandForBOHB)
     stepwise = setup(tune.quniform(0.2, 0.8, 0.2), searcher="bohb")
     with pytest.raises(InvalidOption, match="does not round, and lr is to be drawn in steps"):
-        scheduler_of(stepwise)
+        make_scheduler(stepwise)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_a_searcher_draws_no_grid_and_nothing_that_depends_on_others(
 ) -> None:
     for searcher in ("optuna", ConcurrencyLimiter(TuneBOHB(), 2)):
         with pytest.raises(InvalidOption, match=rf"space\['lr'\] is a {what}.* which no searcher but the random one"):
-            searcher_of(setup(given, searcher=searcher))
+            make_searcher(setup(given, searcher=searcher))
     for drawn in (None, "random", BasicVariantGenerator()):
-        searcher_of(setup(given, searcher=drawn))
+        make_searcher(setup(given, searcher=drawn))
 
 
 class TuneBOHB(Searcher):  # type: ignore[misc]

@@ -10,7 +10,7 @@ import pytest
 from ray.tune.execution import tune_controller
 from ray.tune.execution.tune_controller import TuneController
 
-from forebay.sweep.tune.settings import Silent, tune_settings
+from forebay.sweep.tune.settings import SilentReporter, tune_settings
 
 
 class Committing:
@@ -69,5 +69,5 @@ def test_a_process_that_is_kept_for_a_later_trial_lets_go_of_its_own(
 
 def test_nothing_is_printed_of_a_trial_that_ends_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
     trial: Any = type("Ended", (), {"last_result": {}})()
-    Silent().on_trial_complete(iteration=0, trials=[], trial=trial)
+    SilentReporter().on_trial_complete(iteration=0, trials=[], trial=trial)
     assert capsys.readouterr().out == ""

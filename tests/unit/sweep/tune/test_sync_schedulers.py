@@ -10,7 +10,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, TrialScheduler
 
-from forebay.sweep.tune.sync_schedulers import keep_rounds_going
+from forebay.sweep.tune.sync_schedulers import end_stalled_rounds
 
 
 class SyncController:
@@ -47,7 +47,7 @@ class SyncController:
     def _schedule_trial_save(self, trial: Trial, **options: Any) -> None:
         """Nobody goes on from it here."""
 
-    def tells(self, trial: Trial, epoch: int, score: float) -> str:
+    def listeners(self, trial: Trial, epoch: int, score: float) -> str:
         result = {"training_iteration": epoch, "score": score}
         decision = self._scheduler.on_trial_result(self, trial, result)
         if decision == TrialScheduler.PAUSE:
@@ -82,7 +82,7 @@ def population(tmp_path: Path) -> SyncController:
 
 
 def made(scheduler: TrialScheduler, folder: Path) -> SyncController:
-    keep_rounds_going(scheduler)
+    end_stalled_rounds(scheduler)
     return SyncController(scheduler, folder)
 
 
@@ -91,7 +91,10 @@ def test_brackets_do_not_wait_for_trials_that_are_over_since_before_a_restart(hy
     hyperband.add("failed", Trial.ERROR)
     a, b = hyperband.add("a"), hyperband.add("b")
     assert [hyperband.starts(), hyperband.starts()] == ["a", "b"]
-    assert [hyperband.tells(a, 9, 0.5), hyperband.tells(b, 9, 0.6)] == [TrialScheduler.PAUSE, TrialScheduler.STOP]
+    assert [hyperband.listeners(a, 9, 0.5), hyperband.listeners(b, 9, 0.6)] == [
+        TrialScheduler.PAUSE,
+        TrialScheduler.STOP,
+    ]
     assert a.is_finished()
 
 
@@ -102,14 +105,14 @@ def test_brackets_catch_up_with_trials_that_are_further(hyperband: SyncControlle
     for other in others:
         hyperband.stop_trial(other)
     assert [hyperband.starts(), hyperband.starts()] == ["a", "b"]
-    assert hyperband.tells(a, 5, 0.5) == hyperband.tells(b, 5, 0.6) == TrialScheduler.PAUSE
+    assert hyperband.listeners(a, 5, 0.5) == hyperband.listeners(b, 5, 0.6) == TrialScheduler.PAUSE
     assert hyperband.starts() == "b"
 
 
 def test_population_does_not_wait_for_one_that_fails_last(population: SyncController) -> None:
     a, b, c = (population.add(name) for name in "abc")
     assert [population.starts() for _ in range(3)] == ["a", "b", "c"]
-    assert population.tells(a, 2, 0.5) == population.tells(b, 2, 0.6) == TrialScheduler.PAUSE
+    assert population.listeners(a, 2, 0.5) == population.listeners(b, 2, 0.6) == TrialScheduler.PAUSE
     assert population.starts() is None
     population.fails(c)
     assert population.starts() in ("a", "b")
@@ -121,12 +124,12 @@ def test_population_does_not_wait_for_one_that_failed_before_a_restart(populatio
     a, b = population.add("a"), population.add("b")
     assert [population.starts(), population.starts()] == ["a", "b"]
     # Further than the first round of a population that begins anew.
-    assert population.tells(a, 7, 0.5) == population.tells(b, 7, 0.6) == TrialScheduler.PAUSE
+    assert population.listeners(a, 7, 0.5) == population.listeners(b, 7, 0.6) == TrialScheduler.PAUSE
     assert {population.starts(), population.starts()} == {"a", "b"}
 
 
 def test_a_round_under_way_is_waited_for(population: SyncController) -> None:
     a, _ = population.add("a"), population.add("b")
     assert [population.starts(), population.starts()] == ["a", "b"]
-    population.tells(a, 2, 0.5)
+    population.listeners(a, 2, 0.5)
     assert population.starts() is None
