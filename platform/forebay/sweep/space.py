@@ -201,7 +201,7 @@ def _range(name: str, given: tuple[Any, ...]) -> Domain:
 def _values(name: str, given: Any) -> tuple[Any, ...]:
     values = tuple(given) if isinstance(given, list | tuple | range) else ()
     if not values:
-        raise InvalidOption(f"space[{name!r}]={given!r} is empty. Give at least one value.", parameter=name)
+        raise InvalidOption(f"space[{name!r}]={given!r} has no values. Give at least one.", parameter=name)
     return values
 
 

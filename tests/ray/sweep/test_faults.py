@@ -66,7 +66,7 @@ def test_sweep_of_which_all_trials_fail(small: SmallSweeps) -> None:
 def test_metric_that_nobody_tells(small: SmallSweeps) -> None:
     sweep = small.sweep({"lr": (0.01, 0.1)}, num_trials=1)
     object.__setattr__(sweep, "metric", "auc")
-    with pytest.raises(SweepFailed, match="metric='auc' was not told.*the metrics there are: loss"):
+    with pytest.raises(SweepFailed, match="metric='auc' was not reported.*available metrics: loss"):
         run_sweep(sweep, show=False)
 
 

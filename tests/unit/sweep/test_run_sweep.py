@@ -48,7 +48,7 @@ def test_a_sweep_that_goes_on_draws_from_what_it_began_with(job: Callable[..., J
     _validate_same_space(known, setup)
     _validate_same_space(record(trial("a")), setup)
     for space, trials, changed in (([1.0, 2.0], 5, "num_trials=4; this one has 5"), ([1.0], 4, "cpus=Choice")):
-        with pytest.raises(InvalidOption, match=f"'ctr' has begun with {changed}"):
+        with pytest.raises(InvalidOption, match=f"'ctr' was started with {changed}"):
             _validate_same_space(known, prepare(Sweep(job, {"cpus": space}, "loss", "min", num_trials=trials)))
 
 

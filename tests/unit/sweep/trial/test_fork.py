@@ -133,9 +133,9 @@ def test_a_batch_that_grew_scales_the_rate_of_the_branch(make: Make, runs: Path)
 
 def test_only_a_run_without_commits_can_begin_as_a_branch(make: Make, runs: Path) -> None:
     run(make("donor"), "local")
-    with pytest.raises(InvalidOption, match=rf"{runs}/donor has a commit of step {2 * STEPS}"):
+    with pytest.raises(InvalidOption, match=rf"{runs}/donor has a checkpoint of step {2 * STEPS}"):
         fork(str(runs / "donor"), STEPS, str(runs / "donor"))
-    with pytest.raises(InvalidOption, match=rf"{runs}/nobody has no commit of step 3, nor is there any other"):
+    with pytest.raises(InvalidOption, match=rf"{runs}/nobody has no checkpoint of step 3, and no other one"):
         fork(str(runs / "nobody"), 3, str(runs / "fork"))
     assert newest_stored_step(str(runs / "fork")) is None and origin_of(str(runs / "fork")) is None
 
@@ -149,7 +149,9 @@ def test_a_torn_commit_is_named(make: Make, runs: Path) -> None:
     (folder / "shard-00000.pt").write_bytes(content)
     fork(str(runs / "donor"), 2 * STEPS, str(runs / "from-held"))
     shutil.rmtree(runs / "donor" / "pinned")
-    with pytest.raises(CorruptFile, match=rf"the commit in {folder} is corrupt \(the checksum of shard 0 is wrong\)"):
+    with pytest.raises(
+        CorruptFile, match=rf"the checkpoint in {folder} is corrupt \(the checksum of shard 0 is wrong\)"
+    ):
         fork(str(runs / "donor"), 2 * STEPS, str(runs / "fork"))
     assert newest_stored_step(str(runs / "fork")) is None
     assert pin(str(runs / "donor")) == 2 * STEPS - 2, "the newest that is whole"
@@ -172,7 +174,7 @@ def test_what_is_held_outlives_the_commits_of_its_run(make: Make, runs: Path, ca
     assert newest_of(runs / "early").cursor.epoch == 2
     assert sorted(path.name[-2:] for path in (runs / "donor" / "pinned").iterdir()) == ["11", "15", "20"]
     assert fork(donor, 7, str(runs / "late")) == 20
-    assert f"The commit of step 7 in {donor} is gone; branching from step 20." in caplog.text
+    assert f"The checkpoint of step 7 in {donor} was deleted; forking from step 20." in caplog.text
 
 
 def test_a_commit_that_is_about_to_come_is_waited_for(make: Make, runs: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_metric_that_is_no_finite_number_ends_the_trial(mode: str, worst: floa
         ended = EpochEnded(
             epoch=0, step=3, metrics={"auc": value}, rows=1, seconds=1, wait_s=0, eval_s=0, checkpoint_s=0
         )
-        told = made._told_of(ended, is_over=False, is_finished=False)
+        told = made._epoch_facts(ended, is_over=False, is_finished=False)
         assert (told["auc"], told["diverged"], told["done"]) == (worst, True, True)
 
 

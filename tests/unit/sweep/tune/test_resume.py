@@ -28,12 +28,12 @@ def test_trials_are_those_of_the_newest_file(tmp_path: Path) -> None:
     (tmp_path / "tune" / "experiment_state-2025-01-02_03-04-05.json").write_text("torn")
     assert load_known_trials(str(tmp_path), record()) == {"a", "b"}
     file.write_text(file.read_text()[:-9])
-    with pytest.raises(SweepFailed, match=r"(?s)cannot go on.*is not whole.*a new name"):
+    with pytest.raises(SweepFailed, match=r"(?s)cannot resume.*is not complete.*a new name"):
         load_known_trials(str(tmp_path), record())
 
 
 def test_a_record_without_what_tune_knew_of_it_cannot_go_on(tmp_path: Path) -> None:
-    with pytest.raises(SweepFailed, match="nothing is there"):
+    with pytest.raises(SweepFailed, match="its file is missing"):
         load_known_trials(str(tmp_path), record(trial("a", 0.5)))
 
 
@@ -42,5 +42,5 @@ def test_a_trial_that_was_not_taken_up_ends_the_sweep(tmp_path: Path) -> None:
     a.run_metadata.num_failures = 1
     ResumeCheck(frozenset("ab"), str(tmp_path), 0).on_step_begin(0, [a, b])
     assert a.should_recover(), "what a trial met in an earlier start is counted in this one"
-    with pytest.raises(SweepFailed, match="1 of 2 trials were not taken up, b for one"):
+    with pytest.raises(SweepFailed, match="1 of 2 trials were not restored, for example b"):
         ResumeCheck(frozenset("ab"), str(tmp_path), 0).on_step_begin(0, [a])
