@@ -77,7 +77,7 @@ def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> N
     assert set(result.table["epochs"]) == {EPOCHS}
     again = run_sweep(sweep, show=False)
     assert again.best_value == result.best_value and small.steps("b") == list(range(STEPS))
-    with pytest.raises(InvalidOption, match=r"has begun with num_trials=2; this one has 3\."):
+    with pytest.raises(InvalidOption, match=r"was started with num_trials=2; this one has 3\."):
         run_sweep(replace(sweep, num_trials=3), show=False)
 
 

@@ -123,7 +123,7 @@ def test_one_sweep_of_a_name_at_a_time(ray_session: None) -> None:
     again = publish_status(made(), "runs/ctr")
     with (
         publish_status(made(), "runs/ctr"),
-        pytest.raises(InvalidOption, match="sweep named 'ctr' is under way"),
+        pytest.raises(InvalidOption, match="sweep named 'ctr' is already running"),
         again,
     ):
         pass
