@@ -1,4 +1,4 @@
-"""What workers and drivers say about a run, as data: small, frozen, picklable."""
+"""Events of a run and commands to its workers, as data: small, frozen, picklable."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
-    """What the driver does before its workers train, as a phrase for people: `starting Ray on this machine`."""
+    """Step of the driver before its workers train. `what` is a phrase for people: `starting Ray on this machine`."""
 
     what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The workers are about to train: for the first time, again after a failure, or as a world of another size.
+    """The workers are about to train: for the first time, after a failure, or as a world of another size.
 
-    `world_size` is the truth about the size of the world until the next `Started`. `num_batches` counts the steps of a
-    full epoch at the global batch that the job begins with.
+    `world_size` is the number of workers until the next `Started`. `num_batches` is the number of steps of a full epoch
+    at the global batch that the job begins with.
     """
 
     name: str
@@ -32,11 +32,11 @@ class Started:
 class Reported:
     """Metrics of one step, as rank 0 saw them.
 
-    Steps are thinned to about ten a second; the last step of an epoch is always reported. `step` counts commits from 1
-    over the whole run. `position` is the number of rows of epoch `epoch` that were passed after this step. `rows`
-    counts the global rows trained since the run began, over all epochs, `wait_s` the seconds rank 0 has waited for data
-    since its process began, `global_batch` the rows per step that are in use. A loss that was multiplied by
-    `batch.weight` is rank 0's share of the global batch; `EpochEnded` carries the mean over all ranks.
+    At most about ten steps a second are reported. The last step of an epoch is always reported. `step` counts commits
+    from 1 over the whole run. `position` is the number of rows of epoch `epoch` passed after this step. `rows` is the
+    number of global rows trained since the run began, over all epochs. `wait_s` is the number of seconds that rank 0
+    has waited for data since its process began. `global_batch` is the number of rows per step. A loss that was
+    multiplied by `batch.weight` is rank 0's share of the global batch. `EpochEnded` carries the mean over all ranks.
     """
 
     step: int
@@ -50,16 +50,17 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnded:
-    """One full epoch: what came out of it, and where its time went.
+    """Result of one full epoch, and where its time went.
 
-    Each metric is the mean over the times it was given in the epoch and over ranks. `rows` is the number of rows that
-    were trained on, over all ranks; fewer than there are where a batch was skipped. `seconds` is the wall time of the
-    epoch; `wait_s` (for data), `eval_s` and `checkpoint_s` are the parts of it that were not training steps: means over
-    ranks, but `checkpoint_s` is the slowest rank's, for which the others wait. The checkpoint that ends an epoch counts
-    for the next one, and that of the last epoch on the last. `tally` sums `forebay.metrics.METRICS` over ranks, the
-    held-out data's blocks included. After a resume in mid-epoch the account goes on from the commit, so it covers what
-    shaped the model. A worker that resumes tells all earlier epochs again; the later account of an epoch stands, and
-    one that says nothing new stays with the driver.
+    Each metric is the mean over the times it was given in the epoch and over ranks. `rows` is the number of rows
+    trained, over all ranks; it is smaller than the epoch where a batch was skipped. `seconds` is the wall time of the
+    epoch. `wait_s` (for data), `eval_s` and `checkpoint_s` are the parts of it that were not training steps. They are
+    means over ranks, except `checkpoint_s`: the time of the slowest rank, for which the others wait. The checkpoint
+    that ends an epoch counts for the next epoch, and that of the last epoch for the last. `tally` sums
+    `forebay.metrics.METRICS` over ranks and includes the blocks of the held-out data. After a resume in the middle of
+    an epoch, the sums continue from the checkpoint. So they cover all steps that shaped the model. A worker that
+    resumes reports all earlier epochs again. The later report of an epoch replaces the earlier one, and an unchanged
+    report is not passed to callbacks.
     """
 
     epoch: int
@@ -91,7 +92,7 @@ class EpochEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Workers were lost or a train function raised. `error` is a one-line summary; `failures` counts from 1."""
+    """Workers were lost, or a train function raised. `error` is a one-line summary; `failures` counts from 1."""
 
     error: str
     failures: int
@@ -100,7 +101,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The run is over. `path` is its folder, `stopped` the reason where it was asked to stop early."""
+    """The run is over. `path` is its folder, `stopped` the reason if it was asked to stop early."""
 
     name: str
     path: str
@@ -109,10 +110,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resized:
-    """The world changed from `old` to `new` workers, as was asked for; `step` counts the commits before it.
+    """The world changed from `old` to `new` workers on request. `step` is the number of commits before the change.
 
-    The `Started` of the new world follows at once. A world that came back smaller or larger after a failure is told by
-    `Failed` and `Started` alone.
+    The `Started` of the new world follows at once. A world whose size changed because of a failure is reported by
+    `Failed` and `Started` only.
     """
 
     old: int
@@ -122,9 +123,9 @@ class Resized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempted:
-    """`node` is about to be taken away, with `workers` of the run on it; they leave it before `deadline_s` Unix time.
+    """`node` is about to be taken away, with `workers` workers of the run on it.
 
-    `deadline_s` is None where nobody said when.
+    They leave it before `deadline_s`, in Unix seconds. It is None where the notice has no deadline.
     """
 
     node: str
@@ -134,9 +135,9 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack:
-    """A monitor judged step `from_step` unfit to be kept: all went back to the commit of `to_step`.
+    """A monitor rejected step `from_step`: all ranks went back to the checkpoint of `to_step`.
 
-    `skipped_rows` are not trained on in this epoch; 0 where the same batches are trained again.
+    `skipped_rows` rows are not trained on in this epoch. It is 0 where the same batches are trained again.
     """
 
     reason: str
@@ -147,7 +148,7 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned:
-    """A monitor found something at `step` that a person should look at; training goes on."""
+    """A monitor found something at `step` that a person should look at. Training goes on."""
 
     reason: str
     step: int
@@ -157,39 +158,40 @@ Event = Preparing | Started | Reported | EpochEnded | Resized | Preempted | Roll
 
 
 class Reporter(Protocol):
-    """Where a worker sends its events, and hears what is asked of it; made by a driver, used on rank 0 only.
+    """Link from rank 0 to its driver: sends events and receives commands.
 
-    Laws: `report` never blocks a training step; `orders` answers from memory, or within one quick round trip, and is
-    asked once per saved commit; `settled_orders` is asked at the end of an epoch, and takes as long as callbacks do.
+    Laws: `report` never blocks a training step. `orders` answers from memory or within one quick round trip, and is
+    called once per checkpoint. `settled_orders` is called at the end of an epoch, and takes as long as the callbacks
+    do.
     """
 
     def report(self, event: Event) -> None:
-        """Take one event."""
+        """Send one event."""
 
     def orders(self) -> Commands:
-        """What is asked of the workers now."""
+        """Return the current commands."""
         ...
 
     def settled_orders(self) -> Commands:
-        """What is asked of them once every callback has heard all that was reported so far."""
+        """Return the commands once every callback has received all events reported so far."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """Read on rank 0 once per saved commit, shared with all ranks, and obeyed by all of them at that commit.
+    """Commands to the workers. Rank 0 reads them once per checkpoint, and all ranks obey them at that checkpoint.
 
-    `stop` says why the run shall end here. `workers` is the world size to train on with: one that differs from the
-    present makes every rank part, so that a driver can start the next world at exactly this commit; with `moves` they
-    part for one of the same size, too: some of it is to go on elsewhere. `global_batch` are the rows per step from the
-    next batch on; None leaves it to the job.
+    `stop` is the reason to end the run here. `target` is the number of workers to train on. A target that differs from
+    the present world size makes every rank leave the world, so that a driver can start the next one at exactly this
+    checkpoint. With `moves`, the ranks also leave for a world of the same size, because some workers move to other
+    nodes. `global_batch` is the number of rows per step from the next batch on. None leaves it to the job.
     """
 
     stop: str | None = None
-    workers: int | None = None
+    target: int | None = None
     global_batch: int | None = None
     moves: bool = False
 
-    def parting(self, world_size: int) -> int | None:
-        """The size of the world that one of `world_size` shall part for; None to train on."""
-        return self.workers if self.moves or self.workers != world_size else None
+    def resize_to(self, world_size: int) -> int | None:
+        """Size of the next world, for which a world of `world_size` ends; None to train on."""
+        return self.target if self.moves or self.target != world_size else None

@@ -119,6 +119,6 @@ class RandomResize:
 
     def _resize(self, control: Control) -> None:
         change = self._step if self._coin.integers(2) else -self._step
-        if not control.min_workers <= control.workers + change <= control.max_workers:
+        if not control.min_workers <= control.target + change <= control.max_workers:
             change = -change
-        control.resize(control.workers + change)
+        control.resize(control.target + change)

@@ -1,4 +1,4 @@
-"""What a run tells its callbacks; what they may ask of it is in `forebay.runs.control`."""
+"""Callbacks of a run: how they are called, and what happens when one raises."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 
 Callback = Callable[[Event, Control], object]
-"""Called on the driver with every event, in order. Raising stops the run, unless it is an `optional_callback`."""
+"""Called on the driver with every event, in order. An exception stops the run; see `optional_callback`."""
 
 
 class Optional:
-    """A callback that the run can do without; see `optional_callback`."""
+    """Callback that the run can do without; see `optional_callback`."""
 
     def __init__(self, callback: Callback) -> None:
         self._callback = callback
@@ -35,24 +35,27 @@ class Optional:
 
 
 def optional_callback(callback: Callback) -> Callback:
-    """Mark `callback` as one that must never stop a run: when it raises, that is logged, and it is not called again."""
+    """Return `callback` as one whose exceptions do not stop the run.
+
+    Its first exception is logged with a traceback, and it is not called again.
+    """
     return Optional(callback)
 
 
 def notify(callbacks: Iterable[Callback], event: Event, control: Control) -> None:
-    """Tell every callback. Raises `RunFailed`, naming the callback, if one raised, after all have been told."""
-    failures = [failure for callback in callbacks if (failure := _told(callback, event, control))]
+    """Call every callback. Raises `RunFailed`, naming the callback, if one raised, after all were called."""
+    failures = [failure for callback in callbacks if (failure := _failure_of(callback, event, control))]
     if failures:
         raise failures[0] from failures[0].__cause__
 
 
-def _told(callback: Callback, event: Event, control: Control) -> RunFailed | None:
+def _failure_of(callback: Callback, event: Event, control: Control) -> RunFailed | None:
     error = error_of(partial(callback, event, control))
     if error is None:
         return None
     failure = RunFailed(
         f"the callback {name_of(callback)} raised {type(error).__name__}: {error} on {type(event).__name__}. "
-        "The run was stopped; what it committed is kept. Correct the callback, or wrap it in "
+        "The run was stopped; its checkpoints are kept. Correct the callback, or wrap it in "
         "fb.optional_callback if the run can do without it.",
         callback=name_of(callback),
         event=type(event).__name__,
@@ -62,5 +65,5 @@ def _told(callback: Callback, event: Event, control: Control) -> RunFailed | Non
 
 
 def name_of(callback: Callback) -> str:
-    """What to call a callback in a message."""
+    """Name of a callback for a message."""
     return getattr(callback, "__qualname__", None) or type(callback).__qualname__

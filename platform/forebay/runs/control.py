@@ -1,4 +1,4 @@
-"""What a run's callbacks may ask for."""
+"""Requests that the callbacks of a run may make."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from forebay.job.job import Job
 
 
 class Control:
-    """The requests a callback may make; its driver carries them out at the next saved commit.
+    """Requests of a callback. The driver carries them out at the next checkpoint.
 
-    A stop, a global batch and fewer workers that are asked for on `EpochEnded` take effect at exactly that commit, in
-    every run alike; more workers at the first commit after they are warm. Any thread may read and ask.
+    A stop, a global batch or a smaller target that is requested on `EpochEnded` takes effect at exactly the checkpoint
+    that ends the epoch, in every run alike. A larger target takes effect at the first checkpoint after the new workers
+    are warm. Any thread may read and request.
 
     >>> control = Control(elastic=Elastic(min_workers=1, max_workers=4))
     >>> control.resize(16)
@@ -38,13 +39,13 @@ class Control:
         self._target = self._world_size = workers if elastic is None else elastic.target
         self._batch = global_batch
         self._stop: str | None = None
-        self._asked_workers: int | None = None
-        self._asked_batch: int | None = None
+        self._requested: int | None = None
+        self._requested_batch: int | None = None
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, job: Job, epoch: int = 0) -> Control:
-        """What the callbacks of `job` are given, which goes on in `epoch`."""
+        """Return the control of `job`, whose training begins with epoch `epoch`, from 0."""
         return cls(
             elastic=job.elastic,
             workers=job.workers,
@@ -54,23 +55,23 @@ class Control:
         )
 
     def stop(self, reason: str) -> None:
-        """Commit, then end the run. The first reason given is the one that is kept."""
+        """End the run after its next checkpoint. Of several reasons the first one is kept."""
         with self._lock:
             if self._stop is None:
                 self._stop = reason
 
     def resize(self, workers: int) -> int:
-        """Train on `workers` workers, or as many as the job's bounds allow; the answer says how many that is.
+        """Set the target to `workers`, clamped to the job's bounds. Returns the new target.
 
         Of several calls the last one counts. Raises `InvalidOption` where the job is not elastic.
         """
         if self._elastic is None:
             raise InvalidOption(
-                f"resize({workers}) was asked of a job with a fixed number of workers ({self._target}). Give the job "
-                "elastic=Elastic(min_workers=..., max_workers=...)."
+                f"resize({workers}) needs an elastic job: this one has a fixed number of workers ({self._target}). "
+                "Give it elastic=Elastic(min_workers=..., max_workers=...)."
             )
         with self._lock:
-            self._target = self._asked_workers = self._elastic.clamp(operator.index(workers))
+            self._target = self._requested = self._elastic.clamp(operator.index(workers))
             return self._target
 
     def global_batch(self, rows: int) -> None:
@@ -87,10 +88,10 @@ class Control:
                 max_workers=self.max_workers,
             )
         with self._lock:
-            self._asked_batch = rows
+            self._requested_batch = rows
 
     def follow(self, *, target: int | None = None, world_size: int | None = None, batch: int | None = None) -> None:
-        """For drivers: take over what was found to be so, or was asked for elsewhere (`forebay scale`)."""
+        """For drivers: take over the present state, and a target that was set elsewhere (`forebay scale`)."""
         with self._lock:
             if target is not None:
                 self._target = target
@@ -100,57 +101,59 @@ class Control:
                 self._batch = batch
 
     def take_resize(self) -> int | None:
-        """For drivers: what `resize` was last asked for, if it was since the last call."""
+        """For drivers: return the target of the last `resize` since the previous call, or None."""
         with self._lock:
-            asked, self._asked_workers = self._asked_workers, None
-            return asked
+            requested, self._requested = self._requested, None
+            return requested
 
     @property
     def orders(self) -> Commands:
-        """All that is asked for, as a worker hears it."""
+        """All requests, as commands to the workers."""
         with self._lock:
-            workers = None if self._elastic is None else self._target
-            return Commands(stop=self._stop, workers=workers, global_batch=self._asked_batch)
+            target = None if self._elastic is None else self._target
+            return Commands(stop=self._stop, target=target, global_batch=self._requested_batch)
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run was asked to stop, or None."""
+        """Reason of the requested stop, or None."""
         return self._stop
 
     @property
-    def workers(self) -> int:
-        """How many workers are wanted."""
+    def target(self) -> int:
+        """Number of workers that the run should have."""
         return self._target
 
     @property
     def world_size(self) -> int:
-        """How many workers there are, or were last."""
+        """Number of workers that train now, or trained last."""
         return self._world_size
 
     @property
     def min_workers(self) -> int:
+        """Smallest target of the job."""
         return self._target if self._elastic is None else self._elastic.min_workers
 
     @property
     def max_workers(self) -> int:
+        """Largest target of the job."""
         return self._target if self._elastic is None else self._elastic.max_workers
 
     @property
     def is_elastic(self) -> bool:
-        """Whether `resize` may be asked for."""
+        """Whether `resize` is possible."""
         return self._elastic is not None
 
     @property
     def job_epochs(self) -> int:
-        """How many epochs the job asks for."""
+        """Number of epochs of the job."""
         return self._epochs
 
     @property
     def first_epoch(self) -> int:
-        """The epoch that training began with, or begins with, as far as is known before there are workers."""
+        """Epoch that training began with, from 0. Before there are workers: the epoch it is expected to begin with."""
         return self._epoch
 
     @property
     def batch(self) -> int:
-        """Rows per step, as of the step that was reported last."""
+        """Rows per step, as of the newest reported step."""
         return self._batch

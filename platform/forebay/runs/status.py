@@ -1,4 +1,4 @@
-"""What a run says of itself to whoever asks from outside: the line of `forebay ps`."""
+"""State of a run as seen from outside: the line of `forebay ps`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["starting", "training", "resizing", "stopping", "failed-over"]
-"""What the run is about: no worker has trained yet; steps are made; membership is about to change; it will end at the
-next saved commit; workers were lost and are being replaced."""
+"""starting: no worker has trained yet. training: steps are made. resizing: the world is about to change.
+stopping: the run ends at its next checkpoint. failed-over: workers were lost and are being replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """A run under way, at one moment; what has a default is that of a run without a step.
+    """State of a running run at one moment. The defaults are those of a run without a step.
 
-    `world_size` is how many workers train now, `target` how many there should be, within `min_workers` and
-    `max_workers`; `asked` is how many its own callbacks asked for last, None where they did not. `epoch` counts from 0,
-    `position` is rows into it. `last_commit_step` and `last_commit_age_s` are those of the newest saved commit, None
-    before the first; its step is the one reported last by then, and steps are reported about ten times a second.
-    `started_at` is Unix seconds, `node` where its driver runs.
+    `world_size` is the number of workers that train now. `target` is the number it should have, within `min_workers`
+    and `max_workers`. `asked` is the last target that its own callbacks requested, None without one. `epoch` counts
+    from 0, `position` is the number of rows passed in it. `last_commit_step` and `last_commit_age_s` belong to the
+    newest checkpoint, and are None before the first one. Its step is the step reported last by then; about ten steps a
+    second are reported. `started_at` is in Unix seconds. `node` is the node of the driver.
     """
 
     name: str

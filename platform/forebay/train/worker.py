@@ -334,7 +334,7 @@ class Worker:
         self._standing.decide_batch(orders.global_batch, council.measured)
         self.stopped = orders.stop
         if orders.stop is None:
-            self.parting = orders.parting(self.world.size)
+            self.parting = orders.resize_to(self.world.size)
 
     def _is_rejected(self, verdict: Verdict) -> bool:
         """Whether the steps since the newest commit are given up, and this is no commit."""

@@ -34,7 +34,7 @@ def sizes(callback: Callback, asked: Control, epochs: int) -> Iterator[int]:
     for epoch in range(epochs):
         callback(STARTED, asked)
         callback(reported(epoch), asked)
-        yield asked.workers
+        yield asked.target
         callback(ended(epoch), asked)
 
 
@@ -53,9 +53,9 @@ def test_what_a_person_asked_for_holds_until_the_next_change() -> None:
     for epoch in (1, 2):
         callback(reported(epoch), asked)
         callback(ended(epoch), asked)
-        assert asked.workers == 7
+        assert asked.target == 7
     callback(ended(3), asked)
-    assert asked.workers == 4
+    assert asked.target == 4
 
 
 @pytest.mark.parametrize("make", [lambda: ScaleSchedule({0: 1, 2: 2, 4: 4}), lambda: DoubleEvery(2)])
@@ -64,7 +64,7 @@ def test_a_driver_that_goes_on_with_a_run_asks_for_what_belongs_to_its_epoch(mak
     callback, again = make(), control(start=1)
     callback(STARTED, again)
     callback(reported(5), again)
-    assert again.workers == throughout[5] == 4
+    assert again.target == throughout[5] == 4
 
 
 def test_a_schedule_is_asked_for_before_there_are_workers_and_then_holds() -> None:
@@ -72,10 +72,10 @@ def test_a_schedule_is_asked_for_before_there_are_workers_and_then_holds() -> No
     asked = Control(elastic=elastic, epochs=10, epoch=2)
     callback = DoubleEvery(2)
     callback(Preparing(what="starting"), asked)
-    assert asked.take_resize() == asked.workers == 2
+    assert asked.take_resize() == asked.target == 2
     asked.follow(target=1)
     callback(reported(2), asked)
-    assert (asked.take_resize(), asked.workers) == (None, 1), "what others decided since was overruled"
+    assert (asked.take_resize(), asked.target) == (None, 1), "what others decided since was overruled"
     callback(ended(3), asked)
     assert asked.take_resize() == 4
 
@@ -91,7 +91,7 @@ def test_an_epoch_that_is_told_twice_asks_for_the_same() -> None:
     callback, asked = DoubleEvery(2), control()
     for _ in range(2):
         callback(ended(1), asked)
-    assert asked.workers == 2
+    assert asked.target == 2
 
 
 def test_doubling() -> None:
@@ -103,7 +103,7 @@ def test_doubling() -> None:
 def test_nothing_is_asked_for_after_the_last_epoch() -> None:
     callback, asked = ScaleSchedule({2: 4}), control(start=1, epochs=2)
     assert list(sizes(callback, asked, 2)) == [1, 1]
-    assert asked.workers == 1
+    assert asked.target == 1
 
 
 def test_random_sizes_by_the_clock() -> None:
@@ -114,7 +114,7 @@ def test_random_sizes_by_the_clock() -> None:
     for second in range(1, 6000, 7):
         now = 100.0 + second
         callback(reported(0), asked)
-        heard.append(asked.workers)
+        heard.append(asked.target)
     changes = [after - before for before, after in pairwise(heard) if after != before]
     assert set(changes) == {3, -3}, "at a bound it turns round"
     assert len(changes) == 6000 // 60 - 1
@@ -129,7 +129,7 @@ def test_the_seed_says_which_way() -> None:
         for second in range(20):
             now = float(second)
             callback(reported(0), asked)
-            found.append(asked.workers)
+            found.append(asked.target)
         return found
 
     assert way(1) == way(1) != way(2)
@@ -141,15 +141,15 @@ def test_periods_that_nobody_reported_are_left_out() -> None:
     callback(STARTED, asked)
     now = 95.0
     callback(ended(0), asked)
-    assert asked.workers == 4, "decided while training, not at the end of an epoch"
+    assert asked.target == 4, "decided while training, not at the end of an epoch"
     callback(reported(1), asked)
-    first = asked.workers
+    first = asked.target
     now = 99.0
     callback(reported(1), asked)
-    assert abs(first - 4) == 1 and asked.workers == first
+    assert abs(first - 4) == 1 and asked.target == first
     now = 100.0
     callback(reported(1), asked)
-    assert asked.workers != first
+    assert asked.target != first
 
 
 def test_options_that_cannot_work() -> None:

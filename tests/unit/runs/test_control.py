@@ -28,7 +28,7 @@ def test_first_reason_to_stop_is_kept() -> None:
 def test_resize_is_kept_within_the_bounds(asked: int, wanted: int) -> None:
     control = make_control()
     assert control.resize(asked) == wanted
-    assert control.workers == control.orders.workers == wanted
+    assert control.target == control.orders.target == wanted
     assert control.world_size == 2, "asked for, not done yet"
 
 
@@ -36,12 +36,12 @@ def test_the_last_size_that_was_asked_for_counts() -> None:
     control = make_control()
     control.resize(6)
     control.resize(3)
-    assert control.orders == Commands(workers=3)
+    assert control.orders == Commands(target=3)
 
 
 def test_fixed_job_cannot_be_resized_and_orders_no_size() -> None:
     control = Control(workers=3)
-    assert (control.workers, control.min_workers, control.max_workers, control.is_elastic) == (3, 3, 3, False)
+    assert (control.target, control.min_workers, control.max_workers, control.is_elastic) == (3, 3, 3, False)
     with pytest.raises(InvalidOption, match=r"resize\(2\).*fixed number of workers \(3\).*elastic=Elastic\("):
         control.resize(2)
     assert control.orders == Commands()
@@ -63,5 +63,5 @@ def test_drivers_tell_what_is_so() -> None:
     control = make_control(start=3)
     assert (control.min_workers, control.max_workers, control.job_epochs) == (2, 6, 3)
     control.follow(target=5, world_size=4, batch=32)
-    assert (control.workers, control.world_size, control.batch) == (5, 4, 32)
-    assert control.orders == Commands(workers=5)
+    assert (control.target, control.world_size, control.batch) == (5, 4, 32)
+    assert control.orders == Commands(target=5)

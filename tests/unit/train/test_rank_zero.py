@@ -15,7 +15,7 @@ from forebay.train.collectives.collective import Collective, SingleProcessCollec
 
 FEW_BEATS = 3
 WAIT_S = 30.0
-ORDERS = Commands(workers=3, global_batch=64)
+ORDERS = Commands(target=3, global_batch=64)
 
 
 class Slow:

@@ -298,7 +298,7 @@ class Coordinator:
     @property
     def _orders(self) -> Commands:
         moves = self._parting is not None
-        return Commands(stop=self._stop, workers=self._parting, global_batch=self._global_batch, moves=moves)
+        return Commands(stop=self._stop, target=self._parting, global_batch=self._global_batch, moves=moves)
 
     async def _until(self, is_so: Callable[[], bool], wait_s: float | None = None) -> bool:
         with suppress(TimeoutError):

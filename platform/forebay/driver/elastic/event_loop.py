@@ -28,7 +28,7 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     """
     watch = _StartWatch(run)
     # Callbacks may have asked for something before there were workers, of which the coordinator knows nothing.
-    made_with = Commands(workers=run.job.start_workers if run.control.is_elastic else None)
+    made_with = Commands(target=run.job.start_workers if run.control.is_elastic else None)
     asked = _pass_on(run.control, made_with, coordinator)
     goes_on, gave_up = True, None
     while goes_on or gave_up is not None:
@@ -54,7 +54,7 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
 
 def _take_over(control: Control, news: Updates, asked: Commands) -> Commands:
     """What others have asked for; what the run's own callbacks asked was passed on before."""
-    if control.is_elastic and news.target != asked.workers:
+    if control.is_elastic and news.target != asked.target:
         control.follow(target=news.target)
     if news.stop is not None:
         control.stop(news.stop)

@@ -82,7 +82,7 @@ def _generators_put_back(device: torch.device) -> Iterator[None]:
 def _run_processes(run: Run) -> Result:
     payload = pack(run.launch)
     while True:
-        size = run.control.workers
+        size = run.control.target
         run.tell(Preparing(what=f"starting {size} worker process{'es' if size > 1 else ''}"))
         try:
             with worker_processes(size, payload) as workers:

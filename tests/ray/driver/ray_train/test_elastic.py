@@ -128,7 +128,7 @@ def test_unmet_target_is_demand_while_training_goes_on(autoscaling_cluster: None
     def ask(event: Event, control: Control) -> None:
         if not isinstance(event, Reported):
             return
-        if event.step == STEPS or (event.step > STEPS and control.workers == 1):
+        if event.step == STEPS or (event.step > STEPS and control.target == 1):
             control.resize(3)
         if control.world_size == 2:
             grown_at.append(event.step)

@@ -127,7 +127,7 @@ def test_orders_are_heard_when_they_change(make_actors: Callable[[int], list[Act
     ray.get(coordinator.set_batch.remote(64))
     until(lambda: heard() == Commands(global_batch=64))
     ray.get(coordinator.part_for.remote(3))
-    until(lambda: heard() == Commands(global_batch=64, workers=3, moves=True))
+    until(lambda: heard() == Commands(global_batch=64, target=3, moves=True))
     ray.get(coordinator.part_for.remote(None))
     until(lambda: heard() == Commands(global_batch=64))
     ray.kill(coordinator)

@@ -176,13 +176,13 @@ def test_growing_waits_for_the_next_workers_and_shrinking_for_nobody() -> None:
         await coordinator.set_target(3)
         assert await coordinator.orders() == Commands(), "told to part before the next workers were ready"
         await coordinator.part_for(3)
-        assert (await coordinator.orders()).parting(2) == 3
+        assert (await coordinator.orders()).resize_to(2) == 3
         assert (await coordinator.status()).state == "resizing"
         await coordinator.part_for(None)
-        assert (await coordinator.orders()).parting(2) is None
+        assert (await coordinator.orders()).resize_to(2) is None
         assert (await coordinator.status()).state == "training"
         await coordinator.set_target(1)
-        assert (await coordinator.orders()).parting(2) == 1
+        assert (await coordinator.orders()).resize_to(2) == 1
         assert (await coordinator.status()).state == "resizing"
 
     asyncio.run(talk())
@@ -200,7 +200,7 @@ def test_shrink_asked_at_the_end_of_an_epoch_is_obeyed_there_by_workers_that_nev
         settling = await waits(coordinator.settled_orders(number))
         await coordinator.set_target(1)
         await coordinator.noted(number)
-        assert (await settling).parting(3) == 1
+        assert (await settling).resize_to(3) == 1
         await coordinator.begin(1)
         assert await coordinator.orders() == Commands()
 
@@ -214,7 +214,7 @@ def test_loss_of_a_waiting_worker_leaves_those_alone_who_train() -> None:
         await coordinator.lost_waiting("lost a waiting worker")
         lost = Failed(error="lost a waiting worker", failures=1, will_retry=True)
         assert list((await coordinator.take(0)).events) == [lost]
-        assert (await coordinator.orders()).parting(2) == 3
+        assert (await coordinator.orders()).resize_to(2) == 3
         assert (await coordinator.status()).state == "resizing"
         assert await coordinator.workers() == {0: "worker 0", 1: "worker 1"}
 
@@ -225,7 +225,7 @@ def test_workers_may_part_for_a_world_of_the_same_size() -> None:
     async def talk() -> None:
         coordinator = await joined(2)
         await coordinator.part_for(2)
-        assert (await coordinator.orders()).parting(2) == 2
+        assert (await coordinator.orders()).resize_to(2) == 2
         assert not await coordinator.all_parked(0)
         await coordinator.park(1)
         waiting = await waits(coordinator.all_parked(5.0))
@@ -235,7 +235,7 @@ def test_workers_may_part_for_a_world_of_the_same_size() -> None:
         assert (view.parked, view.world_size, view.parting) == (2, 2, 2)
         await coordinator.begin(2)
         assert await coordinator.parked() == 0
-        assert (await coordinator.orders()).parting(2) is None
+        assert (await coordinator.orders()).resize_to(2) is None
 
     asyncio.run(talk())
 
@@ -259,7 +259,7 @@ def test_a_bell_rings_when_something_else_is_asked_or_the_attempt_is_over() -> N
         asks: list[tuple[Callable[[], Awaitable[None]], Commands]] = [
             (lambda: coordinator.set_batch(64), Commands()),
             (lambda: coordinator.part_for(3), Commands(global_batch=64)),
-            (lambda: coordinator.part_for(None), Commands(global_batch=64, workers=3, moves=True)),
+            (lambda: coordinator.part_for(None), Commands(global_batch=64, target=3, moves=True)),
             (lambda: coordinator.ask_stop("enough"), Commands(global_batch=64)),
             (lambda: coordinator.begin(2), Commands(global_batch=64, stop="enough")),
         ]

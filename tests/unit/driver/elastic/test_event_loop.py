@@ -70,7 +70,7 @@ def test_what_was_asked_before_there_were_workers_is_passed_on(actor: Any, monke
     follow_to_the_end(control, actor)
     assert actor.target.remote() == 4
     assert actor.orders.remote() == Commands(stop="enough", global_batch=128)
-    assert control.orders == Commands(stop="enough", workers=4, global_batch=128), "a request was overwritten"
+    assert control.orders == Commands(stop="enough", target=4, global_batch=128), "a request was overwritten"
 
 
 def test_what_callbacks_ask_is_known_also_where_it_is_so_already(actor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_what_callbacks_ask_is_known_also_where_it_is_so_already(actor: Any, mon
     actor.set_target.remote(5, "cli")
     follow_to_the_end(control, actor)
     status = actor.status.remote()
-    assert (status.asked, status.target, control.workers) == (2, 5, 5)
+    assert (status.asked, status.target, control.target) == (2, 5, 5)
 
 
 def test_what_others_ask_is_followed(actor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_what_others_ask_is_followed(actor: Any, monkeypatch: pytest.MonkeyPatch
     control = make_control()
     actor.set_target.remote(5, "cli")
     follow_to_the_end(control, actor)
-    assert actor.target.remote() == control.workers == 5
+    assert actor.target.remote() == control.target == 5
 
 
 def test_fixed_job_asks_for_no_size(actor: Any, monkeypatch: pytest.MonkeyPatch) -> None:

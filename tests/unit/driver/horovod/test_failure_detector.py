@@ -85,7 +85,7 @@ def conduct(crew: ToldCrew, coordinator: Coordinator, *, max_failures: int = 3, 
 
 
 def parting(coordinator: Coordinator, world_size: int) -> int | None:
-    return asyncio.run(coordinator.orders()).parting(world_size)
+    return asyncio.run(coordinator.orders()).resize_to(world_size)
 
 
 def done(rank: int, parting: int | None = None) -> Happens:

@@ -146,7 +146,7 @@ def test_script_waits_for_each_change() -> None:
     ]
     for event, wanted in told:
         script(event, control)
-        assert control.workers == wanted
+        assert control.target == wanted
     assert not script.is_over
     script(STEP, control)
     assert script.is_over
