@@ -58,7 +58,7 @@ def _take_over(control: Control, news: Updates, asked: Commands) -> Commands:
         control.follow(target=news.target)
     if news.stop is not None:
         control.stop(news.stop)
-    return replace(asked, workers=news.target, stop=news.stop)
+    return replace(asked, target=news.target, stop=news.stop)
 
 
 def _pass_on(control: Control, asked: Commands, coordinator: ActorHandle) -> Commands:
