@@ -1,8 +1,10 @@
-"""Manifests that exist in memory alone."""
+"""Manifests that exist in memory alone, and Python in processes of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -34,3 +36,20 @@ def memory_manifest() -> Callable[..., Manifest]:
         )
 
     return make
+
+
+@pytest.fixture
+def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`start(code, *arguments) -> Popen` runs code in a process of its own; killed at the end if still there."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

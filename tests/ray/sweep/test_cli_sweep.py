@@ -73,6 +73,7 @@ def command(ray_session: None, tmp_path: Path, request: pytest.FixtureRequest) -
         process.communicate()
 
 
+@pytest.mark.variation
 def test_a_sweep_by_its_name_through_an_interrupt_and_a_stop(command: Command, tmp_path: Path) -> None:
     def steps() -> list[int]:
         return SmallSweeps(tmp_path).steps("x")[EPOCHS * STEPS_PER_EPOCH :]  # the fast one has made its own first

@@ -73,6 +73,7 @@ class AllotmentWatch(tune.Callback):
         self.seen.add(tuple(trial.status for trial in trials[:ATOMS]))
 
 
+@pytest.mark.variation
 def test_tune_starts_no_more_trials_than_there_are_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     scheduler = Counting(40.0, ATOMS, trials=ATOMS)

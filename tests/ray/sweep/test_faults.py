@@ -57,6 +57,7 @@ def test_trial_that_hangs_fails(small: SmallSweeps) -> None:
     assert small.steps("hang")[-1] == STEPS_PER_EPOCH + 3 and small.steps_redone("hang") == 0
 
 
+@pytest.mark.variation
 def test_sweep_of_which_all_trials_fail(small: SmallSweeps) -> None:
     with pytest.raises(SweepFailed, match=r"(?s)every trial of sweep 'tiny' failed \(1\).*boom in the train") as failed:
         run_sweep(small.sweep({"meets": ["raise"]}, num_trials=1), show=False)
@@ -82,6 +83,7 @@ def enough() -> Sequence[Callback]:
     return [Enough()]
 
 
+@pytest.mark.variation
 def test_a_run_that_its_own_callbacks_end_is_a_stopped_trial(small: SmallSweeps) -> None:
     sweep = small.sweep({"lr": [0.05]}, num_trials=1, fixed={"epochs": 3}, callbacks=enough)
     (row,) = run_sweep(sweep, show=False).table.to_dict("records")
@@ -109,6 +111,7 @@ class KillKept(FIFOScheduler):
             kill(actor)
 
 
+@pytest.mark.variation
 def test_a_process_that_is_lost_between_two_trials_is_replaced(small: SmallSweeps) -> None:
     scheduler = KillKept()
     space = {"key": {"grid_search": ["a", "b", "c"]}}

@@ -124,7 +124,7 @@ def test_report_shows_misses_failures_and_stopped_epochs(bench: Bench, tmp_path:
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("kind", ["dense", "mixed"])
+@pytest.mark.parametrize("kind", [pytest.param("dense", marks=pytest.mark.variation), "mixed"])
 def test_forebay_gather_and_pyarrow_bring_every_row(bench: Bench, tmp_path: Path, kind: str) -> None:
     """In processes of their own, as the bench runs them; Forebay and the bare gather deliver the same batches."""
     measuring, peers = bench("loader.measuring"), bench("loader.peers")

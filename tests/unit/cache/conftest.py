@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -84,20 +82,3 @@ def disk_bytes() -> Callable[[Path], int]:
 def left_over() -> Callable[[Path], list[str]]:
     """Names of unfinished files below a cache directory."""
     return lambda root: sorted(path.name for path in (root / "temp").iterdir())
-
-
-@pytest.fixture
-def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """`start(code, *arguments) -> Popen` runs code in a process of its own; killed at the end if still there."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", code, *map(str, arguments)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()

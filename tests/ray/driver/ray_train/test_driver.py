@@ -55,8 +55,10 @@ class TestRayTrain(UnderRay):
             "test_callback_that_raises_ends_the_run_and_the_others_are_told",
             "test_forebay_error_of_a_train_function_arrives_as_itself",
             "test_hang_ends_the_run_and_is_named",
+            "test_killed_driver_is_taken_over_from_storage",
             "test_killed_worker_is_replaced_and_changes_nothing",
             "test_stopped_run_goes_on_under_its_name",
+            "test_too_many_deaths_end_the_run_and_keep_its_commits",
         }
     )
 
