@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome(Generic[T]):
+class CallOutcome(Generic[T]):
     """What a call returned, or what it raised (`SystemExit` and `KeyboardInterrupt` too)."""
 
     value: T | None = None
@@ -32,12 +32,12 @@ class Outcome(Generic[T]):
             future.set_result(cast(T, self.value))
 
 
-def outcome_of(call: Callable[[], T]) -> Outcome[T]:
+def outcome_of(call: Callable[[], T]) -> CallOutcome[T]:
     """Call, and keep whatever it raises: for a thread or a process whose errors another one raises or judges."""
     try:
-        return Outcome(value=call())
+        return CallOutcome(value=call())
     except BaseException as error:  # noqa: BLE001 - see above
-        return Outcome(error=error)
+        return CallOutcome(error=error)
 
 
 def error_of(call: Callable[[], object]) -> Exception | None:

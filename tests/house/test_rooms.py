@@ -12,28 +12,20 @@ from tests.house.figures import CLASS_ROOTS, PACKAGE, circles, classes_by_name, 
 Trees = Mapping[str, ast.Module]
 
 MAX_MODULES = 12
-# May only go down: modules in the fullest folder, classes that share their name with another one, and circles.
-FULLEST_FOLDER = {"platform": 12, "bench": 12, "studies": 12, "jobs": 41, "tests": 13}
-REPEATED_CLASSES = 6
-CIRCLES = 1
 # The table of public names, and the one of drivers.
 MAY_IMPORT_BY_NAME = {"__init__.py", "driver/driver.py"}
-# May only go down: those that will be cut.
-STILL_IMPORT_BY_NAME = {"sweep/sweep.py", "driver/ray_train/worker.py"}
 
 
-@pytest.mark.parametrize("root", FULLEST_FOLDER)
-def test_no_folder_is_crowded(repository: Path, root: str) -> None:
-    most = max(MAX_MODULES, FULLEST_FOLDER[root])
-    counts = modules_per_folder(repository, root)
-    assert {folder: count for folder, count in counts.items() if count > most} == {}
+def test_no_folder_is_crowded(repository: Path) -> None:
+    counts = modules_per_folder(repository, "platform", "bench", "studies", "jobs", "tests")
+    assert len(counts) > 40
+    assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
 
 
 def test_every_class_has_a_name_of_its_own(trees: Trees) -> None:
     classes = classes_by_name({file: tree for file, tree in trees.items() if file.startswith(CLASS_ROOTS)})
     assert len(classes) > 400
-    repeated = {name: files for name, files in classes.items() if len(files) > 1}
-    assert sum(map(len, repeated.values())) <= REPEATED_CLASSES, repeated
+    assert {name: files for name, files in classes.items() if len(files) > 1} == {}
 
 
 def test_no_module_of_ours_is_imported_by_its_name(sources: Trees) -> None:
@@ -44,7 +36,7 @@ def test_no_module_of_ours_is_imported_by_its_name(sources: Trees) -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and _imports_ours(node)
     }
-    assert MAY_IMPORT_BY_NAME <= by_name <= MAY_IMPORT_BY_NAME | STILL_IMPORT_BY_NAME
+    assert by_name == MAY_IMPORT_BY_NAME
 
 
 def _imports_ours(call: ast.Call) -> bool:
@@ -72,7 +64,7 @@ def test_the_check_sees(line: str, is_seen: bool) -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle(trees: Trees) -> None:
-    assert len(found := circles(trees)) <= CIRCLES, found
+    assert circles(trees) == []
 
 
 def test_a_circle_is_seen() -> None:

@@ -17,6 +17,7 @@ exception, a missed deadline, the end of its process, something left behind - is
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +50,9 @@ class CaseOutcome:
 
 
 Fault = Callable[[random.Random, Path], CaseOutcome]
+
+_MOST_BUSY = 10.0
+_BESIDE_TESTS_S = 25.0
 
 AT_END: list[Callable[[], object]] = []
 """Called before a process of a group ends: by whoever started what its cases share."""
@@ -95,3 +99,16 @@ def fault(
 def rng_of(case: Case) -> random.Random:
     """The generator of a case: of its name and its seed, so that no two faults draw the same data."""
     return random.Random(f"{case.fault}/{case.seed}")
+
+
+def patience(seconds: float) -> float:
+    """`seconds`, or as many times more as the machine's load exceeds its cores: then everything takes longer."""
+    return seconds * min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_BUSY)
+
+
+def promised(seconds: float) -> float:
+    """What docs/reliability.md promises, with `patience`: `make soak` holds to it.
+
+    The few cases in `make test` have more: beside other tests, any process may stand still for a while.
+    """
+    return patience(seconds) + (_BESIDE_TESTS_S if "PYTEST_CURRENT_TEST" in os.environ else 0.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.soak import mounts
 from tests.soak.dataset import SoakSetting
 from tests.soak.epoch import check, epoch
-from tests.soak.patience import patience
+from tests.soak.case import patience
 
 import forebay as fb
 

@@ -25,7 +25,7 @@ from typing import TextIO
 
 from tests.soak import mounts
 from tests.soak.case import AT_END, FAULTS, TERMS, Case, rng_of
-from tests.soak.patience import patience
+from tests.soak.case import patience
 
 _SPARE_S = 15.0
 """A case process that misses its deadline writes its tracebacks and ends by itself; after this it is killed."""

@@ -27,7 +27,7 @@ from forebay.checkpoint.uploader import Uploader
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.retry import read
-from forebay.storage.write_failed import write_failed
+from forebay.storage.atomic import write_failed
 
 SPOOLS = "~/.cache/forebay-checkpoints"
 OWNER = "spooled-by"

@@ -33,7 +33,7 @@ from forebay.checkpoint.memory_store_actor import (
 )
 from forebay.checkpoint.shared_buffer import BufferHandle, SharedBufferClient, read_shared_buffer
 from forebay.errors import ReadFailed, WriteFailed
-from forebay.storage.write_failed import ADVICE, write_failed
+from forebay.storage.atomic import ADVICE, write_failed
 
 START_S = 15.0
 KEEP_S = 30.0

@@ -23,7 +23,7 @@ from forebay.manifest.pages import (
 )
 from forebay.manifest.schemas import missing_column, read_fields
 from forebay.metrics import Counters
-from forebay.storage.at_exit import finished_before_exit
+from forebay.at_exit import finished_before_exit
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import etag_of, stat, stat_etag

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and the error for storage that refuses them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from forebay.storage.credentials import redacting
+from forebay.errors import WriteFailed
+from forebay.storage.credentials import redact, redacting
 from forebay.storage.filesystem import resolve
 
+ADVICE = "Check that the storage answers, has room, and that this user may write to it."
 _UMASK = os.umask(0)
 """Read once: it cannot be read without setting it, for all threads."""
 os.umask(_UMASK)
@@ -64,3 +66,12 @@ class Draft:
         with suppress(OSError):  # why it is given up is known already
             self._path.unlink(missing_ok=True)
         self._path = None
+
+
+def write_failed(what: str, uri: str, error: BaseException, advice: str = ADVICE, **facts: object) -> WriteFailed:
+    """Build the error for `what` (e.g. "the result of run 'a'"), which `error` kept from being written to `uri`.
+
+    It names the first line of `error`, without secrets. `facts` are added to `uri` as attributes of the error.
+    """
+    reason = redact(f"{type(error).__name__}: {error}".partition("\n")[0])
+    return WriteFailed(f"{what} could not be written to {uri} ({reason}). {advice}", uri=uri, **facts)

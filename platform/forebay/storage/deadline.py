@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from forebay.errors import Cancelled
-from forebay.foreign_code import Outcome, outcome_of
-from forebay.storage.at_exit import wait_for_read
+from forebay.foreign_code import CallOutcome, outcome_of
+from forebay.at_exit import wait_for_read
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class _Call(Generic[T]):
     def __init__(self, fn: Callable[[], T]) -> None:
         self._fn = fn
         self.done = threading.Event()
-        self._outcome: Outcome[T] | None = None
+        self._outcome: CallOutcome[T] | None = None
 
     def run(self) -> None:
         self._outcome = outcome_of(self._fn)

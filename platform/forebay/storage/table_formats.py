@@ -51,7 +51,7 @@ _NOTHING_TO_SEE = (PermissionError, FileNotFoundError, NotADirectoryError)
 _FORMAT_OF = {one.log_folder: one for one in FORMATS}
 
 
-class Found(NamedTuple):
+class FoundTable(NamedTuple):
     """A table and the file that gave it away."""
 
     format: TableFormat
@@ -93,10 +93,10 @@ class TableSearch:
             if table_format is None or not table_format.log_file.fullmatch(info.base_name):
                 continue
             if not _is_hidden_below(folder, root):
-                _refuse(location, Found(table_format, root, info.path))
+                _refuse(location, FoundTable(table_format, root, info.path))
 
 
-def _with_log(filesystem: fs.FileSystem, root: str, table_format: TableFormat) -> Found | None:
+def _with_log(filesystem: fs.FileSystem, root: str, table_format: TableFormat) -> FoundTable | None:
     try:
         infos = children(filesystem, f"{root.rstrip('/')}/{table_format.log_folder}")
     except OSError as error:
@@ -105,10 +105,10 @@ def _with_log(filesystem: fs.FileSystem, root: str, table_format: TableFormat) -
             return None
         raise
     logs = (info.path for info in infos if table_format.log_file.fullmatch(info.base_name))
-    return next((Found(table_format, root, log) for log in logs), None)
+    return next((FoundTable(table_format, root, log) for log in logs), None)
 
 
-def _refuse(location: Location, found: Found | None) -> None:
+def _refuse(location: Location, found: FoundTable | None) -> None:
     if found is None:
         return
     table_format = found.format

@@ -13,7 +13,7 @@ from tests.ray.faults.cluster import here, until
 from tests.ray.faults.stage import Stage, staged, striking, timed
 from tests.soak.case import CaseOutcome, fault
 from tests.soak.epoch import check, compare, epoch
-from tests.soak.patience import promised
+from tests.soak.case import promised
 
 import forebay as fb
 from forebay.cache.node import client as node

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 ATOMS, TRIALS, EPOCH_S = 2, 5, 0.5
 
 
-class Counting(DeadlineScheduler):
+class CountedClock(DeadlineScheduler):
     """Its time is made of results, so that it ends as early on a slow machine.
 
     None passes until `trials` trials have told something, and one of them has had `workers` workers.
@@ -32,7 +32,7 @@ class Counting(DeadlineScheduler):
         self._needs, self._told, self._most, self._results = (trials, workers), set(), 0, 0
         self.clock = lambda: self._results * EPOCH_S
 
-    def __deepcopy__(self, memo: object) -> Counting:
+    def __deepcopy__(self, memo: object) -> CountedClock:
         """A sweep takes a copy, and a copy has no clock of its own."""
         return self
 
@@ -76,7 +76,7 @@ class AllotmentWatch(tune.Callback):
 @pytest.mark.variation
 def test_tune_starts_no_more_trials_than_there_are_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-    scheduler = Counting(40.0, ATOMS, trials=ATOMS)
+    scheduler = CountedClock(40.0, ATOMS, trials=ATOMS)
     scheduler.set_limits(ATOMS, (1, ATOMS), epochs=1000)
     watching = AllotmentWatch()
     found = tune.run(
@@ -100,7 +100,7 @@ def test_tune_starts_no_more_trials_than_there_are_workers(tmp_path: Path, monke
 
 def test_workers_move_between_runs_and_never_exceed_the_cluster(tmp_path: Path) -> None:
     # No time passes until workers have come to a trial.
-    scheduler = Counting(20.0, trials=2, workers=2)
+    scheduler = CountedClock(20.0, trials=2, workers=2)
     sweep = SmallSweeps(tmp_path).sweep(
         {"lr": [0.05, 1e-4]},
         driver="ray",

@@ -21,7 +21,7 @@ from tests.soak.case import CaseOutcome, fault
 from tests.soak.dataset import SoakSetting, draw, row_of
 from tests.soak.epoch import Seen, check, epoch, take_steps
 from tests.soak.guards import check_cache
-from tests.soak.patience import patience, promised
+from tests.soak.case import patience, promised
 from tests.soak.strikes import Dice, Hang, reads
 
 import forebay as fb

@@ -73,7 +73,8 @@ def test_the_end_of_the_process_waits_for_what_is_about_to_return_but_not_for_lo
 ) -> None:
     script = f"""
 import threading, time
-from forebay.storage import at_exit, deadline
+from forebay import at_exit
+from forebay.storage import deadline
 {patience}
 def read():
     time.sleep({takes_s})

@@ -45,12 +45,12 @@ def test_a_hidden_name_that_is_spelled_out_is_found(tree: Path) -> None:
 def test_only_matching_folders_are_listed(tree: Path) -> None:
     listed: list[str] = []
 
-    class Recording:
+    class RecordedListings:
         def get_file_info(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
             listed.append(selector.base_dir)
             return fs.LocalFileSystem().get_file_info(selector)
 
-    expand(Recording(), f"{tree}/day=1/*.parquet")
+    expand(RecordedListings(), f"{tree}/day=1/*.parquet")
     assert listed == [f"{tree}/day=1"]
 
 

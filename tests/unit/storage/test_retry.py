@@ -99,14 +99,14 @@ def test_cancelling_ends_the_wait_between_attempts() -> None:
 def test_waits_grow_and_stay_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
-    class Recording(threading.Event):
+    class RecordedWaits(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             waits.append(timeout or 0.0)
             return False
 
     policy = ReadPolicy(attempts=6, first_wait_s=1.0, max_wait_s=5.0)
     with pytest.raises(ReadFailed):
-        read("x", Flaky(*[OSError("reset")] * 6), policy, Recording())
+        read("x", Flaky(*[OSError("reset")] * 6), policy, RecordedWaits())
     assert len(waits) == 5
     assert all(1.0 <= wait <= 5.0 for wait in waits)
     assert waits[0] <= 2.0

@@ -47,7 +47,7 @@ def settle(collective: Collective) -> tuple[Commands, int]:
     shared: list[object] = []
     heard = threading.Event()
 
-    class Counting:
+    class CountingCollective:
         world = collective.world
 
         def broadcast_object(self, value: Any) -> Any:
@@ -57,7 +57,7 @@ def settle(collective: Collective) -> tuple[Commands, int]:
             return collective.broadcast_object(value)
 
     settling.BEAT_S = 0.02
-    return settling.settled_orders(Slow(heard), Counting()), len(shared)  # type: ignore[arg-type]
+    return settling.settled_orders(Slow(heard), CountingCollective()), len(shared)  # type: ignore[arg-type]
 
 
 def test_all_ranks_hear_the_same_and_keep_in_touch_meanwhile(ranks: Callable[..., list[Any]]) -> None:

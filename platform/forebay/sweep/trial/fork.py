@@ -23,7 +23,7 @@ from forebay.runs.result import Result, save_result
 from forebay.storage.atomic import write_atomically
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import below, resolve
-from forebay.storage.write_failed import write_failed
+from forebay.storage.atomic import write_failed
 from forebay.train.state.hyperparameters import left_out
 from forebay.train.state.snapshot import Snapshot
 

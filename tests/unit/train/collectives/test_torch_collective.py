@@ -36,7 +36,7 @@ Ranks = Callable[..., list[Any]]
 def build_model(dropout: float = 0.0) -> nn.Module:
     """Registered in another order than it is run in, as bucket layouts care."""
 
-    class Model(nn.Module):
+    class UnevenModel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.last = nn.Linear(32, 1)
@@ -49,7 +49,7 @@ def build_model(dropout: float = 0.0) -> nn.Module:
             hidden = self.dropout(torch.relu(self.middle(hidden)))
             return self.last(hidden).squeeze(1)
 
-    return Model()
+    return UnevenModel()
 
 
 def flat(tensors: Any) -> np.ndarray:

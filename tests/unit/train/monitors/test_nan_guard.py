@@ -140,7 +140,7 @@ def test_a_warning_is_given_once_until_all_is_well_again() -> None:
 
 
 def test_sparse_gradients_masks_and_numbers_near_overflow_are_no_alarm() -> None:
-    class Model(nn.Module):
+    class SparseModel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.table = nn.Embedding(10, 3, sparse=True)
@@ -150,7 +150,7 @@ def test_sparse_gradients_masks_and_numbers_near_overflow_are_no_alarm() -> None
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return self.table(torch.tensor([1, 2])).sum() + 0 * self.huge.sum().clamp(max=1)
 
-    loop = Loop(NanGuard(), Model())
+    loop = Loop(NanGuard(), SparseModel())
     for _ in range(3):
         loop.train()
         assert loop.live.verdict() == Verdict()

@@ -61,7 +61,7 @@ def test_a_page_that_is_being_decoded_is_waited_for(slow_file: Path) -> None:
 def test_an_interrupt_ends_the_wait() -> None:
     script = """
 import threading
-from forebay.storage.at_exit import finished_before_exit
+from forebay.at_exit import finished_before_exit
 def work():
     with finished_before_exit():
         print("ending", flush=True)
@@ -84,7 +84,7 @@ def test_nothing_begins_in_a_process_that_ends() -> None:
     script = """
 import atexit, threading
 from forebay.errors import Cancelled
-from forebay.storage import at_exit
+from forebay import at_exit
 def work():
     try:
         with at_exit.finished_before_exit():
