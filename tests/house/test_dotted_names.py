@@ -15,7 +15,12 @@ PAGES = ("README.md", "docs", "notebooks", "deploy", "pyproject.toml", "Makefile
 # What others call something of ours: Horovod its operations, MLflow its tags, Grafana its board.
 NOT_PYTHON = frozenset(
     {
-        *("forebay.all_gather_object", "forebay.all_reduce", "forebay.broadcast_object", "forebay.broadcast_object.size"),
+        *(
+            "forebay.all_gather_object",
+            "forebay.all_reduce",
+            "forebay.broadcast_object",
+            "forebay.broadcast_object.size",
+        ),
         *(f"forebay.tensors.{name}" for name in ("all_gather", "all_reduce", "all_to_all", "broadcast")),
         *("forebay.epochs", "forebay.model", "forebay.rolled_back", "forebay.run", "forebay.warned"),
         "forebay.json",

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.soak import mounts
+from tests.soak.case import patience
 from tests.soak.dataset import SoakSetting
 from tests.soak.epoch import check, epoch
-from tests.soak.case import patience
 
 import forebay as fb
 

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tests.soak import mounts
-from tests.soak.case import AT_END, FAULTS, TERMS, Case, rng_of
-from tests.soak.case import patience
+from tests.soak.case import AT_END, FAULTS, TERMS, Case, patience, rng_of
 
 _SPARE_S = 15.0
 """A case process that misses its deadline writes its tracebacks and ends by itself; after this it is killed."""

@@ -24,10 +24,9 @@ from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
 from forebay.checkpoint.files import CheckpointFiles, shard_file
 from forebay.checkpoint.uploader import Uploader
-from forebay.storage.atomic import write_atomically
+from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.retry import read
-from forebay.storage.atomic import write_failed
 
 SPOOLS = "~/.cache/forebay-checkpoints"
 OWNER = "spooled-by"

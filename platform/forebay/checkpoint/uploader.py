@@ -9,8 +9,8 @@ import time
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
-from forebay.storage.credentials import redact
 from forebay.storage.atomic import write_failed
+from forebay.storage.credentials import redact
 
 # Permanent checkpoints that wait for their turn: each holds a copy of the state in memory.
 MOST_WAITING = 2

@@ -10,6 +10,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from forebay.at_exit import finished_before_exit
 from forebay.errors import CorruptFile, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.manifest.footer import FileVersion, FooterCache, check_chunks, decode_footer, fetch_footer
 from forebay.manifest.manifest import Field, Manifest, RowGroup
@@ -23,7 +24,6 @@ from forebay.manifest.pages import (
 )
 from forebay.manifest.schemas import missing_column, read_fields
 from forebay.metrics import Counters
-from forebay.at_exit import finished_before_exit
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import etag_of, stat, stat_etag

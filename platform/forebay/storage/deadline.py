@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from forebay.at_exit import wait_for_read
 from forebay.errors import Cancelled
 from forebay.foreign_code import CallOutcome, outcome_of
-from forebay.at_exit import wait_for_read
 
 T = TypeVar("T")
 

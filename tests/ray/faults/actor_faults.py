@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from tests.ray.faults.cluster import here, until
 from tests.ray.faults.stage import Stage, staged, striking, timed
-from tests.soak.case import CaseOutcome, fault
+from tests.soak.case import CaseOutcome, fault, promised
 from tests.soak.epoch import check, compare, epoch
-from tests.soak.case import promised
 
 import forebay as fb
 from forebay.cache.node import client as node

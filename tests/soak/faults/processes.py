@@ -17,11 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from tests.soak.case import CaseOutcome, fault
+from tests.soak.case import CaseOutcome, fault, patience, promised
 from tests.soak.dataset import SoakSetting, draw, row_of
 from tests.soak.epoch import Seen, check, epoch, take_steps
 from tests.soak.guards import check_cache
-from tests.soak.case import patience, promised
 from tests.soak.strikes import Dice, Hang, reads
 
 import forebay as fb

@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-from tests.soak.case import CaseOutcome, fault
+from tests.soak.case import CaseOutcome, fault, promised
 from tests.soak.dataset import SoakSetting, draw
 from tests.soak.epoch import Seen, check, compare, epoch
 from tests.soak.guards import check_cache
-from tests.soak.case import promised
 from tests.soak.strikes import Dice, Hang, Strike, reads
 
 from forebay.errors import ForebayError, LoaderClosed, ReadFailed

@@ -20,10 +20,9 @@ from forebay.checkpoint.encoded import CorruptCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.runs.result import Result, save_result
-from forebay.storage.atomic import write_atomically
+from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import below, resolve
-from forebay.storage.atomic import write_failed
 from forebay.train.state.hyperparameters import left_out
 from forebay.train.state.snapshot import Snapshot
 
