@@ -62,7 +62,7 @@ class Fill:
     """Data workers that fill the cache over and over, until closed."""
 
     def __init__(self, variant: Variant, data: str, cache: str) -> None:
-        fetch.keep_off_trainer = lambda: _take_place(variant)
+        fetch.lower_thread_priority = lambda: _take_place(variant)
         self._cache = fb.DiskCache(cache, quota_bytes=8 << 30, min_free_bytes=0)
         manifest = fb.scan(data)
         self._tally, columns = fb.Counters(), [name for name in manifest.columns if name != "label"]

@@ -1,4 +1,4 @@
-"""A block, from wherever it is cheapest: the cache, another process that is making it, another node, or the source."""
+"""Blocks from the cheapest place: the cache, a build in progress in another process, another node, or the source."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
 
 Origin = Literal["hit", "store", "bypass"]
-"""Found in the cache; made and stored; made and, as it does not fit, not stored."""
+"""Found in the cache; built and stored; built, but not stored as it does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """Under what conditions blocks are made.
+    """Options of building blocks.
 
-    `policy`: deadlines and retries of reads; `cancelled`: set to end them. `cores` is entered for what costs a core
-    (decoding, the transform), and not for waiting on storage or the cache's disk. `peers` are asked before the source.
-    Footers that were read once are kept in `footers`.
+    Attributes:
+        policy: Deadlines and retries of reads.
+        footers: Keeps Parquet footers that were read once.
+        cancelled: Set to end reads and waits.
+        cores: Entered for work that takes a core (decoding, the transform), not for waiting on storage or the disk.
+        peers: Asked for a block before its source is read.
     """
 
     policy: ReadPolicy = DEFAULT_POLICY
@@ -38,7 +41,7 @@ class BuildOptions:
 
 
 class BlockBuilder:
-    """Makes the blocks of one (manifest, transform) in the calling thread; safe to call from several."""
+    """Builds the blocks of one data set in the calling thread. Thread-safe."""
 
     def __init__(
         self,
@@ -63,39 +66,39 @@ class BlockBuilder:
         self.names = BlockNames(dataset)
 
     def peek(self, index: int) -> Block | None:
-        """Block `index` if this process has had it from the cache before: at hand, without reading anything."""
+        """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
         return self._cache.peek(self.names.key(index), self._tally) if self._cache else None
 
-    def make(self, index: int) -> tuple[Block, Origin]:
-        """Block `index`. No Parquet file is opened for one that is in the cache or with a peer.
+    def build(self, index: int) -> tuple[Block, Origin]:
+        """Get or build block `index`. Opens no Parquet file if the cache or a peer has the block.
 
-        Raises what reading and transforming raise, and `Cancelled`.
+        Raises the errors of reading and transforming, and `Cancelled`.
         """
         if self._cache is None:
-            return self._bypass(self._made(index))
+            return self._bypass(self._fetch_or_read(index))
         key = self.names.key(index)
         if block := self._cache.get(key, self._tally):
             return block, "hit"
-        # Whoever does not get the lock in time makes the block as well: better twice than never.
+        # A caller that does not get the lock in time builds the block as well: better twice than never.
         with self._cache.single_flight(key, self._conditions.policy.deadline_s, self._conditions.cancelled):
             if block := self._cache.get(key, self._tally):
                 return block, "hit"
-            made = self._made(index)
-            stored = self._cache.put(key, self.names.dataset, made, self._tally)
-        return (stored, "store") if stored else self._bypass(made)
+            built = self._fetch_or_read(index)
+            stored = self._cache.put(key, self.names.dataset, built, self._tally)
+        return (stored, "store") if stored else self._bypass(built)
 
-    def _made(self, index: int) -> Block:
+    def _fetch_or_read(self, index: int) -> Block:
         if self._conditions.cancelled.is_set():
-            raise Cancelled(f"making block {index} was cancelled")
+            raise Cancelled(f"the build of block {index} was cancelled")
         if self._conditions.peers and (block := self._from_peer(self._conditions.peers, index)):
             return block
         try:
-            return self._from_pages(index)
-        except CorruptFile:  # perhaps on its way only
+            return self._from_source(index)
+        except CorruptFile:  # the transfer may have damaged it
             self._tally.add("retries")
-            return self._from_pages(index)
+            return self._from_source(index)
 
-    def _from_pages(self, index: int) -> Block:
+    def _from_source(self, index: int) -> Block:
         fetched = self._reader.fetch(index, self._columns)
         with self._conditions.cores:
             table = self._reader.decode(fetched)
@@ -118,11 +121,11 @@ class BlockBuilder:
 
 
 class Peers(Protocol):
-    """The other nodes of a cluster, asked for one block."""
+    """Lookup of blocks on the other nodes of a cluster."""
 
     def find(self, key: str, rows: int) -> Block | None:
-        """The block `key`, of `rows` rows, from a node that holds it; None if none does or answers in time.
+        """Get the block `key`, of `rows` rows, from a node that holds it. None if no node holds it or answers in time.
 
-        Never raises for what a peer does: then the block is made from its source.
+        Raises nothing for a failing peer: the caller reads the source instead.
         """
         ...

@@ -29,7 +29,7 @@ from forebay.errors import ForebayError
 from forebay.transform.block import Block, BlockArray
 
 FILE_VERSION = 1
-"""Part of every block key: files of another version are never looked at."""
+"""Part of every block key, so that files of another version are never opened."""
 
 _MAGIC = b"FOREBAY" + bytes([FILE_VERSION])
 _ALIGN = 64
@@ -45,12 +45,12 @@ _DTYPES = {
 
 
 class BadBlock(ForebayError):
-    """A block file that is torn, damaged, or not what its name says. Never reaches the user: it is fetched again."""
+    """A block file that is torn, damaged or not of its name. Internal: the block is fetched again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHeader:
-    """What a block file says about itself."""
+    """Header of a block file."""
 
     key: str
     dataset: str
@@ -76,7 +76,7 @@ def block_file_bytes(block: Block, key: str, dataset: str) -> int:
 
 
 def write_block(file: BinaryIO, block: Block, key: str, dataset: str) -> None:
-    """Write `block` at the start of the empty `file`. The same block makes the same bytes, always."""
+    """Write `block` at the start of the empty `file`. Equal blocks make equal bytes."""
     header = _header_of(block, key, dataset)
     checksum = xxhash.xxh3_128()
     written = 0
@@ -89,16 +89,16 @@ def write_block(file: BinaryIO, block: Block, key: str, dataset: str) -> None:
 
 
 def read_header(path: Path) -> BlockHeader:
-    """What the file says about itself, without reading its arrays. Raises `BadBlock`."""
+    """Read the header of a block file without its arrays. Raises `BadBlock`."""
     with _open(path) as file:
         header, _ = _read_header(file, os.fstat(file.fileno()).st_size)
     return header
 
 
 def map_block(path: Path, key: str, *, verify: bool) -> Block:
-    """The block in `path`, memory-mapped: read-only arrays, nothing copied.
+    """Map the block in `path`: read-only arrays, nothing copied.
 
-    With `verify` the whole file is read and its checksum compared. Raises `BadBlock` for a file that is torn, damaged,
+    With `verify` it reads the whole file and compares the checksum. Raises `BadBlock` for a file that is torn, damaged,
     of another version or not of `key`, and `FileNotFoundError`.
     """
     with _open(path) as file:
@@ -116,32 +116,32 @@ def map_block(path: Path, key: str, *, verify: bool) -> Block:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a plain file; anything else that somebody put there, such as a link out of the cache, is a `BadBlock`."""
+    """Open a regular file. Raises `BadBlock` for anything else, such as a link out of the cache."""
 
     def open_plain(name: str, flags: int) -> int:
-        # A pipe would keep its reader waiting without O_NONBLOCK, which means nothing to files.
+        # Without O_NONBLOCK, opening a pipe would block; regular files ignore the flag.
         fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd
         os.close(fd)
-        raise OSError(errno.ELOOP, "no plain file", name)
+        raise OSError(errno.ELOOP, "not a regular file", name)
 
     try:
         return open(path, "rb", opener=open_plain)
     except OSError as error:
         if error.errno not in _NOT_PLAIN:
             raise
-        raise BadBlock(f"{path} is no plain file.", path=str(path)) from error
+        raise BadBlock(f"{path} is not a regular file.", path=str(path)) from error
 
 
 def _memory(path: Path, size: int) -> pa.Buffer:
-    """The file's bytes, read-only. Arrow's map keeps no file descriptor; Python's own would, for as long as it lives.
+    """Bytes of the file, read-only. Arrow's map keeps no file descriptor; Python's own keeps one as long as it lives.
 
-    Small files are read: a map costs a page at least, and a process may only have some 65,000 of them.
+    Small files are read instead: a map costs at least a page, and a process may have only about 65,000 maps.
     """
     with pa.OSFile(str(path)) if size <= _READ_BYTES else pa.memory_map(str(path)) as file:
         memory = file.read_buffer()
-    # Block files are only ever renamed or removed, so another size is another file of this name.
+    # Block files are only renamed or removed, so another size means another file of this name.
     if memory.size != size:
         raise BadBlock(f"{path} changed while it was opened.", path=str(path))
     return memory
@@ -152,7 +152,7 @@ def _array(memory: pa.Buffer, place: _ArrayPlace, offset: int) -> BlockArray:
         array = np.ndarray(place.shape, _DTYPES[place.dtype], buffer=memory, offset=offset)
     except (ValueError, TypeError, OverflowError) as error:
         raise BadBlock(f"array {place.name[:80]!r}: {error}") from error
-    array.setflags(write=False)  # a small file was read into memory that could be written
+    array.setflags(write=False)  # a small file was read into writable memory
     return array
 
 
@@ -196,27 +196,27 @@ def _pieces(block: Block, header: BlockHeader) -> Iterator[memoryview]:
     yield memoryview(front.ljust(_start_of_arrays(len(encoded)), b"\0"))
     for place, array in zip(header.arrays, block.arrays.values(), strict=True):
         plain = np.ascontiguousarray(array, _DTYPES[place.dtype]).reshape(-1).view(np.uint8)
-        # Little by little: what the checksum has read is still in the nearest cache when it is written.
+        # In chunks: bytes that the checksum has read are still in the CPU cache when they are written.
         for start in range(0, len(plain), _CHUNK_BYTES):
             yield plain[start : start + _CHUNK_BYTES].data
         yield memoryview(bytes(_align(place.nbytes) - place.nbytes))
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[BlockHeader, int]:
-    """The header and where the arrays start; afterwards everything it says lies within the `size` bytes."""
+    """Read the header and the offset of the arrays. Guarantees that all arrays lie within the `size` bytes."""
     front = file.read(len(_MAGIC) + 8)
     if front[: len(_MAGIC)] != _MAGIC or len(front) < len(_MAGIC) + 8:
-        raise BadBlock(f"{file.name} is no block file of version {FILE_VERSION}.", path=str(file.name))
+        raise BadBlock(f"{file.name} is not a block file of version {FILE_VERSION}.", path=str(file.name))
     length = int.from_bytes(front[len(_MAGIC) :], "little")
     if length > min(size, _MAX_HEADER_BYTES):
-        raise BadBlock(f"{file.name} says that its header has {length} bytes.", path=str(file.name))
+        raise BadBlock(f"{file.name} declares a header of {length} bytes.", path=str(file.name))
     try:
         header = _decode(json.loads(file.read(length)))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BadBlock(f"{file.name} has a header that makes no sense: {error!r:.200}", path=str(file.name)) from error
+        raise BadBlock(f"{file.name} has an invalid header: {error!r:.200}", path=str(file.name)) from error
     expected = _end_of_arrays(header, length) + _CHECKSUM_BYTES
     if size != expected:
-        raise BadBlock(f"{file.name} has {size} bytes, and its header says otherwise.", path=str(file.name))
+        raise BadBlock(f"{file.name} has {size} bytes, but its header declares {expected}.", path=str(file.name))
     return header, _start_of_arrays(length)
 
 
@@ -240,7 +240,7 @@ def _is_length(value: object) -> bool:
 
 
 def _verify(file: BinaryIO, size: int) -> None:
-    # Read, not through the map: a bad sector is then an OSError here and not a SIGBUS that kills the trainer.
+    # Reads instead of using the map: a bad sector is then an OSError here, not a SIGBUS that kills the trainer.
     file.seek(0)
     checksum = xxhash.xxh3_128()
     left = size - _CHECKSUM_BYTES

@@ -1,4 +1,4 @@
-"""What a cached block is called: a hash over everything its bytes depend on."""
+"""Names of cached blocks: a hash over everything that their bytes depend on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forebay.manifest.manifest import Manifest, RowGroup
 from forebay.transform.dataset import Dataset
 
 KEY = re.compile(r"[0-9a-f]{40}")
-"""The form of every block key."""
+"""Form of every block key."""
 
 
 def block_key(row_group: RowGroup, fingerprint: str) -> str:
     """Name of the transformed `row_group`: 40 hex digits.
 
-    Covers the file's URI and version (size, mtime, etag), the row group, the transform and the block file's version, so
-    a rewritten source, another transform or another release of Forebay never finds an old block.
+    Covers the file's URI and version (size, mtime, etag), the row group, the transform and the block file's version.
+    So a rewritten source, another transform or another release of Forebay never finds an old block.
     """
     return _digest(
         [
@@ -35,10 +35,10 @@ def block_key(row_group: RowGroup, fingerprint: str) -> str:
 
 
 def dataset_key(manifest: Manifest, fingerprint: str) -> str:
-    """Name of all blocks of one place under one transform, e.g. `clicks-3fa19c0be2d4`: the unit of eviction.
+    """Name of all blocks of one root under one transform, e.g. `clicks-3fa19c0be2d4`: the unit of eviction.
 
-    Covers the root and not the manifest's id: yesterday's scan of a growing folder, a split of it and today's scan
-    share blocks, so they must be in use, and be evicted, together.
+    Covers the root, not the manifest's id: yesterday's scan of a growing folder, a split of it and today's scan share
+    blocks. So they are protected and evicted together.
     """
     last = manifest.root.rstrip("/").rpartition("/")[2]
     readable = re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-.")[:32] or "data"
@@ -46,7 +46,7 @@ def dataset_key(manifest: Manifest, fingerprint: str) -> str:
 
 
 class BlockNames:
-    """What the blocks of one (manifest, transform) are called."""
+    """Keys of the blocks of one data set."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._manifest = dataset.manifest
@@ -55,11 +55,11 @@ class BlockNames:
 
     @property
     def id(self) -> str:
-        """Equal for equal manifests of one place under equal transforms, in all processes."""
+        """Id of the data set: equal for equal manifests of one root under equal transforms, in all processes."""
         return _digest([self._manifest.root, self._manifest.id, self._fingerprint])
 
     def key(self, index: int) -> str:
-        """The key of the block that `manifest[index]` becomes."""
+        """Key of the block of `manifest[index]`."""
         return block_key(self._manifest[index], self._fingerprint)
 
 

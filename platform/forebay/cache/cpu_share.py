@@ -1,4 +1,4 @@
-"""What data workers may take of the machine: how many cores at once, in what order, and at what priority."""
+"""Share of the machine for data workers: number of cores at once, order and priority."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 from forebay.errors import Cancelled, InvalidOption, whole_number
 
 NICENESS = 10
-"""A thread of niceness 10 gets a tenth of a core that somebody else wants, and all of one that nobody does."""
+"""A thread of niceness 10 gets a tenth of a contended core, and all of an idle one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataWorkers:
-    """How many row groups are read at once, and on what share of the cores they become blocks.
+    """Number of concurrent reads, and share of the cores for decoding and transforming.
 
     At most `max(1, round(core_share * cores))` of the cores this process may use decode and transform at once.
-    `num_reads` threads wait meanwhile for storage, which needs many open reads, or for the cache's disk: that takes no
-    core. Memory is bounded by `num_reads` row groups, each as pages (as they are in Parquet) or as a block.
+    Meanwhile up to `num_reads` threads wait for storage or for the cache's disk, which takes no core. Memory is bounded
+    by `num_reads` row groups, each as Parquet pages or as a block.
 
     >>> DataWorkers(core_share=0.4).num_cores(16), DataWorkers(core_share=0.4).num_cores(2)
     (6, 1)
@@ -42,11 +42,11 @@ class DataWorkers:
         object.__setattr__(self, "num_reads", whole_number("num_reads", self.num_reads, least=1))
 
     def num_cores(self, usable: float | None = None) -> int:
-        """Cores that may be busy at once, of `usable` ones (default: those of this process)."""
+        """Number of cores that may be busy at once, of `usable` ones (default: those of this process)."""
         return max(1, round(self.core_share * (usable_cores() if usable is None else usable)))
 
-    def among(self, num_processes: int) -> DataWorkers:
-        """The part of each of `num_processes` that share a machine and know nothing of each other."""
+    def divided_by(self, num_processes: int) -> DataWorkers:
+        """Share of each of `num_processes` that use one machine independently."""
         return DataWorkers(core_share=self.core_share / num_processes, num_reads=-(-self.num_reads // num_processes))
 
 
@@ -54,10 +54,10 @@ DEFAULT_WORKERS = DataWorkers()
 
 
 class CpuShare:
-    """A context manager that lets in at most `count` threads at once; of those that wait, the first in line.
+    """Context manager that admits at most `count` threads at once; of the waiting ones, the lowest ticket first.
 
-    A thread lines up when it begins a task and keeps its place until it lines up again. So what was asked for first is
-    finished first.
+    A thread takes a ticket when it starts a task and keeps it until it takes another. So the earliest request finishes
+    first.
     """
 
     def __init__(self, count: int) -> None:
@@ -65,40 +65,40 @@ class CpuShare:
         self._count = count
         self._num_inside = 0
         self._waiting: list[int] = []
-        self._places = itertools.count()
+        self._tickets = itertools.count()
         self._mine = threading.local()
         self._closed = False
 
-    def line_up(self) -> None:
-        """Take the last place of the line."""
-        self._mine.place = next(self._places)
+    def take_ticket(self) -> None:
+        """Give the calling thread the last place of the queue."""
+        self._mine.ticket = next(self._tickets)
 
     def resize(self, count: int) -> None:
-        """Let in `count` threads from now on; those inside stay."""
+        """Admit `count` threads from now on; the admitted ones stay."""
         with self._changed:
             self._count = count
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody in any more: those who wait or come get `Cancelled`."""
+        """Admit no further threads: waiting and later ones raise `Cancelled`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def __enter__(self) -> None:
-        if not hasattr(self._mine, "place"):
-            self.line_up()
-        place = self._mine.place
+        if not hasattr(self._mine, "ticket"):
+            self.take_ticket()
+        ticket = self._mine.ticket
         with self._changed:
-            heapq.heappush(self._waiting, place)
+            heapq.heappush(self._waiting, ticket)
             self._changed.wait_for(
-                lambda: self._closed or (self._num_inside < self._count and self._waiting[0] == place)
+                lambda: self._closed or (self._num_inside < self._count and self._waiting[0] == ticket)
             )
             if self._closed:
-                raise Cancelled("the data workers were told to end")
+                raise Cancelled("the data workers were closed")
             heapq.heappop(self._waiting)
             self._num_inside += 1
-            self._changed.notify_all()  # there may be room for the next one, too
+            self._changed.notify_all()  # the next one may fit as well
 
     def __exit__(self, *error: object) -> None:
         with self._changed:
@@ -106,25 +106,25 @@ class CpuShare:
             self._changed.notify_all()
 
 
-def keep_off_trainer() -> None:
-    """Lower the priority of the calling thread, for good; nothing where the system cannot do that for one thread.
+def lower_thread_priority() -> None:
+    """Lower the priority of the calling thread permanently. Does nothing where the system cannot do so per thread.
 
     Measured against pinning threads to cores in docs/adr/0009-data-workers-and-cores.md.
     """
     if sys.platform == "linux":  # elsewhere niceness belongs to the process
-        with suppress(OSError):  # some sandboxes forbid even to be nicer
+        with suppress(OSError):  # some sandboxes forbid it
             thread = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def usable_cores(root: str = "/") -> float:
-    """The cores this process may use: those it may run on, or fewer where a cgroup of it has a quota (below `root`)."""
+    """Number of cores this process may use: its affinity, or less under a cgroup quota (found below `root`)."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([float(allowed), *_quotas(Path(root))])
 
 
 def _quotas(root: Path) -> list[float]:
-    """CPU quotas, in cores, of the cgroups (version 2 or 1) this process is in."""
+    """CPU quotas, in cores, of the cgroups (version 2 or 1) of this process."""
     groups = root / "sys/fs/cgroup"
     found = [_quota(_words(groups / "cpu/cpu.cfs_quota_us") + _words(groups / "cpu/cpu.cfs_period_us"))]
     for line in _words(root / "proc/self/cgroup"):
@@ -136,7 +136,7 @@ def _quotas(root: Path) -> list[float]:
 
 
 def _quota(words: list[str]) -> float | None:
-    """The quotient of a quota and its period; None for no quota, which is "max" or -1."""
+    """Quota divided by its period; None for no quota, which is "max" or -1."""
     if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
         return None
     return int(words[0]) / int(words[1])

@@ -1,4 +1,4 @@
-"""Blocks made in this process."""
+"""Block source served by threads of this process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future
 
 from forebay.cache.block_builder import BlockBuilder, BuildOptions
-from forebay.cache.cpu_share import DEFAULT_WORKERS, CpuShare, DataWorkers, keep_off_trainer
+from forebay.cache.cpu_share import DEFAULT_WORKERS, CpuShare, DataWorkers, lower_thread_priority
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.single_flight import SingleFlightPool
 from forebay.cache.spec import CacheSpec
@@ -18,17 +18,16 @@ from forebay.transform.dataset import Dataset
 
 
 class LocalSource:
-    """A `BlockSource`: daemon threads of this process look in `cache`, or read, transform and store.
+    """`BlockSource` of daemon threads of this process, which look in `cache`, or read, transform and store.
 
-    The threads start at the first request, also in a forked child, which begins with no requests of its own. While it
-    is open, the data set is not evicted from the cache.
+    The threads start at the first request, also in a forked child, which starts without requests. While the source is
+    open, the data set is not evicted from the cache.
 
     Args:
-        manifest: The row groups; `request(i)` is about `manifest[i]`.
-        transform: What makes a block of a row group.
-        cache: Where blocks are kept, or None to read the source each time.
-        tally: What is counted goes here.
-        workers: How many row groups are read at once, and on how many cores they are decoded.
+        dataset: Row groups and their transform; `request(i)` returns the block of `dataset.manifest[i]`.
+        cache: Cache of the blocks, or None to read the source each time.
+        tally: Receives the counters.
+        workers: Number of row groups that are read at once, and number of cores that decode them.
         policy: Deadlines and retries of reads.
     """
 
@@ -42,29 +41,29 @@ class LocalSource:
         policy: ReadPolicy = DEFAULT_POLICY,
     ) -> None:
         self._facts = (dataset, cache, tally, workers, policy)
-        self._crew = self._new_crew()
+        self._threads = self._start_threads()
 
     def request(self, index: int) -> Future[Block]:
-        """Ask for block `index`; the future raises what reading or transforming raises.
+        """Request block `index`. The future raises the errors of reading and transforming.
 
         Raises `LoaderClosed` after `close`.
         """
-        if self._crew.pid != os.getpid():
-            self._crew = self._new_crew()  # threads and locks of the parent mean nothing here
-        return self._crew.workers.submit(index)
+        if self._threads.pid != os.getpid():
+            self._threads = self._start_threads()  # threads and locks of the parent do not exist here
+        return self._threads.workers.submit(index)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Cancel what is pending and return within `timeout_s`; a stuck read is abandoned. Blocks stay valid."""
-        # What a child inherited is its parent's to close: releasing the lease here would release it there.
-        if self._crew.pid == os.getpid():
-            self._crew.close(timeout_s)
+        """Cancel pending requests and return within `timeout_s`. A stuck read is abandoned. Blocks stay valid."""
+        # A child must not close what it inherited: a release here would release the parent's lease.
+        if self._threads.pid == os.getpid():
+            self._threads.close(timeout_s)
 
-    def _new_crew(self) -> _Crew:
-        return _Crew(*self._facts)
+    def _start_threads(self) -> _Threads:
+        return _Threads(*self._facts)
 
 
-class _Crew:
-    """The threads of one process, and what they hold."""
+class _Threads:
+    """Threads of one process, with their lease."""
 
     def __init__(
         self,
@@ -79,14 +78,14 @@ class _Crew:
         self._cores = CpuShare(workers.num_cores())
         conditions = BuildOptions(policy=policy, cancelled=self._cancelled, cores=self._cores)
         maker = BlockBuilder(dataset, cache, tally=tally, conditions=conditions)
-        self._lease = cache.hold(maker.names.dataset) if cache else None
+        self._lease = cache.lease(maker.names.dataset) if cache else None
 
         def make(index: int) -> Block:
-            self._cores.line_up()
-            return maker.make(index)[0]
+            self._cores.take_ticket()
+            return maker.build(index)[0]
 
         self.workers = SingleFlightPool(
-            make, num_threads=workers.num_reads, on_start=keep_off_trainer, at_hand=maker.peek
+            make, num_threads=workers.num_reads, on_start=lower_thread_priority, peek=maker.peek
         )
 
     def close(self, timeout_s: float) -> None:
@@ -98,17 +97,17 @@ class _Crew:
 
 
 class LocalCache:
-    """A `SourceProvider`: the cache of `spec`, filled by threads of this process. Works in forked and spawned children.
+    """`SourceProvider` of the cache of `spec`, filled by threads of this process. Works in forked and spawned children.
 
-    `num_processes` that do this side by side on one machine share what `spec` grants to its data workers.
+    `num_processes` such processes on one machine divide the data workers of `spec` among themselves.
 
     Raises `CacheUnusable` if the directory cannot be used here.
     """
 
     def __init__(self, spec: CacheSpec, num_processes: int = 1) -> None:
         self.disk = spec.open()
-        self._workers = spec.data_workers.among(num_processes)
+        self._workers = spec.data_workers.divided_by(num_processes)
 
     def source(self, dataset: Dataset, tally: Counters) -> LocalSource:
-        """Blocks by way of this cache."""
+        """Blocks of `dataset` through this cache."""
         return LocalSource(dataset, self.disk, tally=tally, workers=self._workers)

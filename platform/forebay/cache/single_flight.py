@@ -1,4 +1,4 @@
-"""Threads that make things on request: in order, each thing once however many ask for it."""
+"""Thread pool with single flight: tasks run in order, and simultaneous requests for a task share one run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ T = TypeVar("T")
 
 
 class SingleFlightPool(Generic[K, T]):
-    """At most `num_threads` daemon threads that run `work(task)`; they start when there is something to do.
+    """At most `num_threads` daemon threads that run `work(task)`; a thread starts when a task needs it.
 
-    Each thread calls `on_start` first, which must not fail. `at_hand` is called in the thread that asks: it must not
-    wait for anything.
+    Each thread calls `on_start` first, which must not fail. `peek` runs in the thread that submits, and must not block.
 
-    Not a ThreadPoolExecutor: that one joins its threads at exit, so one stuck read would keep the process from ending.
+    Not a ThreadPoolExecutor: it joins its threads at exit, so one stuck read would keep the process from ending.
     """
 
     def __init__(
@@ -32,10 +31,10 @@ class SingleFlightPool(Generic[K, T]):
         *,
         num_threads: int,
         on_start: Callable[[], None] = lambda: None,
-        at_hand: Callable[[K], T | None] = lambda _: None,
+        peek: Callable[[K], T | None] = lambda _: None,
     ) -> None:
         self._work = work
-        self._at_hand = at_hand
+        self._peek = peek
         self._on_start = on_start
         self._num_threads = num_threads
         self._changed = threading.Condition()
@@ -46,17 +45,17 @@ class SingleFlightPool(Generic[K, T]):
         self._closed = False
 
     def submit(self, task: K) -> Future[T]:
-        """The outcome of `work(task)`: of the run that is queued or going on, or else of a new one.
+        """Return the result of `work(task)`: of the queued or current run, else of a new one.
 
-        What `at_hand(task)` has is the outcome at once, and no thread is woken for it.
+        A value of `peek(task)` is the result at once, without a thread.
         """
         future: Future[T] = Future()
-        if not self._closed and (value := self._at_hand(task)) is not None:
+        if not self._closed and (value := self._peek(task)) is not None:
             future.set_result(value)
             return future
         with self._changed:
             if self._closed:
-                raise LoaderClosed("a closed source was asked for a block. Open another one.")
+                raise LoaderClosed("a block was requested from a closed source. Open another one.")
             if task in self._waiting:
                 self._waiting[task].append(future)
                 return future
@@ -68,12 +67,12 @@ class SingleFlightPool(Generic[K, T]):
         return future
 
     def resize(self, num_threads: int) -> None:
-        """Start up to `num_threads` from now on; those that run stay."""
+        """Start up to `num_threads` threads from now on; running ones stay."""
         with self._changed:
             self._num_threads = num_threads
 
     def close(self, timeout_s: float) -> None:
-        """Cancel what has no outcome yet and wait for the threads, at most `timeout_s`; a stuck one is abandoned."""
+        """Cancel unfinished tasks and wait for the threads, at most `timeout_s`. A stuck thread is abandoned."""
         with self._changed:
             self._closed = True
             pending = [future for futures in self._waiting.values() for future in futures]
@@ -90,7 +89,7 @@ class SingleFlightPool(Generic[K, T]):
         thread = threading.Thread(target=self._run, name="forebay-data", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # a limit on processes; those there are may do
+        except RuntimeError as error:  # a limit on processes; the running threads may suffice
             if not self._threads:
                 raise ReadFailed(
                     f"no thread could be started to read row groups ({error}). Raise the limit on processes "
@@ -116,18 +115,18 @@ class SingleFlightPool(Generic[K, T]):
             self._run_one(task)
 
     def _run_one(self, task: K) -> None:
-        # A function of its own, so that an idle thread keeps no block alive.
+        # A separate function, so that an idle thread keeps no block alive.
         outcome = outcome_of(partial(self._work, task))
         if isinstance(outcome.error, Cancelled):
             with self._changed:
                 futures = self._waiting.pop(task, [])
             _cancel(futures)
             return
-        for future in self._take(task):
+        for future in self._pop_waiting(task):
             outcome.settle(future)
 
-    def _take(self, task: K) -> list[Future[T]]:
-        """Those who still wait for `task`; afterwards asking for it starts a new run."""
+    def _pop_waiting(self, task: K) -> list[Future[T]]:
+        """Remove and return the futures that wait for `task`; a later request starts a new run."""
         with self._changed:
             futures = self._waiting.pop(task, [])
         return [future for future in futures if future.set_running_or_notify_cancel()]

@@ -1,4 +1,4 @@
-"""Where a loader gets its blocks from: this process, or the cache actor of its node."""
+"""Interface of block sources for a loader: this process, or the cache actor of its node."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from forebay.transform.dataset import Dataset
 
 
 class BlockSource(Protocol):
-    """Blocks of one (manifest, transform), by index into the manifest.
+    """Blocks of one data set, by index into its manifest.
 
-    Laws: requests are started in the order they are made; two open requests for one index share the work; an error of
-    the work is raised by the future; a block stays valid for as long as it is referenced, also after `close`.
+    Laws: requests start in the order they are made; two open requests for one index share the work; the future raises
+    the errors of the work; a block stays valid as long as it is referenced, also after `close`.
     """
 
     def request(self, index: int) -> Future[Block]:
-        """Ask for the transformed row group `index`; waits for no storage, and maps at once what is in the cache."""
+        """Request the transformed row group `index`. Does not wait for storage; maps a cached block at once."""
         ...
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -29,16 +29,16 @@ class BlockSource(Protocol):
 
 
 class SourceProvider(Protocol):
-    """Something other than this process that serves blocks: the cache actor of a node."""
+    """Factory of block sources, such as the cache actor of a node."""
 
     def source(self, dataset: Dataset, tally: Counters) -> BlockSource: ...
 
 
 def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, tally: Counters) -> BlockSource:
-    """The blocks of `manifest` under `transform`, through `cache`.
+    """Open the blocks of `dataset` through `cache`. Counters go to `tally`.
 
-    A `DiskCache`, or None for no cache, is served by threads of this process, within `cache.cores.DEFAULT_WORKERS`;
-    anything else by itself. Counters go to `tally`.
+    Threads of this process serve a `DiskCache`, or None for no cache, within the default limits of `CacheSpec`. A
+    `SourceProvider` serves its blocks itself.
     """
     if cache is None or isinstance(cache, DiskCache):
         return LocalSource(dataset, cache, tally=tally)

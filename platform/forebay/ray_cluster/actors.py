@@ -16,7 +16,7 @@ NAMESPACE = "forebay"
 """Ray namespace of all named actors of Forebay."""
 RUN_PREFIX = "run-"
 """Prefix of a coordinator's actor name; the run's name follows."""
-_CACHE_PROTOCOL = 2
+_CACHE_PROTOCOL = 3
 CACHE_PREFIX = f"forebay-cache-{_CACHE_PROTOCOL}-"
 """Prefix of a cache actor's name.
 

@@ -1,4 +1,4 @@
-"""What a process counts and measures, for Prometheus by way of Ray; the one file that knows `ray.util.metrics`.
+"""Export of a process's counters and gauges to Prometheus through Ray; the only file that imports `ray.util.metrics`.
 
 Ray's agent on each node serves `ray_<name>` for all processes of the node. Checked with Ray 2.60.
 """
@@ -16,7 +16,7 @@ from forebay.errors import ForebayError
 from forebay.metrics import GAUGES, METRICS, TAGS, exported_name
 
 FLUSH_S = 3.0
-"""Not per block: every change of a Ray metric takes a lock and a message."""
+"""Interval of the flushes. Not per block: every change of a Ray metric takes a lock and a message."""
 _END_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ Numbers = Callable[[], Mapping[str, float]]
 
 
 class RayMetrics:
-    """Tells Ray, when flushed, what was added to `counted()` since the last time, and what `measured()` says now.
+    """Passes increments of `counted()` since the last flush, and current values of `measured()`, to Ray.
 
     `tags` give a value to some of `TAGS`; the others are empty.
     """
@@ -33,17 +33,17 @@ class RayMetrics:
     def __init__(self, tags: Mapping[str, str], counted: Numbers, measured: Numbers) -> None:
         self._tags = {name: tags.get(name, "") for name in TAGS}
         self._counted, self._measured = counted, measured
-        self._told: dict[str, float] = {}
+        self._flushed: dict[str, float] = {}
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
 
     def flush(self) -> None:
-        """Raises what `measured` raises."""
+        """Pass the current numbers to Ray. Raises the errors of `measured`."""
         for name, total in self._counted().items():
-            added = total - self._told.get(name, 0.0)
+            added = total - self._flushed.get(name, 0.0)
             if added > 0:  # Ray refuses 0
                 self._counter(name).inc(added, self._tags)
-                self._told[name] = total
+                self._flushed[name] = total
         for name, value in self._measured().items():
             self._gauge(name).set(value, self._tags)
 
@@ -60,7 +60,7 @@ class RayMetrics:
 
 @contextmanager
 def exported(tags: Mapping[str, str], counted: Numbers, measured: Numbers = dict) -> Iterator[None]:
-    """Flush `RayMetrics` every few seconds of the block, in a thread of its own, and once at its end."""
+    """Flush `RayMetrics` every 3 s during the block, in a separate thread, and once at its end."""
     metrics, over = RayMetrics(tags, counted, measured), threading.Event()
 
     def run() -> None:
@@ -80,5 +80,5 @@ def exported(tags: Mapping[str, str], counted: Numbers, measured: Numbers = dict
 def _flush(metrics: RayMetrics) -> None:
     try:
         metrics.flush()
-    except (ForebayError, OSError) as error:  # who reads blocks of a cache that is gone will say so
+    except (ForebayError, OSError) as error:  # a reader of a removed cache raises it
         log.debug("no metrics of the cache: %s", error)

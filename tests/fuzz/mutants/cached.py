@@ -145,7 +145,7 @@ class Cached:
 
     def _damaged_note(self, rng: np.random.Generator) -> tuple[str, str]:
         cache = DiskCache(self._root, quota_bytes=QUOTA_BYTES, min_free_bytes=0)
-        with contextlib.closing(_Released(cache.hold("data-0"))):
+        with contextlib.closing(_Released(cache.lease("data-0"))):
             notes = list((self._root / "users").glob("*.json"))
             for note in notes:
                 damage = bytewise.ALL[int(rng.integers(len(bytewise.ALL)))]

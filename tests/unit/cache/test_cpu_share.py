@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.cache.cpu_share import NICENESS, CpuShare, DataWorkers, keep_off_trainer, usable_cores
+from forebay.cache.cpu_share import NICENESS, CpuShare, DataWorkers, lower_thread_priority, usable_cores
 from forebay.errors import Cancelled, InvalidOption
 
 
@@ -36,9 +36,9 @@ def test_share_of_the_cores_and_at_least_one(share: float, usable: float, expect
 
 
 def test_processes_side_by_side_share_what_there_is() -> None:
-    one_of_four = DataWorkers(core_share=0.5, num_reads=10).among(4)
+    one_of_four = DataWorkers(core_share=0.5, num_reads=10).divided_by(4)
     assert (one_of_four.num_cores(32), one_of_four.num_reads) == (4, 3)
-    assert DataWorkers(num_reads=1).among(8).num_reads == 1
+    assert DataWorkers(num_reads=1).divided_by(8).num_reads == 1
 
 
 @pytest.mark.parametrize("core_share", [0, -0.1, 1.1, math.nan, "0.4", None, True])
@@ -72,7 +72,7 @@ class Queue:
         lined_up = threading.Event()
 
         def visit() -> None:
-            self.cores.line_up()
+            self.cores.take_ticket()
             lined_up.set()
             for _ in range(rounds):
                 try:
@@ -170,10 +170,10 @@ def test_only_the_thread_itself_becomes_nicer_and_never_less_nice() -> None:
     seen: list[int] = []
 
     def look() -> None:
-        keep_off_trainer()
+        lower_thread_priority()
         seen.append(os.getpriority(os.PRIO_PROCESS, 0))
         os.setpriority(os.PRIO_PROCESS, 0, 19)
-        keep_off_trainer()
+        lower_thread_priority()
         seen.append(os.getpriority(os.PRIO_PROCESS, 0))
 
     thread = threading.Thread(target=look)
@@ -188,7 +188,7 @@ def test_a_system_that_forbids_it_is_left_alone(monkeypatch: pytest.MonkeyPatch)
         raise PermissionError
 
     monkeypatch.setattr(os, "setpriority", forbid)
-    keep_off_trainer()
+    lower_thread_priority()
 
 
 def test_cores_are_those_it_may_run_on(tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ def test_tasks_start_in_the_order_of_requests(work: Work) -> None:
     workers.close(5)
 
 
-def test_what_is_at_hand_wakes_no_thread(work: Work) -> None:
+def test_what_is_peek_wakes_no_thread(work: Work) -> None:
     before = threading.active_count()
-    workers = SingleFlightPool(work, num_threads=2, at_hand=lambda task: [0] if task == 3 else None)
+    workers = SingleFlightPool(work, num_threads=2, peek=lambda task: [0] if task == 3 else None)
     assert workers.submit(3).result(0) == [0] and not work.done and threading.active_count() == before
     assert workers.submit(4).result(60) == [4]
     workers.close(5)

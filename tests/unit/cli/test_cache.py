@@ -55,7 +55,7 @@ def test_people_see_the_same(forebay: Call, warm: Path) -> None:
     cache = fb.DiskCache(warm, quota_bytes=1 << 26, min_free_bytes=0)
     (use,) = cache.datasets()
     with named_user("mine [/b]"):
-        leases = [cache.hold(use.dataset), cache.hold(use.dataset), cache.hold("yet-to-come")]
+        leases = [cache.lease(use.dataset), cache.lease(use.dataset), cache.lease("yet-to-come")]
     said = forebay("cache", "ls", "--path", warm).out
     for lease in leases:
         assert lease

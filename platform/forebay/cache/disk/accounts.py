@@ -1,4 +1,4 @@
-"""The accounts of a cache directory: who has how many bytes. Pure values; `Ledger` keeps them on disk."""
+"""Accounts of a cache directory: bytes by data set, reservation and quarantined file. Pure; `Ledger` stores them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 
 _PAGE_BYTES = 4096
 MOST_USERS = 32
-"""So many leases of a directory are listed by name, a small file each; more are as good, but go unnamed."""
+"""Number of leases of a directory that are listed by name, with a small file each; further leases are unlisted."""
 INDEX_BYTES = (48 + 1 + MOST_USERS) * _PAGE_BYTES
-"""An empty index with its journal, the folders of the cache, and the files of who uses it."""
+"""Bytes of an empty index with its journal, the folders of the cache, and the files of its users."""
 _PER_BLOCK_BYTES = 1024
-"""A block's row in the index, once more in the journal, and its name in the folder: about 550 bytes, measured."""
+"""Bound of a block's row in the index and in the journal and its folder entry: about 550 bytes, measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetUse:
-    """What one data set takes of a cache: `blocks` files of `bytes` in all, the first made at `created_at` (Unix s).
+    """Usage of a cache by one data set: `blocks` files of `bytes` in total, the first built at `created_at` (Unix s).
 
-    `hits` is how often its blocks were asked for and there.
+    `hits` counts requests that found their block in the cache.
     """
 
     dataset: str
@@ -30,7 +30,7 @@ class DatasetUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A block's size, for as long as it is being written and afterwards."""
+    """Bytes of one block, reserved while it is written and recorded afterwards."""
 
     key: str
     dataset: str
@@ -39,7 +39,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUsage:
-    """Everything that counts against the quota: finished blocks by data set, claims of writers, quarantined files."""
+    """Usage that counts against the quota: finished blocks by data set, reservations of writers, quarantined files."""
 
     datasets: Mapping[str, DatasetUse] = field(default_factory=dict)
     claims: Mapping[str, Reservation] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class CacheUsage:
 
     @property
     def used_bytes(self) -> int:
-        """Never less than what the directory takes of the disk, index and folders included."""
+        """Upper bound of the disk space of the directory, index and folders included."""
         blocks = sum(use.bytes for use in self.datasets.values()) + _PER_BLOCK_BYTES * self.num_blocks
         return INDEX_BYTES + blocks + self.claimed_bytes + sum(map(charge, self.quarantined.values()))
 
@@ -78,7 +78,7 @@ class CacheUsage:
         return replace(self, datasets={**others, block.dataset: use} if use.blocks else others)
 
     def add_hits(self, hits: Mapping[str, int]) -> CacheUsage:
-        """Those of data sets that are not there (any more) are forgotten."""
+        """Add `hits` by data set; ignores data sets without blocks."""
         counted = {
             name: replace(use, hits=use.hits + hits[name]) for name, use in self.datasets.items() if hits.get(name)
         }
@@ -92,15 +92,15 @@ class CacheUsage:
 
 
 def charge(nbytes: int) -> int:
-    """What a file of `nbytes` takes of the disk, its entry in the index included."""
+    """Disk space of a file of `nbytes`, including its entry in the index."""
     return _rounded(nbytes) + _PER_BLOCK_BYTES
 
 
 def smallest_quota(nbytes: int) -> int:
-    """The quota under which a first block of `nbytes` fits."""
+    """Smallest quota under which a first block of `nbytes` fits."""
     return INDEX_BYTES + charge(nbytes)
 
 
 def _rounded(nbytes: int) -> int:
-    # Disks give out whole pages: this is what `du` counts.
+    # Disks allocate whole pages: this equals what `du` counts.
     return -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES

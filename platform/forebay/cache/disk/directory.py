@@ -1,4 +1,4 @@
-"""The directory of a cache: what lies where, and whether it is safe to use."""
+"""Layout of a cache directory, and the checks that it is safe to use."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from forebay.errors import CacheUnusable
 from forebay.storage.file_lock import FileLock, try_lock
 
 PART = re.compile(r"(?P<key>[0-9a-f]{40})-(?P<nbytes>[0-9]{1,18})-[0-9a-f]{16}\.part")
-"""The name of an unfinished file."""
+"""Name of an unfinished file."""
 _BLOCK = re.compile(r"(?P<key>[0-9a-f]{40})\.block")
 _USER = re.compile(r"[0-9a-f]{16}\.json")
 QUARANTINED = re.compile(r"[0-9]{20}-[0-9a-f]{40}")
-"""The name of a block that was moved aside."""
+"""Name of a quarantined block."""
 _NUM_STRIPES = 256
 _MOST_LINKS = 40
 
@@ -57,18 +57,18 @@ class CacheDirectory:
 
     @property
     def is_cache(self) -> bool:
-        """Whether a cache has been made here."""
+        """Whether the directory holds a cache."""
         return self.blocks.is_dir()
 
     def block(self, key: str) -> Path:
         return self.blocks / f"{key}.block"
 
     def flight_lock(self, key: str) -> Path:
-        """Locked by whoever is making the block `key`; some blocks share a file."""
+        """Lock file of the process that builds the block `key`; some blocks share a file."""
         return self.locks / f"flight-{_stripe(key)}"
 
     def use_lock(self, dataset: str) -> Path:
-        """Locked, shared, by all who use `dataset`; some data sets share a file."""
+        """Lock file that all users of `dataset` hold as shared; some data sets share a file."""
         return self.locks / f"use-{_stripe(dataset)}"
 
     def block_keys(self) -> list[str]:
@@ -77,38 +77,38 @@ class CacheDirectory:
         return sorted(name["key"] for name in names if name)
 
     def user_files(self) -> list[Path]:
-        """A file per lease, also of some that ended."""
+        """Files of leases, one each, including some ended leases."""
         try:
             with os.scandir(self.users) as found:
                 names = [entry.name for entry in found if entry.is_file(follow_symlinks=False)]
-        except FileNotFoundError:  # the whole directory was removed: whoever needs it will say so
+        except FileNotFoundError:  # the whole directory was removed: its next use raises
             return []
         return [self.users / name for name in names if _USER.fullmatch(name)]
 
     def parts(self) -> dict[str, int]:
-        """Name -> bytes at most, of each unfinished file."""
+        """Unfinished files: name -> upper bound of its bytes."""
         with os.scandir(self.temp) as found:
             names = [PART.fullmatch(entry.name) for entry in found if entry.is_file(follow_symlinks=False)]
         return {name[0]: int(name["nbytes"]) for name in names if name}
 
     def quarantined(self) -> dict[str, int]:
-        """Name -> bytes of each block that was moved aside; names sort by time."""
+        """Quarantined blocks: name -> bytes; names sort by time."""
         found = (path for path in self.quarantine.iterdir() if QUARANTINED.fullmatch(path.name))
         return {path.name: path.lstat().st_size for path in found}
 
     def prepare(self) -> None:
-        """Make what is missing. Raises `CacheUnusable` if the directory cannot be written or is open to others."""
+        """Create missing folders. Raises `CacheUnusable` if the directory is not writable, or writable by others."""
         try:
-            self._refuse_way()
+            self._refuse_unsafe_path()
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._refuse_way()
-            self._refuse_folder(self.root, self.root.stat())
-            # A folder that holds other things as well, such as the root of a disk, keeps its other readers.
+            self._refuse_unsafe_path()
+            self._refuse_unsafe_folder(self.root, self.root.stat())
+            # A folder with other contents, such as the root of a disk, keeps its permissions for other readers.
             if self.is_cache or not any(self.root.iterdir()):
                 self.root.chmod(0o700)
             for folder in (self.blocks, self.temp, self.quarantine, self.locks, self.users, self.index):
                 folder.mkdir(mode=0o700, exist_ok=True)
-                self._refuse_folder(folder, folder.lstat())
+                self._refuse_unsafe_folder(folder, folder.lstat())
                 folder.chmod(0o700)
             new_part(self, "0" * 40, 0).discard()
         except OSError as error:
@@ -118,14 +118,14 @@ class CacheDirectory:
                 path=str(self.root),
             ) from error
 
-    def _refuse_folder(self, folder: Path, found: os.stat_result) -> None:
+    def _refuse_unsafe_folder(self, folder: Path, found: os.stat_result) -> None:
         problem = ""
         if not stat.S_ISDIR(found.st_mode):
-            problem = "leads somewhere else"
+            problem = "is a link or a file, not a folder"
         elif found.st_uid != os.geteuid():
             problem = f"belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}"
         elif found.st_mode & stat.S_IWOTH:
-            problem = f"can be written by everybody (mode {stat.S_IMODE(found.st_mode):04o})"
+            problem = f"is writable by all users (mode {stat.S_IMODE(found.st_mode):04o})"
         if problem:
             raise CacheUnusable(
                 f"cache directory {folder}: {problem}, so others could change what is trained on. "
@@ -133,17 +133,17 @@ class CacheDirectory:
                 path=str(self.root),
             )
 
-    def _refuse_way(self) -> None:
-        """Refuse where others could put a directory of theirs in the place of this one, now or later."""
+    def _refuse_unsafe_path(self) -> None:
+        """Raise `CacheUnusable` if another user could replace this directory with their own, now or later."""
         problem = ""
-        for step in _way_to(self.root):
+        for step in _path_steps(self.root):
             holder = step.parent.stat()
             if not holder.st_mode & stat.S_IWOTH:
                 continue
             if not holder.st_mode & stat.S_ISVTX:
-                problem = f"everybody can replace what is in {step.parent} (no sticky bit)"
+                problem = f"all users can replace the entries of {step.parent} (no sticky bit)"
             elif os.path.lexists(step) and step.lstat().st_uid not in (0, os.geteuid()):
-                problem = f"{step} belongs to user {step.lstat().st_uid}, in a folder that everybody can write"
+                problem = f"{step} belongs to user {step.lstat().st_uid}, in a folder that all users can write"
         if problem:
             raise CacheUnusable(
                 f"cache directory {self.root}: {problem}, so others could change what is trained on. "
@@ -152,8 +152,8 @@ class CacheDirectory:
             )
 
 
-def _way_to(path: Path) -> Iterator[Path]:
-    """Every folder and symbolic link on the way to `path` and `path` itself, up to the first that does not exist."""
+def _path_steps(path: Path) -> Iterator[Path]:
+    """Every folder and symbolic link on the way to `path`, then `path`, up to the first that does not exist."""
     at, ahead, num_links = Path("/"), list(path.parts[1:]), 0
     while ahead:
         at /= ahead.pop(0)
@@ -175,13 +175,13 @@ def _stripe(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """A block that is being written; whoever can lock it knows that its writer is dead."""
+    """Block file during its write, locked by the writer. A lock that can be taken proves that the writer died."""
 
     path: Path
     lock: FileLock
 
     def discard(self) -> None:
-        """Let go of it, and remove it if it has not been renamed."""
+        """Release the lock, and remove the file unless it was renamed."""
         try:
             self.path.unlink(missing_ok=True)
         finally:
@@ -189,9 +189,9 @@ class PartFile:
 
 
 def new_part(directory: CacheDirectory, key: str, nbytes: int) -> PartFile:
-    """An empty, locked file in temp/ whose name tells how large it may become, should the index be lost."""
+    """Create an empty, locked file in temp/. Its name holds its largest size, in case the index is lost."""
     while True:
         path = directory.temp / f"{key}-{nbytes}-{secrets.token_hex(8)}.part"
-        # A sweep may see the new file before it is locked, and remove it: then take another.
+        # A sweep may remove the new file before it is locked: then create another.
         if lock := try_lock(path, flags=os.O_CREAT | os.O_EXCL):
             return PartFile(path, lock)

@@ -1,4 +1,4 @@
-"""Blocks on one local disk, shared by all processes of a node, under a hard quota."""
+"""Cache of blocks on one local disk, shared by all processes of a node, under a hard quota."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from forebay.transform.block import Block
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SETTLED_NS = 100_000_000
-"""Timestamps of files tick every few milliseconds: a younger file could still change without a new one."""
+"""File timestamps tick every few milliseconds: a younger file could change and keep its timestamp."""
 _MOST_ENDED = 8
-"""Files of ended leases that may wait for the accounts to be settled, which changes the index."""
+"""Number of lease files from which ended leases are added to the accounts, which changes the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,12 @@ class VerifyReport:
 
 
 class DiskCache:
-    """Transformed row groups in files below `path`, to be memory-mapped; for any number of threads and processes.
+    """Transformed row groups in memory-mapped files below `path`, for any number of threads and processes.
 
     The directory never takes more than `quota_bytes`, its index and unfinished files included, and never leaves less
     than `min_free_bytes` of the disk free: a block that does not fit is not stored. Blocks are verified when a process
-    first maps them. Pickling carries the options; the other process opens the directory for itself.
+    first maps them. Pickling carries the options only; unpickling
+    opens the directory in the other process.
 
     Raises `CacheUnusable` for a quota of 0, or a directory that cannot be written or that others can write.
     """
@@ -69,8 +70,8 @@ class DiskCache:
             self._ledger = Quota(self._directory, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
         except FileNotFoundError as error:
             raise CacheUnusable(
-                f"the cache directory {self.path} was removed while it was being opened ({error.filename} is gone). "
-                "Open it again, and find out who removes it.",
+                f"the cache directory {self.path} was removed while it was being opened ({error.filename} is missing). "
+                "Open it again, and find the process that removes it.",
                 path=str(self.path),
             ) from error
         self._verified: dict[str, tuple[int, int, int]] = {}
@@ -81,39 +82,39 @@ class DiskCache:
 
     @property
     def used_bytes(self) -> int:
-        """What counts against the quota: blocks, unfinished and quarantined files, and the index."""
+        """Bytes that count against the quota: blocks, unfinished and quarantined files, and the index."""
         return self._ledger.used_bytes
 
     def path_of(self, key: str) -> Path:
-        """Where the block `key` is if it is in the cache."""
+        """Path of the block `key`, if it is in the cache."""
         return self._directory.block(key)
 
     def keys(self) -> list[str]:
-        """The keys of the blocks in the cache, sorted. Takes about a second per million of them."""
+        """Keys of the blocks in the cache, sorted. Takes about a second per million blocks."""
         return self._directory.block_keys()
 
     def datasets(self) -> list[DatasetUse]:
-        """What each data set takes and how often it was hit, oldest first."""
-        self._ledger.settle_leases()
+        """Blocks, bytes and hits of each data set, oldest first."""
+        self._ledger.collect_ended_leases()
         hits: dict[str, int] = {}
         for user in self.users():
             hits[user.dataset] = hits.get(user.dataset, 0) + user.hits
         return [replace(use, hits=use.hits + hits.get(use.dataset, 0)) for use in self._ledger.datasets()]
 
     def users(self) -> list[CacheUser]:
-        """Who holds a data set just now, in any process of this node, oldest first."""
+        """Holders of leases in all processes of this node, oldest first."""
         return live_users(self._directory)
 
     def get(self, key: str, tally: Counters | None = None) -> Block | None:
-        """The block, mapped, or None. A damaged block is moved to quarantine, counted, and not there any more."""
+        """Map the block, or return None. Quarantines and counts a damaged block, and returns None for it."""
         tally = tally or Counters()
         block = self.load(key, tally)
         return self._hit(key, block, tally) if block else None
 
     def peek(self, key: str, tally: Counters) -> Block | None:
-        """As `get`, if the block is one that this process has verified: then that takes no reading, only mapping.
+        """Map the block without reading it, if this process has verified it before.
 
-        None says nothing about what is there: `get` does.
+        None does not mean that the block is missing: `get` decides that.
         """
         if key not in self._verified:
             return None
@@ -122,12 +123,12 @@ class DiskCache:
         return self._hit(key, block, tally) if block else None
 
     def load(self, key: str, tally: Counters) -> Block | None:
-        """As `get`, but not counted as a hit: for a block that this very request has put there."""
+        """As `get`, but not counted as a hit: for a block that the same request has stored."""
         with tally.timed("map_s"):
             return self._load(key, tally)
 
     def put(self, key: str, dataset: str, block: Block, tally: Counters | None = None) -> Block | None:
-        """Store `block` and return it mapped, or None if there is no room for it, in the quota or on the disk."""
+        """Store `block` and return it mapped. Returns None if the quota or the disk has no room for it."""
         tally = tally or Counters()
         with tally.timed("write_s"):
             stored = self._load(key, tally) or self._store(key, dataset, block)
@@ -138,9 +139,9 @@ class DiskCache:
 
     @contextmanager
     def single_flight(self, key: str, deadline_s: float, cancelled: threading.Event | None = None) -> Iterator[bool]:
-        """Be the only one, of all threads and processes, who makes the block `key`.
+        """Hold the lock for building the block `key`, across all threads and processes.
 
-        Waits for whoever is making it. Yields False, without the lock, after `deadline_s` or once `cancelled` is set.
+        Waits for the current holder. Yields False, without the lock, after `deadline_s` or once `cancelled` is set.
         """
         try:
             lock = wait_lock(self._directory.flight_lock(key), deadline_s, cancelled=cancelled)
@@ -152,15 +153,15 @@ class DiskCache:
             if lock:
                 lock.release()
 
-    def hold(self, dataset: str) -> CacheLease | None:
-        """Keep `dataset` from being evicted until the lease is released or this process ends.
+    def lease(self, dataset: str) -> CacheLease | None:
+        """Protect `dataset` from eviction until the lease is released or this process ends.
 
-        Meanwhile `users` lists it, and hits of this object are counted for the data set. None if it is just being
-        evicted and that takes long: then it is as good as new.
+        Meanwhile `users` lists it, and hits of this object are counted for the data set. Returns None if an eviction
+        of the data set takes longer than 5 s.
         """
         try:
             if len(self._directory.user_files()) >= _MOST_ENDED:
-                self._ledger.settle_leases()
+                self._ledger.collect_ended_leases()
             lease = take_lease(self._directory, dataset, listed=self._ledger.is_open)
         except OSError as error:
             raise self._unusable(error) from error
@@ -170,7 +171,7 @@ class DiskCache:
     def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Read every block and quarantine the damaged ones; `progress(done, total)` after each.
 
-        Also makes the accounts agree with the directory, should somebody have removed files by hand.
+        Also corrects the accounts for files that were removed by hand.
         """
         keys = self._directory.block_keys()
         bad = checked_bytes = 0
@@ -186,7 +187,7 @@ class DiskCache:
         return VerifyReport(checked=len(keys), bad=bad, bytes=checked_bytes)
 
     def clear(self, dataset: str | None = None) -> int:
-        """Remove one data set, or everything; returns the bytes freed. Blocks that are still mapped stay valid."""
+        """Remove one data set, or all blocks; returns the bytes freed. Mapped blocks stay valid."""
         return self._ledger.clear(dataset)
 
     def _load(self, key: str, tally: Counters) -> Block | None:
@@ -215,7 +216,7 @@ class DiskCache:
             if self._verified.get(key) == _seen(path.lstat()):
                 return map_block(path, key, verify=False)
         except (BadBlock, OSError):
-            pass  # for `get`, which knows what to do about it
+            pass  # `get` handles it
         return None
 
     def _hit(self, key: str, block: Block, tally: Counters) -> Block:
@@ -229,9 +230,9 @@ class DiskCache:
         if not leases:
             return
         try:
-            # Whoever holds one data set reads that one. Only with several does the file have to tell.
+            # A holder of one lease reads that data set. Only with several leases the file has to be read.
             dataset = next(iter(leases)) if len(leases) == 1 else read_header(self._directory.block(key)).dataset
-        except (BadBlock, OSError):  # gone since it was mapped
+        except (BadBlock, OSError):  # removed since it was mapped
             return
         if dataset in leases:
             leases[dataset].count_hit()
@@ -246,7 +247,7 @@ class DiskCache:
             tally.add("quarantined")
 
     def _store(self, key: str, dataset: str, block: Block) -> Block | None:
-        assert KEY.fullmatch(key), f"{key!r} is no block key"
+        assert KEY.fullmatch(key), f"{key!r} is not a block key"
         claim = Reservation(key=key, dataset=dataset, bytes=block_file_bytes(block, key, dataset))
         try:
             part = new_part(self._directory, key, claim.bytes)
@@ -264,10 +265,10 @@ class DiskCache:
             undo.callback(self._ledger.release, part.path.name)
             undo.callback(part.discard)
             with part.path.open("r+b") as file:
-                # No fsync: what a power cut tears, the checksum finds before the block is used (ADR 0010).
+                # No fsync: the checksum finds a block torn by a power cut before its use (ADR 0010).
                 write_block(file, block, claim.key, claim.dataset)
-            # Whoever changes the file from now on gives it another time, however coarse the clock of files is: so this
-            # process need not verify what it has just written.
+            # Any later change gives the file another timestamp, however coarse the clock is. So this process need not
+            # verify the block that it has just written.
             settled_ns = time.time_ns() - 2 * _SETTLED_NS
             os.utime(part.path, ns=(settled_ns, settled_ns))
             stored, written = map_block(part.path, claim.key, verify=False), _seen(part.path.lstat())
@@ -289,7 +290,7 @@ class DiskCache:
 
 
 def _seen(found: os.stat_result) -> tuple[int, int, int]:
-    """What tells one state of a file from any other."""
+    """Identity of one state of a file."""
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 

@@ -1,7 +1,7 @@
-"""The cache's index: JSON rows in SQLite, through `diskcache`, changed in transactions that span all processes.
+"""Index of the cache: JSON rows in SQLite, through `diskcache`, changed in transactions that span all processes.
 
-The one file that knows `diskcache`. Only plain bytes are ever read back: its own `Disk` classes unpickle what they
-find, and that has no fixed release (CVE-2025-69872).
+The only file that imports `diskcache`. Only plain bytes are read back: its own `Disk` classes unpickle their values,
+and no release has fixed that (CVE-2025-69872).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 _BUSY_S = 60  # diskcache's own default for FanoutCache is 10 ms, after which writes are silently lost
 _GUARD = threading.RLock()
-# A connection must not be carried across fork(), least of all in mid-transaction: the child would roll the parent back.
+# A connection must not cross fork(): in mid-transaction the child would roll back the parent's changes.
 # Connections live only inside a transaction, and a fork waits for the transaction to end.
 os.register_at_fork(before=_GUARD.acquire, after_in_parent=_GUARD.release, after_in_child=_GUARD.release)
 
@@ -35,22 +35,22 @@ class IndexFull(Exception):
 
 
 class DamagedRow(Exception):
-    """A row that is not one of ours: it makes no sense, or only unpickling or another file could read it."""
+    """A row that Forebay did not write: invalid, or readable only by unpickling or from another file."""
 
 
 class _PlainDisk(diskcache.JSONDisk):  # type: ignore[misc]
     def get(self, key: Any, raw: Any) -> Any:
         if not raw:
-            raise DamagedRow("a name that is no plain text")
+            raise DamagedRow("a name that is not plain text")
         return _text(super().get, key, raw)
 
     def fetch(self, mode: Any, filename: Any, value: Any, read: Any) -> Any:
         if mode != MODE_RAW or filename is not None:
-            raise DamagedRow("a value that is no plain text")
+            raise DamagedRow("a value that is not plain text")
         return _text(super().fetch, mode, filename, value, read)
 
     def remove(self, file_path: Any) -> None:
-        """Remove nothing: no row of ours has a file, and one with any other path would have that file removed."""
+        """Remove nothing: no row of Forebay has a file, and a foreign row could name any file."""
 
 
 def _text(decode: Callable[..., Any], *found: object) -> Any:
@@ -61,7 +61,7 @@ def _text(decode: Callable[..., Any], *found: object) -> Any:
 
 
 class IndexTable:
-    """The rows of the index within one transaction; names are text, values are JSON."""
+    """Rows of the index within one transaction; names are text, values are JSON."""
 
     def __init__(self, cache: diskcache.Cache) -> None:
         self._cache = cache
@@ -84,7 +84,7 @@ class IndexTable:
 
 
 class Index:
-    """Rows in `folder`, shared by all processes that open it."""
+    """Index in `folder`, shared by all processes that open it."""
 
     def __init__(self, folder: Path, lock: Path) -> None:
         self.file = folder / DBNAME
@@ -92,10 +92,10 @@ class Index:
         self._ready = False
 
     def transact(self, work: Callable[[IndexTable], T]) -> T:
-        """What `work` returns; its changes are kept if it returns, and undone if it raises.
+        """Run `work` in a transaction and return its result; its changes are undone if it raises.
 
-        An index that was removed or damaged is replaced by an empty one, and `work` is called again. Raises
-        `IndexFull`, or `CacheUnusable` if another process does not let go of the index or SQLite cannot use it.
+        Replaces a removed or damaged index by an empty one, and calls `work` again. Raises `IndexFull`, or
+        `CacheUnusable` if another process holds the index for 60 s or SQLite cannot use it.
         """
         with _GUARD:
             for _ in range(2):
@@ -113,7 +113,7 @@ class Index:
             with cache.transact():
                 return work(IndexTable(cache))
         except diskcache.Timeout as error:
-            # diskcache calls every failure to begin a transaction a timeout; the true one is kept as the context.
+            # diskcache reports every failure to begin a transaction as a timeout; the context holds the real one.
             if isinstance(error.__context__, sqlite3.Error) and "locked" not in str(error.__context__):
                 raise error.__context__ from None
             raise self._unusable(error) from error
@@ -121,7 +121,7 @@ class Index:
             cache.close()
 
     def _open(self) -> diskcache.Cache:
-        # The tables are made once; connections last no longer than a transaction.
+        # The tables are created once; connections last no longer than a transaction.
         if not self._ready:
             lock = self._wait()
             if lock is None:
@@ -147,10 +147,10 @@ class Index:
                 eviction_policy="none",
                 cull_limit=0,
                 disk_min_file_size=1 << 30,
-                disk_compress_level=1,  # said here, so that what the index says of it does not count
+                disk_compress_level=1,  # set here, so that the setting in the index does not count
                 # A rollback journal is empty after each transaction; a write-ahead log grows to 4 MB first.
                 sqlite_journal_mode="truncate",
-                # What a power cut takes from the index, the ledger finds out by itself (ADR 0010).
+                # A power cut may lose rows; they are rebuilt from the directory after the next boot (ADR 0010).
                 sqlite_synchronous=0,
                 sqlite_mmap_size=0,
             )
@@ -158,14 +158,14 @@ class Index:
             raise DamagedRow(f"a setting that diskcache does not know: {error}") from error
 
     def _recover(self, problem: Exception, found: int) -> None:
-        """Make the next attempt start from an index that works, which may be an empty one."""
+        """Prepare the next attempt: remove a damaged index."""
         if "disk is full" in str(problem):
             raise IndexFull from problem
         self._ready = False
         if isinstance(problem, sqlite3.OperationalError):
             return
         with self._wait() or nullcontext():
-            # Only the file that was seen to be damaged: another process may have replaced it already.
+            # Removes only the damaged file: another process may have replaced it already.
             if _inode(self.file) == found:
                 self.file.unlink(missing_ok=True)
                 self.file.with_name(f"{DBNAME}-journal").unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""What the rows of the index say, checked: with one that makes no sense the index counts as damaged, and is rebuilt.
+"""Decoding of the index rows. An invalid row means a damaged index, which is rebuilt.
 
-Names in rows become names of files that are removed, so each must have the form of ours.
+Names in rows become names of files to remove, so each must have the form of a Forebay file.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from forebay.cache.disk.index import DamagedRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockEntry:
-    """The row of one block."""
+    """Row of one block."""
 
     dataset: str
     bytes: int
 
 
-def read_books(kept: object) -> CacheUsage:
-    """Raises `DamagedRow`."""
+def read_usage(kept: object) -> CacheUsage:
+    """Decode the accounts. Raises `DamagedRow`."""
     try:
         facts = _mapping(kept)
         books = CacheUsage(
@@ -33,7 +33,7 @@ def read_books(kept: object) -> CacheUsage:
             quarantined=_mapping(facts["quarantined"]),
         )
     except (KeyError, TypeError) as error:
-        raise DamagedRow(f"the accounts make no sense: {error!r:.200}") from error
+        raise DamagedRow(f"the accounts are invalid: {error!r:.200}") from error
     whole = [size for use in books.datasets.values() for size in (use.blocks, use.bytes, use.hits)]
     whole += [claim.bytes for claim in books.claims.values()] + list(books.quarantined.values())
     forms = [
@@ -43,31 +43,31 @@ def read_books(kept: object) -> CacheUsage:
         all(map(QUARANTINED.fullmatch, books.quarantined)),
     ]
     if not all(forms):
-        raise DamagedRow(f"the accounts make no sense: {kept!r:.200}")
+        raise DamagedRow(f"the accounts are invalid: {kept!r:.200}")
     return books
 
 
 def read_entry(kept: object) -> BlockEntry:
-    """Raises `DamagedRow`."""
+    """Decode the row of a block. Raises `DamagedRow`."""
     try:
         entry = BlockEntry(**_mapping(kept))
     except TypeError as error:
-        raise DamagedRow(f"the row of a block makes no sense: {error!r:.200}") from error
+        raise DamagedRow(f"the row of a block is invalid: {error!r:.200}") from error
     if not isinstance(entry.dataset, str) or not _is_count(entry.bytes):
-        raise DamagedRow(f"the row of a block makes no sense: {kept!r:.200}")
+        raise DamagedRow(f"the row of a block is invalid: {kept!r:.200}")
     return entry
 
 
 def read_key(name: str) -> str:
-    """The block's key. Raises `DamagedRow`."""
+    """Check the key of a block. Raises `DamagedRow`."""
     if not KEY.fullmatch(name):
-        raise DamagedRow(f"{name!r:.100} is no block key")
+        raise DamagedRow(f"{name!r:.100} is not a block key")
     return name
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise TypeError(f"{value!r:.100} is no mapping")
+        raise TypeError(f"{value!r:.100} is not a mapping")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Who uses a data set: a lock that dies with its process, and beside it a small file that says whose it is."""
+"""Leases on data sets: a lock that ends with its process, and beside it a small file that names the holder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEASE_WAIT_S = 5.0
 _NOTE_BYTES = 4096
 _NAME_CHARS = 80
 _WRITE_EVERY_S = 5.0
-"""Hits are written into the lease's own file this often: a crash loses no more, and no hit waits for the index."""
+"""Interval of writing hits into the lease's file: a crash loses at most these, and no hit waits for the index."""
 
 _user: ContextVar[str | None] = ContextVar("cache_user", default=None)
 _live: weakref.WeakSet[CacheLease] = weakref.WeakSet()
@@ -32,7 +32,7 @@ _live: weakref.WeakSet[CacheLease] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUser:
-    """A process that uses `dataset`: the run or program `name`, since `since` (Unix s), with `hits` blocks so far."""
+    """Process that uses `dataset`: the run or program `name`, since `since` (Unix s), with `hits` blocks so far."""
 
     dataset: str
     name: str
@@ -44,7 +44,7 @@ class CacheUser:
 
 @contextmanager
 def named_user(name: str) -> Iterator[None]:
-    """Leases that this thread takes in the block are listed under `name`; otherwise under the program's."""
+    """List the leases that this thread takes within the block under `name` instead of the program's name."""
     token = _user.set(name)
     try:
         yield
@@ -53,9 +53,9 @@ def named_user(name: str) -> Iterator[None]:
 
 
 class CacheLease:
-    """Keeps `dataset` from being evicted until `release`, or until this process ends; made by `take_lease`.
+    """Protects `dataset` from eviction until `release`, or until this process ends; created by `take_lease`.
 
-    Belongs to the process that took it: in a forked child it holds nothing, and the parent's goes on.
+    Belongs to the process that took it: the copy in a forked child holds nothing.
     """
 
     def __init__(self, user: CacheUser, lock: FileLock, note: FileLock | None, path: Path) -> None:
@@ -75,14 +75,14 @@ class CacheLease:
         return self._lock.fd >= 0
 
     def count_hit(self) -> None:
-        """A block of the data set came from the cache."""
+        """Count one block of the data set that came from the cache."""
         with self._guard:
             self._hits += 1
             if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
                 self._write()
 
     def release(self) -> None:
-        """Let go; idempotent. Waits for nobody: what was hit stays in the file until the next `settle_leases`."""
+        """Release the lease; idempotent. Does not wait: its hits stay in the file until they are collected."""
         with self._guard:
             if not self.is_held:
                 return
@@ -94,24 +94,24 @@ class CacheLease:
                 self._note.release()
             self._lock.release()
 
-    def disown(self) -> None:
-        """For a forked child: the parent keeps the locks, and may release them."""
+    def close_in_child(self) -> None:
+        """Close the locks in a forked child; the parent keeps them."""
         self._guard = threading.Lock()
-        self._lock.disown()
+        self._lock.close_in_child()
         if self._note:
-            self._note.disown()
+            self._note.close_in_child()
 
     def _write(self) -> None:
         self._written_at = time.monotonic()
         if self._note:
-            with suppress(OSError):  # a full disk must not end a training run for a number in a list
+            with suppress(OSError):  # a full disk must not end a run because of a counter
                 _write_note(self._note, replace(self._user, hits=self._hits))
 
 
 def take_lease(directory: CacheDirectory, dataset: str, *, listed: bool) -> CacheLease | None:
-    """A lease on `dataset`, with a file in users/ if it is to be `listed`.
+    """Take a lease on `dataset`, with a file in users/ if `listed`.
 
-    None if the data set is just being evicted and that takes long. Raises `OSError` if the directory is gone.
+    Returns None if an eviction of the data set takes longer than 5 s. Raises `OSError` if the directory is missing.
     """
     lock = wait_lock(directory.use_lock(dataset), _LEASE_WAIT_S, shared=True)
     if lock is None:
@@ -128,7 +128,7 @@ def take_lease(directory: CacheDirectory, dataset: str, *, listed: bool) -> Cach
 
 
 def live_users(directory: CacheDirectory) -> list[CacheUser]:
-    """Everybody whose process lives and who has not released, oldest first. A file that makes no sense is left out."""
+    """Holders of unreleased leases of living processes, oldest first. Invalid files are left out."""
     users = []
     for path in directory.user_files():
         with suppress(OSError):
@@ -142,7 +142,7 @@ def live_users(directory: CacheDirectory) -> list[CacheUser]:
 
 @contextmanager
 def ended_users(directory: CacheDirectory) -> Iterator[list[CacheUser]]:
-    """Those whose lease or process ended; their files are removed at the end of the block, unless it raises."""
+    """Holders of ended leases. Removes their files at the end of the block, unless it raises."""
     ended: list[tuple[Path, FileLock]] = []
     try:
         for path in directory.user_files():
@@ -176,19 +176,19 @@ def _new_note(directory: CacheDirectory, path: Path, user: CacheUser) -> FileLoc
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # a disk that became read-only; the next sweep finds it
+    with suppress(OSError):  # a disk that became read-only; the next sweep removes it
         path.unlink()
 
 
 def _write_note(note: FileLock, user: CacheUser) -> None:
     text = json.dumps(asdict(user)).encode()
-    # In place, since the lock is on this very file. It only ever grows, so nothing of an earlier one is left behind.
+    # In place, since the lock is on this file. The text only grows, so no bytes of an earlier one remain.
     if len(text) <= _NOTE_BYTES:
         os.pwrite(note.fd, text, 0)
 
 
 def _read_note(path: Path) -> CacheUser | None:
-    """What the file says, made fit to be shown; None for anything that `_write_note` did not write."""
+    """Read the holder, made printable. Returns None for anything that `_write_note` did not write."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
             text = file.read(_NOTE_BYTES + 1)
@@ -205,7 +205,7 @@ def _read_note(path: Path) -> CacheUser | None:
 
 
 def _shown(text: object) -> str | None:
-    """`text` without what could steer a terminal."""
+    """`text` without terminal control characters."""
     return "".join(char if char.isprintable() else "?" for char in text) if isinstance(text, str) else None
 
 
@@ -220,10 +220,10 @@ def _own_name() -> str:
     return (_user.get() or (program if program not in ("", "-c", "-m") else "python"))[:_NAME_CHARS]
 
 
-def _disown_all() -> None:
+def _close_all_in_child() -> None:
     for lease in list(_live):
-        lease.disown()
+        lease.close_in_child()
 
 
-# A child's copy of a descriptor would keep the lock for as long as the child lives, after a crash of the parent too.
-os.register_at_fork(after_in_child=_disown_all)
+# A child's copy of a descriptor would keep the lock while the child lives, even after a crash of the parent.
+os.register_at_fork(after_in_child=_close_all_in_child)

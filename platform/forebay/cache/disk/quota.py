@@ -1,4 +1,4 @@
-"""The quota: who may write how much into a cache directory, decided in transactions over all processes."""
+"""Quota of a cache directory: reservations and evictions, decided in transactions over all processes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ T = TypeVar("T")
 class Quota:
     """Keeps everything below a cache directory within `quota_bytes`, and `min_free_bytes` of the disk free.
 
-    A writer claims a block's bytes before it writes the first one. Claims of writers that died are taken back when the
-    ledger is opened and whenever room is short. Nothing is evicted for a block of its own data set or for a data set in
-    use: a row is read once per epoch, so that would only thrash (CoorDL's MinIO, https://arxiv.org/abs/2007.06775).
+    A writer reserves a block's bytes before it writes them. Reservations of dead writers are released on opening and
+    whenever room is short. No block replaces one of its own data set or of a data set in use: each row is read once per
+    epoch, so replacing would only thrash (CoorDL's MinIO, https://arxiv.org/abs/2007.06775).
     """
 
     def __init__(self, directory: CacheDirectory, *, quota_bytes: int, min_free_bytes: int) -> None:
@@ -34,21 +34,21 @@ class Quota:
         # A quota that the index alone would exceed leaves the directory empty.
         self._open = quota_bytes >= smallest_quota(1) or self._index.file.exists()
         if self._open:
-            with suppress(IndexFull):  # the first claim finds the disk as full
-                self._change(CacheTransaction.catch_up)
+            with suppress(IndexFull):  # the first reservation finds the disk full as well
+                self._change(CacheTransaction.check_on_open)
 
     @property
     def used_bytes(self) -> int:
-        """What counts against the quota: never less than the directory takes of the disk."""
-        return self._told(lambda shelf: shelf.books.used_bytes) if self._open else 0
+        """Bytes that count against the quota: an upper bound of the disk space of the directory."""
+        return self._change_or_raise(lambda shelf: shelf.books.used_bytes) if self._open else 0
 
     def datasets(self) -> list[DatasetUse]:
-        """What each data set takes, oldest first."""
-        found = self._told(lambda shelf: shelf.books.datasets) if self._open else {}
+        """Usage of each data set, oldest first."""
+        found = self._change_or_raise(lambda shelf: shelf.books.datasets) if self._open else {}
         return sorted(found.values(), key=lambda use: (use.created_at, use.dataset))
 
     def reserve(self, name: str, claim: Reservation) -> bool:
-        """Claim room for the part file `name`, which exists and is locked. False if there is none to be had."""
+        """Reserve room for the part file `name`, which exists and is locked. False if there is no room."""
         if smallest_quota(claim.bytes) > self._quota_bytes:
             return False
 
@@ -64,33 +64,33 @@ class Quota:
             return False
 
     def commit(self, name: str, claim: Reservation) -> None:
-        """The part file has been renamed to the block's place."""
+        """Record the block after its part file `name` was renamed into its place."""
 
         def work(shelf: CacheTransaction) -> None:
             shelf.books = shelf.books.release(name)
             shelf.record(claim)
 
-        self._settle(work)
+        self._change_if_possible(work)
 
     def release(self, name: str) -> None:
-        """The part file has been removed; without a claim of that name this does nothing."""
+        """Release the reservation of the removed part file `name`. Does nothing without one."""
 
         def work(shelf: CacheTransaction) -> None:
             shelf.books = shelf.books.release(name)
 
-        self._settle(work)
+        self._change_if_possible(work)
 
     def quarantine(self, key: str, inode: int) -> bool:
-        """Move a bad block aside. False if its file is gone or was replaced meanwhile."""
+        """Move a damaged block to quarantine. False if its file was removed or replaced meanwhile."""
         try:
             return self._change(lambda shelf: shelf.quarantine(key, inode))
         except IndexFull:
-            return not self._directory.block(key).exists()  # moved; still accounted for as a block
+            return not self._directory.block(key).exists()  # moved; still recorded as a block
 
     def clear(self, dataset: str | None) -> int:
-        """Remove the blocks of `dataset`, or all blocks and quarantined files; the bytes freed.
+        """Remove the blocks of `dataset`, or all blocks and quarantined files. Returns the bytes freed.
 
-        Raises `CacheUnusable` where the disk is so full that not even the index can change.
+        Raises `CacheUnusable` if the disk is too full for the index to change.
         """
 
         def work(shelf: CacheTransaction) -> int:
@@ -101,20 +101,20 @@ class Quota:
                 freed += shelf.drop_oldest_quarantined()
             return freed
 
-        return self._told(work) if self._open else 0
+        return self._change_or_raise(work) if self._open else 0
 
     def reconcile(self) -> None:
-        """Make the accounts agree with the directory."""
+        """Correct the accounts to match the directory."""
         if self._open:
-            self._told(CacheTransaction.reconcile)
+            self._change_or_raise(CacheTransaction.reconcile)
 
     @property
     def is_open(self) -> bool:
-        """Whether the quota leaves room for anything but blocks: the index, and who uses what."""
+        """Whether the quota has room for the index and for the files of leases."""
         return self._open
 
-    def settle_leases(self) -> None:
-        """Add what ended leases hit to the accounts, those of dead processes too, and remove their files."""
+    def collect_ended_leases(self) -> None:
+        """Add the hits of ended leases to the accounts, including dead processes, and remove their files."""
         with suppress(IndexFull), ended_users(self._directory) as ended:
             hits: dict[str, int] = {}
             for user in ended:
@@ -126,14 +126,14 @@ class Quota:
             if self._open and any(hits.values()):
                 self._change(work)
 
-    def _told(self, work: Callable[[CacheTransaction], T]) -> T:
-        """As `_change`, for those who asked for it by hand."""
+    def _change_or_raise(self, work: Callable[[CacheTransaction], T]) -> T:
+        """As `_change`. Raises `CacheUnusable` on a full disk, for calls that a user made."""
         try:
             return self._change(work)
         except IndexFull as error:
             raise CacheUnusable(
                 f"cache directory {self._directory.root}: its disk is full, so that the index cannot change. Free some "
-                f"of the disk, or empty the cache by hand: remove what is in {self._directory.blocks}.",
+                f"of the disk, or remove the files in {self._directory.blocks}.",
                 path=str(self._directory.root),
             ) from error
 
@@ -149,14 +149,16 @@ class Quota:
         self._open = True
         return self._index.transact(transaction)
 
-    def _settle(self, work: Callable[[CacheTransaction], None]) -> None:
-        with suppress(IndexFull):  # the part file is gone, so the next sweep settles the claim in the same way
+    def _change_if_possible(self, work: Callable[[CacheTransaction], None]) -> None:
+        with suppress(
+            IndexFull
+        ):  # the part file was removed, so the next sweep releases the reservation in the same way
             self._change(work)
 
     def _make_room(self, shelf: CacheTransaction, claim: Reservation) -> bool:
         if self._missing(shelf.books, claim) <= 0:
             return True
-        shelf.settle_dead_writers()
+        shelf.release_dead_writers()
         while shelf.books.quarantined and self._missing(shelf.books, claim) > 0:
             shelf.drop_oldest_quarantined()
         missing = self._missing(shelf.books, claim)
@@ -165,7 +167,7 @@ class Quota:
         return self._missing(shelf.books, claim) <= 0
 
     def _evict(self, shelf: CacheTransaction, missing: int, keep: str) -> None:
-        """Remove data sets nobody uses, oldest first, if that makes up for the `missing` bytes."""
+        """Remove unused data sets, oldest first, if they hold at least the `missing` bytes."""
         with ExitStack() as locks:
             unused = []
             for use in sorted(shelf.books.datasets.values(), key=lambda use: use.created_at):
@@ -180,8 +182,8 @@ class Quota:
                     missing -= shelf.evict(use.dataset)
 
     def _missing(self, books: CacheUsage, claim: Reservation) -> int:
-        """Bytes that must go before `claim` fits; 0 or less if it does."""
+        """Bytes to free before `claim` fits; 0 or less if it fits."""
         over_quota = books.used_bytes + charge(claim.bytes) - self._quota_bytes
-        # Changing the index takes some of the disk as well, if only for a moment.
+        # A change of the index needs disk space too, for the length of the transaction.
         free = shutil.disk_usage(self._directory.root).free - books.claimed_bytes - INDEX_BYTES
         return max(over_quota, self._min_free_bytes - (free - charge(claim.bytes)))

@@ -1,4 +1,4 @@
-"""The files of a cache and their accounts, changed together within one transaction of the index."""
+"""Changes of the cache's files and their accounts, together within one transaction of the index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forebay.cache.block_file import BadBlock, read_header
 from forebay.cache.disk.accounts import CacheUsage, Reservation
 from forebay.cache.disk.directory import CacheDirectory
 from forebay.cache.disk.index import DamagedRow, IndexTable
-from forebay.cache.disk.index_rows import read_books, read_entry, read_key
+from forebay.cache.disk.index_rows import read_entry, read_key, read_usage
 from forebay.storage.file_lock import try_lock
 
 _BOOKS = "books"
@@ -22,13 +22,13 @@ _KEPT_QUARANTINED = 8
 
 
 class CacheTransaction:
-    """`books` and the files they speak of, for the length of one transaction."""
+    """Accounts (`books`) and the files they describe, during one transaction."""
 
     def __init__(self, rows: IndexTable, directory: CacheDirectory) -> None:
         self._rows = rows
         self._directory = directory
         kept = rows.get(_BOOKS)
-        self.books = CacheUsage() if kept is None else read_books(kept)
+        self.books = CacheUsage() if kept is None else read_usage(kept)
         if kept is None:
             self.reconcile()
 
@@ -36,7 +36,7 @@ class CacheTransaction:
         self._rows.set(_BOOKS, asdict(self.books))
 
     def record(self, claim: Reservation) -> None:
-        """The block is in its place: account for the file that is there."""
+        """Record the file of a block that is in its place."""
         try:
             size = self._directory.block(claim.key).stat().st_size
         except FileNotFoundError:  # cleared or quarantined meanwhile
@@ -47,7 +47,7 @@ class CacheTransaction:
         self.books = self.books.add(found, time.time())
 
     def evict(self, dataset: str) -> int:
-        """Remove the blocks of `dataset`; the bytes of them."""
+        """Remove the blocks of `dataset`. Returns their bytes."""
         for key in self._keys():
             if read_entry(self._rows.get(_BLOCK + key)).dataset == dataset:
                 self._directory.block(key).unlink(missing_ok=True)
@@ -57,7 +57,7 @@ class CacheTransaction:
         return freed
 
     def quarantine(self, key: str, inode: int) -> bool:
-        """Move the block aside, unless its file is no longer the one with `inode`."""
+        """Move the block to quarantine. False if its file is no longer the one with `inode`."""
         path = self._directory.block(key)
         try:
             found = path.lstat()
@@ -66,7 +66,7 @@ class CacheTransaction:
         if found.st_ino != inode:
             return False
         name = f"{time.time_ns():020d}-{key}"
-        self._forget(key)  # first: if the index is found to be damaged here, all of this is done again
+        self._forget(key)  # first: if this finds the index damaged, the whole transaction is repeated
         path.rename(self._directory.quarantine / name)
         self.books = self.books.with_quarantined({**self.books.quarantined, name: found.st_size})
         while len(self.books.quarantined) > _KEPT_QUARANTINED:
@@ -75,15 +75,15 @@ class CacheTransaction:
 
     def drop_oldest_quarantined(self) -> int:
         name = min(self.books.quarantined)
-        with suppress(IsADirectoryError):  # which somebody has put in a block's place
+        with suppress(IsADirectoryError):  # a folder in the place of a block
             (self._directory.quarantine / name).unlink(missing_ok=True)
         rest = {other: size for other, size in self.books.quarantined.items() if other != name}
         freed = self.books.quarantined[name]
         self.books = self.books.with_quarantined(rest)
         return freed
 
-    def settle_dead_writers(self) -> None:
-        """Take back what writers claimed who died, and remove what they left half-written."""
+    def release_dead_writers(self) -> None:
+        """Release the reservations of dead writers, and remove their unfinished files."""
         for name in {*self._directory.parts(), *self.books.claims}:
             part = self._directory.temp / name
             try:
@@ -96,18 +96,18 @@ class CacheTransaction:
                 pass
             if claim := self.books.claims.get(name):
                 self.books = self.books.release(name)
-                # It may have died after the rename: then the block is whole, and only its entry is missing.
+                # The writer may have died after the rename: then the block is complete, and only its row is missing.
                 self.record(claim)
 
-    def catch_up(self) -> None:
-        """Take account of what happened while nobody had the cache open."""
-        self.settle_dead_writers()
-        # The index is not synced to the disk: what it said before a power cut need not be what it says now.
+    def check_on_open(self) -> None:
+        """Correct the accounts for changes while no process had the cache open."""
+        self.release_dead_writers()
+        # The index is not synced to the disk: a power cut may have undone its last changes.
         if self._rows.get(_BOOT) != _boot() or self.num_files() != self.books.num_blocks:
             self.reconcile()
 
     def reconcile(self) -> None:
-        """Make the accounts say what the directory holds, whatever they said before."""
+        """Rebuild the accounts from the directory."""
         self._rows.set(_BOOT, _boot())
         claims = dict(self.books.claims)
         for name, size in self._directory.parts().items():
@@ -124,7 +124,7 @@ class CacheTransaction:
         for key in known:
             self._rows.delete(_BLOCK + key)
         self.books = self.books.add_hits({dataset: use.hits for dataset, use in earlier.items()})
-        self.settle_dead_writers()
+        self.release_dead_writers()
 
     def num_files(self) -> int:
         return len(self._directory.block_keys())
@@ -147,7 +147,7 @@ class CacheTransaction:
         self._rows.delete(_BLOCK + key)
 
     def _keys(self) -> list[str]:
-        """Of all blocks that have a row."""
+        """Keys of all blocks that have a row."""
         return [read_key(name[len(_BLOCK) :]) for name in list(self._rows.names()) if name.startswith(_BLOCK)]
 
     def _dataset_of(self, key: str) -> str:
@@ -158,5 +158,5 @@ class CacheTransaction:
 
 
 def _boot() -> str:
-    """Another one after each start of the machine; empty where there is none to be had."""
+    """Id of the machine's current boot; empty where the system has none."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""

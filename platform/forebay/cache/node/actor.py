@@ -22,9 +22,9 @@ from forebay.transform.block import Block
 
 
 class NodeCache:
-    """The actor: answers for one directory of the node it is pinned to. Its entries outlive it, on disk.
+    """Actor that serves one directory of the node it is pinned to. The blocks on disk outlive it.
 
-    Errors meant for the user are returned, not raised: so they arrive as themselves, whatever Ray wraps around others.
+    Errors for the user are returned, not raised, so that they arrive without Ray's wrapper.
     """
 
     def __init__(self) -> None:
@@ -34,18 +34,18 @@ class NodeCache:
         self._exporting = ExitStack()
 
     async def configure(self, spec: CacheSpec) -> ForebayError | None:
-        """Open the directory, or take over new bounds for it; the error if it cannot be used."""
+        """Open the directory, or apply new bounds to it. Returns the error if it cannot be used."""
         try:
             if self._service is None:
                 self._open(spec)
             else:
-                self._service.adopt(spec)
+                self._service.apply_spec(spec)
         except ForebayError as error:
             return error
         return None
 
     async def register(self, dataset_id: str, payload: bytes, spec: CacheSpec) -> ForebayError | None:
-        """Make a data set known; the error if that cannot be done."""
+        """Register a data set. Returns the error if that fails."""
         if problem := await self.configure(spec):
             return problem
         assert self._service
@@ -56,32 +56,32 @@ class NodeCache:
         return None
 
     async def fetch(self, dataset_id: str, index: int, with_arrays: bool) -> Reply:
-        """Have block `index` made and stored; one that does not fit is sent along, if `with_arrays`."""
+        """Build and store block `index`. With `with_arrays`, a block that does not fit is part of the reply."""
         future = self._service.request(dataset_id, index) if self._service else None
         if future is None:
             return "unknown"
-        reply = (await asyncio.wrap_future(future)).take()
+        reply = (await asyncio.wrap_future(future)).next_reply()
         if isinstance(reply, InMemoryBlock) and not with_arrays:
             return StoredBlock(sums=reply.sums)
         return reply
 
-    async def summary(self) -> BloomFilter:
-        """Which blocks are on this node's disk, for another node."""
-        return await asyncio.wrap_future(self._door.summary()) if self._door else BloomFilter.of(())
+    async def bloom_filter(self) -> BloomFilter:
+        """Bloom filter of the blocks on this node's disk, for another node."""
+        return await asyncio.wrap_future(self._door.bloom_filter()) if self._door else BloomFilter.of(())
 
-    async def hand_out(self, key: str) -> Any:
-        """For another node: a reference to (rows, arrays) of the block `key`; None if it is not on this node's disk."""
+    async def send_block(self, key: str) -> Any:
+        """Put (rows, arrays) of the block `key` for another node; None if it is not on this node's disk."""
         return await asyncio.wrap_future(self._door.block(key)) if self._door else None
 
     async def facts(self) -> dict[str, Any]:
-        """Where it runs and what it holds."""
+        """Process, node, directory and bytes of this cache."""
         cache = self._service.cache if self._service else None
         return {
             "pid": os.getpid(),
             "node_id": self._node_id,
             "path": str(cache.path) if cache else None,
             "used_bytes": cache.used_bytes if cache else 0,
-            "loose_bytes": self._service.loose_bytes.now if self._service else 0,
+            "inflight_bytes": self._service.inflight_bytes.current if self._service else 0,
         }
 
     def _open(self, spec: CacheSpec) -> None:
@@ -93,6 +93,6 @@ class NodeCache:
 
 
 def _put(block: Block) -> Any:
-    # Copied here, in the thread that looked it up: what an actor's method returns is copied by the one thread that
-    # runs all of its methods.
+    # Copied here, in the thread that looked it up: Ray copies the return value of a method in the one thread that runs
+    # all methods of the actor.
     return ray.put((block.rows, dict(block.arrays)))

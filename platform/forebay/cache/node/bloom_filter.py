@@ -1,4 +1,4 @@
-"""Which blocks a node holds, in two bytes per block: what nodes tell each other."""
+"""Bloom filter of the blocks that a node holds, two bytes per block; nodes exchange it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _NUM_PROBES = 4
 
 @dataclass(frozen=True, slots=True)
 class BloomFilter:
-    """A bitmap of the block keys it was made `of`; `key in summary` is True for all of them, and for 1 in 400 others.
+    """Bloom filter over block keys: `key in bloom_filter` is True for all of its keys, and for 1 in 400 others.
 
-    A Bloom filter, as web caches exchange them (Summary Cache, Fan et al., SIGCOMM 1998): a wrong yes costs one
-    question in vain. Keys are hashes already, so a bit's place is a piece of the key.
+    Web caches exchange the same filter (Summary Cache, Fan et al., SIGCOMM 1998). A false positive costs one request in
+    vain. Keys are hashes already, so a piece of the key is the position of a bit.
     """
 
     bits: bytes
 
     @classmethod
     def of(cls, keys: Collection[str]) -> BloomFilter:
-        """The summary of `keys`, each 40 hex digits. Equal for equal keys, in any order."""
+        """Build the filter of `keys`, each 40 hex digits. Equal for equal keys in any order."""
         bits = np.zeros(_BITS_PER_BLOCK * len(keys), np.bool_)
         if keys:
             words = np.frombuffer(bytes.fromhex("".join(keys)), ">u4").reshape(len(keys), -1)

@@ -1,7 +1,6 @@
-"""The cache of a node as a Ray actor: one per node and directory, shared by all jobs, found by name.
+"""Cache of a node as a Ray actor: one per node and directory, shared by all jobs, found by name.
 
-The others of the cache that know Ray: `peer_line`, by which such actors ask each other, and `ray_metrics`. Which block
-comes from where: docs/explanation/cache.md. Checked with Ray 2.60.
+Lookup order of a block: docs/explanation/cache.md. Checked with Ray 2.60.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ _REVIVE_S = 60.0
 _REVIVE_WAIT_S = 0.2
 _PING_S = 5.0
 _SILENT_S = 120.0
-"""An actor answers at once that it is there, however busy its data workers are: silent for so long, it is stuck."""
+"""An actor answers a ping at once, however busy its data workers are. Without an answer for so long it is stuck."""
 
 Actor: TypeAlias = Any
 
 
 class NodeCacheClient:
-    """The way to the cache actor of one node, which is created if it is not there (any more)."""
+    """Client of the cache actor of one node. Creates the actor if there is none."""
 
     def __init__(self, spec: CacheSpec, node_id: str, *, is_here: bool) -> None:
         self.spec = spec
@@ -51,25 +50,25 @@ class NodeCacheClient:
         self._actor = self._find_or_create()
 
     def disk(self) -> DiskCache:
-        """The directory in this process, which must be on the node. Raises `CacheUnusable`."""
+        """Open the directory in this process, which must be on the node. Raises `CacheUnusable`."""
         if self._disk is None:
             self._disk = self.spec.open()
         return self._disk
 
     def source(self, dataset: Dataset, tally: Counters) -> BlockSource:
-        """Blocks by way of the node. From another node they come without arrays: they are only made and stored."""
+        """Blocks of `dataset`, served by the node. Another node only builds and stores them: no arrays come back."""
         return NodeSource(self, dataset, tally)
 
     def facts(self) -> dict[str, Any]:
-        """`pid`, `node_id`, `path` and `used_bytes` of the actor; `loose_bytes`: of blocks in its memory now."""
+        """`pid`, `node_id`, `path` and `used_bytes` of the actor; `inflight_bytes`: blocks in its memory now."""
         found: dict[str, Any] = self.call(threading.Event(), "facts")
         return found
 
     def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
-        """What the actor answers; it may die meanwhile, then the next one is asked.
+        """Call the actor and return its answer. If the actor dies meanwhile, calls its successor.
 
-        Raises `CacheUnusable` if it keeps dying, has stopped answering, or its node has left the cluster, and
-        `Cancelled` soon after `cancelled` is set.
+        Raises `CacheUnusable` if the actor keeps dying for 60 s, has not answered for 120 s, or its node has left the
+        cluster, and `Cancelled` soon after `cancelled` is set.
         """
         give_up = time.monotonic() + _REVIVE_S
         while True:
@@ -78,33 +77,33 @@ class NodeCacheClient:
                 return self._wait(getattr(self._actor, method).remote(*arguments), cancelled)
             except ActorUnschedulableError as error:
                 raise CacheUnusable(
-                    f"the cache actor {self.name} cannot be had: node {self.node_id} has left the cluster. "
-                    "Start again what was asked of it, on the nodes that are there now.",
+                    f"the cache actor {self.name} cannot start: node {self.node_id} has left the cluster. "
+                    "Repeat the request on the nodes that are in the cluster now.",
                     actor=self.name,
                 ) from error
             except (RayActorError, ObjectLostError) as error:
                 if time.monotonic() > give_up:
                     raise CacheUnusable(
-                        f"the cache actor {self.name} kept dying for {_REVIVE_S:.0f} s ({error}). Look into its log "
-                        "for the reason (out of memory?), or set cache=None to train without a cache.",
+                        f"the cache actor {self.name} kept dying for {_REVIVE_S:.0f} s ({error}). Read the reason in "
+                        "its log (out of memory?), or set cache=None to train without a cache.",
                         actor=self.name,
                     ) from error
             cancelled.wait(_REVIVE_WAIT_S)
-            # The name of an actor that is just dying can be neither found nor taken: the next attempt will.
+            # The name of a dying actor can be neither found nor taken: the next attempt succeeds.
             with suppress(ValueError):
                 self._actor = self._find_or_create()
 
     def _wait(self, reply: Any, cancelled: threading.Event) -> Any:
-        pulse = _Pulse(self._actor)
-        # In steps, since a blocking get could not be ended by close().
+        heartbeat = _Heartbeat(self._actor)
+        # In steps, because close() cannot end a blocking get.
         while not ray.wait([reply], timeout=_POLL_S)[0]:
             if cancelled.is_set():
                 raise Cancelled("the request to the node's cache was cancelled")
             _check_connected(self.name)
-            if pulse.silent_s() > _SILENT_S:
+            if heartbeat.silent_s() > _SILENT_S:
                 raise CacheUnusable(
                     f"the cache actor {self.name} has not answered for {_SILENT_S:.0f} s. Its process on node "
-                    f"{self.node_id} is stopped, or its interpreter is held. End it, and it is made again.",
+                    f"{self.node_id} is stopped, or its interpreter is blocked. End it: the next call starts it.",
                     actor=self.name,
                 )
         return ray.get(reply)
@@ -128,16 +127,16 @@ class NodeCacheClient:
 
 def _check_connected(name: str) -> None:
     if not ray.is_initialized():
-        # Ray would start a cluster of its own for whoever still asks: a thread whose read was stuck, say.
+        # Ray would start a new cluster for a late call, for example from a thread with a stuck read.
         raise CacheUnusable(
-            f"the cache actor {name} cannot be asked: this process has left its Ray cluster. Call ray.init() first, "
+            f"the cache actor {name} cannot be reached: this process has left its Ray cluster. Call ray.init() first, "
             "and close loaders before ray.shutdown().",
             actor=name,
         )
 
 
 def attach(spec: CacheSpec) -> NodeCacheClient:
-    """The cache of this node, as a provider of blocks; Ray must be initialised.
+    """Connect to the cache of this node, as a provider of blocks. Ray must be initialised.
 
     Raises `CacheUnusable` if the directory cannot be used here.
     """
@@ -148,9 +147,9 @@ def attach(spec: CacheSpec) -> NodeCacheClient:
 
 
 def attach_all(spec: CacheSpec) -> dict[str, NodeCacheClient]:
-    """The caches of all living nodes, by the first 12 digits of the node's id.
+    """Connect to the caches of all living nodes: the first 12 digits of the node id -> client.
 
-    Raises `CacheUnusable` if the directory cannot be used on one of them.
+    Raises `CacheUnusable` if one of the nodes cannot use the directory.
     """
     here = ray.get_runtime_context().get_node_id()
     nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
@@ -166,8 +165,8 @@ def _configure(client: NodeCacheClient) -> None:
         raise problem
 
 
-class _Pulse:
-    """Asks an actor now and then whether it is there."""
+class _Heartbeat:
+    """Pings an actor every 5 s."""
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
@@ -175,7 +174,7 @@ class _Pulse:
         self._since = time.monotonic()
 
     def silent_s(self) -> float:
-        """Seconds for which it has owed an answer."""
+        """Seconds since the unanswered ping, else 0."""
         now = time.monotonic()
         if self._ping is not None and ray.wait([self._ping], timeout=0)[0]:
             self._ping, self._since = None, now

@@ -1,4 +1,4 @@
-"""How much memory blocks take that are on their way out of this process."""
+"""Memory of blocks on their way out of this process."""
 
 from __future__ import annotations
 
@@ -10,42 +10,39 @@ from forebay.transform.block import Block
 
 
 class InFlightBytes:
-    """Counts the bytes of blocks for as long as one of their arrays is alive. Safe for threads."""
+    """Counts the bytes of blocks until their arrays are freed. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._closed = False
-        self.now = 0
-        """Bytes that are alive."""
-        self.most = 0
-        """The most there ever were."""
+        self.current = 0
+        """Bytes in memory now."""
+        self.peak = 0
+        """Largest value of `current`."""
 
     def count(self, block: Block) -> None:
-        """From now until its arrays are gone, `block` counts."""
-        nbytes = block.nbytes  # before the lock: what it runs may collect garbage, and call `_gone` in between
+        """Count `block` until its arrays are freed."""
+        nbytes = block.nbytes  # before the lock: it may trigger a garbage collection that calls `_subtract`
         with self._changed:
-            self.now += nbytes
-            self.most = max(self.most, self.now)
+            self.current += nbytes
+            self.peak = max(self.peak, self.current)
         for array in block.arrays.values():
-            weakref.finalize(array, self._gone, array.nbytes).atexit = False
+            weakref.finalize(array, self._subtract, array.nbytes).atexit = False
 
-    def wait(self, most_bytes: int, deadline_s: float) -> None:
-        """Until no more than `most_bytes` are alive, or `deadline_s` is over.
-
-        Raises `Cancelled` once closed.
-        """
+    def wait_below(self, most_bytes: int, deadline_s: float) -> None:
+        """Wait at most `deadline_s` until no more than `most_bytes` are in memory. Raises `Cancelled` once closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self.now <= most_bytes, deadline_s)
+            self._changed.wait_for(lambda: self._closed or self.current <= most_bytes, deadline_s)
             if self._closed:
-                raise Cancelled("the data workers were told to end")
+                raise Cancelled("the data workers were closed")
 
     def close(self) -> None:
-        """End the waiting."""
+        """End all waits with `Cancelled`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def _gone(self, nbytes: int) -> None:
+    def _subtract(self, nbytes: int) -> None:
         with self._changed:
-            self.now -= nbytes
+            self.current -= nbytes
             self._changed.notify_all()

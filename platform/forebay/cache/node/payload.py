@@ -1,4 +1,4 @@
-"""A manifest and a transform on their way to a process that may not be able to import the user's code."""
+"""Pickled data set for a process that may be unable to import the user's code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forebay.transform.dataset import Dataset
 
 
 def pack(dataset: Dataset) -> bytes:
-    """Installed code travels as names, the user's own files as what they hold."""
+    """Pickle installed code by name and the user's own files by value."""
     if dataset.transform.fn is None:
         return bytes(cloudpickle.dumps(dataset))
     with own_code_by_value():
@@ -18,12 +18,12 @@ def pack(dataset: Dataset) -> bytes:
 
 
 def unpack(payload: bytes) -> Dataset:
-    """What `pack` was given. Raises `TransformFailed` where this process lacks a package that the transform needs."""
+    """Unpickle the data set. Raises `TransformFailed` if this process lacks a package that the transform needs."""
     try:
         dataset: Dataset = cloudpickle.loads(payload)
     except (ImportError, AttributeError) as error:
         raise TransformFailed(
-            f"The transform cannot be loaded by the cache of the node: {error}. Install there what it imports, or end "
+            f"The transform cannot be loaded by the cache of the node: {error}. Install its imports there, or end "
             "the cache's actor if the package was installed after it started."
         ) from error
     return dataset

@@ -1,4 +1,4 @@
-"""Who holds what among the nodes, as far as one of them knows: whom to ask, and whom to leave alone."""
+"""Bloom filters and failures of the other nodes, as one node knows them: which peer to ask next."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from forebay.cache.node.bloom_filter import BloomFilter
 
 _FRESH_S = 2.0
 _FRESH_PER_PEER_S = 0.02
-"""With so many nodes that asking all of them takes long, they are asked less often."""
-_FIRST_REST_S = 30.0
-_LONGEST_REST_S = 600.0
+"""With many nodes a round takes long, so rounds are less frequent."""
+_FIRST_SKIP_S = 30.0
+_LONGEST_SKIP_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peer:
-    summary: BloomFilter | None = None
+    bloom_filter: BloomFilter | None = None
     failures: int = 0
-    rests_until: float = 0.0
+    skipped_until: float = 0.0
 
 
 class PeerDirectory:
-    """The summaries of the other nodes, pulled from each of them; there is no node that knows all.
+    """Bloom filters of the other nodes, pulled from each of them; no central node collects them.
 
-    What is in it may be wrong: a block may have been evicted since, or a summary may say yes in error. Times are
-    seconds of any clock that only goes forward. Not safe for threads.
+    An entry may be wrong: the block may have been evicted since, or the filter gives a false positive. Times are
+    seconds of any monotonic clock. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -33,46 +33,46 @@ class PeerDirectory:
         self._fresh_until: float | None = None
 
     @property
-    def is_new(self) -> bool:
-        """Whether the peers have never been asked."""
-        return self._fresh_until is None
+    def has_refreshed(self) -> bool:
+        """Whether a round of requests has ended."""
+        return self._fresh_until is not None
 
     def is_stale(self, now: float) -> bool:
-        """Whether it is time to ask the peers again."""
+        """Whether the next round of requests is due."""
         return self._fresh_until is None or now >= self._fresh_until
 
-    def meet(self, names: Collection[str], now: float) -> list[str]:
-        """These are the peers now, others are forgotten; those to be asked for their summaries."""
+    def set_peers(self, names: Collection[str], now: float) -> list[str]:
+        """Set the current peers and drop all others. Returns the peers to ask for their Bloom filters."""
         self._peers = {name: self._peers.get(name, _Peer()) for name in names}
-        return sorted(name for name, peer in self._peers.items() if now >= peer.rests_until)
+        return sorted(name for name, peer in self._peers.items() if now >= peer.skipped_until)
 
-    def learn(self, name: str, summary: BloomFilter) -> None:
-        """What `name` has said that it holds."""
-        self._peers[name] = replace(self._peers.get(name, _Peer()), summary=summary)
+    def set_filter(self, name: str, bloom_filter: BloomFilter) -> None:
+        """Record the Bloom filter of `name`."""
+        self._peers[name] = replace(self._peers.get(name, _Peer()), bloom_filter=bloom_filter)
 
-    def refreshed(self, now: float) -> None:
-        """All have been asked: go by what they said for a while."""
+    def end_round(self, now: float) -> None:
+        """End a round of requests: the filters count as fresh for a while."""
         self._fresh_until = now + max(_FRESH_S, _FRESH_PER_PEER_S * len(self._peers))
 
-    def answered(self, name: str) -> None:
-        """`name` has answered for a block, so its earlier failures are forgiven."""
+    def record_success(self, name: str) -> None:
+        """Reset the failures of `name` after an answer about a block."""
         self._peers[name] = replace(self._peers.get(name, _Peer()), failures=0)
 
-    def failed(self, name: str, now: float) -> None:
-        """`name` did not answer, or answered nonsense: leave it alone, for twice as long each time in a row."""
+    def record_failure(self, name: str, now: float) -> None:
+        """Skip `name` after a missing or invalid answer, for twice as long after each further failure."""
         peer = self._peers.get(name, _Peer())
-        # Several threads may have been waiting for it: that is one failure.
-        if now >= peer.rests_until:
-            rest_s = min(_FIRST_REST_S * 2**peer.failures, _LONGEST_REST_S)
-            self._peers[name] = _Peer(failures=peer.failures + 1, rests_until=now + rest_s)
+        # Several threads may have waited for the same answer: that is one failure.
+        if now >= peer.skipped_until:
+            skip_s = min(_FIRST_SKIP_S * 2**peer.failures, _LONGEST_SKIP_S)
+            self._peers[name] = _Peer(failures=peer.failures + 1, skipped_until=now + skip_s)
 
     def holders(self, key: str, now: float) -> list[str]:
-        """Who says that it holds the block `key`. Another one comes first for another key: all are asked as often."""
+        """Peers whose filters contain the block `key`. The first one varies with the key, to spread the load."""
         holders = sorted(
             name
             for name, peer in self._peers.items()
-            if peer.summary and now >= peer.rests_until and key in peer.summary
+            if peer.bloom_filter and now >= peer.skipped_until and key in peer.bloom_filter
         )
-        # The last digits of a key play no part in summaries, so the choice does not depend on who says yes in error.
+        # The last digits of a key are not used by the filters, so false positives do not bias the choice.
         first = int(key[-8:], 16) % max(len(holders), 1)
         return holders[first:] + holders[:first]

@@ -1,4 +1,4 @@
-"""Where a block may be found before its source is read: with another node that holds it."""
+"""Lookup of blocks on other nodes, before the source is read."""
 
 from __future__ import annotations
 
@@ -18,98 +18,98 @@ _MOST_ASKED = 2
 
 
 class PeerSilent(ForebayError):
-    """A peer that is dead, slow or broken. Never reaches the user: the block is made from its source."""
+    """A peer that is dead, slow or broken. Internal: the source is read instead."""
 
 
 class PeerTransport(Protocol):
-    """The line to the caches of the other nodes."""
+    """Transport of requests to the caches of the other nodes."""
 
-    def names(self) -> Collection[str]:
-        """The caches there are, without the own one. Raises `PeerSilent` if that cannot be told."""
+    def peer_names(self) -> Collection[str]:
+        """Names of all other caches. Raises `PeerSilent` if they cannot be listed."""
         ...
 
-    def summaries(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
-        """What each holds, without those that do not answer within `deadline_s`."""
+    def bloom_filters(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
+        """Bloom filters by name, without peers that do not answer within `deadline_s`."""
         ...
 
-    def block(self, name: str, key: str, deadline_s: float) -> Block | None:
-        """The block from `name`, None if it is not there (any more) or too much is asked of it at once.
+    def fetch_block(self, name: str, key: str, deadline_s: float) -> Block | None:
+        """Get the block from `name`. None if it is not on its disk, or if the peer is busy.
 
-        Raises `PeerSilent` if there is no answer within `deadline_s`.
+        Raises `PeerSilent` without an answer within `deadline_s`.
         """
         ...
 
 
 class PeerLookup:
-    """`Peers` over a line; safe for threads. Nobody is asked while nothing is missed."""
+    """`Peers` over a transport. Thread-safe. Sends no requests while no block is missing."""
 
-    def __init__(self, line: PeerTransport, *, deadline_s: float = _DEADLINE_S) -> None:
-        self._line = line
+    def __init__(self, transport: PeerTransport, *, deadline_s: float = _DEADLINE_S) -> None:
+        self._transport = transport
         self._deadline_s = deadline_s
         self._directory = PeerDirectory()
-        self._knowing = threading.Lock()
+        self._guard = threading.Lock()
         self._refreshing = threading.Lock()
 
     def find(self, key: str, rows: int) -> Block | None:
-        """The block from a peer that says it holds it, or None."""
+        """Get the block from a peer whose Bloom filter contains it, or None."""
         self._refresh()
-        with self._knowing:
+        with self._guard:
             holders = self._directory.holders(key, time.monotonic())
         for name in holders[:_MOST_ASKED]:
-            block, is_silent = self._ask(name, key, rows)
-            # Not there any more takes no time to say, so another one is asked; silence has taken long enough.
+            block, is_silent = self._request(name, key, rows)
+            # "Not here" is a fast answer, so another peer is asked. A silent peer has taken long enough.
             if block or is_silent:
                 return block
         return None
 
-    def _ask(self, name: str, key: str, rows: int) -> tuple[Block | None, bool]:
-        """The block, and whether `name` failed to answer."""
+    def _request(self, name: str, key: str, rows: int) -> tuple[Block | None, bool]:
+        """Request the block. Returns it, and whether `name` failed to answer."""
         try:
-            block = self._line.block(name, key, self._deadline_s)
+            block = self._transport.fetch_block(name, key, self._deadline_s)
             if block and not _has_rows(block, rows):
-                raise PeerSilent(f"{name} gave block {key} with other than {rows} rows.")
+                raise PeerSilent(f"{name} sent block {key} with other than {rows} rows.")
         except PeerSilent:
-            with self._knowing:
-                self._directory.failed(name, time.monotonic())
+            with self._guard:
+                self._directory.record_failure(name, time.monotonic())
             return None, True
-        with self._knowing:
-            self._directory.answered(name)
+        with self._guard:
+            self._directory.record_success(name)
         return block, False
 
     def _refresh(self) -> None:
-        with self._knowing:
-            is_new, is_stale = self._directory.is_new, self._directory.is_stale(time.monotonic())
+        with self._guard:
+            has_refreshed, is_stale = self._directory.has_refreshed, self._directory.is_stale(time.monotonic())
         if not is_stale:
             return
-        # While one thread asks around, the others wait for what it learns, which takes a moment. If some peer is slow,
-        # they rather go by what is known, unless that is nothing at all.
-        if not self._refreshing.acquire(timeout=2 * self._deadline_s if is_new else _MOMENT_S):
+        # One thread runs the round; the others wait 2 s for its result. If some peer is slow, they use the filters of
+        # the last round. The first round has none, so they wait longer.
+        if not self._refreshing.acquire(timeout=_MOMENT_S if has_refreshed else 2 * self._deadline_s):
             return
         try:
-            self._ask_around()
+            self._pull_filters()
         finally:
             self._refreshing.release()
 
-    def _ask_around(self) -> None:
+    def _pull_filters(self) -> None:
         now = time.monotonic()
-        with self._knowing:
+        with self._guard:
             if not self._directory.is_stale(now):
                 return
         try:
-            names = self._line.names()
+            names = self._transport.peer_names()
         except PeerSilent:
             names = ()
-        with self._knowing:
-            asked = self._directory.meet(names, now)
-        answers = self._line.summaries(asked, self._deadline_s) if asked else {}
+        with self._guard:
+            asked = self._directory.set_peers(names, now)
+        answers = self._transport.bloom_filters(asked, self._deadline_s) if asked else {}
         now = time.monotonic()
-        with self._knowing:
+        with self._guard:
             for name in asked:
                 if name in answers:
-                    self._directory.learn(name, answers[name])
+                    self._directory.set_filter(name, answers[name])
                 else:
-                    self._directory.failed(name, now)
-            self._directory.refreshed(now)
+                    self._directory.record_failure(name, now)
+            self._directory.end_round(now)
 
 
 def _has_rows(block: Block, rows: int) -> bool:

@@ -1,4 +1,4 @@
-"""The caches of the other nodes over Ray: found by name, asked as actors, blocks through the object store.
+"""Transport between the caches of the nodes over Ray: named actors, and blocks through the object store.
 
 Checked with Ray 2.60.
 """
@@ -19,12 +19,13 @@ from forebay.transform.block import Block
 Actor: TypeAlias = Any
 
 NODE_DIGITS = 12
-"""So much of a node's id is part of its cache's name, right after the prefix."""
+"""Number of digits of the node id in its cache's name, right after the prefix."""
 
 
 class RayPeerTransport:
-    """A `PeerLine` for the cache of `node_id`, to be used outside of an event loop. Other caches of the same node are
-    no peers: they were given another directory on purpose.
+    """A `PeerLine` for the cache of `node_id`, for use outside of an event loop.
+
+    Other caches of the same node are not peers: their separate directories are on purpose.
     """
 
     def __init__(self, *, namespace: str, prefix: str, node_id: str) -> None:
@@ -33,8 +34,8 @@ class RayPeerTransport:
         self._here = node_id[:NODE_DIGITS]
         self._actors: dict[str, Actor] = {}
 
-    def names(self) -> list[str]:
-        """The caches of all other living nodes. Raises `PeerSilent`."""
+    def peer_names(self) -> list[str]:
+        """Names of the caches of all other living nodes. Raises `PeerSilent`."""
         try:
             found = ray.util.list_named_actors(all_namespaces=True)
             # The actor of a dead node may keep its name for a while.
@@ -43,16 +44,16 @@ class RayPeerTransport:
             raise PeerSilent(f"the caches of the cluster cannot be listed: {error}") from error
         known = [actor["name"] for actor in found if actor["namespace"] == self._namespace]
         names = [name for name in known if name.startswith(self._prefix) and self._node_of(name) in others]
-        for gone in self._actors.keys() - set(names):
-            self._actors.pop(gone, None)
+        for stale in self._actors.keys() - set(names):
+            self._actors.pop(stale, None)
         return names
 
-    def summaries(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
-        """What each holds, without those that do not answer in time."""
+    def bloom_filters(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
+        """Bloom filters by name, without peers that do not answer within `deadline_s`."""
         asked = {}
         for name in names:
             try:
-                asked[self._actor(name).summary.remote()] = name
+                asked[self._actor(name).bloom_filter.remote()] = name
             except (RayError, ValueError):
                 self._actors.pop(name, None)
         if not asked:
@@ -66,22 +67,22 @@ class RayPeerTransport:
                 self._actors.pop(asked[reply], None)
         return answers
 
-    def block(self, name: str, key: str, deadline_s: float) -> Block | None:
-        """The block from `name`, or None if it is not there. Raises `PeerSilent`."""
+    def fetch_block(self, name: str, key: str, deadline_s: float) -> Block | None:
+        """Get the block from `name`, or None if it is not on its disk. Raises `PeerSilent`."""
         give_up = time.monotonic() + deadline_s
         try:
-            reply = ray.get(self._actor(name).hand_out.remote(key), timeout=deadline_s)
+            reply = ray.get(self._actor(name).send_block.remote(key), timeout=deadline_s)
             if reply is None:
                 return None
             rows, arrays = ray.get(reply, timeout=max(give_up - time.monotonic(), 0.001))
         except (RayError, ValueError) as error:
             self._actors.pop(name, None)
-            raise PeerSilent(f"{name} did not hand out block {key}: {error}") from error
+            raise PeerSilent(f"{name} did not send block {key}: {error}") from error
         return Block(rows, arrays)
 
     def _actor(self, name: str) -> Actor:
-        """Raises `ValueError` if there is none of that name."""
-        actor = self._actors.get(name)  # another thread may take it out at any time
+        """Actor by name. Raises `ValueError` if there is none."""
+        actor = self._actors.get(name)  # another thread may remove it at any time
         if actor is None:
             actor = self._actors[name] = ray.get_actor(name, namespace=self._namespace)
         return actor

@@ -1,4 +1,4 @@
-"""What the cache of a node does for the processes that ask it, whatever carries their questions."""
+"""Cache of a node for the processes that request blocks, independent of the transport."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from forebay.cache.block_builder import BlockBuilder, BuildOptions, Peers
-from forebay.cache.cpu_share import CpuShare, keep_off_trainer
+from forebay.cache.cpu_share import CpuShare, lower_thread_priority
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.node.inflight_bytes import InFlightBytes
 from forebay.cache.node.payload import unpack
@@ -23,20 +23,20 @@ from forebay.transform.block import BlockArray
 from forebay.transform.dataset import Dataset
 
 _MOST_DATASETS = 64
-_MOST_LOOSE_BYTES = 512 << 20
-_LOOSE_WAIT_S = 30.0
+_MOST_INFLIGHT_BYTES = 512 << 20
+_INFLIGHT_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBlock:
-    """The block is in the cache, under its key. `sums`: what was counted for it, to be counted by who asked."""
+    """Reply: the block is in the cache, under its key. `sums` are the counters for the requester's tally."""
 
     sums: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InMemoryBlock:
-    """The block did not fit, so here it is."""
+    """Reply: the block did not fit, so its arrays are part of the reply."""
 
     sums: Mapping[str, float]
     rows: int
@@ -45,7 +45,7 @@ class InMemoryBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildFailed:
-    """The block cannot be made; `trace` is where that happened."""
+    """Reply: the block cannot be built; `trace` is the traceback in the actor."""
 
     error: ForebayError
     trace: str
@@ -53,21 +53,21 @@ class BuildFailed:
 
 
 Reply: TypeAlias = StoredBlock | InMemoryBlock | BuildFailed | Literal["unknown"]
-"""`unknown`: the data set must be registered first."""
+"""Reply to a request; `unknown` means that the data set must be registered first."""
 
 
 class NodeService:
-    """Makes blocks for all jobs of a node with one set of data workers; each block once, however many ask.
+    """Builds blocks for all jobs of a node with one set of data workers; simultaneous requests share one build.
 
-    A block is taken from the node's disk, else from one of `peers` that holds it, else made from its source; then it is
-    stored. What does not fit leaves as `InMemoryBlock`. While 512 MiB of such blocks are not released, no other is made
-    (for 30 s at most: the caller may have died), so their memory is bounded however many processes ask.
+    A block comes from the node's disk, else from one of `peers`, else from its source; then it is stored. A block that
+    does not fit leaves as `InMemoryBlock`. While 512 MiB of such blocks are in memory, no other block is built, for at
+    most 30 s: the requester may have died. So their memory is bounded for any number of requesters.
     """
 
     def __init__(self, spec: CacheSpec, peers: Peers | None = None) -> None:
         self._spec = spec
         self._peers = peers
-        self.loose_bytes = InFlightBytes()
+        self.inflight_bytes = InFlightBytes()
         self.tally = Counters()
         self.cache = spec.open()
         self._registered: dict[str, Dataset] = {}
@@ -75,11 +75,11 @@ class NodeService:
         self._footers = FooterCache()
         self._cores = CpuShare(spec.data_workers.num_cores())
         self._workers: SingleFlightPool[tuple[str, int], _Outcome] = SingleFlightPool(
-            self._make, num_threads=spec.num_reads, on_start=keep_off_trainer
+            self._make, num_threads=spec.num_reads, on_start=lower_thread_priority
         )
 
-    def adopt(self, spec: CacheSpec) -> None:
-        """Keep within the bounds of `spec` from now on: those of the newest job count."""
+    def apply_spec(self, spec: CacheSpec) -> None:
+        """Apply the bounds of `spec` from now on: those of the newest job count."""
         if spec != self._spec:
             self.cache = spec.open()
             self._cores.resize(spec.data_workers.num_cores())
@@ -87,40 +87,40 @@ class NodeService:
             self._spec = spec
 
     def register(self, dataset_id: str, payload: bytes) -> None:
-        """Make `dataset_id` known. Raises `TransformFailed` if its code cannot be loaded here."""
+        """Register `dataset_id`. Raises `TransformFailed` if its code cannot be loaded here."""
         self._registered.pop(dataset_id, None)
         self._registered[dataset_id] = unpack(payload)
         while len(self._registered) > _MOST_DATASETS:
             del self._registered[next(iter(self._registered))]
 
     def request(self, dataset_id: str, index: int) -> Future[_Outcome] | None:
-        """The outcome of making block `index`, or None if the data set is not known (any more)."""
+        """Request the build of block `index`. Returns None if the data set is not registered."""
         if dataset_id not in self._registered:
             return None
         return self._workers.submit((dataset_id, index))
 
     def measured(self) -> dict[str, float]:
-        """The gauges of `forebay.metrics.GAUGES`."""
+        """Values of the gauges in `forebay.metrics.GAUGES`."""
         cache = self.cache
         return {"cache_used_bytes": cache.used_bytes, "cache_quota_bytes": cache.quota_bytes}
 
     def close(self, timeout_s: float) -> None:
         """Stop the data workers."""
         self._cores.close()
-        self.loose_bytes.close()
+        self.inflight_bytes.close()
         self._workers.close(timeout_s)
 
     def _make(self, task: tuple[str, int]) -> _Outcome:
         dataset_id, index = task
-        self._cores.line_up()
+        self._cores.take_ticket()
         found = self._maker(dataset_id)
         if found is None:
             return _Outcome("unknown")
         maker, tally = found
         before = tally.as_dict()
         try:
-            self.loose_bytes.wait(_MOST_LOOSE_BYTES, _LOOSE_WAIT_S)
-            block, origin = maker.make(index)
+            self.inflight_bytes.wait_below(_MOST_INFLIGHT_BYTES, _INFLIGHT_WAIT_S)
+            block, origin = maker.build(index)
         except ForebayError as error:
             trace = "".join(traceback.format_exception(error))
             return _Outcome(BuildFailed(error=error, trace=trace, sums=tally.since(before)))
@@ -128,12 +128,12 @@ class NodeService:
             self.tally.merge(tally.since(before))
         sums = tally.since(before)
         if origin == "bypass":
-            self.loose_bytes.count(block)
+            self.inflight_bytes.count(block)
             return _Outcome(InMemoryBlock(sums=sums, rows=block.rows, arrays=dict(block.arrays)), block.nbytes)
         return _Outcome(StoredBlock(sums=sums), block.nbytes)
 
     def _maker(self, dataset_id: str) -> tuple[BlockBuilder, Counters] | None:
-        """This thread's own, so that what it counts between two moments belongs to one block."""
+        """Builder and tally of this thread: counts between two moments then belong to one block."""
         mine: dict[str, tuple[BlockBuilder, Counters, DiskCache]] = self._makers.__dict__
         known = mine.get(dataset_id)
         if known is None or known[2] is not self.cache:
@@ -151,16 +151,16 @@ class NodeService:
 
 
 class _Outcome:
-    """One reply for all who asked for one block: the first is told what it cost, the others had it for nothing."""
+    """Reply to simultaneous requests for one block: the first gets the counters of the build, the others a hit."""
 
     def __init__(self, reply: Reply, nbytes: int = 0) -> None:
         self._reply = reply
         self._nbytes = nbytes
-        self._told = threading.Lock()
+        self._is_counted = threading.Lock()
 
-    def take(self) -> Reply:
-        """The reply for one of those who asked."""
-        if isinstance(self._reply, str) or self._told.acquire(blocking=False):
+    def next_reply(self) -> Reply:
+        """Return the reply for one of the requesters."""
+        if isinstance(self._reply, str) or self._is_counted.acquire(blocking=False):
             return self._reply
         name, size = ("hits", "hit_bytes") if isinstance(self._reply, StoredBlock) else ("bypasses", "bypass_bytes")
         return replace(self._reply, sums={} if isinstance(self._reply, BuildFailed) else {name: 1, size: self._nbytes})

@@ -1,4 +1,4 @@
-"""Blocks by way of a node's cache actor; knows what is asked and answered, and not what carries it."""
+"""Blocks through the cache actor of a node: requests and replies, independent of the transport."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
 
 _OPEN_REQUESTS = 8
-"""Enough to keep the data workers of a node busy, few enough to bound what lies in the object store."""
+"""Enough to keep the data workers of a node busy, few enough to bound the bytes in the object store."""
 _MOST_TRIES = 3
 _MOST_DEATHS = 5
-"""A new actor knows no data set: so often may one have to be told about it before a block that was asked for comes."""
+"""Limit of actors that die during one request: each new actor needs the data set registered again."""
 
 
 class NodeTransport(Protocol):
-    """The line to the actor of one node."""
+    """Transport of requests to the cache actor of one node."""
 
     spec: CacheSpec
     is_here: bool
 
     def disk(self) -> DiskCache:
-        """The directory in this process: one object, so that a block is verified once. Raises `CacheUnusable`."""
+        """Open the directory in this process, once, so that a block is verified once. Raises `CacheUnusable`."""
         ...
 
     def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
-        """What the actor answers to `method`. Raises `Cancelled` soon after `cancelled` is set."""
+        """Call `method` of the actor and return its answer. Raises `Cancelled` soon after `cancelled` is set."""
         ...
 
 
 class NodeSource:
-    """A `BlockSource`: a block is on this node's disk, or the actor is asked to make it.
+    """`BlockSource` that maps blocks from this node's disk, and requests missing ones from the actor.
 
-    Blocks of another node come without arrays: they are only made and stored there.
+    Blocks of another node come without arrays: they are only built and stored there.
     """
 
-    def __init__(self, line: NodeTransport, dataset: Dataset, tally: Counters) -> None:
-        self._line = line
+    def __init__(self, transport: NodeTransport, dataset: Dataset, tally: Counters) -> None:
+        self._transport = transport
         self._dataset = dataset
         self._tally = tally
         self._names = BlockNames(dataset)
@@ -55,17 +55,17 @@ class NodeSource:
         access = dataset.manifest.access
         digest = access.digest if isinstance(access, Access) else ""
         self._id = f"{self._names.id}-{digest}"
-        self._cache = line.disk() if line.is_here else None
-        self._lease = self._cache.hold(self._names.dataset) if self._cache else None
+        self._cache = transport.disk() if transport.is_here else None
+        self._lease = self._cache.lease(self._names.dataset) if self._cache else None
         self._cancelled = threading.Event()
         self._registering = threading.Lock()
         self._num_registered = 0
         self._workers: SingleFlightPool[int, Block] = SingleFlightPool(
-            self._fetch, num_threads=_OPEN_REQUESTS, at_hand=self._peek
+            self._fetch, num_threads=_OPEN_REQUESTS, peek=self._peek
         )
 
     def request(self, index: int) -> Future[Block]:
-        """Ask for block `index`; the future raises what making it raises. `LoaderClosed` after `close`."""
+        """Request block `index`. The future raises the errors of building it. Raises `LoaderClosed` after `close`."""
         return self._workers.submit(index)
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -83,7 +83,7 @@ class NodeSource:
         if self._cache and (block := self._cache.get(key, self._tally)):
             return block
         for _ in range(_MOST_TRIES):
-            reply = self._ask(index)
+            reply = self._request_build(index)
             self._tally.merge(reply.sums)
             if isinstance(reply, BuildFailed):
                 raise reply.error from _InActor(reply.trace)
@@ -91,19 +91,19 @@ class NodeSource:
                 return Block(reply.rows, reply.arrays)
             if self._cache is None:
                 return Block(self._dataset.manifest[index].rows, {})
-            # None if it was damaged, evicted or cleared since: then it is made again.
+            # None if it was damaged, evicted or cleared meanwhile: then it is built again.
             if block := self._cache.load(key, self._tally):
                 return block
         raise CacheUnusable(
-            f"block {key} was stored in {self._line.spec.directory} {_MOST_TRIES} times, and cannot be read there. "
-            "Does this process see the same disk as the cache's actor, or is it in another container?",
+            f"block {key} was stored in {self._transport.spec.directory} {_MOST_TRIES} times but cannot be read there. "
+            "Check that this process sees the same disk as the cache's actor, not that of another container.",
             key=key,
         )
 
-    def _ask(self, index: int) -> StoredBlock | InMemoryBlock | BuildFailed:
+    def _request_build(self, index: int) -> StoredBlock | InMemoryBlock | BuildFailed:
         for _ in range(1 + _MOST_DEATHS):
             seen = self._num_registered
-            reply: Reply = self._line.call(self._cancelled, "fetch", self._id, index, self._line.is_here)
+            reply: Reply = self._transport.call(self._cancelled, "fetch", self._id, index, self._transport.is_here)
             if reply != "unknown":
                 return reply
             with self._registering:
@@ -112,22 +112,22 @@ class NodeSource:
                     self._num_registered += 1
         row_group = self._dataset.manifest[index]
         raise CacheUnusable(
-            f"the cache actor for {self._line.spec.directory} died {_MOST_DEATHS} times while row group "
-            f"{row_group.index} of {row_group.uri} was asked for. If making this block is what ends its process (out "
-            "of memory, a crash in native code), its log says so; set cache=None to see it happen in the trainer.",
+            f"the cache actor for {self._transport.spec.directory} died {_MOST_DEATHS} times while row group "
+            f"{row_group.index} of {row_group.uri} was requested. Look in its log whether building this block ends "
+            "its process (out of memory, native crash), or set cache=None to reproduce it in the trainer.",
             uri=row_group.uri,
             row_group=row_group.index,
         )
 
     def _register(self) -> None:
         payload = pack(self._dataset)
-        problem = self._line.call(self._cancelled, "register", self._id, payload, self._line.spec)
+        problem = self._transport.call(self._cancelled, "register", self._id, payload, self._transport.spec)
         if problem:
             raise problem
 
 
 class _InActor(Exception):
-    """Where in the actor an error was raised; the cause of the error that is raised here."""
+    """Traceback in the actor, as the cause of the error that is raised here."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"

@@ -230,7 +230,7 @@ def test_what_one_node_holds_is_read_from_there_by_those_without_room(
         else:
             assert second["hits"] > 0 and second["stores"] == 0
     deadline = time.monotonic() + 60
-    while any(call(seat, "facts")["loose_bytes"] for seat in nodes):
+    while any(call(seat, "facts")["inflight_bytes"] for seat in nodes):
         assert time.monotonic() < deadline, "not all was let go of"
         time.sleep(0.05)
 

@@ -278,7 +278,7 @@ def test_a_full_disk_is_told_to_those_who_ask_by_hand(
 
     monkeypatch.setattr(Index, "transact", index_full)
     for ask in (cache.clear, cache.verify, cache.datasets, lambda: cache.used_bytes):
-        with pytest.raises(CacheUnusable, match="its disk is full.* remove what is in .*blocks"):
+        with pytest.raises(CacheUnusable, match="its disk is full.* remove the files in .*blocks"):
             ask()
 
 
@@ -335,7 +335,7 @@ def test_unused_data_sets_make_room_oldest_first(tmp_path: Path, block_of: Block
 def test_data_sets_in_use_stay(tmp_path: Path, block_of: BlockOf, key_of: KeyOf) -> None:
     cache = DiskCache(tmp_path / "c", quota_bytes=1 * MIB, min_free_bytes=0)
     stored = fill(cache, block_of, key_of, "old", 9)
-    lease = cache.hold("old")
+    lease = cache.lease("old")
     assert lease
     assert fill(cache, block_of, key_of, "now", 4) == 0
     assert [(use.dataset, use.blocks) for use in cache.datasets()] == [("old", stored)]

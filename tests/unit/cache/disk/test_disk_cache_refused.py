@@ -65,7 +65,7 @@ def test_a_lease_that_cannot_be_listed_holds_nothing(
     cache.put(key_of(1), "data", block_of())
     before = len(list(Path("/proc/self/fd").iterdir()))
     with no_descriptors(but=1), pytest.raises(CacheUnusable):
-        cache.hold("data")
+        cache.lease("data")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     lock = try_lock(CacheDirectory(cache.path).use_lock("data"))
     assert lock, "the lock of the lease is still held"

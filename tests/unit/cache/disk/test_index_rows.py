@@ -13,7 +13,7 @@ import pytest
 from forebay.cache.disk.accounts import CacheUsage, Reservation
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.disk.index import DamagedRow, Index
-from forebay.cache.disk.index_rows import read_books, read_entry, read_key
+from forebay.cache.disk.index_rows import read_entry, read_key, read_usage
 from forebay.transform.block import Block
 
 KEY = "ab" * 20
@@ -29,7 +29,7 @@ def kept() -> Any:
 
 
 def test_what_was_written_is_read() -> None:
-    assert asdict(read_books(kept())) == kept()
+    assert asdict(read_usage(kept())) == kept()
     assert read_entry({"dataset": "clicks", "bytes": 7}).bytes == 7
     assert read_key(KEY) == KEY
 
@@ -61,15 +61,15 @@ def nowhere(facts: Any, *path: str, value: Any) -> Any:
         (("quarantined", QUARANTINED), 1 << 70),
     ],
 )
-def test_accounts_that_make_no_sense(path: tuple[str, ...], value: object) -> None:
-    with pytest.raises(DamagedRow, match="the accounts make no sense"):
-        read_books(nowhere(kept(), *path, value=value))
+def test_accounts_that_are_invalid(path: tuple[str, ...], value: object) -> None:
+    with pytest.raises(DamagedRow, match="the accounts are invalid"):
+        read_usage(nowhere(kept(), *path, value=value))
 
 
 @pytest.mark.parametrize("found", [None, 5, [], {}, {"datasets": {}}])
 def test_no_accounts_at_all(found: object) -> None:
     with pytest.raises(DamagedRow):
-        read_books(found)
+        read_usage(found)
 
 
 @pytest.mark.parametrize("found", [None, 5, {}, {"dataset": 1, "bytes": 1}, {"dataset": "a", "bytes": -1}])
@@ -80,7 +80,7 @@ def test_block_rows_that_make_no_sense(found: object) -> None:
 
 @pytest.mark.parametrize("name", ["", "../x", KEY.upper(), KEY + "0", KEY + "\n"])
 def test_names_that_are_no_keys(name: str) -> None:
-    with pytest.raises(DamagedRow, match="is no block key"):
+    with pytest.raises(DamagedRow, match="is not a block key"):
         read_key(name)
 
 

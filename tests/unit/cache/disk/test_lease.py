@@ -33,7 +33,7 @@ from forebay.cache.disk.disk_cache import DiskCache
 lease._WRITE_EVERY_S = 0.0
 cache = DiskCache(sys.argv[1], quota_bytes=16 << 20, min_free_bytes=0)
 with lease.named_user("holder"):
-    kept = cache.hold("d")
+    kept = cache.lease("d")
 for _ in range(int(sys.argv[3])):
     assert cache.get(sys.argv[2])
 print("holding", flush=True)
@@ -71,7 +71,7 @@ def holder(python: Start, filled: DiskCache, key_of: KeyOf) -> Callable[[int], s
 def test_a_user_is_listed_until_the_release(filled: DiskCache, key_of: KeyOf) -> None:
     before = time.time()
     with named_user("ctr"):
-        lease = filled.hold("d")
+        lease = filled.lease("d")
     assert lease
     (user,) = filled.users()
     assert (user.dataset, user.name, user.pid, user.host) == ("d", "ctr", os.getpid(), os.uname().nodename)
@@ -86,14 +86,14 @@ def test_a_user_is_listed_until_the_release(filled: DiskCache, key_of: KeyOf) ->
 def test_without_a_name_it_is_the_program(filled: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     for program, name in (("/home/me/train.py", "train.py"), ("-c", "python"), ("", "python")):
         monkeypatch.setattr(sys, "argv", [program])
-        lease = filled.hold("d")
+        lease = filled.lease("d")
         assert lease
         assert [user.name for user in filled.users()] == [name]
         lease.release()
 
 
 def test_hits_are_counted_per_data_set(filled: DiskCache, key_of: KeyOf) -> None:
-    first, second = filled.hold("d"), filled.hold("e")
+    first, second = filled.lease("d"), filled.lease("e")
     assert first and second
     for name in ("d", "d", "e"):
         filled.get(key_of(name))
@@ -145,7 +145,7 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 def test_a_forked_child_cannot_release_what_its_parent_holds(filled: DiskCache, key_of: KeyOf) -> None:
-    lease = filled.hold("d")
+    lease = filled.lease("d")
     assert lease
     filled.get(key_of("d"))
 
@@ -153,7 +153,7 @@ def test_a_forked_child_cannot_release_what_its_parent_holds(filled: DiskCache, 
         assert not lease.is_held
         assert filled.get(key_of("d"))
         lease.release()
-        own = filled.hold("d")
+        own = filled.lease("d")
         assert own and filled.get(key_of("d"))
         own.release()
 
@@ -187,7 +187,7 @@ def test_only_so_many_are_listed_and_the_quota_covers_them(
     tmp_path: Path, disk_bytes: Callable[[Path], int], block_of: BlockOf, key_of: KeyOf
 ) -> None:
     cache = DiskCache(tmp_path / "c", quota_bytes=1 << 20, min_free_bytes=0)
-    leases = [cache.hold("d") for _ in range(MOST_USERS + 5)]
+    leases = [cache.lease("d") for _ in range(MOST_USERS + 5)]
     assert all(leases)
     assert len(cache.users()) == MOST_USERS
     while cache.put(key_of(len(cache.keys())), "d", block_of(len(cache.keys()), 500)):
@@ -201,7 +201,7 @@ def test_only_so_many_are_listed_and_the_quota_covers_them(
 
 def test_released_leases_do_not_pile_up(filled: DiskCache, key_of: KeyOf) -> None:
     for _ in range(50):
-        lease = filled.hold("d")
+        lease = filled.lease("d")
         assert lease and filled.get(key_of("d"))
         lease.release()
         assert len(list((filled.path / "users").iterdir())) <= 8
@@ -212,12 +212,12 @@ def test_hits_wait_while_the_disk_is_full(filled: DiskCache, key_of: KeyOf, monk
     def index_full(self: object, work: object) -> None:
         raise IndexFull
 
-    lease = filled.hold("d")
+    lease = filled.lease("d")
     assert lease and filled.get(key_of("d"))
     lease.release()
     with monkeypatch.context() as patch:
         patch.setattr(Index, "transact", index_full)
-        filled._ledger.settle_leases()
+        filled._ledger.collect_ended_leases()
     assert hits(filled)["d"] == 1
 
 
@@ -228,7 +228,7 @@ def test_no_file_for_the_name_is_no_reason_to_fail(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(lease_module, "_write_note", full)
-    lease = filled.hold("d")
+    lease = filled.lease("d")
     assert lease and filled.get(key_of("d"))
     assert try_lock(filled._directory.use_lock("d")) is None
     lease.release()
@@ -237,7 +237,7 @@ def test_no_file_for_the_name_is_no_reason_to_fail(
 
 def test_a_quota_below_the_index_lists_nobody(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path / "c", quota_bytes=1000, min_free_bytes=0)
-    lease = cache.hold("d")
+    lease = cache.lease("d")
     assert lease and cache.users() == []
     lease.release()
 
@@ -246,7 +246,7 @@ def test_a_directory_that_is_gone_is_said(filled: DiskCache) -> None:
     for path in sorted(filled.path.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(CacheUnusable, match=str(filled.path)):
-        filled.hold("d")
+        filled.lease("d")
 
 
 GOOD = {"dataset": "d", "name": "x", "pid": 1, "host": "h", "since": 1.0, "hits": 5}
@@ -302,7 +302,7 @@ def test_a_file_that_cannot_be_removed_is_no_reason_to_fail(filled: DiskCache, m
     def refuse(self: Path, missing_ok: bool = False) -> None:
         raise OSError(30, "Read-only file system")
 
-    lease = filled.hold("d")
+    lease = filled.lease("d")
     assert lease
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)

@@ -56,7 +56,7 @@ def test_nobody_else_can_read_or_write_anything(tmp_path: Path, block_of: BlockO
 
 
 def closing_lease(cache: DiskCache) -> closing[object]:
-    lease = cache.hold("data")
+    lease = cache.lease("data")
     lease.close = lease.release  # type: ignore[union-attr]
     return closing(lease)
 
@@ -74,7 +74,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> 
     elsewhere.mkdir(mode=0o755)
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / name).symlink_to(elsewhere)
-    with pytest.raises(CacheUnusable, match=f"{name}: leads somewhere else"):
+    with pytest.raises(CacheUnusable, match=f"{name}: is a link or a file"):
         opened(tmp_path / "cache")
     assert list(elsewhere.iterdir()) == []
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
@@ -83,7 +83,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> 
 def test_a_folder_of_the_cache_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "cache")
     (tmp_path / "cache" / "blocks").chmod(0o777)
-    with pytest.raises(CacheUnusable, match="blocks: can be written by everybody"):
+    with pytest.raises(CacheUnusable, match="blocks: is writable by all users"):
         opened(tmp_path / "cache")
 
 
@@ -100,7 +100,7 @@ def test_a_link_to_a_folder_that_everybody_can_write_is_refused(tmp_path: Path) 
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to("open")
-    with pytest.raises(CacheUnusable, match="can be written by everybody"):
+    with pytest.raises(CacheUnusable, match="is writable by all users"):
         opened(tmp_path / "link")
 
 
@@ -121,7 +121,7 @@ def test_where_everybody_can_replace_the_directory_it_is_refused(tmp_path: Path,
     (tmp_path / "link").symlink_to(folder)
     # The second time it exists.
     for _ in range(2):
-        with pytest.raises(CacheUnusable, match=r"everybody can replace what is in \S*open "):
+        with pytest.raises(CacheUnusable, match=r"all users can replace the entries of \S*open "):
             opened((tmp_path / "link" if by_link else folder) / below)
         (folder / below).mkdir(exist_ok=True)
     folder.chmod(0o1777)
@@ -138,7 +138,7 @@ def test_where_one_other_user_can_replace_the_directory_it_is_refused(tmp_path: 
     for path in (everyone / "theirs", everyone / "link"):
         os.chown(path, 4711, -1, follow_symlinks=False)
     for place in (everyone / "theirs", everyone / "link", tmp_path / "by-way-of"):
-        with pytest.raises(CacheUnusable, match=r"(theirs|link) belongs to user 4711, in a folder that everybody"):
+        with pytest.raises(CacheUnusable, match=r"(theirs|link) belongs to user 4711, in a folder that all users"):
             opened(place / "cache")
     assert list((tmp_path / "mine").iterdir()) == []
 
@@ -221,7 +221,7 @@ def test_a_lock_that_leads_elsewhere_is_refused(tmp_path: Path, key_of: KeyOf) -
         (cache.path / "locks" / f"use-{number:02x}").symlink_to(outside)
     (cache.path / "locks" / "index").symlink_to(outside)
     for use in (
-        lambda: cache.hold("data"),
+        lambda: cache.lease("data"),
         lambda: cache.single_flight(key_of(1), 1.0).__enter__(),
         lambda: opened(cache.path),
     ):

@@ -1,4 +1,4 @@
-"""How much memory loose blocks take, counted by what is alive."""
+"""How much memory counter blocks take, counted by what is alive."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ def block(nbytes: int) -> Block:
 
 
 def test_counts_for_as_long_as_an_array_is_alive() -> None:
-    loose = InFlightBytes()
+    counter = InFlightBytes()
     first, second = block(1000), block(600)
-    loose.count(first)
-    loose.count(second)
-    assert (loose.now, loose.most) == (1600, 1600)
+    counter.count(first)
+    counter.count(second)
+    assert (counter.current, counter.peak) == (1600, 1600)
     kept = first.arrays["a"]
     del first
-    assert loose.now == 500 + 600
+    assert counter.current == 500 + 600
     del second, kept
-    assert (loose.now, loose.most) == (0, 1600)
+    assert (counter.current, counter.peak) == (0, 1600)
 
 
 def test_waits_until_enough_is_let_go_of() -> None:
-    loose = InFlightBytes()
+    counter = InFlightBytes()
     held = [block(1000), block(1000)]
     for one in held:
-        loose.count(one)
+        counter.count(one)
     del one
     passed = threading.Event()
 
     def wait() -> None:
-        loose.wait(1000, 60)
+        counter.wait_below(1000, 60)
         passed.set()
 
     thread = threading.Thread(target=wait)
@@ -51,18 +51,18 @@ def test_waits_until_enough_is_let_go_of() -> None:
 
 
 def test_goes_on_after_the_deadline() -> None:
-    loose = InFlightBytes()
+    counter = InFlightBytes()
     held = block(1000)
-    loose.count(held)
+    counter.count(held)
     start = time.monotonic()
-    loose.wait(0, 0.05)
+    counter.wait_below(0, 0.05)
     assert time.monotonic() - start >= 0.05
 
 
 def test_close_ends_the_waiting() -> None:
-    loose = InFlightBytes()
+    counter = InFlightBytes()
     held = block(1000)
-    loose.count(held)
-    threading.Timer(0.05, loose.close).start()
+    counter.count(held)
+    threading.Timer(0.05, counter.close).start()
     with pytest.raises(Cancelled):
-        loose.wait(0, 60)
+        counter.wait_below(0, 60)

@@ -57,5 +57,5 @@ def test_functions_of_own_files_travel_with_their_code(
 def test_missing_package_is_told(memory_manifest: Callable[..., Manifest], job_file: ModuleType) -> None:
     payload = cloudpickle.dumps(Dataset(memory_manifest([1]), Transform(fn=job_file.twice)))
     del sys.modules["my_job"]
-    with pytest.raises(TransformFailed, match=r"my_job.*Install there"):
+    with pytest.raises(TransformFailed, match=r"my_job.*Install its imports there"):
         unpack(payload)

@@ -22,28 +22,28 @@ KEYS = [key(number) for number in range(300)]
 def directory() -> PeerDirectory:
     """`a` and `b` hold all of KEYS, `c` none."""
     made = PeerDirectory()
-    assert made.meet(["b", "a", "c"], 100.0) == ["a", "b", "c"]
+    assert made.set_peers(["b", "a", "c"], 100.0) == ["a", "b", "c"]
     for name, held in {"a": KEYS, "b": KEYS, "c": []}.items():
-        made.learn(name, BloomFilter.of(held))
-    made.refreshed(100.0)
+        made.set_filter(name, BloomFilter.of(held))
+    made.end_round(100.0)
     return made
 
 
 def test_new_one_knows_nobody_and_is_stale() -> None:
     new = PeerDirectory()
-    assert new.is_new and new.is_stale(0.0) and new.holders(KEYS[0], 0.0) == []
+    assert not new.has_refreshed and new.is_stale(0.0) and new.holders(KEYS[0], 0.0) == []
 
 
 def test_asked_again_after_two_seconds(directory: PeerDirectory) -> None:
-    assert not directory.is_new
+    assert directory.has_refreshed
     assert not directory.is_stale(101.9)
     assert directory.is_stale(102.0)
 
 
 def test_many_peers_are_asked_less_often() -> None:
     directory = PeerDirectory()
-    directory.meet([str(number) for number in range(1000)], 0.0)
-    directory.refreshed(0.0)
+    directory.set_peers([str(number) for number in range(1000)], 0.0)
+    directory.end_round(0.0)
     assert not directory.is_stale(19.9) and directory.is_stale(20.0)
 
 
@@ -56,39 +56,39 @@ def test_holders_share_the_load_and_a_key_has_always_the_same(directory: PeerDir
 
 
 def test_failed_peer_rests_and_is_asked_again_later(directory: PeerDirectory) -> None:
-    directory.failed("a", 100.0)
+    directory.record_failure("a", 100.0)
     assert {name for one in KEYS for name in directory.holders(one, 101.0)} == {"b"}
-    assert directory.meet(["a", "b", "c"], 129.9) == ["b", "c"]
-    assert directory.meet(["a", "b", "c"], 130.0) == ["a", "b", "c"]
+    assert directory.set_peers(["a", "b", "c"], 129.9) == ["b", "c"]
+    assert directory.set_peers(["a", "b", "c"], 130.0) == ["a", "b", "c"]
     assert {name for one in KEYS for name in directory.holders(one, 130.0)} == {"b"}, (
         "what it said before it failed is forgotten"
     )
-    directory.learn("a", BloomFilter.of(KEYS))
+    directory.set_filter("a", BloomFilter.of(KEYS))
     assert {name for one in KEYS for name in directory.holders(one, 130.0)} == {"a", "b"}
 
 
 def test_rest_doubles_with_each_failure_in_a_row_up_to_ten_minutes(directory: PeerDirectory) -> None:
     now, rests = 0.0, []
     for _ in range(7):
-        directory.failed("a", now)
+        directory.record_failure("a", now)
         start = now
-        while "a" not in directory.meet(["a"], now):
+        while "a" not in directory.set_peers(["a"], now):
             now += 5.0
         rests.append(now - start)
     assert rests == [30, 60, 120, 240, 480, 600, 600]
-    directory.answered("a")
-    directory.failed("a", now)
-    assert directory.meet(["a"], now + 30) == ["a"]
+    directory.record_success("a")
+    directory.record_failure("a", now)
+    assert directory.set_peers(["a"], now + 30) == ["a"]
 
 
 def test_threads_that_waited_together_count_as_one_failure(directory: PeerDirectory) -> None:
     for later in range(4):
-        directory.failed("a", 100.0 + later)
-    assert directory.meet(["a"], 130.0) == ["a"]
+        directory.record_failure("a", 100.0 + later)
+    assert directory.set_peers(["a"], 130.0) == ["a"]
 
 
 def test_who_is_gone_is_forgotten(directory: PeerDirectory) -> None:
-    directory.meet(["b"], 102.0)
+    directory.set_peers(["b"], 102.0)
     assert {name for one in KEYS for name in directory.holders(one, 102.0)} == {"b"}
-    directory.meet([], 104.0)
+    directory.set_peers([], 104.0)
     assert directory.holders(KEYS[0], 104.0) == []

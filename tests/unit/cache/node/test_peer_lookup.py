@@ -41,17 +41,17 @@ class LookupLine:
     def add(self, name: str, cache: DiskCache) -> None:
         self.doors[name] = PeerServer(lambda: cache, lambda block: block)
 
-    def names(self) -> list[str]:
+    def peer_names(self) -> list[str]:
         self.asked.append(("all", "names"))
         if "all" in self.silent:
             raise PeerSilent("nobody knows")
         return list(self.doors)
 
-    def summaries(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
+    def bloom_filters(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
         self.asked += [(name, "summary") for name in names]
-        return {name: self.doors[name].summary().result(60) for name in names if name not in self.silent}
+        return {name: self.doors[name].bloom_filter().result(60) for name in names if name not in self.silent}
 
-    def block(self, name: str, key: str, deadline_s: float) -> Block | None:
+    def fetch_block(self, name: str, key: str, deadline_s: float) -> Block | None:
         self.asked.append((name, key))
         if name in self.silent:
             raise PeerSilent("too slow")
@@ -193,7 +193,7 @@ def test_threads_wait_for_the_first_round_and_a_moment_for_later_ones(
     peers: PeerLookup, line: LookupLine, disk: Callable[[str], DiskCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking, go = threading.Event(), threading.Event()
-    names, lock = line.names, NotedLock()
+    names, lock = line.peer_names, NotedLock()
     peers._refreshing = lock  # type: ignore[assignment]
 
     def slow_names() -> list[str]:
@@ -201,7 +201,7 @@ def test_threads_wait_for_the_first_round_and_a_moment_for_later_ones(
         assert go.wait(120)
         return names()
 
-    line.names = slow_names  # type: ignore[method-assign]
+    line.peer_names = slow_names  # type: ignore[method-assign]
     found: list[Block | None] = []
     threads = [threading.Thread(target=lambda key=key: found.append(peers.find(key, 5))) for key in KEYS[:4]]
     for thread in threads:
@@ -215,7 +215,7 @@ def test_threads_wait_for_the_first_round_and_a_moment_for_later_ones(
 
     go.clear()
     asking.clear()
-    peers._directory.refreshed(time.monotonic() - 6000)
+    peers._directory.end_round(time.monotonic() - 6000)
     assert disk("c").put(KEYS[39], "clicks", Block.of({"id": np.zeros(5)}))
     monkeypatch.setattr(peers_module, "_MOMENT_S", 600.0)
     threads = [threading.Thread(target=lambda: found.append(peers.find(KEYS[39], 5))) for _ in range(2)]
@@ -242,7 +242,7 @@ def manifest(parquet_folder: Callable[..., Path]) -> Manifest:
 def make_all(manifest: Manifest, cache: DiskCache | None, peers: PeerLookup | None) -> tuple[list[float], Counters]:
     tally = Counters()
     maker = BlockBuilder(Dataset(manifest, TRANSFORM), cache, tally=tally, conditions=BuildOptions(peers=peers))
-    blocks = [maker.make(index)[0] for index in range(len(manifest))]
+    blocks = [maker.build(index)[0] for index in range(len(manifest))]
     return np.concatenate([block.arrays["id"] for block in blocks]).ravel().tolist(), tally
 
 

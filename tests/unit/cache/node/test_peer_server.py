@@ -41,9 +41,9 @@ def test_hands_out_what_is_on_disk_and_nothing_else(door: PeerServer[Block]) -> 
 
 
 def test_tells_what_it_has_at_the_moment(door: PeerServer[Block], cache: DiskCache) -> None:
-    assert all(key in door.summary().result(60) for key in KEYS[:10])
+    assert all(key in door.bloom_filter().result(60) for key in KEYS[:10])
     cache.clear()
-    assert not any(key in door.summary().result(60) for key in KEYS)
+    assert not any(key in door.bloom_filter().result(60) for key in KEYS)
 
 
 @pytest.mark.parametrize("key", ["", "../../etc/passwd", "0" * 39, "0" * 40 + "\n", "A" * 40, "../blocks/" + KEYS[0]])

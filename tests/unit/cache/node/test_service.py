@@ -52,7 +52,7 @@ class ServiceLine:
         self.calls.append(method)
         if method == "register":
             dataset_id, payload, spec = arguments
-            self.service.adopt(spec)
+            self.service.apply_spec(spec)
             return self.service.register(dataset_id, payload)
         dataset_id, index, with_arrays = arguments
         future = self.service.request(dataset_id, index)
@@ -61,7 +61,7 @@ class ServiceLine:
         while not future.done():
             if cancelled.wait(0.01):
                 raise Cancelled("closed")
-        reply = future.result().take()
+        reply = future.result().next_reply()
         return StoredBlock(sums=reply.sums) if isinstance(reply, InMemoryBlock) and not with_arrays else reply
 
 
@@ -146,7 +146,7 @@ def test_first_asker_is_told_the_cost_and_the_others_a_hit(line: ServiceLine, ma
     line.service._registered[names] = Dataset(manifest, Transform(fn=wait, version="1"))
     futures = [line.service.request(names, 0) for _ in range(3)]
     go.set()
-    replies = [future.result(60).take() for future in futures if future]
+    replies = [future.result(60).next_reply() for future in futures if future]
     assert [reply.sums.get("stores", 0) for reply in replies if isinstance(reply, StoredBlock)] == [1, 0, 0]
     assert [reply.sums.get("hits", 0) for reply in replies if isinstance(reply, StoredBlock)] == [0, 1, 1]
     source.close()
@@ -184,7 +184,7 @@ def test_error_comes_with_its_place(line: ServiceLine, manifest: Manifest) -> No
 
 def test_block_that_is_stored_where_nobody_can_read_it(line: ServiceLine, manifest: Manifest, tmp_path: Path) -> None:
     line.spec = CacheSpec(path=str(tmp_path / "elsewhere"), quota_bytes=16 << 20, min_free_bytes=0)
-    line.service.adopt = lambda spec: None  # type: ignore[method-assign]
+    line.service.apply_spec = lambda spec: None  # type: ignore[method-assign]
     with (
         closing(NodeSource(line, Dataset(manifest, TRANSFORM), Counters())) as source,
         pytest.raises(CacheUnusable, match="same disk"),
@@ -218,7 +218,7 @@ def test_failures_cost_what_they_cost(line: ServiceLine, manifest: Manifest) -> 
     line.service._registered["d"] = Dataset(manifest, Transform(fn=boom, version="1"))
     future = line.service.request("d", 0)
     assert future
-    reply = future.result(60).take()
+    reply = future.result(60).next_reply()
     assert isinstance(reply, BuildFailed) and reply.sums["parquet_opens"] == 1
 
 
@@ -240,32 +240,32 @@ def test_memory_of_loose_blocks_is_bounded_however_many_ask(
     """What is made and not let go of yet never takes more than the bound and one block for each data worker."""
     manifest = scan(parquet_folder({"a.parquet": [1000] * 40}))
     block_bytes, num_reads = 8 * 1000, 2
-    monkeypatch.setattr(service_module, "_MOST_LOOSE_BYTES", 3 * block_bytes)
+    monkeypatch.setattr(service_module, "_MOST_INFLIGHT_BYTES", 3 * block_bytes)
     service = NodeService(replace(spec, quota_bytes=0, num_reads=num_reads))
     names = BlockNames(Dataset(manifest, TRANSFORM))
     service.register(names.id, pack(Dataset(manifest, TRANSFORM)))
     open_requests = deque(service.request(names.id, index) for index in range(40))
-    until(lambda: service.loose_bytes.now > 3 * block_bytes)
+    until(lambda: service.inflight_bytes.current > 3 * block_bytes)
     time.sleep(0.3)
     num_made = sum(future.done() for future in open_requests if future)
     assert num_made <= 3 + num_reads, "nobody has taken one, so no more are made"
     while open_requests:  # each reply is dropped as soon as it is taken, as the actor does
         future = open_requests.popleft()
-        assert future and isinstance(future.result(30).take(), InMemoryBlock)
+        assert future and isinstance(future.result(30).next_reply(), InMemoryBlock)
         del future
-    assert 3 * block_bytes < service.loose_bytes.most <= (3 + num_reads) * block_bytes
-    until(lambda: service.loose_bytes.now == 0)
+    assert 3 * block_bytes < service.inflight_bytes.peak <= (3 + num_reads) * block_bytes
+    until(lambda: service.inflight_bytes.current == 0)
     service.close(5.0)
 
 
 def test_close_ends_waiting_for_memory(spec: CacheSpec, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "_MOST_LOOSE_BYTES", 0)
+    monkeypatch.setattr(service_module, "_MOST_INFLIGHT_BYTES", 0)
     service = NodeService(replace(spec, quota_bytes=0, num_reads=1))
     names = BlockNames(Dataset(manifest, TRANSFORM))
     service.register(names.id, pack(Dataset(manifest, TRANSFORM)))
     futures = [service.request(names.id, index) for index in range(3)]
     assert futures[0]
-    kept = futures[0].result(60).take()
+    kept = futures[0].result(60).next_reply()
     start = time.monotonic()
     service.close(60.0)
     assert time.monotonic() - start < 20.0 and isinstance(kept, InMemoryBlock)
