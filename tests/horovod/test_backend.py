@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Callable
 
@@ -9,8 +10,8 @@ import ray
 from ray.actor import ActorHandle
 from tests.ray.driver.under_ray import title_of
 
-from forebay.driver.horovod.backend import WorkerPool
-from forebay.job.job import Resources
+from forebay.driver.elastic.pool import Message, WorkerPool
+from forebay.driver.horovod.backend import HorovodProcesses
 
 WAIT_S = 120.0
 
@@ -23,16 +24,17 @@ class Nobody:
 @pytest.mark.usefixtures("ray_session")
 def test_workers_that_ray_does_not_end_end_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray declares an actor dead before it ends the process, and has been seen to leave one alive."""
-    crew = WorkerPool("deaf", Nobody.remote(), b"", Resources(cpus=1.0))
+    bundle, inbox = {"CPU": 1.0, "GPU": 0.0}, queue.SimpleQueue[Message]()
+    pool = WorkerPool("deaf", bundle, inbox, HorovodProcesses(Nobody.remote(), b"", bundle, inbox))
     try:
-        crew.ask_for(2)
-        until(lambda: all(member.is_warm for member in crew.members.values()), crew)
+        pool.spawn(2)
+        until(lambda: all(worker.is_warm for worker in pool.workers.values()), pool)
         assert len(processes()) == 2
     finally:
         spared: list[ActorHandle] = []
         with monkeypatch.context() as ray_is_deaf:
             ray_is_deaf.setattr(ray, "kill", spared.append)
-            crew.close()
+            pool.close()
     assert len(spared) == 2
     deadline = time.monotonic() + WAIT_S
     while processes() and time.monotonic() < deadline:
@@ -40,10 +42,10 @@ def test_workers_that_ray_does_not_end_end_themselves(monkeypatch: pytest.Monkey
     assert processes() == []
 
 
-def until(is_so: Callable[[], bool], crew: WorkerPool) -> None:
+def until(is_so: Callable[[], bool], pool: WorkerPool) -> None:
     deadline = time.monotonic() + WAIT_S
     while not is_so() and time.monotonic() < deadline:
-        crew.hear(0.1)
+        pool.hear(0.1)
     assert is_so()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["starting", "training", "resizing", "stopping", "failed-over"]
+RunState = Literal["starting", "training", "resizing", "stopping", "failed-over"]
 """starting: no worker has trained yet. training: steps are made. resizing: the world is about to change.
 stopping: the run ends at its next checkpoint. failed-over: workers were lost and are being replaced."""
 
@@ -23,7 +23,7 @@ class RunStatus:
 
     name: str
     driver: str
-    state: State = "starting"
+    state: RunState = "starting"
     world_size: int = 0
     target: int
     min_workers: int

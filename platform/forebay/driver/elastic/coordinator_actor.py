@@ -19,7 +19,7 @@ from forebay.runs.status import RunStatus
 
 @contextmanager
 def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
-    """The coordinator of `run` for the length of the block. Raises `InvalidOption` where the run is under way."""
+    """The coordinator of `run` for the length of the block. Raises `UnderWay` where the run is under way."""
     node = ray.get_runtime_context().get_node_id()
     placed = ray.remote(Coordinator).options(
         name=f"{RUN_PREFIX}{run.name}",
@@ -28,7 +28,7 @@ def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     )
     try:
-        coordinator = placed.remote(_status(run, driver, node))
+        coordinator = placed.remote(_status(run, driver, node), run.job.max_failures)
     except ValueError as error:
         raise UnderWay(
             f"a run named {run.name!r} is under way on this cluster. Wait for its end, or give this one another name.",

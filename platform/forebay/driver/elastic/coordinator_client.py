@@ -1,4 +1,4 @@
-"""How a worker process on Ray speaks with the coordinator of its run."""
+"""A worker's side of the coordinator of its run."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from forebay.events import Commands, Event
 class CoordinatorReporter:
     """A `Reporter` whose events are sent off without waiting. Ends this process when the coordinator is gone.
 
-    Orders seldom change, and no commit should wait for hearing so: the coordinator rings a bell when they do. One per
-    attempt: what was asked of a former one is not known to it.
+    Commands seldom change, and no commit should wait for that answer: a pending call to the coordinator returns when
+    they do. One reporter per attempt: it does not know what was asked in an earlier one.
     """
 
     def __init__(self, coordinator: ActorHandle) -> None:
         self._coordinator = coordinator
         self._last_number: Any = None
         self._known: Commands | None = None
-        self._bell: Future[None] | None = None
+        self._change: Future[None] | None = None
 
     def report(self, event: Event) -> None:
         self._last_number = self._coordinator.report.remote(event)
 
     def orders(self) -> Commands:
-        if self._known is None or self._has_rung:
-            return self._hear(_answer(self._coordinator.orders.remote()))
+        if self._known is None or self._has_changed:
+            return self._hear(_answer(self._coordinator.commands.remote()))
         self._coordinator.committed.remote()
         return self._known
 
     def settled_orders(self) -> Commands:
         # Calls of one caller may overtake each other, so that this one says which events it comes after.
         number = 0 if self._last_number is None else _answer(self._last_number)
-        return self._hear(_answer(self._coordinator.settled_orders.remote(number)))
+        return self._hear(_answer(self._coordinator.settled_commands.remote(number)))
 
     @property
-    def _has_rung(self) -> bool:
-        """Whether orders have changed, or the coordinator cannot be reached: then asking it tells."""
-        return self._bell is None or self._bell.done()
+    def _has_changed(self) -> bool:
+        """Whether the commands have changed, or the coordinator cannot be reached, which the next call finds out."""
+        return self._change is None or self._change.done()
 
-    def _hear(self, orders: Commands) -> Commands:
-        if orders != self._known or self._has_rung:
-            self._known = orders
-            self._bell = self._coordinator.changed.remote(orders).future()
-        return orders
+    def _hear(self, commands: Commands) -> Commands:
+        if commands != self._known or self._has_changed:
+            self._known = commands
+            self._change = self._coordinator.changed.remote(commands).future()
+        return commands
 
 
 def _answer(reply: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Who shall be in a run's world: decided from who is there, without asking or starting anybody."""
+"""Scaling policy: which workers form the next world. Pure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 SETTLE_S = 3.0
-"""How long a worker that was asked for counts as on its way: by then a cluster that has room has found it."""
-WARM_S = 120.0
-"""How long the others wait for one that the cluster has room for."""
+"""A requested worker counts as coming for this long: by then a cluster that has room has found it."""
+WARM_S = 60.0
+"""A placed worker counts as coming for this long; a process that takes longer to start joins by a later resize."""
 
-State = Literal["asked", "placed", "warm"]
-"""Ray was asked for it; a node has room for it, and starts it; it has imported and opened all it needs."""
+WorkerState = Literal["requested", "placed", "warm"]
+"""Ray was asked for it; a node has room for it and starts its process; it has imported and opened all it needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolWorker:
-    """A worker process of the run, or one to come. `asked_at` is in seconds of the clock that `PoolView.now` is of.
+    """A worker process of the run, or a requested one. `since` is when its state began, on the clock of `PoolView.now`.
 
-    A veteran has trained in this run; one that is leaving is on a node that is about to be taken away.
+    A veteran has trained in this run. A leaving worker is on a node that is about to be taken away.
     """
 
     name: str
-    asked_at: float
-    state: State = "asked"
+    since: float
+    state: WorkerState = "requested"
     node: str = ""
     is_veteran: bool = False
     is_leaving: bool = False
@@ -36,55 +36,77 @@ class PoolWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """How things stand. `crew`: veterans first, by rank; `world`: who trains now, by rank, empty between two worlds."""
+    """The workers of a run at one moment. `world` names those that train, by rank; it is empty between two worlds.
 
-    crew: Sequence[PoolWorker]
+    `workers` lists veterans first, by rank. `is_urgent`: a node of the world goes before a successor could be warm.
+    """
+
+    workers: Sequence[PoolWorker]
     world: Sequence[str] = ()
     target: int
     min_workers: int
+    is_urgent: bool = False
     now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do: workers to ask for, workers to end, and the world to train in next, by rank; empty for none yet."""
+    """Number of workers to spawn, names of workers to end, and the next world by rank; empty for no change yet."""
 
-    ask_for: int = 0
+    spawn: int = 0
     dismiss: tuple[str, ...] = ()
     next_world: tuple[str, ...] = ()
 
 
 def decide(view: PoolView) -> Decision:
-    """What to do next.
+    """The next steps towards `view.target` workers.
 
-    Laws: a world never waits for a worker that cannot start; it never shrinks below `min_workers` by plan; who has
-    trained longest stays, and comes first; workers that come at about the same time join in one change.
+    Shrinks at once. Grows once every placed worker is warm, in one resize.
+
+    Laws: a world never waits for a worker that cannot start; it never shrinks below `min_workers` by plan; the workers
+    that trained longest stay, and come first; a node that is about to go is left as soon as enough workers are
+    elsewhere, unless there is time for their successors.
     """
-    staying = [member for member in view.crew if not member.is_leaving]
-    staying.sort(key=lambda member: (member.name not in view.world, not member.is_warm))
+    staying = [worker for worker in view.workers if not worker.is_leaving]
+    staying.sort(key=lambda worker: (worker.name not in view.world, not worker.is_warm, worker.state == "requested"))
     kept = staying[: view.target]
-    next_world = _next_world(view, kept)
-    needed = {*view.world, *next_world, *(member.name for member in kept)}
+    spawn = view.target - len(kept)
+    next_world = _next_world(view, kept, has_successors=spawn > 0)
+    needed = {*view.world, *next_world, *(worker.name for worker in kept)}
     return Decision(
-        ask_for=view.target - len(kept),
-        dismiss=tuple(member.name for member in view.crew if member.name not in needed),
+        spawn=spawn,
+        dismiss=tuple(worker.name for worker in view.workers if worker.name not in needed),
         next_world=() if next_world == tuple(view.world) else next_world,
     )
 
 
-def _next_world(view: PoolView, kept: Sequence[PoolWorker]) -> tuple[str, ...]:
-    able = tuple(member.name for member in kept if member.is_warm)
-    stay = tuple(name for name in able if name in view.world)
-    is_complete = len(able) == view.target or not any(_is_coming(member, view.now) for member in kept)
-    if view.world and stay == tuple(view.world) and not is_complete:
-        return tuple(view.world)
+def _next_world(view: PoolView, kept: Sequence[PoolWorker], *, has_successors: bool) -> tuple[str, ...]:
+    able = tuple(worker.name for worker in kept if worker.is_warm)
+    is_coming = any(_is_coming(worker, view.now) for worker in kept)
+    is_complete = len(able) == view.target or not is_coming
+    if not view.world:
+        return _first_world(view, able, is_complete=is_complete)
     if len(able) < view.min_workers:
         return tuple(view.world)
-    # Those who are left of a world go on at once; a first one, or one after all were lost, gathers whom it can.
-    has_veterans = any(member.is_warm and member.is_veteran for member in kept)
-    return able if view.world or has_veterans or is_complete else ()
+    if any(worker.is_leaving for worker in view.workers if worker.name in view.world):
+        waits = (is_coming or has_successors) and len(able) < view.target and not view.is_urgent
+        return tuple(view.world) if waits else able
+    stays = tuple(name for name in able if name in view.world) == tuple(view.world)
+    return tuple(view.world) if stays and not is_complete else able
 
 
-def _is_coming(member: PoolWorker, now: float) -> bool:
-    patience_s = {"asked": SETTLE_S, "placed": WARM_S, "warm": 0.0}[member.state]
-    return now - member.asked_at < patience_s
+def _first_world(view: PoolView, able: tuple[str, ...], *, is_complete: bool) -> tuple[str, ...]:
+    """A world where none trains: the survivors of the last one go on at once, a new one gathers all that are coming."""
+    if len(able) < view.min_workers:
+        # Between two worlds a leaving worker is better than none: the next look replaces it.
+        leaving = [worker.name for worker in view.workers if worker.is_leaving and worker.is_warm]
+        able += tuple(leaving[: view.min_workers - len(able)])
+    if len(able) < view.min_workers:
+        return ()
+    has_veterans = any(worker.is_veteran for worker in view.workers if worker.name in able)
+    return able if has_veterans or is_complete else ()
+
+
+def _is_coming(worker: PoolWorker, now: float) -> bool:
+    patience_s = {"requested": SETTLE_S, "placed": WARM_S, "warm": 0.0}[worker.state]
+    return now - worker.since < patience_s

@@ -1,14 +1,13 @@
-"""Imported to warm a worker process up: what its first step would import, compile and allocate."""
+"""Warm-up of a worker process: what its first step would import, compile and allocate."""
 
 from __future__ import annotations
 
-import ray.train.torch  # noqa: F401
-import torch
-import torch._dynamo  # by the first step of any optimizer: 1 to 3 s
-
 
 def make_a_step() -> None:
-    """One step of a tiny model, for what torch sets up when it is first used."""
+    """Make one step of a tiny model, for what torch sets up when it is first used."""
+    # By the first step of any optimizer: 1 to 3 s, which no process but a worker is to spend.
+    import torch._dynamo  # noqa: PLC0415
+
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 2)).sum().backward()

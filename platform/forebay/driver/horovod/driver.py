@@ -1,24 +1,21 @@
-"""The Horovod driver: worlds that change at a commit, in processes that stay."""
+"""Horovod driver: worlds that change at a commit, in processes that stay."""
 
 from __future__ import annotations
 
-import logging
-import threading
+import queue
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
-from typing import NoReturn, Self
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
 
-from forebay.checkpoint.ray_store import checkpoint_stores
-from forebay.driver.elastic.coordinator_actor import coordinator_of
-from forebay.driver.elastic.event_loop import follow
-from forebay.driver.horovod.backend import WorkerPool
-from forebay.driver.horovod.failure_detector import HorovodController, HorovodTerms, RunRaised, TooManyLost
-from forebay.errors import InvalidOption, RunFailed
+from forebay.driver.elastic.controller import Controller
+from forebay.driver.elastic.elastic_driver import Trainer, train_elastic
+from forebay.driver.elastic.pool import Message, WorkerPool
+from forebay.driver.horovod.backend import HorovodBackend, HorovodProcesses
+from forebay.errors import InvalidOption
 from forebay.events import Preparing
 from forebay.job.job import Job
 from forebay.ray_cluster.session import ray_session, session_text
@@ -26,10 +23,6 @@ from forebay.runs.callback import Callback
 from forebay.runs.result import Result
 from forebay.runs.run import Run
 from forebay.runs.worker_spec import pack
-
-END_S = 10.0
-
-log = logging.getLogger(__name__)
 
 
 class HorovodDriver:
@@ -56,8 +49,7 @@ class HorovodDriver:
             run.tell(Preparing(what=session_text()))
             with ray_session(job.max_cpus):
                 _check_is_within_cluster()
-                with coordinator_of(run, "horovod") as coordinator, checkpoint_stores(run.name):
-                    return _train(run, coordinator)
+                return train_elastic(run, "horovod", _open_backend)
 
 
 def _check_is_within_cluster() -> None:
@@ -68,80 +60,15 @@ def _check_is_within_cluster() -> None:
         )
 
 
-def _train(run: Run, coordinator: ActorHandle) -> Result:
-    job = run.job
-    run.tell(Preparing(what=f"starting {job.start_workers} workers, a process each"))
-    terms = HorovodTerms(
-        name=run.name,
-        min_workers=job.min_workers,
-        max_failures=job.max_failures,
-        hang_timeout_s=job.hang_timeout_s,
-    )
-    try:
-        with _crew(run, coordinator) as crew:
-            conductor = HorovodController(terms, crew, coordinator)
-            with _Conducting(conductor, coordinator) as conducting:
-                stopped = follow(run, coordinator, lambda: conducting.is_running)
-    except RayError as error:
-        raise RunFailed(
-            f"run {run.name!r} lost its connection to Ray ({type(error).__name__}). What was committed is kept: run "
-            f"{run.name!r} again to continue.",
-            name=run.name,
-        ) from error
-    if stopped is not None:
-        return run.finish(stopped)
-    if conducting.error is not None:
-        _raise_end(run, conducting.error)
-    return run.finish(conducting.stopped)
-
-
-def _raise_end(run: Run, error: BaseException) -> NoReturn:
-    """Raise what the conductor's end with `error` means to the user."""
-    match error:
-        case RunRaised():
-            end = error.raised.as_error(run.name)
-            raise end from end.__cause__
-        case TooManyLost():
-            raise run.too_many_failures(str(error)) from error
-        case _:
-            raise error
-
-
-class _Conducting:
-    """The conductor's thread, for the length of a block."""
-
-    def __init__(self, conductor: HorovodController, coordinator: ActorHandle) -> None:
-        self.stopped: str | None = None
-        self.error: BaseException | None = None
-        self._conductor, self._coordinator = conductor, coordinator
-        self._thread = threading.Thread(target=self._run, name="forebay-horovod", daemon=True)
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(RayError):
-            ray.get(self._coordinator.end.remote())
-        self._thread.join(END_S)
-        if self.is_running:
-            log.warning("The thread that leads the run's workers has not ended after %.0f s.", END_S)
-
-    def _run(self) -> None:
-        try:
-            self.stopped = self._conductor.conduct()
-        except BaseException as error:  # noqa: BLE001 - it is the following thread's to judge
-            self.error = error
-
-
 @contextmanager
-def _crew(run: Run, coordinator: ActorHandle) -> Iterator[WorkerPool]:
-    crew = WorkerPool(run.name, coordinator, pack(run.launch), run.job.resources)
+def _open_backend(run: Run, coordinator: ActorHandle) -> Iterator[Trainer]:
+    job, inbox = run.job, queue.SimpleQueue[Message]()
+    bundle = {"CPU": job.resources.cpus, "GPU": job.resources.gpus}
+    processes = HorovodProcesses(coordinator, pack(run.launch), bundle, inbox)
+    pool = WorkerPool(run.name, bundle, inbox, processes)
+    backend = HorovodBackend(run.name, pool, processes.address, job.hang_timeout_s)
     try:
-        yield crew
+        yield partial(Controller(coordinator, pool, job.min_workers).run, backend)
     finally:
-        crew.close()
+        pool.close()
+        backend.close()

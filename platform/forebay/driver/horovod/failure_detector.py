@@ -1,194 +1,126 @@
-"""Leads a run under Horovod from world to world: what the coordinator wants, who is there, and which nodes go."""
+"""How one Horovod world ends: found out from its workers' answers, and from their silence."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import ray
-from ray.actor import ActorHandle
-
-from forebay.driver.elastic.coordinator import RunView
-from forebay.driver.elastic.policy import Decision, PoolView, decide
-from forebay.driver.horovod.backend import Answered, HorovodWorld, Message, Warmed, WorkerPool
-from forebay.driver.horovod.liveness import Lost
-from forebay.driver.horovod.worker import Broken
+from forebay.driver.elastic.controller import WorldBroken, WorldEnd, WorldPaused, first_line
+from forebay.driver.elastic.phase import Completed, Raised
+from forebay.driver.elastic.pool import Lost, Message
+from forebay.driver.horovod.liveness import Entered
+from forebay.driver.horovod.worker import Answer, Broken
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome
 from forebay.errors import Hung
-from forebay.ray_cluster.nodes import draining_nodes
 
-TICK_S = 0.1
-DRAINING_EVERY_S = 0.5
 MEET_S = 1.0
-"""How long after a death those may still be waiting for the dead one to meet them; Horovod cannot call them back."""
+"""How long after a death others may still wait for the dead worker to meet them; Horovod cannot call them back."""
 QUIET_S = 5.0
 """How long the members of a world that came apart may differ in noticing it, if none of them has died."""
 
 
-class RunRaised(Exception):
-    """A worker raised what no other worker's death explains."""
-
-    def __init__(self, raised: WorkerError) -> None:
-        super().__init__(raised.summary)
-        self.raised = raised
-
-
-class TooManyLost(Exception):
-    """Workers were lost once more than the job allows."""
-
-
-class HorovodRunAborted(Exception):
-    """The driver has given up on the run."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HorovodTerms:
-    """What the job says about worlds and failures."""
+class Answered:
+    """The worker has left world number `world`."""
 
     name: str
-    min_workers: int
-    max_failures: int
-    hang_timeout_s: float
+    world: int
+    answer: Answer
 
 
-class HorovodController:
-    """Runs in a thread of its own: no callback of the driver holds it up."""
+class FailureDetector:
+    """Watches one world, from its making to the moment when the last of its workers has left it or died."""
 
-    def __init__(self, terms: HorovodTerms, crew: WorkerPool, coordinator: ActorHandle) -> None:
-        self._terms, self._crew, self._coordinator = terms, crew, coordinator
-        self._failures = 0
-        self._leaving: Mapping[str, float | None] = {}
-        self._looked_at = -DRAINING_EVERY_S
-        self._told: set[str] = set()
+    def __init__(self, run: str, names: Sequence[str], hang_timeout_s: float) -> None:
+        self._run, self._names, self._hang_timeout_s = run, tuple(names), hang_timeout_s
+        self._entered: set[str] = set()
+        self._answers: dict[str, Answer] = {}
+        self._lost: set[str] = set()
         self._broken_at: float | None = None
         self._left_at: float | None = None
 
-    def conduct(self) -> str | None:
-        """Train to the end; the answer is why the run stopped early, if it did.
-
-        Raises `RunRaised`, `TooManyLost`, `Hung`, or `HorovodRunAborted` after the driver has given up.
-        """
-        while True:
-            self._hear(self._crew.hear(TICK_S))
-            world = self._crew.world
-            if world is not None and not world.silent:
-                outcome = self._end(world)
-                if outcome is not None:
-                    return outcome.stopped
-            wanted: RunView = ray.get(self._coordinator.view.remote())
-            if wanted.is_ending:
-                raise HorovodRunAborted
-            self._look_for_draining()
-            self._act(wanted)
-            if self._crew.world is not None:
-                self._press(self._crew.world)
-
-    def _hear(self, message: Message | None) -> None:
-        world = self._crew.world
+    def note(self, message: Message) -> None:
+        """Take in what a worker of this world has told, or that it is lost."""
         match message:
-            case Warmed(raised=WorkerError() as raised) | Answered(answer=WorkerError() as raised):
-                raise RunRaised(raised)
-            case Answered(answer=Broken()):
+            case Entered():
+                self._entered.add(message.name)
+            case Lost() if message.name in self._silent:
+                self._lost.add(message.name)
                 self._broken_at = self._broken_at or time.monotonic()
-            case Answered(answer=Outcome()):
-                self._left_at = self._left_at or time.monotonic()
-            case Lost() if world is not None and message.name in world.lost:
-                self._broken_at = self._broken_at or time.monotonic()
-            case Lost() if world is None or message.name not in world.names:
-                self._count_failure(f"lost a waiting worker{_first_line(message.why)}", goes_on=world is not None)
+            case Answered():
+                self._answers[message.name] = message.answer
+                if isinstance(message.answer, Broken):
+                    self._broken_at = self._broken_at or time.monotonic()
+                elif isinstance(message.answer, Outcome):
+                    self._left_at = self._left_at or time.monotonic()
 
-    def _end(self, world: HorovodWorld) -> Outcome | None:
-        """Take the world apart; how the run ended, if it did: rank 0 has the last word, for it saves the commits."""
-        self._crew.end_world()
-        self._broken_at, self._left_at = None, None
-        first = world.answers.get(world.names[0])
+    @property
+    def has_met(self) -> bool:
+        """Whether all ranks have met."""
+        return len(self._entered) == len(self._names)
+
+    def stuck(self) -> list[str]:
+        """Workers that wait to meet a dead one, and have to be ended."""
+        if not self._lost or self._silent_s <= MEET_S:
+            return []
+        return [name for name in self._silent if name not in self._entered]
+
+    def end(self) -> WorldEnd | None:
+        """How the world has ended, once it has. Raises `Hung` for workers that are silent for too long.
+
+        Rank 0's answer counts first, for it saves the checkpoints.
+        """
+        for answer in self._answers.values():
+            if isinstance(answer, WorkerError):
+                return Raised(error=answer)
+        if self._silent:
+            self._check_silence()
+            return None
+        first = self._answers.get(self._names[0])
         if isinstance(first, Outcome) and first.parting is None:
-            return first
-        if world.lost:
-            ranks = world.lost_ranks
-            self._count_failure(f"lost worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}")
-        else:
-            broken = [answer for answer in world.answers.values() if isinstance(answer, Broken)]
-            if broken:
-                self._count_failure(f"the workers lost touch{_first_line(broken[0].raised.summary)}")
-        return None
+            return Completed(stopped=first.stopped)
+        if self._lost:
+            return WorldBroken(error=f"lost {_named('worker', self._ranks(self._lost))}")
+        broken = [answer for answer in self._answers.values() if isinstance(answer, Broken)]
+        if broken:
+            return WorldBroken(error=f"the workers lost touch{first_line(broken[0].raised.summary)}")
+        return WorldPaused()
 
-    def _count_failure(self, error: str, *, goes_on: bool = False) -> None:
-        self._failures += 1
-        if self._failures > self._terms.max_failures:
-            raise TooManyLost(error)
-        tell = self._coordinator.lost_waiting if goes_on else self._coordinator.lost_workers
-        ray.get(tell.remote(error))
+    @property
+    def _silent(self) -> list[str]:
+        """Workers that neither answered nor are lost, by rank."""
+        return [name for name in self._names if name not in self._answers and name not in self._lost]
 
-    def _act(self, wanted: RunView) -> None:
-        crew = self._crew
-        view = PoolView(
-            crew=[replace(member, is_leaving=member.node in self._leaving) for member in crew.members.values()],
-            world=() if crew.world is None else crew.world.names,
-            target=wanted.target,
-            min_workers=self._terms.min_workers,
-            now=time.monotonic(),
-        )
-        decision = decide(view)
-        crew.dismiss(decision.dismiss)
-        crew.ask_for(decision.ask_for)
-        if crew.world is not None:
-            self._have_parted(decision, wanted)
-        elif decision.next_world:
-            ray.get(self._coordinator.begin.remote(len(decision.next_world)))
-            crew.make_world(decision.next_world)
+    @property
+    def _silent_s(self) -> float:
+        """Seconds since the world came apart."""
+        return 0.0 if self._broken_at is None else time.monotonic() - self._broken_at
 
-    def _have_parted(self, decision: Decision, wanted: RunView) -> None:
-        """Have the world end at its next commit if another one shall follow; or take that back."""
-        parting = len(decision.next_world) or None
-        if parting != wanted.parting:
-            ray.get(self._coordinator.part_for.remote(parting))
+    def _ranks(self, names: Sequence[str] | set[str]) -> list[int]:
+        return sorted(self._names.index(name) for name in names)
 
-    def _look_for_draining(self) -> None:
-        now = time.monotonic()
-        if now - self._looked_at < DRAINING_EVERY_S:
-            return
-        self._looked_at, self._leaving = now, draining_nodes()
-        for node, at_s in self._leaving.items():
-            here = sum(member.node == node for member in self._crew.members.values())
-            if here and node not in self._told:
-                self._told.add(node)
-                ray.get(self._coordinator.draining.remote(node, here, at_s))
-
-    def _press(self, world: HorovodWorld) -> None:
-        """See to it that a world ends which came apart, or which some have left."""
-        if not world.silent:
-            return
+    def _check_silence(self) -> None:
         if self._broken_at is None:
-            # Who hangs outside of a collective keeps nobody waiting once the others are done, except the driver.
-            if self._left_at is not None and time.monotonic() - self._left_at > self._terms.hang_timeout_s:
-                raise self._hung([world.names.index(name) for name in world.silent])
-            return
-        silent_s = time.monotonic() - self._broken_at
-        if world.lost and silent_s > MEET_S:
-            for name in [name for name in world.silent if name not in world.entered]:
-                self._crew.kill(name)
+            # A rank that hangs outside of a collective keeps no other waiting once these are done, except the driver.
+            if self._left_at is not None and time.monotonic() - self._left_at > self._hang_timeout_s:
+                raise self._hung()
         # After a death, each of the others notices when it next needs the dead one.
-        if silent_s > (self._terms.hang_timeout_s if world.lost else QUIET_S):
-            ranks = [world.names.index(name) for name in world.silent]
-            raise self._hung(ranks)
+        elif self._silent_s > (self._hang_timeout_s if self._lost else QUIET_S):
+            raise self._hung()
 
-    def _hung(self, ranks: list[int]) -> Hung:
-        named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-        timeout_s = self._terms.hang_timeout_s
+    def _hung(self) -> Hung:
+        ranks = self._ranks(self._silent)
         return Hung(
-            f"{named} of run {self._terms.name!r} hung: the others waited in vain (hang_timeout_s={timeout_s:g}), "
-            "though the process lives. Look for a rank that takes another number of steps, waits for a lock, or reads "
-            "without an end; if a step may take that long, raise hang_timeout_s. What was committed is kept: run "
-            f"{self._terms.name!r} again to continue.",
+            f"{_named('rank', ranks)} of run {self._run!r} hung: the others waited in vain (hang_timeout_s="
+            f"{self._hang_timeout_s:g}), though the process lives. Look for a rank that takes another number of steps, "
+            "waits for a lock, or reads without an end; if a step may take that long, raise hang_timeout_s. The newest "
+            f"checkpoint is kept: run {self._run!r} again to continue.",
             ranks=ranks,
-            timeout_s=timeout_s,
+            timeout_s=self._hang_timeout_s,
         )
 
 
-def _first_line(text: str) -> str:
-    """For a failure's one line: what is known of it, or nothing."""
-    line = text.strip().partition("\n")[0]
-    return f" ({line:.60})" if line else ""
+def _named(noun: str, ranks: Sequence[int]) -> str:
+    return f"{noun}{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -17,18 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from forebay.driver.elastic.pool import Connected, Lost
+
 CONNECT_S = 30.0
 POLL_S = 0.1
 # A machine that loses its power closes nothing: it is asked for a sign of life, and given up after some 20 s.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """The worker's process is there."""
-
-    name: str
-    node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +33,7 @@ class Entered:
     world: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """The worker's process has ended; `why`, where more is known."""
-
-    name: str
-    why: str = ""
-
-
-Sign = Placed | Entered | Lost
+Sign = Connected | Entered | Lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +60,7 @@ class LivenessServer:
                 keep_alive(self.request)
                 hello = _hello(self.rfile.readline, token)
                 if hello is not None and lines._opened(hello["name"], self.request):
-                    tell(Placed(name=hello["name"], node=hello["node"]))
+                    tell(Connected(name=hello["name"], node=hello["node"]))
                     _listen(self.rfile.readline, hello["name"], tell)
                     lines._lost(hello["name"])
                     tell(Lost(name=hello["name"]))

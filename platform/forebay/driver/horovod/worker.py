@@ -1,4 +1,4 @@
-"""One worker process of the Horovod driver: warm before it is needed, and in one world after the other."""
+"""Worker process of the Horovod driver: warm before it is needed, and in one world after the other."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import ray
-import torch
 from ray.actor import ActorHandle
 
 from forebay.cache.node.client import attach
 from forebay.cache.node.peer_transport import NODE_DIGITS
 from forebay.checkpoint.ray_store import open_ray_checkpoints
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
+from forebay.driver.elastic.pool import Ready
+from forebay.driver.elastic.warm_up import make_a_step
 from forebay.driver.horovod.collective import is_broken
 from forebay.driver.horovod.liveness import LineAddress, LivenessClient
 from forebay.driver.horovod.strategy import HOROVOD_STRATEGIES
@@ -27,7 +28,7 @@ from forebay.train.worker import Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """The world came apart; `raised` is how this rank noticed."""
+    """The world came apart; `raised` is the error by which this rank noticed."""
 
     raised: WorkerError
 
@@ -37,43 +38,43 @@ Answer = Outcome | Broken | WorkerError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnRequest:
-    """What a worker is made with: the run's coordinator, a reference to the packed `Launch`, the way to the driver."""
+    """Arguments of a worker: the run's coordinator, a reference to the packed `WorkerSpec`, the driver's address."""
 
     name: str
     coordinator: ActorHandle
     payload: list[ray.ObjectRef]
-    line: LineAddress
+    address: LineAddress
 
 
 class HorovodWorker:
     """The actor. Ray gives it its GPUs, by `CUDA_VISIBLE_DEVICES`."""
 
-    def __init__(self, hiring: SpawnRequest) -> None:
-        self._hiring = hiring
+    def __init__(self, request: SpawnRequest) -> None:
+        self._request = request
         self._node = ray.get_runtime_context().get_node_id()
-        self._line = LivenessClient(hiring.line, name=hiring.name, node=self._node)
+        self._line = LivenessClient(request.address, name=request.name, node=self._node)
 
-    def warm_up(self) -> WorkerError | None:
-        """Do all that takes time and needs nobody else; what it raised, if it did."""
+    def warm_up(self) -> Ready:
+        """Do all that takes time and needs no other worker."""
         try:
             self._warm_up()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the driver judges
-            return WorkerError.of(error, rank=0)
-        return None
+            return Ready(node=self._node, error=WorkerError.of(error, rank=0))
+        return Ready(node=self._node)
 
     def _warm_up(self) -> None:
         import horovod.torch  # noqa: PLC0415 - an extra
 
         use_interface_of(ray.util.get_node_ip_address())
-        self._launch = unpack(ray.get(self._hiring.payload[0]))
+        self._launch = unpack(ray.get(self._request.payload[0]))
         self._device = device_of(self._launch.resources, local_rank=0)
         self._cache = None if self._launch.cache is None else attach(self._launch.cache)
         assert not horovod.torch.is_initialized()
-        _make_a_step()
+        make_a_step()
 
     def train(self, place: RankAssignment) -> Answer:
-        """Train in one world until it ends, the run does, or this worker is told to part."""
-        launch, coordinator = self._launch, self._hiring.coordinator
+        """Train in one world until it ends, the run does, or this worker is told to pause."""
+        launch, coordinator = self._launch, self._request.coordinator
         tags = {"role": "trainer", "run": launch.name, "node": self._node[:NODE_DIGITS]}
         # Here and not in a method: Ray puts frames of its own between those of an actor.
         try:
@@ -88,11 +89,3 @@ class HorovodWorker:
         except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
             raised = WorkerError.of(error, place.world.rank)
             return Broken(raised=raised) if is_broken(error) else raised
-
-
-def _make_a_step() -> None:
-    """What PyTorch puts off until the first step, up to a few seconds of imports, is done while nobody waits."""
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()

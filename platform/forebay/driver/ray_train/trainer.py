@@ -12,13 +12,15 @@ tests/ray/driver/ray_train/test_trainer.py fails when one of them moves.
 
 from __future__ import annotations
 
+import queue
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
@@ -35,10 +37,11 @@ from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from forebay.driver.ray_train.conductor import RayTrainController
-from forebay.driver.ray_train.worker import PeerLost, leave, train_loop, warm_up
+from forebay.driver.elastic.controller import Controller
+from forebay.driver.elastic.pool import Message, SpawnedWorker, WorkerPool
+from forebay.driver.ray_train.backend import RayTrainWorlds
+from forebay.driver.ray_train.worker import PeerLost, train_loop, warm_up
 from forebay.errors import RunFailed
-from forebay.ray_cluster.pool import PlacedWorkerPool, SpawnedWorker
 from forebay.runs.run import Run
 from forebay.runs.worker_spec import pack
 from forebay.storage.filesystem import resolve
@@ -59,7 +62,9 @@ def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
     folder = resolve(run.path)
     payload = ray.put(pack(run.launch))
     return ForebayTrainer(
-        crew=ControllerConfig(coordinator=coordinator, payload=payload, least=job.min_workers, run=run.name),
+        controller=ControllerConfig(
+            coordinator=coordinator, payload=payload, min_workers=job.min_workers, run=run.name
+        ),
         train_loop_config={"coordinator": coordinator, "payload": payload},
         torch_config=TorchConfig(
             backend="nccl" if job.resources.gpus else "gloo", timeout_s=max(job.hang_timeout_s, MEET_S)
@@ -82,20 +87,20 @@ def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """What the controller needs to start workers: whom to ask, what to warm them up with, how few will do."""
+    """Arguments of the controller, which runs in another process; `payload` is what workers are warmed up with."""
 
     coordinator: ActorHandle
     payload: Any
-    least: int
+    min_workers: int
     run: str
 
 
 class ForebayTrainer(TorchTrainer):  # type: ignore[misc]
     """Ray Train with Forebay's answer to changes of the world, planned or not."""
 
-    def __init__(self, *, crew: ControllerConfig, **options: Any) -> None:
+    def __init__(self, *, controller: ControllerConfig, **options: Any) -> None:
         super().__init__(train_loop, **options)
-        self._crew = crew
+        self._config = controller
 
     def _initialize_and_run_controller(self, **parts: Any) -> Any:
         if not {"failure_policy", "scaling_policy"} <= parts.keys():
@@ -104,8 +109,8 @@ class ForebayTrainer(TorchTrainer):  # type: ignore[misc]
                 f"this driver was written for. Install ray=={CHECKED_VERSION}.*, or use driver='local'.",
                 version=ray.__version__,
             )
-        parts["scaling_policy"] = CoordinatedScaling(self.scaling_config, self._crew)
-        parts["failure_policy"] = ReplaceTheDead(self.run_config.failure_config, self._crew.coordinator)
+        parts["scaling_policy"] = CoordinatedScaling(self.scaling_config, self._config)
+        parts["failure_policy"] = ReplaceTheDead(self.run_config.failure_config, self._config.coordinator)
         return super()._initialize_and_run_controller(**parts)
 
     def _create_default_callbacks(self) -> list[Any]:
@@ -120,18 +125,20 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
     run of the cluster; here, places are asked for one by one.
     """
 
-    def __init__(self, scaling_config: ScalingConfig, crew: ControllerConfig) -> None:
+    def __init__(self, scaling_config: ScalingConfig, config: ControllerConfig) -> None:
         super().__init__(scaling_config)
-        self._crew = crew
-        self._conductor: RayTrainController | None = None
+        self._config = config
+        self._open_worlds: RayTrainWorlds | None = None
 
     def after_controller_start(self, train_run_context: Any) -> None:  # noqa: ARG002
-        """Begin to hire, here in the controller's process; nothing is reserved."""
-        hiring = PlacedWorkers(self._bundle, WorkerGroup._get_worker_runtime_env({}), self._crew.payload)  # noqa: SLF001
-        seats = PlacedWorkerPool(hiring, self._bundle, self._crew.run, leave)
+        """Open the pool of workers, here in the controller's process; nothing is reserved."""
+        config = self._config
+        processes = RayTrainProcesses(self._bundle, WorkerGroup._get_worker_runtime_env({}), config.payload)  # noqa: SLF001
+        pool = WorkerPool(config.run, self._bundle, queue.SimpleQueue[Message](), processes)
+        controller = Controller(config.coordinator, pool, config.min_workers)
         adopts = not self._bundle.get("GPU")
-        self._conductor = RayTrainController(self._crew.coordinator, seats, self._crew.least, adopts_survivors=adopts)
-        TrainController.worker_group_cls = SeatedGroups(seats)
+        self._open_worlds = RayTrainWorlds(controller, config.coordinator, pool, adopts_survivors=adopts)
+        TrainController.worker_group_cls = PoolGroups(pool)
 
     async def before_controller_shutdown(self) -> None:
         """End the workers, those on standby too."""
@@ -143,15 +150,15 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
 
     def make_decision_for_non_running_worker_group(self) -> Any:
         """The first world, or the one after a failure."""
-        return self._decision(self._conducting.start())
+        return self._decision(self._worlds.start())
 
     def make_decision_for_running_worker_group(
         self,
         worker_group_state: Any,  # noqa: ARG002 - asked by keyword
         worker_group_status: Any,  # noqa: ARG002
     ) -> Any:
-        """The next world, once the present one has parted for it."""
-        return self._decision(self._conducting.go_on(), is_running=True)
+        """The next world, once the present one has paused for it."""
+        return self._decision(self._worlds.go_on(), is_running=True)
 
     def _decision(self, workers: int | None, *, is_running: bool = False) -> Any:
         if workers is not None:
@@ -161,9 +168,9 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
         return NoopDecision()
 
     @property
-    def _conducting(self) -> RayTrainController:
-        assert self._conductor is not None, "Ray Train has not called after_controller_start"
-        return self._conductor
+    def _worlds(self) -> RayTrainWorlds:
+        assert self._open_worlds is not None, "Ray Train has not called after_controller_start"
+        return self._open_worlds
 
     @property
     def _bundle(self) -> dict[str, float]:
@@ -173,33 +180,41 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
         return 0
 
     def _close(self) -> None:
-        if self._conductor is not None:
-            self._conductor.close()
+        if self._open_worlds is not None:
+            self._open_worlds.close()
 
 
-class PlacedWorkers:
-    """Has Ray Train's worker actors started, in given places."""
+class RayTrainProcesses:
+    """`Processes` of Ray Train's worker actors, of whose life only Ray knows."""
+
+    running: Collection[str] = ()
 
     def __init__(self, bundle: dict[str, float], runtime_env: dict[str, Any], payload: Any) -> None:
         self._actor = ray.remote(runtime_env=runtime_env, **bundle_to_remote_args(bundle))(RayTrainWorker)
         self._payload = payload
 
-    def __call__(self, place: PlacementGroup) -> SpawnedWorker:
+    def spawn(self, name: str, place: PlacementGroup) -> SpawnedWorker:  # noqa: ARG002
         there = PlacementGroupSchedulingStrategy(placement_group=place, placement_group_bundle_index=0)
         actor = self._actor.options(scheduling_strategy=there).remote()
-        return SpawnedWorker(actor, actor.execute.remote(warm_up, self._payload), actor.get_metadata.remote())
+        return SpawnedWorker(actor=actor, ready=actor.execute.remote(warm_up, self._payload))
+
+    def stop(self, name: str) -> None:
+        """Not called: no process is known to be there."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
-class SeatedGroups:
-    """Where Ray Train's controller looks for the class of its worker groups."""
+class PoolGroups:
+    """Stands where Ray Train's controller looks for the class of its worker groups."""
 
-    def __init__(self, seats: PlacedWorkerPool) -> None:
-        self._seats = seats
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
 
-    def create(self, train_run_context: Any, worker_group_context: Any, callbacks: Any) -> SeatedGroup:
+    def create(self, train_run_context: Any, worker_group_context: Any, callbacks: Any) -> PoolGroup:
         """As `WorkerGroup.create`."""
-        group = SeatedGroup(train_run_context, worker_group_context, callbacks)
-        group.seats = self._seats
+        group = PoolGroup(train_run_context, worker_group_context, callbacks)
+        group.pool = self._pool
         group._start()  # noqa: SLF001
         return group
 
@@ -219,10 +234,10 @@ class CouldNotMeet(WorkerGroupError):  # type: ignore[misc]
         return str(self._error_message).partition("\n")[0]
 
 
-class SeatedGroup(WorkerGroup):  # type: ignore[misc]
-    """A worker group of workers that are there already, and that stay when it ends."""
+class PoolGroup(WorkerGroup):  # type: ignore[misc]
+    """A worker group of the pool's present world, whose workers stay when it ends."""
 
-    seats: PlacedWorkerPool
+    pool: WorkerPool
 
     def _start_impl(self, worker_group_state_builder: Any) -> None:
         try:
@@ -237,12 +252,12 @@ class SeatedGroup(WorkerGroup):  # type: ignore[misc]
         return NoPlacementGroup()
 
     def _create_workers(self, num_workers: int, placement_group: Any, resources_per_worker: Any, **_: Any) -> list[Any]:  # noqa: ARG002
-        seated = self.seats.seated
-        assert len(seated) == num_workers, "the world was decided without its seats"
-        workers = [Worker(seat.actor, seat.metadata, resources_per_worker) for seat in seated]
+        names = {self.pool.actor(name): name for name in self.pool.world}
+        assert len(names) == num_workers, "the world was decided without its workers"
+        metadata = ray.get([actor.get_metadata.remote() for actor in names])
+        workers = [Worker(*facts, resources_per_worker) for facts in zip(names, metadata, strict=True)]
         ranked: list[Any] = WorkerGroup._assign_worker_ranks(workers)  # noqa: SLF001
-        by_actor = {seat.actor: seat for seat in seated}
-        self.seats.seated = [by_actor[worker.actor] for worker in ranked]
+        self.pool.rank_world([names[worker.actor] for worker in ranked])
         return ranked
 
     def shutdown(self) -> None:
@@ -275,16 +290,23 @@ class ReplaceTheDead(DefaultFailurePolicy):  # type: ignore[misc]
         self._coordinator = coordinator
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
-        if not ray.get(self._coordinator.may_retry.remote()):
+        if isinstance(training_failed_error, WorkerGroupError):
+            record = self._coordinator.record_failure
+            text, is_preempted = lost_workers_text(training_failed_error), _is_preempted(training_failed_error)
+            may_retry = ray.get(record.remote(text, is_preempted=is_preempted))
+            return FailureDecision.RETRY if may_retry else FailureDecision.RAISE
+        if ray.get(self._coordinator.cause.remote()) is not None:
             return FailureDecision.RAISE
-        decision = super().make_decision(training_failed_error)
-        if decision is FailureDecision.RETRY and isinstance(training_failed_error, WorkerGroupError):
-            ray.get(self._coordinator.lost_workers.remote(lost_workers_text(training_failed_error)))
-        return decision
+        return super().make_decision(training_failed_error)
+
+
+def _is_preempted(error: WorkerGroupError) -> bool:
+    """Whether a worker died because its node was drained, which Ray's `max_failures` does not count either."""
+    return any(isinstance(failure, RayActorError) and failure.preempted for failure in error.worker_failures.values())
 
 
 def lost_workers_text(error: WorkerGroupError) -> str:
-    """One line on who was lost; a rank that only missed the lost one is not mentioned."""
+    """One line about the lost workers; a rank that only missed a lost one is not mentioned."""
     if isinstance(error, CouldNotMeet):
         return f"the workers could not meet ({error.reason})"
     failures = error.worker_failures

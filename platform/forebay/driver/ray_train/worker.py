@@ -6,11 +6,11 @@ import logging
 import time
 from contextlib import closing
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import ray
 import ray.train
+import ray.train.torch  # before the first step, which needs it: 1 s
 import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
@@ -19,6 +19,8 @@ from forebay.cache.node.client import attach
 from forebay.cache.node.peer_transport import NODE_DIGITS
 from forebay.checkpoint.ray_store import open_ray_checkpoints
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
+from forebay.driver.elastic.pool import Ready
+from forebay.driver.elastic.warm_up import make_a_step
 from forebay.driver.ray_train.attempt import attempt
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
@@ -50,15 +52,16 @@ class PeerLost(Exception):
     """A collective failed because another worker's process had died; the train function is not to blame."""
 
 
-def warm_up(payload: bytes) -> None:
+def warm_up(payload: bytes) -> Ready:
     """Do what takes time before the first step, and needs no other worker: called while the others train."""
-    import_module("forebay.driver.elastic.warm_up").make_a_step()
+    make_a_step()
     try:
         launch = unpack(payload)  # imports what the job needs
         if launch.cache is not None:
             attach(launch.cache)
     except Exception:  # whatever it is, the train loop meets it again, and tells it
         log.warning("A worker could not be warmed up.", exc_info=True)
+    return Ready(node=ray.get_runtime_context().get_node_id())
 
 
 def leave() -> bool:
@@ -82,10 +85,10 @@ def train_loop(config: dict[str, Any]) -> None:
         ray.get(coordinator.raise_error.remote(_told(error, world, coordinator), number))
         raise
     if outcome.parting is not None:
-        ray.get(coordinator.park.remote(world.rank))
+        ray.get(coordinator.pause.remote(world.rank))
         attempt.wait_for_end()
     elif world.is_first:
-        ray.get(coordinator.finished.remote(outcome.stopped))
+        ray.get(coordinator.complete.remote(outcome.stopped))
 
 
 def _train(payload: bytes, world: World, coordinator: ActorHandle) -> Outcome:

@@ -33,7 +33,7 @@ from forebay.driver.ray_train.trainer import (
 from forebay.driver.ray_train.worker import PeerLost
 from forebay.errors import RunFailed
 
-CREW = ControllerConfig(coordinator=None, payload=None, least=1, run="a")
+CONTROLLER = ControllerConfig(coordinator=None, payload=None, min_workers=1, run="a")
 
 
 def parameters(function: Any) -> list[str]:
@@ -54,7 +54,9 @@ def test_controller_is_built_from_named_parts() -> None:
 
 def test_default_callbacks_hold_those_that_are_left_out(tmp_path: object) -> None:
     trainer = ForebayTrainer(
-        crew=CREW, scaling_config=ScalingConfig(num_workers=1), run_config=RunConfig(storage_path=str(tmp_path))
+        controller=CONTROLLER,
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path=str(tmp_path)),
     )
     for unwanted in (PlacementGroupCleanerCallback, AcceleratorSetupCallback):
         assert any(isinstance(part, unwanted) for part in TorchTrainer._create_default_callbacks(trainer))
@@ -105,7 +107,7 @@ def test_policy_is_asked_by_keyword() -> None:
 
 
 def test_another_ray_is_refused_with_the_remedy() -> None:
-    trainer = ForebayTrainer(crew=CREW, scaling_config=ScalingConfig(num_workers=1))
+    trainer = ForebayTrainer(controller=CONTROLLER, scaling_config=ScalingConfig(num_workers=1))
     with pytest.raises(RunFailed, match=r"Install ray==2\.60\.\*, or use driver='local'"):
         trainer._initialize_and_run_controller(policies={})
 

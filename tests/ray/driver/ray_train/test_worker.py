@@ -126,9 +126,9 @@ def test_orders_are_heard_when_they_change(make_actors: Callable[[int], list[Act
     until(lambda: heard() == Commands() and ray.get(coordinator.status.remote()).last_commit_age_s < age_s)
     ray.get(coordinator.set_batch.remote(64))
     until(lambda: heard() == Commands(global_batch=64))
-    ray.get(coordinator.part_for.remote(3))
+    ray.get(coordinator.resize.remote(3))
     until(lambda: heard() == Commands(global_batch=64, target=3, moves=True))
-    ray.get(coordinator.part_for.remote(None))
+    ray.get(coordinator.resize.remote(None))
     until(lambda: heard() == Commands(global_batch=64))
     ray.kill(coordinator)
     with pytest.raises(RayActorError):

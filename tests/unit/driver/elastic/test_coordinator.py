@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from forebay.driver.elastic.coordinator import Coordinator, Updates
+from forebay.driver.elastic.phase import Aborted, Ended, Raised, Resizing, Starting
 from forebay.driver.worker_error import WorkerError
 from forebay.events import Commands, EpochEnded, Failed, Finished, Preempted, Reported, Started
 from forebay.runs.status import RunStatus
@@ -15,7 +16,7 @@ from forebay.runs.status import RunStatus
 EVENTS = [Finished(name=name, path="/runs") for name in "abc"]
 
 
-def coordinator_of(workers: int, least: int = 1, most: int = 8) -> Coordinator:
+def coordinator_of(workers: int, least: int = 1, most: int = 8, max_failures: int = 3) -> Coordinator:
     return Coordinator(
         RunStatus(
             name="a",
@@ -27,7 +28,8 @@ def coordinator_of(workers: int, least: int = 1, most: int = 8) -> Coordinator:
             started_at=1.0,
             node="n",
             path="/runs/a",
-        )
+        ),
+        max_failures,
     )
 
 
@@ -94,16 +96,16 @@ def test_run_that_is_to_stop_is_given_up_where_nobody_trains() -> None:
         joining = await waits(coordinator.join(0, "worker 0"))
         await coordinator.ask_stop("enough")
         assert await coordinator.give_up()
-        assert await joining is None and (await coordinator.view()).is_ending
+        assert await joining is None and isinstance((await coordinator.view()).phase, Ended)
         coordinator = await joined(2)
         await coordinator.ask_stop("enough")
         assert not await coordinator.give_up(), "they are to commit first"
-        await coordinator.lost_workers("worker 1 died")
+        await coordinator.record_failure("worker 1 died")
         assert await coordinator.give_up()
         coordinator = await joined(2)
-        await coordinator.finished(None)
+        await coordinator.complete(None)
         await coordinator.ask_stop("enough")
-        await coordinator.lost_workers("worker 1 died")
+        await coordinator.record_failure("worker 1 died")
         assert not await coordinator.give_up(), "it has come to its end"
 
     asyncio.run(talk())
@@ -123,7 +125,7 @@ def test_attempt_begins_when_all_have_joined() -> None:
 def test_next_attempt_has_other_workers_and_may_have_another_size() -> None:
     async def talk() -> None:
         coordinator = await joined(2)
-        await coordinator.lost_workers("lost worker 1")
+        await coordinator.record_failure("lost worker 1")
         await coordinator.begin(2)
         waiting = await waits(coordinator.join(1, "new 1"))
         assert await coordinator.join(0, "new 0"), "an old worker was counted"
@@ -141,20 +143,20 @@ def test_survivor_that_notices_late_still_finds_its_peers_and_its_error_does_not
         number, _ = await asyncio.gather(coordinator.join(0, "worker 0"), coordinator.join(1, "worker 1"))
         assert number is not None
         asking = await waits(coordinator.missing(0, 5.0))
-        await coordinator.lost_workers("lost worker 1")
+        await coordinator.record_failure("lost worker 1")
         await asyncio.wait_for(asking, 1.0)
         assert await coordinator.workers() == {0: "worker 0", 1: "worker 1"}
         late = WorkerError(rank=0, summary="RuntimeError: gloo", traceback="", pickled=None)
         await coordinator.raise_error(late, number)
-        assert await coordinator.may_retry()
+        assert await coordinator.cause() is None
         await coordinator.begin(1)
         assert await coordinator.workers() == {}
         await coordinator.raise_error(late, number)
-        assert await coordinator.may_retry()
+        assert await coordinator.cause() is None
         following = await coordinator.join(0, "worker 0")
         assert following is not None
         await coordinator.raise_error(late, following)
-        assert not await coordinator.may_retry()
+        assert await coordinator.cause() == Raised(error=late)
 
     asyncio.run(talk())
 
@@ -163,9 +165,9 @@ def test_worker_does_not_wait_for_one_that_was_lost_before_it_joined() -> None:
     async def talk() -> None:
         coordinator = coordinator_of(2)
         waiting = await waits(coordinator.join(0, "worker 0"))
-        await coordinator.lost_workers("lost worker 1")
+        await coordinator.record_failure("lost worker 1")
         assert await asyncio.wait_for(waiting, 1.0) is None
-        assert await coordinator.end() == {0: "worker 0"}, "not ended with the run"
+        assert await coordinator.abort() == {0: "worker 0"}, "not ended with the run"
 
     asyncio.run(talk())
 
@@ -174,15 +176,15 @@ def test_growing_waits_for_the_next_workers_and_shrinking_for_nobody() -> None:
     async def talk() -> None:
         coordinator = await joined(2)
         await coordinator.set_target(3)
-        assert await coordinator.orders() == Commands(), "told to part before the next workers were ready"
-        await coordinator.part_for(3)
-        assert (await coordinator.orders()).resize_to(2) == 3
+        assert await coordinator.commands() == Commands(), "told to part before the next workers were ready"
+        await coordinator.resize(3)
+        assert (await coordinator.commands()).resize_to(2) == 3
         assert (await coordinator.status()).state == "resizing"
-        await coordinator.part_for(None)
-        assert (await coordinator.orders()).resize_to(2) is None
+        await coordinator.resize(None)
+        assert (await coordinator.commands()).resize_to(2) is None
         assert (await coordinator.status()).state == "training"
         await coordinator.set_target(1)
-        assert (await coordinator.orders()).resize_to(2) == 1
+        assert (await coordinator.commands()).resize_to(2) == 1
         assert (await coordinator.status()).state == "resizing"
 
     asyncio.run(talk())
@@ -193,16 +195,16 @@ def test_shrink_asked_at_the_end_of_an_epoch_is_obeyed_there_by_workers_that_nev
         coordinator = coordinator_of(4)
         await coordinator.begin(3)
         await coordinator.set_target(2)
-        assert await coordinator.orders() == Commands(), "told to part before it trained"
+        assert await coordinator.commands() == Commands(), "told to part before it trained"
         await coordinator.report(Started(name="a", world_size=3, epochs=4, num_batches=8))
         ended = EpochEnded(epoch=0, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
         number = await coordinator.report(ended)
-        settling = await waits(coordinator.settled_orders(number))
+        settling = await waits(coordinator.settled_commands(number))
         await coordinator.set_target(1)
         await coordinator.noted(number)
         assert (await settling).resize_to(3) == 1
         await coordinator.begin(1)
-        assert await coordinator.orders() == Commands()
+        assert await coordinator.commands() == Commands()
 
     asyncio.run(talk())
 
@@ -210,41 +212,41 @@ def test_shrink_asked_at_the_end_of_an_epoch_is_obeyed_there_by_workers_that_nev
 def test_loss_of_a_waiting_worker_leaves_those_alone_who_train() -> None:
     async def talk() -> None:
         coordinator = await joined(2)
-        await coordinator.part_for(3)
-        await coordinator.lost_waiting("lost a waiting worker")
+        await coordinator.resize(3)
+        await coordinator.record_failure("lost a waiting worker", world_goes_on=True)
         lost = Failed(error="lost a waiting worker", failures=1, will_retry=True)
         assert list((await coordinator.take(0)).events) == [lost]
-        assert (await coordinator.orders()).resize_to(2) == 3
+        assert (await coordinator.commands()).resize_to(2) == 3
         assert (await coordinator.status()).state == "resizing"
         assert await coordinator.workers() == {0: "worker 0", 1: "worker 1"}
 
     asyncio.run(talk())
 
 
-def test_workers_may_part_for_a_world_of_the_same_size() -> None:
+def test_workers_may_resize_a_world_of_the_same_size() -> None:
     async def talk() -> None:
         coordinator = await joined(2)
-        await coordinator.part_for(2)
-        assert (await coordinator.orders()).resize_to(2) == 2
-        assert not await coordinator.all_parked(0)
-        await coordinator.park(1)
-        waiting = await waits(coordinator.all_parked(5.0))
-        await coordinator.park(0)
+        await coordinator.resize(2)
+        assert (await coordinator.commands()).resize_to(2) == 2
+        assert not await coordinator.all_paused(0)
+        await coordinator.pause(1)
+        waiting = await waits(coordinator.all_paused(5.0))
+        await coordinator.pause(0)
         assert await waiting
         view = await coordinator.view()
-        assert (view.parked, view.world_size, view.parting) == (2, 2, 2)
+        assert view.has_paused and view.phase == Resizing(resize_to=2, paused=frozenset({0, 1}))
         await coordinator.begin(2)
-        assert await coordinator.parked() == 0
-        assert (await coordinator.orders()).resize_to(2) is None
+        assert (await coordinator.view()).phase == Starting(after="resize")
+        assert (await coordinator.commands()).resize_to(2) is None
 
     asyncio.run(talk())
 
 
-def test_settled_orders_wait_until_callbacks_have_heard_what_was_reported() -> None:
+def test_settled_commands_wait_until_callbacks_have_heard_what_was_reported() -> None:
     async def talk() -> None:
         coordinator = await joined(1)
         number = await coordinator.report(EVENTS[0])
-        settling = await waits(coordinator.settled_orders(number))
+        settling = await waits(coordinator.settled_commands(number))
         news = await coordinator.take(0)
         await coordinator.set_batch(64)
         await coordinator.noted(news.count)
@@ -258,13 +260,13 @@ def test_a_bell_rings_when_something_else_is_asked_or_the_attempt_is_over() -> N
         coordinator = await joined(2)
         asks: list[tuple[Callable[[], Awaitable[None]], Commands]] = [
             (lambda: coordinator.set_batch(64), Commands()),
-            (lambda: coordinator.part_for(3), Commands(global_batch=64)),
-            (lambda: coordinator.part_for(None), Commands(global_batch=64, target=3, moves=True)),
+            (lambda: coordinator.resize(3), Commands(global_batch=64)),
+            (lambda: coordinator.resize(None), Commands(global_batch=64, target=3, moves=True)),
             (lambda: coordinator.ask_stop("enough"), Commands(global_batch=64)),
             (lambda: coordinator.begin(2), Commands(global_batch=64, stop="enough")),
         ]
         for ask, known in asks:
-            assert await coordinator.orders() == known
+            assert await coordinator.commands() == known
             bell = await waits(coordinator.changed(known))
             await coordinator.report(EVENTS[0])
             assert not bell.done()
@@ -279,14 +281,13 @@ def test_ending_run_turns_workers_away_and_is_not_retried() -> None:
     async def talk() -> None:
         coordinator = coordinator_of(2)
         waiting = await waits(coordinator.join(0, "worker 0"))
-        settling = await waits(coordinator.settled_orders(1))
-        assert await coordinator.end() == {0: "worker 0"}
+        settling = await waits(coordinator.settled_commands(1))
+        assert await coordinator.abort() == {0: "worker 0"}
         assert not await waiting
         await settling
         assert not await coordinator.join(1, "worker 1")
-        assert not await coordinator.may_retry()
-        assert (await coordinator.view()).is_ending
-        await coordinator.lost_workers("lost worker 0")
+        assert (await coordinator.view()).phase == Ended(cause=Aborted())
+        await coordinator.record_failure("lost worker 0")
         assert not await coordinator.join(0, "worker 0")
 
     asyncio.run(talk())
@@ -297,14 +298,12 @@ def test_first_exception_is_the_cause() -> None:
         coordinator = coordinator_of(1)
         number = await coordinator.join(0, "worker 0")
         assert number is not None
-        assert await coordinator.may_retry()
+        assert await coordinator.cause() is None
         for rank in (1, 0):
-            await coordinator.raise_error(
-                WorkerError(rank=rank, summary="ValueError", traceback="", pickled=None), number
-            )
-        raised = await coordinator.raised()
-        assert raised is not None and raised.rank == 1
-        assert not await coordinator.may_retry()
+            error = WorkerError(rank=rank, summary="ValueError", traceback="", pickled=None)
+            await coordinator.raise_error(error, number)
+        cause = await coordinator.cause()
+        assert isinstance(cause, Raised) and cause.error.rank == 1
 
     asyncio.run(talk())
 
@@ -325,7 +324,7 @@ def test_status_follows_the_events() -> None:
         assert (status.state, status.world_size, status.last_commit_step) == ("training", 2, None)
         for step, rows in ((1, 16), (2, 32)):
             await coordinator.report(Reported(step=step, epoch=1, position=rows, metrics={}, rows=rows))
-        await coordinator.orders()
+        await coordinator.commands()
         status = await coordinator.status()
         assert (status.epoch, status.step, status.position, status.last_commit_step) == (1, 2, 32, 2)
         assert status.rows_per_s > 0
@@ -334,7 +333,7 @@ def test_status_follows_the_events() -> None:
         await coordinator.report(ended)
         status = await coordinator.status()
         assert (status.epoch, status.position, status.step) == (2, 0, 3)
-        await coordinator.lost_workers("lost worker 1")
+        await coordinator.record_failure("lost worker 1")
         assert (await coordinator.status()).state == "failed-over"
         await coordinator.draining("node", 1, 5.0)
         assert (await coordinator.take(0)).events[-1] == Preempted(node="node", workers=1, deadline_s=5.0)

@@ -69,7 +69,7 @@ def test_what_was_asked_before_there_were_workers_is_passed_on(actor: Any, monke
     control.stop("enough")
     follow_to_the_end(control, actor)
     assert actor.target.remote() == 4
-    assert actor.orders.remote() == Commands(stop="enough", global_batch=128)
+    assert actor.commands.remote() == Commands(stop="enough", global_batch=128)
     assert control.orders == Commands(stop="enough", target=4, global_batch=128), "a request was overwritten"
 
 

@@ -1,138 +1,106 @@
-"""The conductor, with a crew and a coordinator that are told what happens: no Ray, no Horovod."""
+"""A Horovod world's end is found out from answers and from silence: the clock is the test's."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from tests.unit.driver.elastic.test_coordinator import coordinator_of
 
-from forebay.driver.elastic.coordinator import Coordinator
-from forebay.driver.elastic.policy import PoolWorker
-from forebay.driver.horovod import failure_detector as horovod_conductor
-from forebay.driver.horovod.backend import Answered, HorovodWorld, Message
-from forebay.driver.horovod.failure_detector import HorovodController, HorovodTerms, TooManyLost
-from forebay.driver.horovod.liveness import Lost
+from forebay.driver.elastic.controller import WorldBroken, WorldPaused
+from forebay.driver.elastic.phase import Completed, Raised
+from forebay.driver.elastic.pool import Lost
+from forebay.driver.horovod import failure_detector
+from forebay.driver.horovod.failure_detector import MEET_S, QUIET_S, Answered, FailureDetector
+from forebay.driver.horovod.liveness import Entered
+from forebay.driver.horovod.worker import Answer, Broken
+from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome
 from forebay.errors import Hung
-from forebay.events import Failed, Started
 
-Happens = Callable[[], Message | None]
-
-
-class Remote:
-    """The coordinator's methods as an actor's are called; each has answered when the call returns."""
-
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *args: asyncio.run(getattr(self._coordinator, name)(*args)))
+HANG_S = 60.0
+ERROR = WorkerError(rank=1, summary="ValueError: no", traceback="", pickled=None)
+LOST_TOUCH = Broken(raised=WorkerError(rank=1, summary="HorovodInternalError: reset", traceback="", pickled=None))
 
 
-class ToldCrew:
-    """Workers "0", "1", ..., all warm, of whom the first `size` train; what happens to them is given."""
-
-    def __init__(self, size: int, waiting: Sequence[str] = ()) -> None:
-        names = tuple(str(rank) for rank in range(size))
-        self.members = {
-            name: PoolWorker(name=name, asked_at=0.0, state="warm", node="n") for name in (*names, *waiting)
-        }
-        self.world: HorovodWorld | None = HorovodWorld(number=1, names=names, rendezvous=None)
-        self.happens: list[Happens] = []
-
-    def hear(self, wait_s: float) -> Message | None:
-        message = self.happens.pop(0)() if self.happens else None
-        time.sleep(0.01)
-        match message:
-            case Lost():
-                del self.members[message.name]
-            case Answered() if self.world is not None:
-                self.world.note(message)
-        return message
-
-    def ask_for(self, count: int) -> None: ...
-
-    def dismiss(self, names: Sequence[str]) -> None:
-        for name in names:
-            del self.members[name]
-
-    def end_world(self) -> None:
-        self.world = None
+class Clock:
+    now = 1000.0
 
 
-@pytest.fixture(autouse=True)
-def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(horovod_conductor, "ray", SimpleNamespace(get=lambda answer: answer))
-    monkeypatch.setattr(horovod_conductor, "draining_nodes", dict)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    monkeypatch.setattr(failure_detector, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
 
 
-def begun(size: int) -> Coordinator:
-    coordinator = coordinator_of(size)
-    asyncio.run(coordinator.begin(size))
-    asyncio.run(coordinator.report(Started(name="a", world_size=size, epochs=4, num_batches=8)))
-    asyncio.run(coordinator.take(0))
-    return coordinator
+def detector(*answers: tuple[str, Answer], size: int = 3, lost: str = "") -> FailureDetector:
+    """Of a world of the workers a, b, c, by rank."""
+    made = FailureDetector("mine", "abc"[:size], HANG_S)
+    for name in lost:
+        made.note(Lost(name=name))
+    for name, answer in answers:
+        made.note(Answered(name=name, world=1, answer=answer))
+    return made
 
 
-def conduct(crew: ToldCrew, coordinator: Coordinator, *, max_failures: int = 3, hang_timeout_s: float = 60.0) -> None:
-    terms = HorovodTerms(name="a", min_workers=1, max_failures=max_failures, hang_timeout_s=hang_timeout_s)
-    HorovodController(terms, crew, Remote(coordinator)).conduct()
+def everywhere(answer: Answer, names: str = "abc") -> list[tuple[str, Answer]]:
+    return [(name, answer) for name in names]
 
 
-def parting(coordinator: Coordinator, world_size: int) -> int | None:
-    return asyncio.run(coordinator.orders()).resize_to(world_size)
+def test_world_ends_when_the_last_worker_has_answered_or_is_lost() -> None:
+    assert detector(*everywhere(Outcome(parting=2), "ab")).end() is None
+    assert detector(*everywhere(Outcome(parting=2))).end() == WorldPaused()
+    assert detector(*everywhere(Outcome())).end() == Completed(stopped=None)
+    assert detector(*everywhere(Outcome(stopped="enough"))).end() == Completed(stopped="enough")
 
 
-def done(rank: int, parting: int | None = None) -> Happens:
-    return lambda: Answered(name=str(rank), world=1, answer=Outcome(parting=parting))
+def test_rank_0_has_the_last_word() -> None:
+    assert detector(("a", Outcome()), ("b", LOST_TOUCH), lost="c").end() == Completed(stopped=None)
+    assert detector(("b", Outcome()), ("c", Outcome()), lost="a").end() == WorldBroken(error="lost worker 0")
 
 
-def test_order_to_part_outlives_the_loss_of_a_waiting_worker() -> None:
-    coordinator, crew = begun(2), ToldCrew(2, ["next", "late"])
-    asyncio.run(coordinator.set_target(4))
-    found: list[Any] = []
-
-    def look() -> None:
-        found.append((parting(coordinator, 2), asyncio.run(coordinator.status()).state))
-
-    crew.happens = [lambda: None, look, lambda: Lost(name="late"), look, done(0), done(1)]
-    conduct(crew, coordinator)
-    assert found == [(4, "resizing"), (3, "resizing")], "the other one that waits is ready"
-    told = asyncio.run(coordinator.take(0)).events
-    assert list(told) == [Failed(error="lost a waiting worker", failures=1, will_retry=True)]
+def test_lost_workers_are_named_by_rank_and_those_that_only_noticed_are_not() -> None:
+    assert detector(("a", LOST_TOUCH), lost="cb").end() == WorldBroken(error="lost workers 1, 2")
+    assert detector(*everywhere(LOST_TOUCH)).end() == WorldBroken(
+        error="the workers lost touch (HorovodInternalError: reset)"
+    )
 
 
-def test_shrink_that_is_taken_back_is_forgotten() -> None:
-    coordinator, crew = begun(2), ToldCrew(2)
-    found: list[int | None] = []
-
-    def change_mind() -> None:
-        asyncio.run(coordinator.set_target(1))
-        found.append(parting(coordinator, 2))
-        asyncio.run(coordinator.set_target(2))
-
-    crew.happens = [change_mind, lambda: found.append(parting(coordinator, 2)), done(0), done(1)]
-    conduct(crew, coordinator)
-    assert found == [1, None]
+def test_error_of_the_train_function_ends_the_world_at_once() -> None:
+    assert detector(("b", ERROR)).end() == Raised(error=ERROR)
 
 
-def test_waiting_workers_may_not_be_lost_for_ever() -> None:
-    crew = ToldCrew(1, ["next"])
-    crew.happens = [lambda: Lost(name="next")]
-    with pytest.raises(TooManyLost, match="lost a waiting worker"):
-        conduct(crew, begun(1), max_failures=0)
+def test_worker_that_died_after_its_answer_is_not_lost() -> None:
+    paused = detector(*everywhere(Outcome(parting=2)))
+    paused.note(Lost(name="b"))
+    assert paused.end() == WorldPaused()
 
 
-def test_rank_that_hangs_when_the_others_are_done_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(horovod_conductor, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    crew = ToldCrew(3)
-    crew.happens = [done(2), done(0), lambda: now.append(now.pop() + 61.0)]
-    with pytest.raises(Hung, match=r"rank 1 of run 'a' hung") as hung:
-        conduct(crew, begun(3))
+def test_workers_that_wait_to_meet_a_dead_one_are_stuck(clock: Clock) -> None:
+    world = detector(lost="c")
+    world.note(Entered(name="a", world=1))
+    assert world.stuck() == [] and not world.has_met
+    clock.now += MEET_S + 0.1
+    assert world.stuck() == ["b"], "a has met the others: it notices in its next collective"
+    assert world.end() is None
+
+
+def test_rank_that_hangs_when_the_others_are_done_is_named(clock: Clock) -> None:
+    world = detector(("c", Outcome()), ("a", Outcome()))
+    clock.now += HANG_S
+    assert world.end() is None
+    clock.now += 1.0
+    with pytest.raises(Hung, match=r"rank 1 of run 'mine' hung") as hung:
+        world.end()
     assert hung.value.ranks == [1]
+
+
+@pytest.mark.parametrize(("lost", "patience_s"), [("", QUIET_S), ("c", HANG_S)], ids=["lost touch", "lost a worker"])
+def test_rank_that_does_not_notice_that_the_world_came_apart_hangs(clock: Clock, lost: str, patience_s: float) -> None:
+    world = detector(("b", LOST_TOUCH), *([] if lost else [("c", LOST_TOUCH)]), lost=lost)
+    clock.now += patience_s
+    assert world.end() is None
+    clock.now += 1.0
+    with pytest.raises(Hung, match="rank 0 of run"):
+        world.end()

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.driver.horovod.liveness import Entered, LivenessServer, Lost, Placed, Sign
+from forebay.driver.elastic.pool import Connected, Lost
+from forebay.driver.horovod.liveness import Entered, LivenessServer, Sign
 
 WAIT_S = 30.0
 STILL_S = 0.3
@@ -46,7 +47,7 @@ def worker(lines: LivenessServer) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_worker_is_heard_of_until_it_is_killed(
     worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[Sign]
 ) -> None:
-    assert signs.get(timeout=WAIT_S) == Placed(name="w", node="n")
+    assert signs.get(timeout=WAIT_S) == Connected(name="w", node="n")
     assert signs.get(timeout=WAIT_S) == Entered(name="w", world=3)
     worker.send_signal(signal.SIGKILL)
     assert signs.get(timeout=WAIT_S) == Lost(name="w")
@@ -63,7 +64,7 @@ def test_a_stranger_is_no_worker(lines: LivenessServer, signs: queue.SimpleQueue
 def test_a_worker_ends_when_it_is_told_to_and_is_lost_only_then(
     lines: LivenessServer, worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[Sign]
 ) -> None:
-    assert signs.get(timeout=WAIT_S) == Placed(name="w", node="n")
+    assert signs.get(timeout=WAIT_S) == Connected(name="w", node="n")
     assert signs.get(timeout=WAIT_S) == Entered(name="w", world=3)
     worker.send_signal(signal.SIGSTOP)
     assert os.WIFSTOPPED(os.waitpid(worker.pid, os.WUNTRACED)[1])
@@ -82,7 +83,7 @@ def test_a_worker_ends_when_it_is_told_to_and_is_lost_only_then(
 def test_no_worker_outlives_the_end_of_all_lines(
     lines: LivenessServer, worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[Sign]
 ) -> None:
-    assert signs.get(timeout=WAIT_S) == Placed(name="w", node="n")
+    assert signs.get(timeout=WAIT_S) == Connected(name="w", node="n")
     with socket.create_connection(("127.0.0.1", lines.address.port)) as late:
         with socket.create_connection(("127.0.0.1", lines.address.port)) as later:
             later.sendall(b"\n")
