@@ -23,13 +23,13 @@ ERROR = WorkerError(rank=1, summary="ValueError: no", traceback="", pickled=None
 LOST_TOUCH = Broken(raised=WorkerError(rank=1, summary="HorovodInternalError: reset", traceback="", pickled=None))
 
 
-class Clock:
+class DetectorClock:
     now = 1000.0
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[DetectorClock]:
+    clock = DetectorClock()
     monkeypatch.setattr(failure_detector, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
@@ -77,7 +77,7 @@ def test_worker_that_died_after_its_answer_is_not_lost() -> None:
     assert paused.end() == WorldPaused()
 
 
-def test_workers_that_wait_to_meet_a_dead_one_are_stuck(clock: Clock) -> None:
+def test_workers_that_wait_to_meet_a_dead_one_are_stuck(clock: DetectorClock) -> None:
     world = detector(lost="c")
     world.note(Entered(name="a", world=1))
     assert world.stuck() == [] and not world.has_met
@@ -86,7 +86,7 @@ def test_workers_that_wait_to_meet_a_dead_one_are_stuck(clock: Clock) -> None:
     assert world.end() is None
 
 
-def test_rank_that_hangs_when_the_others_are_done_is_named(clock: Clock) -> None:
+def test_rank_that_hangs_when_the_others_are_done_is_named(clock: DetectorClock) -> None:
     world = detector(("c", Outcome()), ("a", Outcome()))
     clock.now += HANG_S
     assert world.end() is None
@@ -97,7 +97,9 @@ def test_rank_that_hangs_when_the_others_are_done_is_named(clock: Clock) -> None
 
 
 @pytest.mark.parametrize(("lost", "patience_s"), [("", QUIET_S), ("c", HANG_S)], ids=["lost touch", "lost a worker"])
-def test_rank_that_does_not_notice_that_the_world_came_apart_hangs(clock: Clock, lost: str, patience_s: float) -> None:
+def test_rank_that_does_not_notice_that_the_world_came_apart_hangs(
+    clock: DetectorClock, lost: str, patience_s: float
+) -> None:
     world = detector(("b", LOST_TOUCH), *([] if lost else [("c", LOST_TOUCH)]), lost=lost)
     clock.now += patience_s
     assert world.end() is None
