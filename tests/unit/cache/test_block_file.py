@@ -1,4 +1,4 @@
-"""The block file: every block survives the trip, and nothing hostile or damaged does more than `BadBlock`."""
+"""Block files: every block reads back equal, and hostile or damaged files raise `BadBlock`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_missing_file_is_no_bad_block(tmp_path: Path) -> None:
 
 
 def hostile_file(header: bytes, arrays: bytes, length: int | None = None) -> bytes:
-    """A file with a right checksum, whatever its header says."""
+    """File with the given header and a valid checksum."""
     front = b"FOREBAY\x01" + (len(header) if length is None else length).to_bytes(8, "little") + header
     body = front + bytes(-len(front) % 64) + arrays
     return body + xxhash.xxh3_128(body).digest()

@@ -1,4 +1,4 @@
-"""Keys: everything a block's bytes depend on changes the name, and nothing else does."""
+"""Block keys: they change with everything that a block's bytes depend on, and with nothing else."""
 
 from __future__ import annotations
 

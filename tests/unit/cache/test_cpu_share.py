@@ -1,4 +1,4 @@
-"""How many cores data workers take, who goes first, and what this process may use at all."""
+"""CPU share of data workers: number of cores, order, and the limits of this process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_share_is_above_nothing_and_at_most_everything(core_share: float) -> N
 
 
 @pytest.mark.parametrize("num_reads", [0, 1.5, True])
-def test_somebody_must_read(num_reads: int) -> None:
+def test_at_least_one_thread_reads(num_reads: int) -> None:
     with pytest.raises(InvalidOption, match="num_reads="):
         DataWorkers(num_reads=num_reads)
 
@@ -59,7 +59,7 @@ def test_data_workers_travel() -> None:
 
 
 class Queue:
-    """Threads that line up for `cores` in a given order and note when they get in; each stays until let go."""
+    """Threads that take tickets of `cores` in a given order and record their admission; each stays until released."""
 
     def __init__(self, cores: CpuShare) -> None:
         self.cores = cores
@@ -116,8 +116,8 @@ def test_no_more_than_so_many_at_once_and_the_first_in_line_comes_next() -> None
     queue.join()
 
 
-def test_whoever_comes_back_for_the_same_task_goes_before_later_ones() -> None:
-    """A block that was made is written before another one is decoded."""
+def test_a_thread_that_returns_for_its_task_precedes_later_ones() -> None:
+    """A built block is written before another block is decoded."""
     queue = Queue(CpuShare(1))
     queue.add(0, rounds=2)
     queue.until(lambda: queue.entered == [0])
@@ -143,7 +143,7 @@ def test_more_are_let_in_after_it_was_made_larger() -> None:
     queue.join()
 
 
-def test_closed_lets_nobody_wait() -> None:
+def test_close_ends_all_waits() -> None:
     queue = Queue(CpuShare(1))
     for number in range(3):
         queue.add(number)

@@ -1,4 +1,4 @@
-"""Blocks made in this process: from the cache, from the source, once, and never wrong ones."""
+"""Blocks built in this process: from the cache or the source, once each, always correct."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ print(json.dumps({"others": others, "niceness": niceness}))
 
 
 class Gate:
-    """A transform that waits for `go`, and knows how many are in it at once."""
+    """Transform that waits for `go`, and counts its simultaneous calls."""
 
     def __init__(self) -> None:
         self.go, self.entered, self._lock = threading.Event(), threading.Event(), threading.Lock()
@@ -147,7 +147,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Reads hang until the end of the test; set while one does."""
+    """Event of a hanging read; reads hang until the end of the test."""
     go, hangs = threading.Event(), threading.Event()
 
     def hang(uri: str) -> pa.NativeFile:
@@ -163,7 +163,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def read_all(
     manifest: Manifest, cache: DiskCache | None, transform: Transform = TRANSFORM, array: str = "id"
 ) -> tuple[list[float], dict[str, float]]:
-    """The rows of one array of all blocks, and what was counted."""
+    """Rows of one array of all blocks, and the counters."""
     tally = Counters()
     with closing(LocalSource(Dataset(manifest, transform), cache, tally=tally)) as source:
         futures = [source.request(index) for index in range(len(manifest))]
@@ -338,7 +338,7 @@ def is_free(path: Path) -> bool:
     return lock is not None
 
 
-def test_stuck_reader_does_not_stop_another_process_for_ever(manifest: Manifest, cache: DiskCache) -> None:
+def test_a_stuck_reader_delays_another_process_only_for_a_time(manifest: Manifest, cache: DiskCache) -> None:
     source = LocalSource(
         Dataset(manifest, TRANSFORM), cache, tally=Counters(), policy=ReadPolicy(attempts=100, deadline_s=0.2)
     )
@@ -405,7 +405,7 @@ def test_many_wait_for_storage_and_few_take_a_core(
     source.close()
 
 
-def test_close_does_not_wait_for_those_who_wait_for_a_core(manifest: Manifest, stuck_transform: Gate) -> None:
+def test_close_does_not_wait_for_threads_that_wait_for_a_core(manifest: Manifest, stuck_transform: Gate) -> None:
     workers = DataWorkers(core_share=0.01, num_reads=4)
     source = LocalSource(Dataset(manifest, stuck_transform.transform), None, tally=Counters(), workers=workers)
     for index in range(4):
@@ -432,7 +432,7 @@ def test_local_cache_keeps_to_its_spec(manifest: Manifest, tmp_path: Path) -> No
 def test_only_data_workers_work_and_they_are_nice(
     parquet_folder: WriteParquet, cache: DiskCache, python: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """No pool of all cores is started behind our back: whatever costs time is done by threads of ours."""
+    """No library starts a thread pool: only data workers take processor time."""
     manifest = scan(parquet_folder({"a.parquet": [20_000] * 4}))
     transform = Transform(x=Dense(["x0", "x1"]), tags=Ragged("tags", max_len=4), s=Categorical("s", buckets=8))
     reader = python(THREADS, pickle.dumps((cache, Dataset(manifest, transform))).hex())

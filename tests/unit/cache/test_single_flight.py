@@ -16,7 +16,7 @@ from forebay.errors import Cancelled, LoaderClosed, ReadFailed
 
 
 class Work:
-    """Notes what was asked for; tasks at and above 100 wait for `go`."""
+    """Records its tasks; tasks from 100 on wait for `go`."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -114,7 +114,7 @@ def test_idle_thread_is_used_again(work: Work) -> None:
     workers.close(5)
 
 
-def test_error_reaches_everybody_who_asked(work: Work) -> None:
+def test_an_error_reaches_every_request(work: Work) -> None:
     workers = SingleFlightPool(work, num_threads=1)
     blocker, one, two = workers.submit(100), workers.submit(-1), workers.submit(-1)
     work.go.set()
@@ -137,7 +137,7 @@ def test_cancelled_task_is_not_run(work: Work) -> None:
     workers.close(5)
 
 
-def test_close_cancels_what_is_pending_and_wakes_who_waits(work: Work) -> None:
+def test_close_cancels_pending_tasks_and_wakes_waiting_threads(work: Work) -> None:
     workers = SingleFlightPool(work, num_threads=1)
     stuck, queued = workers.submit(100), workers.submit(2)
     until(lambda: work.done == [100])
@@ -179,7 +179,7 @@ def test_idle_thread_keeps_no_result_alive() -> None:
     workers.close(5)
 
 
-def test_work_that_was_told_to_end_counts_as_cancelled() -> None:
+def test_work_that_raises_cancelled_is_cancelled() -> None:
     def work(task: int) -> int:
         raise Cancelled("told to end")
 

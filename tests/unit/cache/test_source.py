@@ -1,4 +1,4 @@
-"""Which source a cache means."""
+"""Choice of the source by the kind of cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forebay.transform.transform import Transform
 
 
 class Elsewhere:
-    """A provider and its source in one."""
+    """Provider that is its own source."""
 
     def source(self, dataset: Dataset, tally: Counters) -> BlockSource:
         return self

@@ -1,4 +1,4 @@
-"""The cache as data."""
+"""Options of a cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_home_is_resolved_where_it_is_opened(tmp_path: Path, monkeypatch: pytest
     assert (cache.path, cache.quota_bytes, cache.min_free_bytes) == (tmp_path / "blocks", 1 << 20, 2 << 30)
 
 
-def test_data_workers_are_as_told_and_a_plain_cache_has_the_same() -> None:
+def test_data_workers_follow_the_options_and_a_plain_cache_has_the_defaults() -> None:
     assert CacheSpec().data_workers == DEFAULT_WORKERS
     spec = pickle.loads(pickle.dumps(CacheSpec(core_share=0.25, num_reads=32)))
     assert spec.data_workers == DataWorkers(core_share=0.25, num_reads=32)

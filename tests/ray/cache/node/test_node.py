@@ -1,4 +1,4 @@
-"""The cache actor of a node: one, pinned, found by name, revived when killed, and the same blocks as without it."""
+"""Cache actor of a node: one, pinned, found by name, restarted when killed, with the same blocks as without it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def spec(tmp_path: Path) -> Iterator[CacheSpec]:
 def read_all(
     spec: CacheSpec, manifest: Manifest, transform: Transform = TRANSFORM
 ) -> tuple[list[float], dict[str, float]]:
-    """The ids of all blocks as the actor of the calling node gives them, and what was counted."""
+    """Ids of all blocks from the actor of the calling node, and the counters."""
     tally = Counters()
     with closing(attach(spec).source(Dataset(manifest, transform), tally)) as source:
         futures = [source.request(index) for index in range(len(manifest))]
@@ -218,7 +218,7 @@ def test_close_does_not_wait_for_the_actor(manifest: Manifest, spec: CacheSpec) 
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_unusable_directory_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_an_unusable_directory_is_an_error_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     bad = CacheSpec(path=str(tmp_path / "file"), quota_bytes=1 << 20)
     for way in (attach, attach_all):

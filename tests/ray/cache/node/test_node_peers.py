@@ -1,4 +1,4 @@
-"""Three nodes of one cluster, each with a disk of its own: blocks come from whoever holds them, in the same order."""
+"""Three nodes of one cluster with separate disks: blocks come from their holders, in the same order."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ COUNTED = ("hits", "stores", "bypasses", "peer_hits", "parquet_opens")
 
 
 class PeerSeat(NamedTuple):
-    """A rank's place: on which node, with which cache."""
+    """Node and cache of a rank."""
 
     node_id: str
     spec: CacheSpec
 
 
 class PeerPart(NamedTuple):
-    """What one rank was given in an epoch: row ids of each batch, and what was counted."""
+    """Result of one rank in an epoch: row ids of each batch, and the counters."""
 
     ids: list[list[int]]
     counted: dict[str, float]
@@ -70,7 +70,7 @@ def cluster() -> Iterator[list[str]]:
 
 
 def patient_class() -> type[NodeCache]:
-    """A `NodeCache` that waits for its peers as long as it is told."""
+    """`NodeCache` with a given deadline for its peers."""
 
     class PatientNodeCache(NodeCache):
         async def wait_for_peers(self, deadline_s: float, moment_s: float) -> None:
@@ -80,7 +80,7 @@ def patient_class() -> type[NodeCache]:
 
 
 def call(seat: PeerSeat, method: str, *arguments: object) -> Any:
-    """What the actor of a seat answers."""
+    """Call the actor of a seat."""
     return NodeCacheClient(seat.spec, seat.node_id, is_here=False).call(threading.Event(), method, *arguments)
 
 
@@ -180,7 +180,7 @@ def order_hash(parts: Sequence[list[list[int]]]) -> str:
 
 
 def check_sources(counted: Mapping[str, float]) -> None:
-    """Whatever was not on disk came from a peer or from its source, and went to the disk or out loose."""
+    """Blocks that were not on disk came from a peer or the source, and were stored or sent."""
     assert counted["stores"] + counted["bypasses"] == counted["peer_hits"] + counted["parquet_opens"], counted
 
 
@@ -241,7 +241,7 @@ def test_what_one_node_holds_is_read_from_there_by_those_without_room(
 def test_moved_lanes_come_from_peers(seats: Callable[..., list[PeerSeat]], plan: Plan) -> None:
     first, second, third = seats(1, 1, 1)
     assert total(read_epoch(plan, [first, second], 0), "parquet_opens") >= NUM_BLOCKS
-    time.sleep(2.5)  # for 2 s a node goes by what it was told last
+    time.sleep(2.5)  # filters count as fresh for 2 s
     grown = read_epoch(plan, [first, second, third], 1)
     assert total(grown, "parquet_opens") == 0
     assert grown[1].counted["peer_hits"] > 0 and grown[2].counted["peer_hits"] > 0
@@ -256,9 +256,7 @@ def test_moved_lanes_come_from_peers(seats: Callable[..., list[PeerSeat]], plan:
 # --- peers that fail ---
 
 
-def test_blocks_that_are_gone_with_a_peer_are_read_from_their_source(
-    seats: Callable[..., list[PeerSeat]], plan: Plan
-) -> None:
+def test_blocks_lost_with_a_peer_are_read_from_their_source(seats: Callable[..., list[PeerSeat]], plan: Plan) -> None:
     first, second, _ = seats(1, 0, 0)
     read_epoch(plan, [first], 0)
     (warm,) = read_epoch(plan, [second], 1)

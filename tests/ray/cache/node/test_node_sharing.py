@@ -1,4 +1,4 @@
-"""Jobs and trials of one node, each a process with a loader of its own: they share the blocks, and read each once."""
+"""Jobs and trials of one node, each a process with its own loader: they share blocks, and read each block once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lock_of(manifest: Manifest, spec: CacheSpec) -> Path:
 
 
 def read_epochs(plan: Plan, spec: CacheSpec, num_epochs: int) -> tuple[list[list[int]], dict[str, float]]:
-    """The ids of each epoch in the order they came, and what was counted."""
+    """Ids of each epoch in order of arrival, and the counters."""
     tally = Counters()
     with Loader(plan, TRANSFORM, attach(spec), global_batch=64, as_numpy=True, tally=tally) as loader:
         epochs = [[int(row) for batch in loader for row in np.asarray(batch["id"]).ravel()] for _ in range(num_epochs)]

@@ -1,4 +1,4 @@
-"""The accounts balance: used bytes follow from what came and went, in any order."""
+"""Accounts: used bytes follow from additions and removals in any order."""
 
 from __future__ import annotations
 

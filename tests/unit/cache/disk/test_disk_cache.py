@@ -1,4 +1,4 @@
-"""The disk cache within one process: what is served, what is refused, what is thrown out."""
+"""Disk cache within one process: hits, refusals and evictions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 
 def fill(cache: DiskCache, block_of: BlockOf, key_of: KeyOf, dataset: str, num_blocks: int, rows: int = 2000) -> int:
-    """How many of these blocks were stored."""
+    """Number of these blocks that were stored."""
     return sum(
         cache.put(key_of((dataset, number)), dataset, block_of(number, rows)) is not None
         for number in range(num_blocks)
@@ -268,7 +268,7 @@ def test_full_disk_means_not_stored_and_nothing_left(
     assert cache.put(key_of("a"), "d", block_of())
 
 
-def test_a_full_disk_is_told_to_those_who_ask_by_hand(
+def test_a_full_disk_is_an_error_of_manual_calls(
     cache: DiskCache, block_of: BlockOf, key_of: KeyOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.put(key_of("a"), "d", block_of())
@@ -416,7 +416,7 @@ def test_blocks_removed_by_hand_free_their_bytes(cache: DiskCache, block_of: Blo
     assert [(use.dataset, use.blocks) for use in reopened.datasets()] == [("a", 1)]
 
 
-def test_after_a_restart_of_the_machine_the_accounts_are_made_anew(
+def test_after_a_restart_of_the_machine_the_accounts_are_rebuilt(
     cache: DiskCache, block_of: BlockOf, key_of: KeyOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cache.put(key_of("a"), "d", block_of())

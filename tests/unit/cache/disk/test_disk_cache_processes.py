@@ -1,4 +1,4 @@
-"""The disk cache under many processes: the quota holds at every moment, and the dead leave nothing behind."""
+"""Disk cache under many processes: the quota holds at every moment, and dead processes leave nothing behind."""
 
 from __future__ import annotations
 

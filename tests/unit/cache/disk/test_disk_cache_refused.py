@@ -1,4 +1,4 @@
-"""What the system refuses ends in `CacheUnusable`, which names the directory and says what to do."""
+"""Refusals of the system raise `CacheUnusable`, which names the directory and the remedy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_without_descriptors_a_lock_says_so(cache: DiskCache, key_of: Callable[[
     assert str(cache.path) in str(raised.value)
 
 
-def test_a_lock_in_a_directory_that_is_gone(cache: DiskCache, key_of: Callable[[object], str]) -> None:
+def test_a_lock_in_a_removed_directory(cache: DiskCache, key_of: Callable[[object], str]) -> None:
     shutil.rmtree(cache.path)
     with pytest.raises(CacheUnusable, match="Name another directory"), cache.single_flight(key_of(1), 1.0):
         pass
@@ -73,7 +73,7 @@ def test_a_lease_that_cannot_be_listed_holds_nothing(
 
 
 def test_a_part_file_that_cannot_be_removed_is_let_go(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that turned read-only: the next sweep removes the file, which it can only if nobody holds it."""
+    """Folder that became read-only. The next sweep removes the file, which needs its lock to be free."""
     part = new_part(CacheDirectory(cache.path), "0" * 40, 1)
 
     def refuse(self: Path, missing_ok: bool = False) -> None:

@@ -108,7 +108,7 @@ def test_pickles_in_the_index_are_never_loaded(index: Index, column: str) -> Non
     assert index.transact(lambda rows: [*rows.names(), rows.get("n")]) == [None]
 
 
-def test_full_disk_is_told_apart(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_has_its_own_error(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(rows: IndexTable) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 

@@ -1,4 +1,4 @@
-"""Rows of the index: what was written is read, and anything else counts as damage, from which the index recovers."""
+"""Rows of the index: written rows read back equal; any other row is damage, from which the index recovers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUARANTINED = f"{'1' * 20}-{KEY}"
 
 
 def kept() -> Any:
-    """As it comes out of JSON."""
+    """Accounts as decoded from JSON."""
     claim = Reservation(key=KEY, dataset="clicks", bytes=100)
     books = CacheUsage(quarantined={QUARANTINED: 5}).add(claim, 1.5).claim(PART, claim)
     return json.loads(json.dumps(asdict(books)))

@@ -1,4 +1,4 @@
-"""Who uses a data set is known while they live, what they hit afterwards, and no file in users/ can do harm."""
+"""Leases: living holders are listed, hits of ended ones are kept, and files in users/ are harmless."""
 
 from __future__ import annotations
 
@@ -235,14 +235,14 @@ def test_no_file_for_the_name_is_no_reason_to_fail(
     assert list((filled.path / "users").iterdir()) == []
 
 
-def test_a_quota_below_the_index_lists_nobody(tmp_path: Path) -> None:
+def test_a_quota_below_the_index_lists_no_users(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path / "c", quota_bytes=1000, min_free_bytes=0)
     lease = cache.lease("d")
     assert lease and cache.users() == []
     lease.release()
 
 
-def test_a_directory_that_is_gone_is_said(filled: DiskCache) -> None:
+def test_a_removed_directory_is_an_error(filled: DiskCache) -> None:
     for path in sorted(filled.path.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(CacheUnusable, match=str(filled.path)):

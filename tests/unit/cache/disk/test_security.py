@@ -1,4 +1,4 @@
-"""The cache directory: nobody else can change what is trained on, and nothing planted in it leads out of it or runs."""
+"""Security of the cache directory: other users cannot change its data, and planted files neither lead out nor run."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def opened(path: Path) -> DiskCache:
 
 @pytest.fixture
 def everyone(tmp_path: Path) -> Path:
-    """A folder as /tmp is: everybody can write, nobody can replace what is another's."""
+    """Folder like /tmp: all users can write, and only owners can replace their entries."""
     folder = tmp_path / "everyone"
     folder.mkdir()
     folder.chmod(0o1777)
     return folder
 
 
-def test_nobody_else_can_read_or_write_anything(tmp_path: Path, block_of: BlockOf, key_of: KeyOf) -> None:
+def test_no_other_user_can_read_or_write_anything(tmp_path: Path, block_of: BlockOf, key_of: KeyOf) -> None:
     mask = os.umask(0)
     try:
         cache = opened(tmp_path / "cache")
@@ -80,7 +80,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> 
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
 
 
-def test_a_folder_of_the_cache_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_the_cache_that_all_users_can_write_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "cache")
     (tmp_path / "cache" / "blocks").chmod(0o777)
     with pytest.raises(CacheUnusable, match="blocks: is writable by all users"):
@@ -96,7 +96,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, name: str) -> None:
         opened(tmp_path / "cache")
 
 
-def test_a_link_to_a_folder_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
+def test_a_link_to_a_folder_that_all_users_can_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to("open")
@@ -113,7 +113,7 @@ def test_a_link_to_a_folder_of_ones_own_is_fine(tmp_path: Path, everyone: Path) 
 
 @pytest.mark.parametrize("below", ["cache", "deeper/cache"])
 @pytest.mark.parametrize("by_link", [False, True])
-def test_where_everybody_can_replace_the_directory_it_is_refused(tmp_path: Path, below: str, by_link: bool) -> None:
+def test_a_directory_that_all_users_can_replace_is_refused(tmp_path: Path, below: str, by_link: bool) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o777)
@@ -130,7 +130,7 @@ def test_where_everybody_can_replace_the_directory_it_is_refused(tmp_path: Path,
 
 @as_root
 def test_where_one_other_user_can_replace_the_directory_it_is_refused(tmp_path: Path, everyone: Path) -> None:
-    """Their folder or their link, in a place where everybody makes folders and links."""
+    """Folder or link of another user, in a folder that all users can write."""
     (everyone / "theirs").mkdir()
     (tmp_path / "mine").mkdir()
     (everyone / "link").symlink_to(tmp_path / "mine")
@@ -231,7 +231,7 @@ def test_a_lock_that_leads_elsewhere_is_refused(tmp_path: Path, key_of: KeyOf) -
 
 
 class PickleMark:
-    """Loading a pickle of this makes a file."""
+    """Object whose unpickling creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -242,7 +242,7 @@ class PickleMark:
 
 @pytest.fixture
 def bomb(tmp_path: Path) -> bytes:
-    """A pickle that would leave `ran` behind; that it would is seen first."""
+    """Pickle that creates `ran` when loaded; the fixture proves that first."""
     trial = pickle.dumps(PickleMark(tmp_path / "tried"))
     pickle.loads(trial)
     assert (tmp_path / "tried").exists()

@@ -1,4 +1,4 @@
-"""What a node says it holds: never a no to what it holds, rarely a yes to what it does not, in few bytes."""
+"""Bloom filters of blocks: no false negatives, few false positives, few bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory counter blocks take, counted by what is alive."""
+"""Memory of in-flight blocks, counted until their arrays are freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transforms on their way to another process, with the user's code where that is needed."""
+"""Pickled data sets for another process, with the user's code where needed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_functions_of_own_files_travel_with_their_code(
     assert found.stdout.strip() == "20.0"
 
 
-def test_missing_package_is_told(memory_manifest: Callable[..., Manifest], job_file: ModuleType) -> None:
+def test_a_missing_package_is_named(memory_manifest: Callable[..., Manifest], job_file: ModuleType) -> None:
     payload = cloudpickle.dumps(Dataset(memory_manifest([1]), Transform(fn=job_file.twice)))
     del sys.modules["my_job"]
     with pytest.raises(TransformFailed, match=r"my_job.*Install its imports there"):

@@ -1,4 +1,4 @@
-"""Whom to ask and whom to leave alone, at given times."""
+"""Peers to ask and peers to skip, at given times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = [key(number) for number in range(300)]
 
 @pytest.fixture
 def directory() -> PeerDirectory:
-    """`a` and `b` hold all of KEYS, `c` none."""
+    """Directory in which `a` and `b` hold all of KEYS, `c` none."""
     made = PeerDirectory()
     assert made.set_peers(["b", "a", "c"], 100.0) == ["a", "b", "c"]
     for name, held in {"a": KEYS, "b": KEYS, "c": []}.items():
@@ -29,7 +29,7 @@ def directory() -> PeerDirectory:
     return made
 
 
-def test_new_one_knows_nobody_and_is_stale() -> None:
+def test_a_new_directory_has_no_peers_and_is_stale() -> None:
     new = PeerDirectory()
     assert not new.has_refreshed and new.is_stale(0.0) and new.holders(KEYS[0], 0.0) == []
 
@@ -87,7 +87,7 @@ def test_threads_that_waited_together_count_as_one_failure(directory: PeerDirect
     assert directory.set_peers(["a"], 130.0) == ["a"]
 
 
-def test_who_is_gone_is_forgotten(directory: PeerDirectory) -> None:
+def test_removed_peers_are_dropped(directory: PeerDirectory) -> None:
     directory.set_peers(["b"], 102.0)
     assert {name for one in KEYS for name in directory.holders(one, 102.0)} == {"b"}
     directory.set_peers([], 104.0)

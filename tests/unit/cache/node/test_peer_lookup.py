@@ -1,4 +1,4 @@
-"""Blocks from other nodes: found with whoever holds them, and never waited for in vain twice."""
+"""Blocks from other nodes: found on their holders, and a silent peer is not waited for twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRANSFORM = Transform(id=Dense("id", dtype="float64"))
 
 
 class LookupLine:
-    """Doors of other nodes, joined by plain calls; notes who is asked for what."""
+    """Transport of plain calls to the servers of other nodes; records all requests."""
 
     def __init__(self) -> None:
         self.doors: dict[str, PeerServer[Block]] = {}
@@ -44,7 +44,7 @@ class LookupLine:
     def peer_names(self) -> list[str]:
         self.asked.append(("all", "names"))
         if "all" in self.silent:
-            raise PeerSilent("nobody knows")
+            raise PeerSilent("no list")
         return list(self.doors)
 
     def bloom_filters(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
@@ -86,7 +86,7 @@ def disk(tmp_path: Path) -> Callable[[str], DiskCache]:
 
 
 class NotedLock:
-    """A lock that notes how long whoever wants it would wait."""
+    """Lock that records the timeouts of its waiters."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -100,7 +100,7 @@ class NotedLock:
 
 @pytest.fixture
 def peers(line: LookupLine, disk: Callable[[str], DiskCache], monkeypatch: pytest.MonkeyPatch) -> PeerLookup:
-    """Peers of which `b` holds the first 20 of KEYS, and `c` the next 10; 5 rows each. They are asked around once."""
+    """Peers after their first round: `b` holds the first 20 of KEYS, `c` the next 10; 5 rows each."""
     monkeypatch.setattr(peer_directory, "_FRESH_S", 600.0)
     for name, held in {"b": KEYS[:20], "c": KEYS[20:30]}.items():
         cache = disk(name)
@@ -119,7 +119,7 @@ def test_asks_the_one_that_holds_it(peers: PeerLookup, line: LookupLine) -> None
     assert line.num_asked("names") == 1 and line.num_asked("summary") == 2, "known for a while"
 
 
-def test_nobody_is_asked_before_something_is_missed(peers: PeerLookup, line: LookupLine) -> None:
+def test_no_request_is_sent_before_a_block_is_missing(peers: PeerLookup, line: LookupLine) -> None:
     time.sleep(0.1)
     assert line.asked == []
 

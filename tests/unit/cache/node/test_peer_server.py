@@ -1,4 +1,4 @@
-"""What a node tells others: from its disk, verified, a few at a time, and never more than that."""
+"""Answers to other nodes: from disk, verified, and a bounded number at a time."""
 
 from __future__ import annotations
 

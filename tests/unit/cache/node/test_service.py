@@ -1,4 +1,4 @@
-"""The cache of a node without the node: the service and its clients, joined by a plain call."""
+"""Service of a node's cache and its clients, joined by plain calls instead of Ray."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRANSFORM = Transform(id=Dense("id", dtype="float64"))
 
 
 class ServiceLine:
-    """What the Ray actor does, by plain calls; notes them."""
+    """Transport of plain calls in place of the Ray actor; records them."""
 
     def __init__(self, spec: CacheSpec, *, is_here: bool = True) -> None:
         self.spec = spec
@@ -123,7 +123,7 @@ def test_registers_once_and_asks_only_for_what_is_not_on_disk(line: ServiceLine,
     assert line.calls == []
 
 
-def test_service_that_forgot_is_told_again(
+def test_unknown_data_sets_are_registered_again(
     line: ServiceLine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "_MOST_DATASETS", 1)
@@ -134,7 +134,7 @@ def test_service_that_forgot_is_told_again(
     assert line.calls.count("register") == 3
 
 
-def test_first_asker_is_told_the_cost_and_the_others_a_hit(line: ServiceLine, manifest: Manifest) -> None:
+def test_the_first_request_gets_the_counters_and_the_others_a_hit(line: ServiceLine, manifest: Manifest) -> None:
     go = threading.Event()
 
     def wait(batch: pa.RecordBatch) -> dict[str, Any]:
@@ -182,7 +182,9 @@ def test_error_comes_with_its_place(line: ServiceLine, manifest: Manifest) -> No
     assert "in boom" in str(caught.value.__cause__)
 
 
-def test_block_that_is_stored_where_nobody_can_read_it(line: ServiceLine, manifest: Manifest, tmp_path: Path) -> None:
+def test_a_block_stored_on_an_unreadable_disk_is_an_error(
+    line: ServiceLine, manifest: Manifest, tmp_path: Path
+) -> None:
     line.spec = CacheSpec(path=str(tmp_path / "elsewhere"), quota_bytes=16 << 20, min_free_bytes=0)
     line.service.apply_spec = lambda spec: None  # type: ignore[method-assign]
     with (
@@ -237,7 +239,7 @@ def test_quota_of_nothing_stores_nothing(line: ServiceLine, spec: CacheSpec, man
 def test_memory_of_loose_blocks_is_bounded_however_many_ask(
     spec: CacheSpec, parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is made and not let go of yet never takes more than the bound and one block for each data worker."""
+    """Unreleased blocks take at most the bound and one block for each data worker."""
     manifest = scan(parquet_folder({"a.parquet": [1000] * 40}))
     block_bytes, num_reads = 8 * 1000, 2
     monkeypatch.setattr(service_module, "_MOST_INFLIGHT_BYTES", 3 * block_bytes)
@@ -276,7 +278,7 @@ def test_close_ends_waiting_for_memory(spec: CacheSpec, manifest: Manifest, monk
 
 @pytest.fixture
 def stripes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No two data sets share a lock, which would keep one that is idle."""
+    """Every data set has its own lock; a shared one would protect an idle data set."""
     monkeypatch.setattr(directory, "_NUM_STRIPES", 1 << 32)
 
 

@@ -1,4 +1,4 @@
-"""A block whose making ends the actor is asked for again, and not for ever."""
+"""Requests for a block that kills the actor are repeated a limited number of times."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TRANSFORM = Transform(id=Dense("id", dtype="float64"))
 
 @dataclass
 class MortalLine:
-    """The line to an actor that dies `deaths` times when it is asked for a block; each new one knows no data set."""
+    """Transport to an actor that dies at its first `deaths` requests; each new actor has no data set registered."""
 
     spec: CacheSpec
     deaths: int
     is_here: bool = False
-    is_told: bool = False
+    is_registered: bool = False
     calls: list[str] = field(default_factory=list)
 
     def disk(self) -> DiskCache:
@@ -43,11 +43,11 @@ class MortalLine:
     def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
         self.calls.append(method)
         if method == "register":
-            self.is_told = True
+            self.is_registered = True
             return None
-        if self.is_told and self.deaths:
-            self.is_told, self.deaths = False, self.deaths - 1
-        return StoredBlock(sums={}) if self.is_told else "unknown"
+        if self.is_registered and self.deaths:
+            self.is_registered, self.deaths = False, self.deaths - 1
+        return StoredBlock(sums={}) if self.is_registered else "unknown"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def ask(line: MortalLine, manifest: Manifest) -> int:
         return source.request(1).result(30).rows
 
 
-def test_an_actor_that_died_is_told_about_the_data_again(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_new_actor_gets_the_data_set_registered_again(manifest: Manifest, tmp_path: Path) -> None:
     line = MortalLine(CacheSpec(path=str(tmp_path / "cache")), deaths=4)
     assert ask(line, manifest) == 20
     assert line.calls.count("register") == 5
@@ -74,7 +74,7 @@ def test_a_block_that_always_ends_the_actor_is_given_up(manifest: Manifest, tmp_
     assert line.calls.count("fetch") < 10
 
 
-def test_renewed_credentials_are_told_to_an_actor_that_knows_the_data(manifest: Manifest, tmp_path: Path) -> None:
+def test_renewed_credentials_register_the_data_set_again(manifest: Manifest, tmp_path: Path) -> None:
     line, ids = MortalLine(CacheSpec(path=str(tmp_path / "cache")), deaths=0), []
     for secret in ("first-secret", "second-secret", "second-secret"):
         place = without_credentials(f"s3://AKIAKEY:{secret}@bucket/renewed")
