@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from forebay.job.job import Job
@@ -28,9 +27,7 @@ def largest_job(setup: SweepSetup) -> Job:
         for value in _extreme_values(domain)
         if value != example.get(name)
     ]
-    return max(
-        [setup.job, *(made for config in configs if (made := _try_job(spec.job, config)) is not None)], key=_need
-    )
+    return max([setup.job, *(made for config in configs if (made := spec.try_job(config)) is not None)], key=_need)
 
 
 def warn_if_too_large(job: Job) -> None:
@@ -48,14 +45,6 @@ def warn_if_too_large(job: Job) -> None:
 
 def _need(job: Job) -> tuple[float, float]:
     return job.min_workers * job.resources.gpus, job.min_workers * job.resources.cpus
-
-
-def _try_job(make: Any, config: Mapping[str, Any]) -> Job | None:
-    try:
-        made: Job = make(config)
-    except Exception:  # noqa: BLE001 - the user's function may raise anything; the trial fails by itself
-        return None
-    return made
 
 
 def _extreme_values(domain: Domain) -> list[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from forebay.cache.block_key import BlockNames
 from forebay.errors import BadJob
+from forebay.foreign_code import error_of, replaced_errors
 from forebay.job.coercion import coerce
 from forebay.job.job import Job
 from forebay.job.recipe import Parameter, Recipe
@@ -51,6 +52,12 @@ class TrialSpec:
             raise BadJob(f"the job function returned {type(job).__name__}, not a Job. End it with `return Job(...)`.")
         return job
 
+    def try_job(self, config: Mapping[str, Any]) -> Job | None:
+        """Job that the function makes for `config`; None if it raises, which then fails the trial itself."""
+        made: list[Job] = []
+        error_of(lambda: made.append(self.job(config)))
+        return made[0] if made else None
+
     def make_trial_job(self, config: Mapping[str, Any], trial_id: str, generation: int = 0) -> Job:
         """Job of a trial under its own name, with its minimum of workers. The sweep adds workers later."""
         job = self.job(config)
@@ -86,14 +93,15 @@ def blocks_of(job: Job) -> str:
 
 def pack(spec: TrialSpec) -> bytes:
     """Pickle `spec` for another process, with the user's own code by value. Raises `BadJob` if that fails."""
-    with own_code_by_value():
-        try:
-            return bytes(cloudpickle.dumps(spec))
-        except Exception as error:  # what a job function holds may raise anything
-            raise BadJob(
-                f"the job function cannot be sent to a trial's process ({type(error).__name__}: {error}). Make locks, "
-                "connections, open files and the like within it."
-            ) from error
+    with own_code_by_value(), replaced_errors(_not_pickled):
+        return bytes(cloudpickle.dumps(spec))
+
+
+def _not_pickled(error: Exception) -> BadJob:
+    return BadJob(
+        f"the job function cannot be sent to a trial's process ({type(error).__name__}: {error}). Make locks, "
+        "connections, open files and the like within it."
+    )
 
 
 def unpack(payload: bytes) -> TrialSpec:

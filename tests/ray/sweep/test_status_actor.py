@@ -68,7 +68,7 @@ def made() -> Record:
 def until_told(board: SweepStatusClient, made: Record) -> str | None:
     """Why the sweep shall end, asked for as a sweep does it."""
     for _ in range(1200):
-        board.show(made)
+        board.publish(made)
         if board.stop_reason is not None:
             break
         time.sleep(0.05)
@@ -107,7 +107,7 @@ def test_ps_shows_a_sweep_with_its_trials(forebay: Call, run_of_a: ActorHandle) 
 def test_stop_ends_a_sweep_by_its_name(forebay: Call) -> None:
     shown = made()
     with opened() as board:
-        board.show(shown)
+        board.publish(shown)
         assert board.stop_reason is None
         code, told, _ = forebay("stop", "ctr", "--reason", "seen enough")
         assert (code, told) == (0, "ctr: its trials end at their next saved commits. It stays in runs/ctr.\n")

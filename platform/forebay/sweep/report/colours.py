@@ -1,4 +1,4 @@
-"""A colour per trial, by its best value: the same one in every picture and in the table beside them."""
+"""One colour per trial, by its best value: the same in every plot and in the table."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from forebay.sweep.report.text import value_text
 
 BEST, NONE = "#d1495b", "#c3cad1"
 FEW = 20
-"""Fewer values than this are all shown, however far off one is."""
+"""With fewer values, outliers are shown too."""
 
 
 class Colours:
-    """A colour per trial, by its best value: the same one in every picture."""
+    """One colour per trial, by its best value: the same in every plot."""
 
     def __init__(self, record: Record) -> None:
         self._record, self._best = record, record.best
@@ -33,14 +33,14 @@ class Colours:
         self._norm = Normalize(low, high if high > low else low + 1e-9, clip=True)
 
     def of(self, trial: TrialRecord) -> str:
-        """Red for the best, grey without a value."""
+        """Colour of a trial: red for the best, grey without a value."""
         if self._best is not None and trial.id == self._best.id:
             return BEST
         point = trial.best(self._record.mode)
         return NONE if point is None or point.value is None else to_hex(self._map(float(self._norm(point.value))))
 
     def explain(self, figure: Figure, axes: Axes) -> None:
-        """A scale beside the picture, and which line is the best."""
+        """Add a colour scale and name the best trial."""
         if self._best is None:
             return
         axes.set_title(
@@ -59,13 +59,13 @@ class Colours:
 
 
 def _blues(mode: Literal["min", "max"]) -> Colormap:
-    """From pale to dark; dark is good."""
+    """Colour map from pale to dark; dark is good."""
     shades = colormaps["YlGnBu"](np.linspace(0.22, 0.95, 256))
     return LinearSegmentedColormap.from_list("values", shades if mode == "max" else shades[::-1])
 
 
 def without_outliers(values: np.ndarray, mode: Literal["min", "max"]) -> tuple[float, float]:
-    """Bounds of `values`; those that are far worse than most lie beyond them."""
+    """Bounds of `values`, without those that are far worse than most."""
     low, high = float(values.min()), float(values.max())
     if len(values) < FEW:
         return low, high

@@ -1,4 +1,4 @@
-"""The table of a sweep's trials while it is under way: in a terminal, in a notebook, or as lines in a log."""
+"""Table of a sweep's trials while it runs: in a terminal, in a notebook, or as lines in a log."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from forebay.sweep.report.text import best_text, cells, columns, config_text, su
 
 FIRST_LINE_EVERY_S, LAST_LINE_EVERY_S = 10.0, 60.0
 LOG_WIDTH = 160
-"""A log has no width of its own; a table folded at 80 columns there helps nobody."""
+"""Width of tables in logs, where 80 columns would fold them."""
 LINES_AROUND = 4
-"""Lines of a table that are not trials: an empty one, the head, the rule, and an empty one before the footing."""
+"""Lines of a table that are not trials: an empty one, the header, the rule, and an empty one before the summary."""
 ROOMY = 100
-"""From so many columns on there is room for all beside the config."""
+"""Terminal width from which all columns fit."""
 NOT_IF_NARROW = ("rows/s", "time")
 COLOURS: dict[State, str] = {
     "running": "green",
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class Display(Protocol):
-    """Somewhere to show a record; `end` shows it for the last time."""
+    """Output for a record; `end` shows it for the last time."""
 
     def show(self, record: Record) -> None: ...
 
@@ -49,9 +49,9 @@ class Display(Protocol):
 
 
 class LiveView:
-    """Called with the record about once a second; shows it wherever this process is watched.
+    """Shows the record, about once a second, wherever this process is watched.
 
-    Output that nobody takes any more (a closed terminal) ends the showing, not the sweep.
+    If the output fails (a closed terminal), the display ends and the sweep continues.
     """
 
     def __init__(self, display: Display) -> None:
@@ -63,7 +63,7 @@ class LiveView:
         self._try(lambda display: display.show(record))
 
     def close(self) -> None:
-        """Show the record as it is now, for the last time."""
+        """Show the current record for the last time."""
         record = self._record
         if record is not None:
             self._try(lambda display: display.end(record))
@@ -73,16 +73,16 @@ class LiveView:
             return
         try:
             show(self._display)
-        except (OSError, ValueError) as error:  # ValueError: what Python says of a file that was closed
+        except (OSError, ValueError) as error:  # Python raises ValueError for a closed file
             self._display = None
-            log.warning("The sweep goes on, but it is shown no longer: %s", error)
+            log.warning("The sweep continues, but its display has ended: %s", error)
 
 
 @contextmanager
 def live_display(wanted: bool = True, console: Console | None = None) -> Iterator[Callable[[Record], None]]:
-    """What to call with the record of a sweep, about once a second, for the length of the block.
+    """Function to call with the record of a sweep, about once a second, for the duration of the block.
 
-    `console` is where it shows unless this is a notebook: standard error if it is not given.
+    Outside a notebook, `console` is the output; by default standard error.
     """
     if not wanted:
         yield lambda record: None  # noqa: ARG005
@@ -104,13 +104,13 @@ def _display(console: Console | None) -> Display:
 
 
 def _is_notebook() -> bool:
-    """Whether a notebook shows what this process displays; IPython is there already if so."""
+    """Whether this process displays in a notebook, which has imported IPython."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return shell is not None and hasattr(shell, "kernel")
 
 
 class TerminalTable:
-    """A table that is drawn anew in its place."""
+    """Table that is redrawn in place."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -118,7 +118,7 @@ class TerminalTable:
 
     def show(self, record: Record) -> None:
         if self._screen is None:
-            # What trials print comes above the table; where it goes into a file or a pipe, it goes on doing so.
+            # Output of trials appears above the table, unless it goes into a file or a pipe.
             is_seen = sys.stdout.isatty()
             self._screen = Screen(console=self._console, auto_refresh=False, redirect_stdout=is_seen)
             self._screen.start()
@@ -137,7 +137,7 @@ class TerminalTable:
 
 
 class NotebookTable:
-    """A table in the output of a cell, replaced as a whole."""
+    """Table in the output of a cell, replaced as a whole."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -156,7 +156,7 @@ class NotebookTable:
 
 
 class LogLines:
-    """A line per new best value, per trial that ends, and ever more rarely how the sweep stands; a table at the end."""
+    """One line per new best value, per ended trial, and less and less often for the status; a table at the end."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
@@ -185,7 +185,7 @@ class LogLines:
         self._print(record, summary_line(record))
 
     def _begin(self, record: Record, now: float) -> None:
-        """What an earlier start has come to is no news."""
+        """Ignore the results of an earlier start."""
         self._began, self._due = now, now + FIRST_LINE_EVERY_S
         self._ended = {trial.id for trial in record.trials.values() if trial.has_ended}
         self._best = record.best_value
@@ -211,7 +211,7 @@ class LogLines:
 
 
 def trial_table(record: Record, most: int | None = None, width: int = LOG_WIDTH) -> Table:
-    """A line per trial, at most `most` lines; the best trial in bold. `width` is that of the terminal, in columns."""
+    """One row per trial, at most `most` rows, the best trial in bold. `width` is that of the terminal, in columns."""
     best = record.best
     names = columns(record)
     shown = [number for number, name in enumerate(names) if width >= ROOMY or name not in NOT_IF_NARROW]
@@ -229,7 +229,7 @@ def trial_table(record: Record, most: int | None = None, width: int = LOG_WIDTH)
 
 
 def empty_table(names: Iterable[str], metric: str) -> Table:
-    """A table of trials without a line. Where there is no room for all, configs are cut, and a long metric's name."""
+    """Table of trials without rows. In a narrow terminal, configs and a long metric name are cut."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in names:
         is_text = name in ("trial", "state", "config")
@@ -240,7 +240,7 @@ def empty_table(names: Iterable[str], metric: str) -> Table:
 
 
 def one_line(text: str) -> Text:
-    """In one line, with `…` for what there is no room for."""
+    """Single-line text, cut with `…`."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
@@ -249,7 +249,7 @@ def _epochs(count: int) -> str:
 
 
 def html_table(record: Record) -> str:
-    """The same as HTML."""
+    """The table as HTML."""
     best = record.best
     head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in columns(record))
     rows = []

@@ -1,4 +1,4 @@
-"""A sweep as one HTML file that needs nothing beside it: no network, no other file."""
+"""A sweep as one HTML file without dependencies: no network, no other file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from html import escape
 from matplotlib.figure import Figure
 
 from forebay.errors import WriteFailed
+from forebay.foreign_code import error_of
 from forebay.formatting import time_text
 from forebay.storage.atomic import write_atomically
 from forebay.storage.credentials import redact, redacted
@@ -24,7 +25,7 @@ FILE_NAME = "sweep.html"
 
 log = logging.getLogger(__name__)
 
-# Light whatever surrounds it: the pictures are, and a notebook may be dark.
+# Always light: the plots are, and a notebook may be dark.
 STYLE = """
 .forebay-sweep { font: 14px/1.45 system-ui, sans-serif; color: #22313f; background: #fff; color-scheme: light;
   max-width: 1150px; margin: 0 auto; padding: 0.1em 1em 1em; }
@@ -50,7 +51,7 @@ STYLE = """
 .forebay-sweep td.paused { color: #8a5a00; } .forebay-sweep td.pending { color: #5f6b76; }
 """
 
-# A click on a head sorts by that column, another one the other way round; what has no value stays at the end.
+# A click on a header sorts by that column, a second one reverses; missing values stay at the end.
 SCRIPT = """
 const heads = document.querySelectorAll(".forebay-sweep th");
 heads.forEach((head, column) => { head.style.cursor = "pointer"; head.addEventListener("click", () => {
@@ -64,15 +65,15 @@ heads.forEach((head, column) => { head.style.cursor = "pointer"; head.addEventLi
 }); });
 """
 POINTS_PER_INCH = 80
-"""How small a picture may be shown: on a narrow screen it scrolls rather than shrinks further."""
+"""Smallest scale of a plot: on a narrow screen it scrolls."""
 RED = ("best value", "best config")
-"""Facts in the colour that the best trial has in the pictures."""
+"""Facts in the colour of the best trial."""
 
 
 def write_page(record: Record, path: str) -> str:
-    """Write `sweep.html` into the sweep's folder `path`; the answer is where it is.
+    """Write `sweep.html` into the sweep's folder `path`. Returns its path.
 
-    Raises `WriteFailed` where storage refuses.
+    Raises `WriteFailed` if storage refuses.
     """
     html = below(path, FILE_NAME)
     try:
@@ -87,7 +88,7 @@ def write_page(record: Record, path: str) -> str:
 
 
 def page(record: Record) -> str:
-    """The whole document."""
+    """HTML document."""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -97,7 +98,7 @@ def page(record: Record) -> str:
 
 
 def body(record: Record) -> str:
-    """What stands in the document, and in the output of a notebook's cell."""
+    """Content of the document, also shown by a notebook."""
     pictures = (
         (f"{record.metric} over time", metric_figure),
         ("Workers over time", workers_figure),
@@ -111,15 +112,19 @@ def body(record: Record) -> str:
 
 
 def _picture(title: str, draw: Callable[[Record], Figure], record: Record) -> str:
-    try:
-        figure = draw(record)
-        drawn = base64.b64encode(as_png(figure)).decode()
-    except Exception as error:  # noqa: BLE001 - of whatever values there are; a sweep is not lost for a picture
-        log.warning("The picture %r of sweep %r cannot be drawn: %s", title, record.name, error)
-        return f"<p>This picture cannot be drawn: {escape(str(error))}</p>"
+    drawn: list[str] = []
+    # Values of any kind may break matplotlib, and a sweep is not lost for a plot.
+    error = error_of(lambda: drawn.append(_image(title, draw(record))))
+    if error is not None:
+        log.warning("The plot %r of sweep %r cannot be drawn: %s", title, record.name, error)
+        return f"<p>This plot cannot be drawn: {escape(str(error))}</p>"
+    return f'<div class="wide">{drawn[0]}</div>'
+
+
+def _image(title: str, figure: Figure) -> str:
+    png = base64.b64encode(as_png(figure)).decode()
     least = round(figure.get_figwidth() * POINTS_PER_INCH)
-    shown = f'<img alt="{escape(title)}" style="min-width: {least}px" src="data:image/png;base64,{drawn}">'
-    return f'<div class="wide">{shown}</div>'
+    return f'<img alt="{escape(title)}" style="min-width: {least}px" src="data:image/png;base64,{png}">'
 
 
 def _header(record: Record) -> str:
@@ -159,7 +164,7 @@ def _table(record: Record) -> str:
 
 
 def _cells(record: Record, trial: TrialRecord, colour: str) -> str:
-    """`colour` is that of the trial in the pictures."""
+    """Cells of a row. `colour` is the trial's colour in the plots."""
     best, last, config = trial.best(record.mode), trial.last, trial.config_at_best
     seconds = trial.seconds(record.elapsed_s)
     cells = [
@@ -175,13 +180,13 @@ def _cells(record: Record, trial: TrialRecord, colour: str) -> str:
 
 
 def _cell(text: str, key: object, kind: str = "", hint: str | None = None) -> str:
-    """`key` is what the column is sorted by, `hint` what is shown where the pointer rests."""
+    """Cell of a row. `key` is its sort key, `hint` its tooltip."""
     title = f' title="{escape(hint)}"' if hint else ""
     return f'<td{_class(kind)}{title} data-key="{escape("" if key is None else str(key))}">{escape(text)}</td>'
 
 
 def _errors(record: Record) -> str:
-    """A list of its own: a message of some length would make the table too wide to be read."""
+    """Errors as a separate list: long messages would make the table too wide."""
     found: dict[str, list[str]] = {}
     for trial in record.trials.values():
         if trial.error:

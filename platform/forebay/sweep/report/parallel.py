@@ -20,11 +20,11 @@ from forebay.sweep.report.plots import HEIGHT, WIDTH
 from forebay.sweep.report.text import word
 
 RANGES = ("Float(", "Integer(")
-"""How the record calls what numbers are drawn from that has a scale of its own."""
+"""Texts of domains in the record that fix the scale of numbers."""
 
 
 def configs_figure(record: Record) -> Figure:
-    """Every trial as a line through its config to its best value; those without a value are dashed."""
+    """Plot every trial as a line through its config to its best value; dashed without a value."""
     trials = record.ranked
     names = record.parameters
     drawn = [
@@ -50,14 +50,14 @@ def configs_figure(record: Record) -> Figure:
 
 
 def _is_log(record: Record, name: str) -> bool | None:
-    """None where what it was drawn from does not tell, as for a list of choices."""
+    """Whether the axis is logarithmic; None if the domain does not tell, as for a list of choices."""
     if name in record.log_axes:
         return True
     return False if record.space.get(name, "").startswith(RANGES) else None
 
 
 def _draw_config(axes: Axes, heights: list[float | None], colour: str, *, is_best: bool) -> None:
-    """A smooth line through `heights`; what is missing is left out."""
+    """Draw a smooth line through `heights`, without the missing ones."""
     parts_x, parts_y = [], []
     bend = np.linspace(0, 1, 24)
     for place, (left, right) in enumerate(pairwise(heights)):
@@ -97,7 +97,7 @@ def _draw_axis(axes: Axes, place: int, axis: Axis) -> None:
 
 
 LOG_FROM = 100.0
-"""Positive values that span as much are shown on a logarithmic axis where nothing says what they were drawn from."""
+"""Ratio from which positive values get a logarithmic axis, if their domain is unknown."""
 ROUNDING = 1e-9
 """Three times 0.1 is more than 0.3."""
 NUM_TICKS = 5
@@ -107,7 +107,7 @@ MAX_LABEL = 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """`places` are heights from 0 to 1, None for a missing value; `ticks` heights with their texts."""
+    """Axis: `places` are heights from 0 to 1, None for a missing value; `ticks` are heights with their texts."""
 
     name: str
     places: tuple[float | None, ...]
@@ -115,10 +115,9 @@ class Axis:
 
 
 def axis_of(name: str, values: Sequence[Any], is_log: bool | None = None) -> Axis:
-    """The axis for `values`: of numbers, linear or logarithmic, if all are numbers; otherwise a place per value.
+    """Axis for `values`: linear or logarithmic if all are numbers, otherwise one place per value.
 
-    Where it is not known whether numbers belong on a logarithmic axis, `is_log` is None, and the values decide; a few
-    of them are choices then, each with its mark.
+    With `is_log` None, the values decide the scale, and a few different numbers get one tick each.
     """
     found = [value for value in values if value is not None]
     if found and all(_is_number(value) for value in found):
@@ -162,7 +161,7 @@ def _of_numbers(name: str, values: Sequence[float | None], is_log: bool | None) 
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Powers of ten from `low` to `high`, or 1, 2 and 5 of each where there are few of them."""
+    """Powers of ten from `low` to `high`, or 1, 2 and 5 of each if there are few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         marks = [digit * 10.0**power for power in powers for digit in digits]
@@ -181,11 +180,11 @@ def _of_words(name: str, values: Sequence[Any]) -> Axis:
 
 
 def cut(text: str) -> str:
-    """As much of `text` as there is room for."""
+    """`text`, cut to the available width."""
     return text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"
 
 
 def _number(value: float) -> str:
-    """`1e-5`, not `1e-05`."""
+    """Short number: `1e-5`, not `1e-05`."""
     digits, mark, power = f"{value:.4g}".partition("e")
     return f"{digits}e{int(power)}" if mark else digits

@@ -1,4 +1,4 @@
-"""A sweep over time, as two pictures: how the trials did, and how many workers each had."""
+"""Plots of a sweep over time: the metric per trial, and the workers per trial."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from forebay.sweep.report.colours import Colours, without_outliers
 WIDTH, HEIGHT = 9.0, 4.4
 MINUTES_FROM_S, HOURS_FROM_S = 300, 3 * 3600
 FAR = 2.0
-"""A deadline beyond so many times the time that has passed would press the picture flat."""
+"""Largest ratio of deadline to elapsed time; a later deadline would flatten the plot."""
 NUM_NAMED = 5
-"""So many of the best trials are named where their lines end."""
+"""Number of best trials that are named at the ends of their lines."""
 APART_POINTS = (34.0, 9.0)
-"""A name that would come nearer to another one than this, across and up, is left out."""
+"""Smallest distance of two names, across and up; a closer one is left out."""
 ENDS: Mapping[State, str] = {"running": ">", "paused": "s", "stopped": "|", "failed": "x"}
-"""How a line ends; that of a finished trial with nothing."""
+"""End markers of lines; finished trials have none."""
 
 
 def as_png(figure: Figure) -> bytes:
-    """The picture as a PNG file."""
+    """The figure as a PNG file."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=144)
     return picture.getvalue()
 
 
 def metric_figure(record: Record) -> Figure:
-    """The metric over time: a line per trial, coloured by its best value; the best one thick, the best few named."""
+    """Plot the metric over time: one line per trial, coloured by its best value, the best thick, the best few named."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes, colours = figure.subplots(), Colours(record)
     _, per_s = _time_unit(record.elapsed_s)
@@ -61,7 +61,7 @@ def metric_figure(record: Record) -> Figure:
 
 
 def workers_figure(record: Record) -> Figure:
-    """How many workers each trial trained with over time, stacked; the best trial at the bottom."""
+    """Plot workers over time, stacked by trial, the best trial at the bottom."""
     figure = Figure(figsize=(WIDTH, HEIGHT * 0.8), layout="constrained")
     axes, colours = figure.subplots(), Colours(record)
     _, per_s = _time_unit(record.elapsed_s)
@@ -92,7 +92,7 @@ def workers_figure(record: Record) -> Figure:
 
 
 def _draw_end(axes: Axes, trial: TrialRecord, end: tuple[float, float], colour: str) -> None:
-    """How the line ends tells the trial's state."""
+    """Mark the end of a line with the trial's state."""
     if marker := ENDS.get(trial.state):
         edge = INK if trial.state == "failed" else colour
         axes.plot(*end, marker, color=edge, markerfacecolor="white", markersize=7.5, markeredgewidth=1.5, zorder=5)
@@ -121,8 +121,8 @@ def _explain_ends(axes: Axes, record: Record) -> None:
 
 
 def _name_best(figure: Figure, axes: Axes, ends: Iterable[tuple[TrialRecord, tuple[float, float]]]) -> None:
-    """The ends of their names, beside the ends of their lines, as far as there is room."""
-    figure.draw_without_rendering()  # the layout says where points are
+    """Write the ends of trial ids beside the ends of their lines, where there is room."""
+    figure.draw_without_rendering()  # fixes the layout, and with it the positions of points
     taken: list[np.ndarray] = []
     for trial, end in ends:
         place = axes.transData.transform(end) * 72 / figure.dpi
@@ -142,9 +142,9 @@ def _name_best(figure: Figure, axes: Axes, ends: Iterable[tuple[TrialRecord, tup
 
 
 def _show_time(axes: Axes, record: Record, *, at_top: bool = True) -> None:
-    """The axis of time, the same for all pictures of a sweep; with the deadline, unless that is far off.
+    """Draw the time axis, which all plots of a sweep share, and the deadline unless it is far off.
 
-    The word stands at the top, or at the bottom, where it meets no good values.
+    Its label is at the top or at the bottom, away from good values.
     """
     unit, per_s = _time_unit(record.elapsed_s)
     deadline_s, last_s = record.deadline_at_s, record.elapsed_s
@@ -174,7 +174,7 @@ def _workers_at(worker_counts: tuple[WorkerCount, ...], times: list[float]) -> n
 
 
 def _fit_values(axes: Axes, record: Record) -> None:
-    """The worst values of fresh models would press the rest of the picture flat."""
+    """Choose the value range without the worst values of fresh models, which would flatten the plot."""
     values = np.array([p.value for trial in record.trials.values() for p in trial.points if p.value is not None])
     if len(values) == 0:
         return
@@ -184,7 +184,7 @@ def _fit_values(axes: Axes, record: Record) -> None:
 
 
 def _time_unit(elapsed_s: float) -> tuple[str, float]:
-    """What to call the axis of time, and how much of it a second is."""
+    """Unit of the time axis, and its length of one second."""
     if elapsed_s >= HOURS_FROM_S:
         return "hours", 1 / 3600
     return ("minutes", 1 / 60) if elapsed_s >= MINUTES_FROM_S else ("seconds", 1.0)

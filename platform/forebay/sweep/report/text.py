@@ -1,4 +1,4 @@
-"""Which trials of a sweep read the same blocks, in words: what another one has stored costs a trial nothing."""
+"""Numbers and configs of a sweep as text, the same in a terminal, a notebook and the page."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MAX_WORD = 32
 
 
 def columns(record: Record) -> tuple[str, ...]:
-    """Heads of the live table."""
+    """Headers of the live table."""
     return ("trial", "state", "epoch", record.metric, "best", "workers", "rows/s", "time", "config")
 
 
 def cells(record: Record, trial: TrialRecord) -> tuple[str, ...]:
-    """A trial's line of the live table."""
+    """Row of a trial in the live table."""
     best, last = trial.best(record.mode), trial.last
     is_running = trial.state == "running"
     return (
@@ -76,25 +76,25 @@ def summary_line(record: Record) -> str:
 
 
 def best_text(record: Record) -> str:
-    """The best value, and whose it is."""
+    """Best value and its trial."""
     best = record.best
     return f"best {record.metric} {value_text(record.best_value)} ({best.id})" if best else f"no {record.metric} yet"
 
 
 def blocks_text(record: Record) -> str:
-    """Which trials share what they read; empty before the first epoch has ended."""
+    """Text on which trials share cached blocks; empty before the first epoch has ended."""
     return sharing_text(trial.blocks for trial in record.trials.values() if trial.blocks is not None)
 
 
 def states_text(trials: Iterable[TrialRecord]) -> str:
-    """`3 running, 2 pending, 1 failed`, as many states as there are."""
+    """Number of trials per state: `3 running, 2 pending, 1 failed`."""
     found = [trial.state for trial in trials]
     order = ("running", "paused", "pending", "finished", "stopped", "failed")
     return ", ".join(f"{found.count(state)} {state}" for state in order if state in found) or "no trial yet"
 
 
 def value_text(value: float | None) -> str:
-    """A metric, or a dash."""
+    """Metric value, or a dash."""
     return "-" if value is None else metric_text(value)
 
 
@@ -104,6 +104,6 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def word(value: Any) -> str:
-    """One value of a config: floats with three digits that matter, long texts cut."""
+    """One value of a config: floats with three significant digits, long texts cut."""
     text = f"{value:.3g}" if isinstance(value, float) else str(value) or "''"
     return text if len(text) <= MAX_WORD else f"{text[: MAX_WORD - 1]}…"

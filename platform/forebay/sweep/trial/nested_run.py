@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from forebay.driver.driver import run
 from forebay.events import EpochEnded, Event, Failed, Reported, Resized, Started
+from forebay.foreign_code import outcome_of
 from forebay.job.job import Job
 from forebay.runs.callback import Callback
 from forebay.runs.control import Control
@@ -151,16 +153,11 @@ class NestedRun:
         return self.result is None and self._error is None
 
     def _run(self) -> None:
-        try:
-            result = run(self.job, self._driver, self._callbacks)
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the epochs are asked for
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-        else:
-            with self._changed:
-                self.result = result
-                self._changed.notify_all()
+        outcome = outcome_of(partial(run, self.job, self._driver, self._callbacks))
+        with self._changed:
+            # `next_epoch` raises the error in the caller's thread.
+            self.result, self._error = outcome.value, outcome.error
+            self._changed.notify_all()
 
     def _on_event(self, event: Event, control: Control) -> None:
         with self._changed:

@@ -36,10 +36,8 @@ def trial_resources(
         return PlacementGroupFactory([dict(NO_CPU)])
     # Unpickling in the process that pickled would replace methods of the user's own classes by reduced ones.
     spec = _PACKED.get(payload) or unpack(payload)
-    try:
-        share = worker_share(spec.job(config))
-    except Exception:  # noqa: BLE001 - what a job function raises
-        share = otherwise
+    job = spec.try_job(config)
+    share = otherwise if job is None else worker_share(job)
     return PlacementGroupFactory([{**NO_CPU, **share}])
 
 

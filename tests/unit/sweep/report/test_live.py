@@ -97,7 +97,7 @@ def test_a_closed_terminal_is_said_once_and_ends_nothing(caplog: pytest.LogCaptu
         live(record(trial("a", 0.8)))
         live(record(trial("a", 0.9)))
         live.close()
-    assert caplog.text.count("it is shown no longer") == 1
+    assert caplog.text.count("its display has ended") == 1
 
 
 def test_nothing_is_shown_where_that_is_not_wanted(capfd: pytest.CaptureFixture[str]) -> None:
