@@ -183,7 +183,7 @@ def _even_figures(lanes: tuple[int, ...]) -> list[Figure]:
     print(f"\n| lanes | batch | owned as | {' | '.join(map(str, WORLDS))} |")
     print("|---|---|---|" + "---|" * len(WORLDS))
     for count in lanes:
-        for batch in (1000, BATCH):
+        for batch in (300, 1500, BATCH):
             for kind, values in measure(__spec__.name, "evenness", lanes=count, batch=batch).items():
                 print(f"| {count} | {batch} | {kind} | {' | '.join(f'{value:.2f}' for value in values)} |", flush=True)
                 name = f"lanes: largest part over the mean, {count} lanes, batches of {batch}, {kind}"
@@ -199,7 +199,7 @@ def _first_figures(folder: Path, sizes: tuple[tuple[int, int], ...], lanes: tupl
         data = write(folder / f"data-{groups}", groups, rows)
         for count in lanes:
             where = {"data": str(data), "cache": str(folder / f"cache-{groups}-{count}"), "lanes": count}
-            cold, warm = measure(__spec__.name, "first_batch", **where), measure(__file__, "first_batch", **where)
+            cold, warm = measure(__spec__.name, "first_batch", **where), measure(__spec__.name, "first_batch", **where)
             print(
                 f"| {groups:,} | {count} | {cold['wall_s']:.2f} | {cold['cpu_s']:.2f} | {warm['wall_s']:.2f} "
                 f"| {warm['cpu_s']:.2f} | {warm['blocks']:.0f} | {cold['bytes'] / 1e6:.0f} |",
