@@ -110,7 +110,7 @@ class Job:
                 name=self.name,
             )
         for data in self._datas:
-            data.check_world_size(self.max_workers)
+            data.validate_world_size(self.max_workers)
 
     def _check_steering(self) -> None:
         if self.elastic is not None and self.workers != 1:
@@ -176,7 +176,7 @@ class Job:
         Raises `MissingColumn`, `WrongType`, `CacheUnusable`, or `InvalidOption` for a storage that cannot be written.
         """
         for data in self._datas:
-            data.check()
+            data.validate_columns()
         if self.cache is not None:
             self.cache.open()
         _check_writable(self.storage)

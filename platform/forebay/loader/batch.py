@@ -1,4 +1,4 @@
-"""What a training step gets."""
+"""One rank's rows of one global batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Batch(dict[str, Any]):
         rows: Rows of this rank's part.
         weight: `rows * world size / size`. A mean loss over the part, times this weight, averaged over the ranks, is
             the exact mean over the global batch. 0 for the one dummy row that a rank with an empty part gets.
-        epoch: Which epoch it is of, from 0.
+        epoch: Number of its epoch, from 0.
         ends_epoch: True for the last batch of its epoch.
     """
 

@@ -10,7 +10,7 @@ from forebay.loader.batch import Batch
 
 
 class BatchQueue:
-    """First in, first out. Holds at most `limit_bytes`, and always room for one batch, however large."""
+    """First in, first out. Holds at most `limit_bytes`, or one batch that is larger."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -24,7 +24,7 @@ class BatchQueue:
         return self._closed
 
     def put(self, item: Batch | BaseException | None, num_bytes: int = 0) -> None:
-        """Wait for room and append: a batch, the error that ended the epoch early, or None at its end."""
+        """Wait for room and append a batch, the error that ended the epoch early, or None at its end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or not self.held_bytes or self.held_bytes + num_bytes <= self._limit_bytes
@@ -36,12 +36,12 @@ class BatchQueue:
             self._changed.notify_all()
 
     def get(self) -> Batch | None:
-        """The next batch, None after the last; raises the error that ended the epoch, or `LoaderClosed`."""
+        """The next batch, or None after the last. Raises the error that ended the epoch, or `LoaderClosed`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._items)
             if not self._items:
                 raise LoaderClosed(
-                    "The loader was closed, or moved by seek(), while this iteration went on. Iterate it anew."
+                    "The loader was closed, or moved by seek(), while this iteration went on. Start a new iteration."
                 )
             item, num_bytes = self._items.popleft()
             self.held_bytes -= num_bytes

@@ -31,13 +31,13 @@ class BlockTable:
         self._row_bytes: list[int] = []
 
     def missing(self, rows: LaneRows) -> list[int]:
-        """Blocks of `rows` that are not here yet."""
+        """Numbers of the blocks of `rows` that the table does not hold."""
         absent = self._slot_of[rows.block] < 0
         return np.unique(rows.block[absent]).tolist() if absent.any() else []
 
     def add(self, index: int, block: Block) -> None:
-        """Raises `SourceChanged` or `TransformFailed` for a block that fits neither the plan nor those before it."""
-        self._check(index, block)
+        """Add a block. Raises `SourceChanged` or `TransformFailed` if it does not fit the plan or earlier blocks."""
+        self._validate_block(index, block)
         if not self._idle_slots:
             self._grow()
         slot = self._idle_slots.pop()
@@ -46,7 +46,7 @@ class BlockTable:
         self._bases[:, slot] = [array.ctypes.data for array in block.arrays.values()]
 
     def remove(self, index: int) -> Block | None:
-        """The block, which is here no more; None if it was not."""
+        """Remove and return the block, or None if the table does not hold it."""
         slot = int(self._slot_of[index])
         if slot < 0:
             return None
@@ -64,7 +64,7 @@ class BlockTable:
         for place, row_bytes in zip(places, self._row_bytes, strict=True):
             place[:] = row_bytes, end
             end += -(-n * row_bytes // _ALIGNMENT) * _ALIGNMENT
-        buffer = self._pool.take(end)
+        buffer = self._pool.lease(end)
         if gather_arrays(buffer.ctypes.data, places, self._bases, self._slot_of, rows.block, rows.row) >= 0:
             return None
         arrays: dict[str, NDArray[np.generic]] = {}
@@ -72,7 +72,7 @@ class BlockTable:
             arrays[name] = buffer[start : start + n * row_bytes].view(dtype).reshape(n, *tail)
         return arrays, end
 
-    def _check(self, index: int, block: Block) -> None:
+    def _validate_block(self, index: int, block: Block) -> None:
         expected = int(self._block_rows[index])
         if block.rows != expected:
             raise SourceChanged(

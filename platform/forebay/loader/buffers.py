@@ -1,4 +1,4 @@
-"""Batch memory that is used again, but never while someone still holds it."""
+"""Memory of batches, used again once no array or tensor refers to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BufferPool:
         self._keeps = True
         self._pinned = pinned
 
-    def take(self, num_bytes: int) -> NDArray[np.uint8]:
+    def lease(self, num_bytes: int) -> NDArray[np.uint8]:
         """A writable uint8 array [num_bytes] of undefined content, 64-byte aligned."""
         return np.asarray(_Lease(self._give_back, self._memory(num_bytes), num_bytes))
 
@@ -43,7 +43,7 @@ class BufferPool:
         return torch.empty(num_bytes + num_bytes // 16, dtype=torch.uint8, pin_memory=self._pinned)
 
     def clear(self) -> None:
-        """Let go of idle buffers, and of those in use when they come back."""
+        """Free idle buffers now, and buffers in use when they come back."""
         self._keeps = False
         self._idle.clear()
 
@@ -56,7 +56,7 @@ class BufferPool:
 
 
 class _Lease:
-    """The base object of every array made from one buffer: it dies with the last of them, and returns the buffer."""
+    """Base object of every array made from one buffer. Returns the buffer when the last array is freed."""
 
     def __init__(self, give_back: Callable[[torch.Tensor], None], memory: torch.Tensor, num_bytes: int) -> None:
         self._give_back, self._memory = give_back, memory

@@ -1,4 +1,4 @@
-"""What to train on: a plan, how its rows become arrays, and how large a global batch is."""
+"""Training data: a plan, a transform and the size of a global batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Data:
 
     @property
     def start(self) -> Cursor:
-        """Before the first row of the first epoch."""
+        """Cursor before the first row of the first epoch."""
         return Cursor(plan_id=self.plan.id, epoch=0, position=0, global_batch=self.global_batch)
 
     @property
@@ -56,12 +56,12 @@ class Data:
         """The rows of the plan as arrays, without their order: what a cache stores."""
         return Dataset(self.plan.manifest, self.transform)
 
-    def check(self) -> None:
-        """Compare what the transform needs with the manifest's schema. Raises `MissingColumn` or `WrongType`."""
+    def validate_columns(self) -> None:
+        """Compare the transform's columns with the manifest's schema. Raises `MissingColumn` or `WrongType`."""
         self.dataset.validate_columns()
 
-    def check_batch(self, option: str, rows: int) -> None:
-        """Raises `InvalidOption` for `rows`, set by `option`, that no epoch can be cut into."""
+    def validate_batch_size(self, option: str, rows: int) -> None:
+        """Raises `InvalidOption` if no epoch can be cut into batches of `rows`, which `option` asks for."""
         whole_number(option, rows, least=1)
         if self.plan.num_batches(rows, last=self.last) == 0:
             raise InvalidOption(
@@ -71,7 +71,7 @@ class Data:
                 rows=self.plan.num_rows,
             )
 
-    def check_cursor(self, cursor: Cursor, *, step: int) -> None:
+    def validate_cursor(self, cursor: Cursor, *, step: int) -> None:
         """Raises `CursorMismatch` where the commit of `step`, which left `cursor`, was made with another plan."""
         if cursor.plan_id != self.plan.id:
             raise CursorMismatch(
@@ -81,7 +81,7 @@ class Data:
                 step=step,
             )
 
-    def check_world_size(self, size: int) -> None:
+    def validate_world_size(self, size: int) -> None:
         """Raises `TooManyRanks` for a `size` above the plan's lanes, `BatchTooSmall` for one above a batch's rows."""
         self.plan.owned_lanes(World(size=size))
         if self.global_batch < size:

@@ -1,4 +1,4 @@
-"""The iterator a trainer sees: this rank's part of every global batch, from a cursor on."""
+"""Iterator over this rank's part of every global batch, from a cursor on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _live: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
 class Loader:
-    """Iterates the rest of the current epoch, then stands at the start of the next: one `for` loop per epoch.
+    """Iterates the rest of the current epoch and stops at the start of the next: one `for` loop per epoch.
 
     ```python
     with fb.Loader(plan, transform, cache, global_batch=8192) as loader:
@@ -40,27 +40,25 @@ class Loader:
     ```
 
     Args:
-        plan: The order, from `build_plan`; its manifest says where the rows are.
-        transform: What becomes of a row group.
+        plan: The order, from `build_plan`. Its manifest names the files.
+        transform: Turns a row group into arrays.
         cache: A `DiskCache`, the client of a node's cache actor, or None to read the source in every epoch.
-        world: Which rank of how many this is. Every world size up to the plan's lanes sees the same global batches.
+        world: Rank and number of ranks. Every world size up to the plan's lanes sees the same global batches.
         global_batch: Rows per step over all ranks.
         epoch: The epoch to start with.
-        epochs: The number of the epoch to end before, if that is known: then the next epoch is prepared while the last
-            batches of one wait for the trainer, who does not have to wait at the border between the two. Whoever stops
-            early has to `close()`.
+        epochs: Number of the epoch to end before, if it is known. The next epoch is then prepared while the trainer
+            uses the last batches of one, and need not wait at the border. A loop that stops early must call `close()`.
         last: "balance" makes batches whose sizes differ by at most one row, "drop" equal ones (`dropped_rows` counts
             the rest).
         as_numpy: Batches of NumPy arrays instead of torch tensors.
-        prefetch_bytes: Bounds what is prepared ahead in an epoch: blocks asked for before they are needed, and finished
-            batches.
-        tally: Where to count, see `forebay.metrics.METRICS`; a new one by default.
+        prefetch_bytes: Bounds the blocks requested before they are needed, and the finished batches.
+        tally: Counters of this loader, see `forebay.metrics.METRICS`; new ones by default.
 
     Raises:
         InvalidOption, TooManyRanks, MissingColumn, WrongType: Before any thread starts.
 
-    A batch stays valid as long as anyone holds it or a part of it. Leaving the loop early, an exception in it, or
-    `close()` ends all threads; a loader works in forked and spawned children.
+    A batch stays valid as long as a reference to it, or to a part of it, exists. Leaving the loop early, an exception
+    in it, or `close()` ends all threads. A loader works in forked and spawned children.
     """
 
     def __init__(  # noqa: PLR0913 - the one constructor every user of the data plane writes out
@@ -78,7 +76,7 @@ class Loader:
         prefetch_bytes: int = 256 << 20,
         tally: Counters | None = None,
     ) -> None:
-        _check_kinds(plan, cache)
+        _validate_types(plan, cache)
         self._dataset, self._cache = Dataset(plan.manifest, transform), cache
         self.world = world or World()
         plan.owned_lanes(self.world)
@@ -88,7 +86,7 @@ class Loader:
                 'Use a smaller global batch, or last="balance".'
             )
         self._dataset.validate_columns()
-        self._share = LoaderOptions(
+        self._options = LoaderOptions(
             plan=plan,
             world=self.world,
             global_batch=whole_number("global_batch", global_batch),
@@ -100,8 +98,8 @@ class Loader:
         self.dropped_rows = 0
         self._epoch, self._position = whole_number("epoch", epoch), 0
         self._epochs = 0 if epochs is None else whole_number("epochs", epochs)
-        # Of all epochs: the memory of one's last batches is that of the next one's first.
-        self._pool = BufferPool(kept_bytes=self._share.prefetch_bytes // 2, pinned=torch.cuda.is_available())
+        # One pool for all epochs: the last batches of one and the first of the next use the same memory.
+        self._pool = BufferPool(kept_bytes=self._options.prefetch_bytes // 2, pinned=torch.cuda.is_available())
         self._pipeline: Pipeline | None = None
         self._next_pipeline: Pipeline | None = None
         self._closed = False
@@ -114,12 +112,12 @@ class Loader:
 
     def __len__(self) -> int:
         """Number of global batches of a whole epoch, wherever the loader stands; see `batches_left`."""
-        return self._share.plan.num_batches(self._share.global_batch, last=self._share.last)
+        return self._options.plan.num_batches(self._options.global_batch, last=self._options.last)
 
     @property
     def batches_left(self) -> int:
         """Number of global batches from the next one to the end of its epoch."""
-        return self._share.plan.num_batches(self._share.global_batch, self._position, last=self._share.last)
+        return self._options.plan.num_batches(self._options.global_batch, self._position, last=self._options.last)
 
     def __iter__(self) -> Iterator[Batch]:
         pipeline, process = self._start(), os.getpid()
@@ -133,28 +131,28 @@ class Loader:
                     return
                 self.tally.merge({"wait_s": time.perf_counter() - start, "batches": 1, "rows": batch.rows})
                 if pipeline.has_made_all and self._next_pipeline is None and batch.epoch + 1 < self._epochs:
-                    # What goes wrong here goes wrong again at the border between the epochs, and is raised there.
+                    # An error here occurs again at the border between the epochs, and is raised there.
                     with suppress(ForebayError, OSError, RuntimeError):
                         self._next_pipeline = self._open(batch.epoch + 1, 0)
-                        self._check_open()
-                self._pass(batch)
+                        self._raise_if_closed()
+                self._advance_cursor(batch)
                 yield batch
-                del batch  # its memory may be used again as soon as the trainer lets go of it
+                del batch  # its memory can be used again once the trainer has dropped it
         finally:
             if process == os.getpid():
-                # Left before its end, what comes next is not known. Another iteration may have taken over long since.
+                # A loop left early: the next position is unknown. Another iteration may have started since.
                 if self._pipeline is pipeline and self._position:
                     self._stop(timeout_s=5)
                 else:
                     pipeline.close(timeout_s=5)
 
     def cursor(self) -> Cursor:
-        """Where the next batch starts: after the last one handed out; after an epoch's last, at the next epoch."""
+        """Position of the next batch: after the last one handed out. After an epoch's last it is the next epoch."""
         return Cursor(
-            plan_id=self._share.plan.id,
+            plan_id=self._options.plan.id,
             epoch=self._epoch,
             position=self._position,
-            global_batch=self._share.global_batch,
+            global_batch=self._options.global_batch,
         )
 
     def seek(self, cursor: Cursor) -> None:
@@ -162,7 +160,7 @@ class Loader:
 
         Costs no replay. Raises `CursorMismatch` for a cursor of another plan, or outside of it.
         """
-        plan = self._share.plan
+        plan = self._options.plan
         if not isinstance(cursor, Cursor):
             raise CursorMismatch(f"seek() was given {cursor!r:.200}. Give a Cursor; Cursor.from_json(text) reads one.")
         if cursor.plan_id != plan.id:
@@ -221,10 +219,10 @@ class Loader:
 
     def __reduce__(self) -> tuple[object, ...]:
         """For a spawned child: a new loader at the same position, with a tally of its own."""
-        return _rebuild, (self._share, self._dataset.transform, self._cache, self.cursor(), self._epochs)
+        return _rebuild, (self._options, self._dataset.transform, self._cache, self.cursor(), self._epochs)
 
     def close(self, timeout_s: float = 5) -> None:
-        """End all threads, within `timeout_s` even if a read is stuck. Idempotent; batches handed out stay valid."""
+        """End all threads within `timeout_s`, even if a read is stuck. Idempotent. Batches stay valid."""
         self._closed = True
         self._stop(timeout_s)
         self._pool.clear()
@@ -238,7 +236,7 @@ class Loader:
         self.close()
 
     def _start(self) -> Pipeline:
-        self._check_open()
+        self._raise_if_closed()
         prepared = self._next_pipeline
         if prepared and self._process == os.getpid() and prepared.start == (self._epoch, self._position):
             self._next_pipeline = None
@@ -246,11 +244,11 @@ class Loader:
             prepared = None
         self._stop(timeout_s=5)
         self._pipeline = pipeline = prepared or self._open(self._epoch, self._position)
-        self._check_open()
+        self._raise_if_closed()
         return pipeline
 
-    def _check_open(self) -> None:
-        """Raises `LoaderClosed`; what was started while another thread closed the loader is stopped."""
+    def _raise_if_closed(self) -> None:
+        """Raise `LoaderClosed` if another thread closed the loader, and stop what was started since."""
         if self._closed:
             self._stop(timeout_s=5)
             raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
@@ -258,7 +256,7 @@ class Loader:
     def _open(self, epoch: int, position: int) -> Pipeline:
         source = open_source(self._cache, self._dataset, self.tally)
         self._process = os.getpid()
-        return Pipeline(self._share, source, self._pool, self.tally, epoch=epoch, position=position)
+        return Pipeline(self._options, source, self._pool, self.tally, epoch=epoch, position=position)
 
     def _stop(self, timeout_s: float) -> None:
         running = [pipeline for pipeline in (self._pipeline, self._next_pipeline) if pipeline is not None]
@@ -267,15 +265,15 @@ class Loader:
         for pipeline in running if running and self._process == os.getpid() else ():
             pipeline.close(max(give_up - time.monotonic(), 0.0))
 
-    def _pass(self, batch: Batch) -> None:
+    def _advance_cursor(self, batch: Batch) -> None:
         if not batch.ends_epoch:
             self._position = batch.position + batch.size
             return
-        self.dropped_rows += self._share.plan.num_rows - batch.position - batch.size
+        self.dropped_rows += self._options.plan.num_rows - batch.position - batch.size
         self._epoch, self._position = self._epoch + 1, 0
 
 
-def _check_kinds(plan: object, cache: object) -> None:
+def _validate_types(plan: object, cache: object) -> None:
     """Raises `InvalidOption` for arguments in the wrong place, before one of them fails somewhere inside."""
     if not isinstance(plan, Plan):
         raise InvalidOption(f"plan={plan!r:.200}: give what fb.build_plan(manifest) returns.")
@@ -284,18 +282,18 @@ def _check_kinds(plan: object, cache: object) -> None:
 
 
 def _rebuild(
-    share: LoaderOptions, transform: Transform, cache: DiskCache | SourceProvider | None, cursor: Cursor, epochs: int
+    options: LoaderOptions, transform: Transform, cache: DiskCache | SourceProvider | None, cursor: Cursor, epochs: int
 ) -> Loader:
     loader = Loader(
-        share.plan,
+        options.plan,
         transform,
         cache,
-        world=share.world,
-        global_batch=share.global_batch,
+        world=options.world,
+        global_batch=options.global_batch,
         epochs=epochs,
-        last=share.last,
-        as_numpy=share.as_numpy,
-        prefetch_bytes=share.prefetch_bytes,
+        last=options.last,
+        as_numpy=options.as_numpy,
+        prefetch_bytes=options.prefetch_bytes,
     )
     loader.seek(cursor)
     return loader

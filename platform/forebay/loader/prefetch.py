@@ -1,4 +1,4 @@
-"""Which blocks a rank needs, from when until when, and how many to ask for ahead of time."""
+"""Requests for the blocks of a rank, ahead of need."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LEAST_AHEAD = 2
 
 
 class Blocks(Protocol):
-    """Where blocks are asked for, by their index in the manifest."""
+    """Source of blocks, by their index in the manifest."""
 
     def request(self, index: int) -> Future[Block]: ...
 
 
 class Span(NamedTuple):
-    """A block is needed by global batches that reach past position `need`, and by none from position `release` on."""
+    """A block is needed by global batches that end after position `need` and start before position `release`."""
 
     need: int
     release: int
@@ -31,10 +31,10 @@ class Span(NamedTuple):
 class Prefetcher:
     """Requests the blocks of a rank's lanes in the order of need.
 
-    What the current windows hold is asked for whatever its size: the order cannot go on without it. Beyond that, blocks
-    are asked for ahead of need while their bytes stay within `budget_bytes`, and always two, so that even the largest
-    are fetched while others are used. How large a row is in a block is learned from the blocks that came: what it takes
-    in Parquet says little about it.
+    Blocks of the current windows are requested whatever their size: the order cannot continue without them. Beyond
+    that, blocks are requested ahead of need while their bytes stay within `budget_bytes`. Two always are, so that even
+    the largest are fetched while others are used. The bytes of a row are estimated from the blocks that have arrived:
+    the size in Parquet says little about them.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class Prefetcher:
 
     @property
     def num_ahead(self) -> int:
-        """How many blocks were asked for before they are needed."""
+        """Number of blocks requested before they are needed."""
         return len(self._ahead)
 
     @property
     def ahead_bytes(self) -> int:
-        """What they take, as far as is known from the blocks that came."""
+        """Estimated bytes of the blocks requested ahead, from the blocks that have arrived."""
         return self._ahead_rows * self._known_bytes // max(self._known_rows, 1)
 
-    def learn(self, block: Block) -> None:
-        """Take note of how large the rows of a block are."""
+    def record_block_size(self, block: Block) -> None:
+        """Use the size of an arrived block for the estimate of the bytes of a row."""
         self._known_rows += block.rows
         self._known_bytes += block.nbytes
 
     def advance(self, start: int, stop: int) -> list[int]:
-        """Ask for what the rows at positions `start` to `stop` need and for more ahead; returns the blocks let go."""
+        """Request the blocks of positions `start` to `stop`, and more ahead. Returns the blocks that are released."""
         released = self._release(start)
         while self._ahead and self._ahead[0].need < stop:
             self._ahead_rows -= self._rows(self._ahead.popleft())
@@ -78,10 +78,11 @@ class Prefetcher:
         return released
 
     def future(self, block: int) -> Future[Block]:
-        """The pending block; a block outside this rank's lanes is asked for now."""
+        """The pending block. A block outside this rank's lanes is requested now."""
         return self._futures.get(block) or self._blocks.request(block)
 
-    def wants(self, block: int) -> bool:
+    def is_needed(self, block: int) -> bool:
+        """Whether a requested span of this rank still uses the block."""
         return block in self._users
 
     def _request(self, span: Span) -> None:

@@ -1,4 +1,4 @@
-"""A rank's rows of one global batch after another, planned ahead."""
+"""Rows of one rank for each global batch, planned ahead."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ class RankPart(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How epochs are cut: into batches of `global_batch` rows, shared out to the ranks of `world`."""
+    """Division of an epoch into batches of `global_batch` rows, and of each batch among the ranks of `world`."""
 
     global_batch: int
     last: Last
     world: World
 
 
-def parts_in_order(plan: Plan, cut: Cut, planner: SerialExecutor, *, epoch: int, position: int) -> Iterator[RankPart]:
+def parts_in_order(plan: Plan, cut: Cut, executor: SerialExecutor, *, epoch: int, position: int) -> Iterator[RankPart]:
     """This rank's part of every global batch from `position` to the end of the epoch.
 
-    Many batches are planned at once, since a call costs as much as a thousand rows per lane; the first one alone, so
-    that it comes early, then two, then four: a trainer takes no longer to use them than the next ones to be planned.
-    `planner` runs ahead by one call while the rows before are gathered: neither holds the GIL, and what the order costs
-    is no longer part of the time of an epoch. At last it orders the lanes of the next epoch, which the plan keeps.
+    Many batches are planned at once, because a call costs as much as a thousand rows per lane: at least 1,024 rows per
+    lane. The first batch is planned alone, so that it comes early, then two, then four: planning the next ones takes no
+    longer than training on these. `executor` runs one call ahead while earlier rows are gathered. Neither holds the
+    GIL, so the order adds no time to an epoch. Its last call orders the lanes of the next epoch, which the plan keeps.
     """
     lanes = plan.owned_lanes(cut.world)
     most_rows = max(_CHUNK_ROWS, _CHUNK_LANE_ROWS * plan.lanes)
     batches = _batches(plan, cut, position, least_rows=1)
-    planned = planner.submit(_rows, plan, epoch, batches, lanes)
+    planned = executor.submit(_rows, plan, epoch, batches, lanes)
     while batches:
         rows, done = planned.result(), batches
         last_position, last_size = done[-1]
         least_rows = min(2 * (last_position + last_size - done[0][0]), most_rows)
         batches = _batches(plan, cut, last_position + last_size, least_rows=least_rows)
-        planned = planner.submit(_rows, plan, epoch, batches, lanes)
+        planned = executor.submit(_rows, plan, epoch, batches, lanes)
         if not batches:
-            planner.submit(plan.rows, epoch + 1, 0, plan.lanes, lanes)
+            executor.submit(plan.rows, epoch + 1, 0, plan.lanes, lanes)
         first = plan.rows_before(done[0][0], lanes)
         for start, size in done:
             own = slice(plan.rows_before(start, lanes) - first, plan.rows_before(start + size, lanes) - first)

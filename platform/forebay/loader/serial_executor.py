@@ -1,4 +1,4 @@
-"""A thread for what the gather would only wait for."""
+"""One thread that runs calls in order, beside the gathering thread."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ T = TypeVar("T")
 class SerialExecutor:
     """Calls functions one after the other in a daemon thread.
 
-    Not a ThreadPoolExecutor: that one takes no more calls once the main thread has ended, whatever other threads do.
+    Not a ThreadPoolExecutor: it accepts no calls after the main thread has ended, while other threads still run.
     """
 
     def __init__(self) -> None:
         self._workers: SingleFlightPool[Callable[[], Any], Any] = SingleFlightPool(_call, num_threads=1)
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """The outcome of `function(*arguments)`."""
+        """A future of `function(*arguments)`."""
         return cast("Future[T]", self._workers.submit(partial(function, *arguments)))
 
     def close(self) -> None:
-        """End the thread, after the call it is in; what was not begun is cancelled."""
+        """End the thread after its current call, and cancel the calls that wait."""
         self._workers.close(timeout_s=1)
 
 

@@ -1,4 +1,4 @@
-"""The loaders of one worker, opened with its data and closed whatever happens."""
+"""Loaders of one worker, closed also when its training loop raises."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class WorkerLoaders:
             yield loader
         self._open.discard(loader)
 
-    def once(self, data: Data, tally: Counters) -> Iterator[Batch]:
+    def one_epoch(self, data: Data, tally: Counters) -> Iterator[Batch]:
         """The batches of one epoch."""
         with self.loader(data, tally) as loader:
             for batch in loader:
-                yield self.on_device(batch, tally)
+                yield self.to_device(batch, tally)
 
-    def on_device(self, batch: Batch, tally: Counters) -> Batch:
-        """The batch where the model is. Copies from page-locked memory go on beside the host: they cost little here."""
+    def to_device(self, batch: Batch, tally: Counters) -> Batch:
+        """The batch on the device of the model. Copies from page-locked memory run beside the host's work."""
         if self._device.type == "cpu":
             return batch
         with tally.timed("copy_s"):

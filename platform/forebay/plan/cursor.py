@@ -1,4 +1,4 @@
-"""The position in a run's data: all that a checkpoint keeps of it."""
+"""Position in a run's data: everything a checkpoint keeps of it."""
 
 from __future__ import annotations
 

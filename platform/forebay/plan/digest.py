@@ -1,4 +1,4 @@
-"""One number for the order of an epoch, to compare runs, worlds and machines."""
+"""Digest of the order of an epoch, to compare runs, worlds and machines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def order_digest(plan: Plan, *, epoch: int, global_batch: int, last: Last = "bal
     """SHA-256 (hex) over the global batches of an epoch in position order.
 
     Each batch adds its size (int64, little-endian), then its rows sorted, each as three little-endian int64: number of
-    the file in the manifest, row group within the file, row within the row group. Sorting makes it a digest of what is
-    in each batch: any `world_size` gives the same one, though each batch is put together from the parts of its ranks.
+    the file in the manifest, row group within the file, row within the row group. Sorting makes it a digest of
+    the rows of each batch: every `world_size` gives the same one, though a batch is put together from its ranks' parts.
     """
     digest = hashlib.sha256()
     files, groups = np.asarray(plan.manifest.file_of), np.asarray(plan.manifest.group_of)

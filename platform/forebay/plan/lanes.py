@@ -1,4 +1,4 @@
-"""Dealing rows into lanes, and the order of one lane in one epoch (steps 1 and 2 of the order)."""
+"""The deal of rows into lanes, and the order of one lane in one epoch (steps 1 and 2 of the order)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from forebay.kernels import locate
 from forebay.plan.permute import Ints, derive, permutation, permuted
 
-# The first word of every key says what the permutation is for, so that no two uses ever share a key.
+# The first word of every key names its use, so that no two uses share a key.
 _DEAL, _PIECES, _ROWS, _LINE, _TURN = 1, 2, 3, 4, 5
 
 _FEW_PIECES = 4
@@ -32,7 +32,7 @@ class Pieces:
     first: Ints
     rows: Ints
 
-    def take(self, index: Ints | slice) -> Pieces:
+    def select(self, index: Ints | slice) -> Pieces:
         """Some of the pieces, in the order of `index`."""
         return Pieces(block=self.block[index], first=self.first[index], rows=self.rows[index])
 
@@ -51,20 +51,20 @@ class Pieces:
 
 
 def lane_starts(num_rows: int, lanes: int) -> Ints:
-    """Where each lane begins on the line of all rows, int64 [lanes + 1]; the first `num_rows % lanes` are longer."""
+    """Start of each lane on the line of all rows, int64 [lanes + 1]. The first `num_rows % lanes` are longer."""
     lane = np.arange(lanes + 1, dtype=np.int64)
     return lane * (num_rows // lanes) + np.minimum(lane, num_rows % lanes)
 
 
 def deal(block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> tuple[Pieces, Ints]:
-    """Cut the line of all rows into lanes: all pieces in line order, and int64 [lanes + 1], each lane's first piece."""
+    """Cut the line of all rows into lanes. Returns pieces in line order, and each lane's first, int64 [lanes + 1]."""
     num_blocks = len(block_rows)
     order = permutation(num_blocks, derive(_DEAL, seed)) if shuffle else np.arange(num_blocks, dtype=np.int64)
     ends = np.cumsum(block_rows[order])
     num_rows = int(ends[-1])
     block_starts = ends - block_rows[order]
     cuts = lane_starts(num_rows, lanes)
-    # Both are sorted, which makes this fast; np.unique hashes, and takes 20 times as long.
+    # Both are sorted, which makes this fast. np.unique hashes, and takes 20 times as long.
     starts = np.sort(np.concatenate([block_starts, cuts]), kind="stable")
     starts = starts[(np.diff(starts, prepend=-1) > 0) & (starts < num_rows)]
     # side="right": a block without rows ends where the next one starts, and must own nothing.
@@ -101,7 +101,7 @@ def owned_order(lanes: int) -> Ints:
 
 
 def window_bounds(num_rows: int, window_rows: int) -> Ints:
-    """Bounds of a lane's windows, int64 [windows + 1]; the first three ramp up so that the first batch comes early.
+    """Bounds of a lane's windows, int64 [windows + 1]. The first three are smaller: the first batch comes early.
 
     >>> window_bounds(40, 16).tolist()
     [0, 2, 6, 14, 30, 40]
@@ -114,7 +114,7 @@ def window_bounds(num_rows: int, window_rows: int) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaneEpoch:
-    """The rows of one lane in the order of one epoch; a row's number in this order is its *lane row*."""
+    """Rows of one lane in the order of one epoch. A row's number in this order is its *lane row*."""
 
     pieces: Pieces
     ends: Ints
@@ -125,7 +125,7 @@ class LaneEpoch:
     @classmethod
     def of(cls, pieces: Pieces, *, seed: int, epoch: int, lane: int, window_rows: int, shuffle: bool) -> LaneEpoch:
         if shuffle:
-            pieces = pieces.take(permutation(len(pieces.rows), derive(_PIECES, seed, epoch, lane)))
+            pieces = pieces.select(permutation(len(pieces.rows), derive(_PIECES, seed, epoch, lane)))
         num_rows = int(pieces.rows.sum())
         bounds = window_bounds(num_rows, window_rows)
         if shuffle and len(pieces.rows) < _FEW_PIECES and len(bounds) > 2:
@@ -152,7 +152,7 @@ class LaneEpoch:
         if self.key is not None:
             line = low + permuted(line - low, high - low, derive(self.key, window))
         first, last = np.searchsorted(self.ends, [low, high - 1], side="right")
-        pieces, ends = self.pieces.take(slice(first, last + 1)), self.ends[first : last + 1]
+        pieces, ends = self.pieces.select(slice(first, last + 1)), self.ends[first : last + 1]
         locate(line, ends, pieces.block, pieces.first + pieces.rows - ends, into.block, into.row)
 
     @classmethod
@@ -164,7 +164,7 @@ class LaneEpoch:
         return cls(pieces=pieces, ends=np.arange(1, num_rows + 1), bounds=bounds, key=None)
 
     def spans(self) -> tuple[Ints, Ints, Ints]:
-        """For each piece: its block, and the lane rows at which it is first needed and let go (whole windows)."""
+        """For each piece: its block, and the lane rows of its first need and its release (whole windows)."""
         first_window = np.searchsorted(self.bounds, self.ends - self.pieces.rows, side="right") - 1
         last_window = np.searchsorted(self.bounds, self.ends - 1, side="right") - 1
         return self.pieces.block, self.bounds[first_window], self.bounds[last_window + 1]

@@ -1,7 +1,7 @@
 """Permutations as pure functions of a key: the only source of randomness in the order.
 
-Own arithmetic rather than `numpy.random`, whose streams may change between NumPy releases: an order that a checkpoint
-refers to must never change under it. The mixer is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); evaluating a
+Own arithmetic rather than `numpy.random`, whose streams may change between NumPy releases: the order that a
+checkpoint refers to must never change. The mixer is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); evaluating a
 permutation at an index, so that seeking costs nothing, follows Grain's `index_shuffle`.
 """
 
@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 
 def derive(*words: int) -> int:
-    """Fold integers into one 64-bit key; every word and its place matter.
+    """Fold integers into one 64-bit key. Every integer and its place matter.
 
     >>> derive(7, 0) == derive(7, 0), derive(7, 0) == derive(0, 7)
     (True, False)
@@ -35,8 +35,8 @@ def derive(*words: int) -> int:
 def permutation(size: int, key: int) -> Ints:
     """A permutation of `range(size)`, int64 [size], that depends on `size` and the 64-bit `key` alone.
 
-    Each index gets a random word; the words are sorted. The low bits of a word hold its index, so that all words differ
-    and any sorting algorithm gives the same result.
+    Each index gets a random word, and the words are sorted. The low bits of a word hold its index, so all words differ
+    and every sorting algorithm gives the same result.
 
     >>> permutation(5, derive(7)).tolist()
     [0, 3, 4, 2, 1]
@@ -52,9 +52,9 @@ def permutation(size: int, key: int) -> Ints:
 
 
 def permuted(index: Ints, size: int, key: int) -> Ints:
-    """Where a permutation of `range(size)` sends each of `index`, int64 [n]: O(n), whatever the size (at most 2**32).
+    """Images of `index` under a permutation of `range(size)`, int64 [n]: O(n) for every size up to 2**32.
 
-    A keyed bijection on the next power of two; values that land outside `range(size)` walk on until they land inside.
+    A keyed bijection on the next power of two is applied until the value lies in `range(size)`.
 
     >>> permuted(np.arange(5), 5, derive(7)).tolist() == permutation(5, derive(7)).tolist()
     True

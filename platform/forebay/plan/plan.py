@@ -1,4 +1,4 @@
-"""The plan: for any epoch and position, which rows of which blocks (steps 3 to 5 of the order)."""
+"""The plan: rows of blocks for any epoch and position (steps 3 to 5 of the order)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def build_plan(
 
 
 class Plan:
-    """A pure function from (epoch, position) to rows. Build one with `build_plan`.
+    """A pure function from (epoch, position) to rows, built by `build_plan`.
 
     Position `p` of an epoch is row `p // lanes` of lane `p % lanes`; an epoch is a permutation of all rows. Memory is
     O(row groups), a batch costs O(its rows), and seeking costs nothing.
@@ -94,13 +94,13 @@ class Plan:
         )
 
     def num_batches(self, global_batch: int, start: int = 0, *, last: Last = "balance") -> int:
-        """Global batches from position `start` to the end of the epoch."""
-        self._check_batch(global_batch, last)
+        """Number of global batches from position `start` to the end of the epoch."""
+        self._validate_batch(global_batch, last)
         left = self.num_rows - whole_number("start", start, most=self.num_rows)
         return left // global_batch if last == "drop" else -(-left // global_batch)
 
     def batch_size(self, position: int, global_batch: int, *, last: Last = "balance") -> int:
-        """Rows of the global batch at `position`; 0 when no batch starts there.
+        """Number of rows of the global batch at `position`, 0 when no batch starts there.
 
         A function of the position alone: cutting the rest of an epoch again gives the batches that were left of it,
         because sizes that differ by at most one still do when the first, larger ones are taken away.
@@ -144,21 +144,21 @@ class Plan:
         return tuple(sorted(self.owned_order[run.start : run.stop].tolist()))
 
     def lane_row(self, position: int, lane: int) -> int:
-        """How many rows of `lane` lie before `position`."""
+        """Number of rows of `lane` before `position`."""
         return max(-(-(position - lane) // self.lanes), 0)
 
     def rows_before(self, position: int, lanes: Sequence[int]) -> int:
-        """How many rows of some lanes, ascending, lie before `position`."""
+        """Number of rows of some lanes, ascending, before `position`."""
         full, rest = divmod(position, self.lanes)
         return full * len(lanes) + bisect_left(lanes, rest)
 
     def spans(self, epoch: int, lane: int) -> Iterator[tuple[int, int, int]]:
-        """(block, first lane row that needs it, lane row at which it can be let go) in the order of need."""
+        """(block, first lane row that needs it, lane row of its release), in the order of need."""
         columns = self._lane_epoch(epoch, lane).spans()
         return zip(*(column.tolist() for column in columns), strict=True)
 
     def rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> LaneRows:
-        """The rows of some lanes, ascending, among positions `start` to `stop`, in position order."""
+        """Rows of some lanes, ascending, among positions `start` to `stop`, in position order."""
         ranges = [(place, self.lane_row(start, lane), self.lane_row(stop, lane)) for place, lane in enumerate(lanes)]
         ranges = [(place, low, high) for place, low, high in ranges if low < high]
         block = np.empty(sum(high - low for _, low, high in ranges), dtype=np.int64)
@@ -175,12 +175,12 @@ class Plan:
         if self._has_few_rows:
             line = self._line(epoch=epoch)
             return LaneEpoch.of_rows(LaneRows(*(column[lane :: self.lanes].copy() for column in line)))
-        pieces = self._pieces.take(slice(int(self._lane_pieces[lane]), int(self._lane_pieces[lane + 1])))
+        pieces = self._pieces.select(slice(int(self._lane_pieces[lane]), int(self._lane_pieces[lane + 1])))
         return LaneEpoch.of(
             pieces, seed=self.seed, epoch=epoch, lane=lane, window_rows=self.window_rows, shuffle=self.shuffle
         )
 
-    def _check_batch(self, global_batch: int, last: str) -> None:
+    def _validate_batch(self, global_batch: int, last: str) -> None:
         if last not in ("balance", "drop"):
             raise InvalidOption(
                 f'last={last!r}: choose "balance" (every row once) or "drop" (equal batches).', last=last

@@ -78,7 +78,7 @@ class Worker:
     ) -> None:
         self._assignment = assignment
         self._collective, self._commits, self._reporter = collective, commits, reporter
-        assignment.data.check_world_size(collective.world.size)
+        assignment.data.validate_world_size(collective.world.size)
         self._feed = WorkerLoaders(collective.world, collective.device, cache)
         self._step_reports = StepReports(reporter)
         self._standing = TrainState(assignment)
@@ -241,7 +241,7 @@ class Worker:
         checkpoint = broadcast_from_rank_zero(partial(self._commits.newest, {WHOLE}), self._collective)
         if checkpoint is None:
             return False
-        self._assignment.data.check_cursor(checkpoint.cursor, step=checkpoint.step)
+        self._assignment.data.validate_cursor(checkpoint.cursor, step=checkpoint.step)
         snapshot = Snapshot.from_checkpoint(checkpoint)
         self._put_back(snapshot)
         if self.world.is_first:
@@ -269,7 +269,7 @@ class Worker:
                 loader.seek(self._course.cursor)
                 continue
             for batch in self._course.batches(loader):
-                yield self._feed.on_device(batch, self._standing.tally)
+                yield self._feed.to_device(batch, self._standing.tally)
                 if self._out_of_place or not self._goes_on or self._course.data is not data:
                     break
             self._course.check_committed()
@@ -389,6 +389,6 @@ class Worker:
     def _evaluation(self, data: Data) -> Iterator[Batch]:
         began = time.perf_counter()
         try:
-            yield from self._feed.once(data, self._standing.held_out_tally)
+            yield from self._feed.one_epoch(data, self._standing.held_out_tally)
         finally:
             self._standing.account.spend("eval_s", time.perf_counter() - began)

@@ -30,7 +30,7 @@ class RequestRecorder:
 
 
 def learn(demand: Prefetcher, rows: int, row_bytes: int = ROW_BYTES) -> None:
-    demand.learn(Block(rows, {"x": np.zeros((rows, row_bytes), np.uint8)}))
+    demand.record_block_size(Block(rows, {"x": np.zeros((rows, row_bytes), np.uint8)}))
 
 
 @settings(max_examples=80)
@@ -61,7 +61,7 @@ def test_the_needed_is_there_and_the_rest_within_budget(
         before = len(recorder.asked)
         held -= set(demand.advance(position, position + size))
         held |= set(recorder.asked[before:])
-        assert all(demand.wants(block) for block in held)
+        assert all(demand.is_needed(block) for block in held)
         assert set(plan.rows(2, position, position + size, owned).block.tolist()) <= held
         assert 0 <= demand.ahead_bytes <= budget or demand.num_ahead <= 2
         learn(demand, 1 + size)

@@ -33,7 +33,7 @@ def data(parquet_folder: Callable[..., Path]) -> Data:
 def test_copies_are_timed(data: Data, device: str) -> None:
     tally = Counters()
     with closing(WorkerLoaders(World(), torch.device(device), None)) as feed:
-        batches = list(feed.once(data, tally))
+        batches = list(feed.one_epoch(data, tally))
     assert [batch["x"].device.type for batch in batches] == [device] * 4
     assert 0 < tally["copy_s"] < 60
     assert batches[-1].ends_epoch
@@ -42,5 +42,5 @@ def test_copies_are_timed(data: Data, device: str) -> None:
 def test_where_nothing_is_copied_nothing_is_counted(data: Data) -> None:
     tally = Counters()
     with closing(WorkerLoaders(World(), torch.device("cpu"), None)) as feed:
-        assert len(list(feed.once(data, tally))) == 4
+        assert len(list(feed.one_epoch(data, tally))) == 4
     assert "copy_s" not in tally.as_dict()

@@ -60,7 +60,7 @@ class NoiseScale:
             )
         for option in ("min_batch", "max_batch"):
             rows = getattr(self, option)
-            data.check_batch(f"batch=NoiseScale({option}={rows})", rows)
+            data.validate_batch_size(f"batch=NoiseScale({option}={rows})", rows)
 
     def begin(self, training: TrainSetup) -> LiveNoiseScale:
         """See `BatchPolicy`."""

@@ -45,7 +45,7 @@ class BatchPolicy(Protocol):
     def check(self, reduction: str, data: Data) -> None:
         """Called by `Job`. Raises `InvalidOption` where it cannot work with gradients that are reduced in this way.
 
-        And what `data.check_batch` raises, for batches it may choose and `data` cannot be cut into.
+        And what `data.validate_batch_size` raises, for batches it may choose and `data` cannot be cut into.
         """
 
     def begin(self, training: TrainSetup) -> LiveBatchPolicy:

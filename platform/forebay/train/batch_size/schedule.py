@@ -47,7 +47,7 @@ class BatchSchedule:
     def check(self, reduction: str, data: Data) -> None:  # noqa: ARG002 - a `BatchPolicy`; it works with any reduction
         """Raises `InvalidOption` for rows that `data` cannot be cut into."""
         for epoch, rows in self.rows_from.items():
-            data.check_batch(f"batch=BatchSchedule({{{epoch}: {rows}}})", rows)
+            data.validate_batch_size(f"batch=BatchSchedule({{{epoch}: {rows}}})", rows)
 
     def begin(self, training: TrainSetup) -> BatchSchedule:  # noqa: ARG002 - a `BatchPolicy`; it is its own live part
         """A function of the place alone has nothing to look at."""
