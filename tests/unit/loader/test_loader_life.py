@@ -115,7 +115,7 @@ def test_a_new_iteration_ends_the_one_before(small: Any) -> None:
         first = iter(loader)
         next(first)
         next(iter(loader))
-        with pytest.raises(LoaderClosed, match="Iterate it anew"):
+        with pytest.raises(LoaderClosed, match="Start a new iteration"):
             list(first)
 
 
