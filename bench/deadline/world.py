@@ -1,8 +1,8 @@
 """A cluster and Tune's controller as far as schedulers see them, in simulated time.
 
-Real here are the schedulers (ours and Ray's ASHA) and the allotment. Trials train epoch by epoch at the rate of their
-workers; a start, a change of workers and an end cost what the setting says. While a trial changes its workers it does
-not train, which is harder than the real thing: there, the old ones train until the new ones are ready.
+The schedulers (ours and Ray's ASHA) and the worker allocator are real. Trials train epoch by epoch at the rate of their
+workers. Starts, resizes and ends cost the times of the setting. A trial does not train during a resize, which is
+harder than in reality: there, the old workers train until the new ones are ready.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class SimulatedWorld:
         self._setting, self._scheduler, self._workers_each = setting, scheduler, workers_each
         self.trials = [FakeTrial(number=n, trial_id=f"{n:04d}") for n in range(setting.num_trials)]
         self._by_id = {trial.trial_id: trial for trial in self.trials}
-        self._allotting: WorkerAllocator | None = None
+        self._allocator: WorkerAllocator | None = None
         if isinstance(scheduler, DeadlineScheduler):
             scheduler.clock = lambda: self.now
             scheduler.set_limits(setting.atoms, (1, setting.atoms), setting.epochs)
-            self._allotting = WorkerAllocator(self, lambda: setting.atoms, scheduler)
+            self._allocator = WorkerAllocator(self, lambda: setting.atoms, scheduler)
         for trial in self.trials:
             scheduler.on_trial_add(self, trial)
 
@@ -139,8 +139,8 @@ class SimulatedWorld:
 
     def _schedule(self) -> None:
         while True:
-            if self._allotting is not None:
-                self._allotting.turn([trial.trial_id for trial in self.trials if trial.status == Trial.RUNNING])
+            if self._allocator is not None:
+                self._allocator.turn([trial.trial_id for trial in self.trials if trial.status == Trial.RUNNING])
             room = self._setting.atoms - sum(map(self._occupied, self.trials))
             trial = self._scheduler.choose_trial_to_run(self) if room >= self._workers_each else None
             if trial is None:

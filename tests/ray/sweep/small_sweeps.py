@@ -1,4 +1,4 @@
-"""Sweeps over a job that trains in a second, whose trials may meet something on the way."""
+"""Sweeps over a job that trains in a second, with optional faults in its trials."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_EPOCHS = 1000
 
 
 class SmallSweeps:
-    """`sweep(space, ...)` below `folder`; `steps(key)` are those that trials with this `key` have made."""
+    """`sweep(space, ...)` below `folder`; `steps(key)` are the steps of trials with this `key`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,25 +39,25 @@ class SmallSweeps:
         return Sweep(make_job(self.folder), space, "loss", "min", **(defaults | options))
 
     def steps(self, key: str) -> list[int]:
-        """As rank 0 has made them, in order."""
+        """Steps of rank 0, in order."""
         path = self.folder / f"steps-{key}"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def hasten(self, key: str) -> None:
-        """From now on trials with this `key` make their steps without `step_s` between them."""
+        """Remove the pause of `step_s` between steps from now on."""
         (self.folder / f"steps-{key}.hastened").touch()
 
     def processes(self, key: str) -> set[int]:
-        """In which trials with this `key` have made their steps."""
+        """Processes that trained trials with this `key`."""
         return {int(line) for line in (self.folder / f"steps-{key}.processes").read_text().split()}
 
     def steps_redone(self, key: str) -> int:
-        """How many were made again."""
+        """Number of repeated steps."""
         return sum(Counter(self.steps(key)).values()) - len(set(self.steps(key)))
 
 
 def make_job(folder: Path) -> Callable[..., Job]:
-    """A job function. `meets` is what happens in its second epoch: `raise`, `nan`, `hang` or `kill`, once."""
+    """Job function. `meets` is the fault in its second epoch: `raise`, `nan`, `hang` or `kill`, once."""
 
     def job(
         key: str = "a",
@@ -80,7 +80,7 @@ def make_job(folder: Path) -> Callable[..., Job]:
 
 
 def train(worker: Worker, *, lr: float, meets: str, step_s: float, log: str) -> None:
-    """Least squares; rank 0 writes down its steps."""
+    """Least squares. Rank 0 logs its steps."""
     model, optimizer = worker.setup(nn.Linear(3, 1), partial(torch.optim.SGD, lr=lr))
     for batch in worker.loader():
         loss = ((model(batch["inputs"])[:, 0] - batch["label"]) ** 2).mean() * batch.weight
@@ -99,7 +99,7 @@ def train(worker: Worker, *, lr: float, meets: str, step_s: float, log: str) -> 
 
 
 class UntilGrown:
-    """Ends a run of `MOST_EPOCHS` with the first that two workers have trained."""
+    """Callback that ends a run of `MOST_EPOCHS` after the first epoch on two workers."""
 
     def __init__(self) -> None:
         self._workers = 0
@@ -112,7 +112,7 @@ class UntilGrown:
 
 
 def meet(what: str, mark: Path) -> None:
-    """Have it happen; a process is killed once."""
+    """Cause the fault; a process is killed only once."""
     if what == "raise":
         raise ValueError("boom in the train function")
     if what == "hang":

@@ -1,4 +1,4 @@
-"""`DeadlineScheduler` under the real Tune: trials that are held back, paused and ended, and runs whose workers move."""
+"""`DeadlineScheduler` under real Tune: trials that are held back, paused and stopped, and runs whose workers move."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CountedClock(DeadlineScheduler):
         self.clock = lambda: self._results * EPOCH_S
 
     def __deepcopy__(self, memo: object) -> CountedClock:
-        """A sweep takes a copy, and a copy has no clock of its own."""
+        """A sweep copies the scheduler; the copy shares this clock."""
         return self
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What goes wrong in trials ends the trial, not the sweep; one whose process is lost goes on."""
+"""A fault in a trial ends the trial, not the sweep; a trial whose process is lost continues."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_run_that_its_own_callbacks_end_is_a_stopped_trial(small: SmallSweeps)
 
 
 class KillKept(FIFOScheduler):
-    """Kills the process of the first trial that is done, which Tune keeps for the next one."""
+    """Kills the process of the first finished trial, which Tune caches for the next one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A node that is lost takes workers of trials with it, and processes of trials: each goes on from its own commit."""
+"""A lost node takes workers and processes of trials; each trial continues from its own checkpoint."""
 
 from __future__ import annotations
 

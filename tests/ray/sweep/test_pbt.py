@@ -1,4 +1,4 @@
-"""Population based training by Ray Tune: a trial goes on from another's commit, under a configuration of its own."""
+"""Population-based training by Ray Tune: a trial continues from another trial's checkpoint with its own config."""
 
 from __future__ import annotations
 

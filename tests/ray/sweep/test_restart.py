@@ -1,4 +1,4 @@
-"""A sweep that was cut off goes on by its name: what is finished is kept, what is not goes on from its own commit."""
+"""An interrupted sweep resumes by name: finished trials are kept, others continue from their own checkpoints."""
 
 from __future__ import annotations
 

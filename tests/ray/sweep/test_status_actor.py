@@ -1,4 +1,4 @@
-"""A sweep under way is found, shown with its trials, and stopped, by the command."""
+"""A running sweep is found, shown with its trials, and stopped from the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a sweep's folder lies: in a bucket, and on storage that is full in the middle of it."""
+"""A sweep's folder in a bucket, and on storage that fills up in the middle of the sweep."""
 
 from __future__ import annotations
 

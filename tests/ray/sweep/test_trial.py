@@ -1,4 +1,4 @@
-"""A trial that a scheduler of Ray Tune puts aside or ends stands at the end of its epoch, and loses nothing."""
+"""A trial that a scheduler of Ray Tune pauses or stops is at the end of its epoch and loses nothing."""
 
 from __future__ import annotations
 

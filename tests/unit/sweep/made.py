@@ -1,4 +1,4 @@
-"""Records of sweeps that never were, for the tests beside this file."""
+"""Synthetic records of sweeps for the tests of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The greatest trial of a space, where a first sample is a small one."""
+"""The largest job of a space whose first sample is a small one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ray Tune is told of a sweep."""
+"""Checks and options that `run_sweep` passes to Ray Tune."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be swept: plain ranges and lists, Tune's domains, and what is refused."""
+"""Domains of a sweep: plain ranges and lists, domains of Ray Tune, and refused values."""
 
 from __future__ import annotations
 

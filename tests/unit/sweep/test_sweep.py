@@ -1,4 +1,4 @@
-"""A sweep is refused before any trial starts, and what a trial's job is made of."""
+"""A sweep that cannot work is refused before any trial starts; jobs of trials."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`DeadlineScheduler`: the rule of `deadline.py` as a trial scheduler of Ray Tune.
+"""`DeadlineScheduler`: the deadline policy as a trial scheduler of Ray Tune.
 
-After HyperSched (Liaw et al., arXiv 2001.02338), written from the paper; docs/adr/0016-deadline-scheduling.md says what
-differs. Of Tune's inside it uses `Trial.set_status` and the controller's `_set_trial_status`, checked on Ray 2.60;
-tests/ray/sweep/test_deadline.py fails when they move.
+After HyperSched (Liaw et al., arXiv 2001.02338), implemented from the paper; docs/adr/0016-deadline-scheduling.md
+explains the differences. Beyond Tune's documented surface it uses `Trial.set_status` and the controller's
+`_set_trial_status`, checked on Ray 2.60; tests/ray/sweep/test_deadline.py fails if they change.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         """One line for Tune's log."""
         return f"DeadlineScheduler: {self.elapsed_s:.0f} of {self.deadline_s:g} s, {dict(self._decisions.workers)}"
 
-    # What the allotment tells and asks (`allotting.AllocatingScheduler`).
+    # Called by the allocator (`allocator.AllocatingScheduler`).
 
     def note_allocations(self, allocations: Mapping[str, TrialAllocation], atoms: int) -> None:
         """Take note of the current allocations of the trials' runs, out of `atoms` workers."""

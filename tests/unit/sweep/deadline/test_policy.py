@@ -1,4 +1,4 @@
-"""The rule by itself, one clause at a time, and the whole of it on simulated sweeps beside Ray's ASHA."""
+"""The deadline policy, one rule at a time, and the whole of it on simulated sweeps compared with Ray's ASHA."""
 
 from __future__ import annotations
 

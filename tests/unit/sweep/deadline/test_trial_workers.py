@@ -1,4 +1,4 @@
-"""A coordinator that does not answer holds up nobody, and keeps what it was given."""
+"""A coordinator that does not answer does not delay the sweep and keeps its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record follows what Tune says; a whole sweep is run under Ray."""
+"""The record follows the callbacks of Tune. Whole sweeps are tested under Ray."""
 
 from __future__ import annotations
 

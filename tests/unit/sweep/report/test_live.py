@@ -1,4 +1,4 @@
-"""In a terminal a table, in a log few lines; a closed terminal does not end the sweep."""
+"""A table in a terminal, few lines in a log; a closed terminal does not end the sweep."""
 
 from __future__ import annotations
 

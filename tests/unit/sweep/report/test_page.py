@@ -1,4 +1,4 @@
-"""The page stands alone, and says what the record says; pictures are drawn of every record there may be."""
+"""The page needs no other file and shows the content of the record; every possible record can be plotted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Branches between runs of the local driver."""
+"""Forks between runs of the local driver."""
 
 from __future__ import annotations
 

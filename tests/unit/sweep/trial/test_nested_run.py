@@ -1,4 +1,4 @@
-"""The run of a trial, with the local driver: it stands still after every epoch, and is stopped without a lost step."""
+"""The run of a trial with the local driver: it pauses after every epoch and stops without a lost step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trial tells Tune of an epoch, and how it waits for the end of its run; whole trials are run under Ray."""
+"""Results of a trial for Tune, and its wait for the end of its run. Whole trials are tested under Ray."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from forebay.sweep.trial.trainable import CHECKPOINT, TrialRun
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
 
 
-def trial_id_of(**spec: Any) -> TrialRun:
-    """A trial in no process of its own."""
+def make_trial_run(**spec: Any) -> TrialRun:
+    """A trial without a process of its own."""
     made = TrialRun.__new__(TrialRun)
     made._spec, made._generation, made._trial_info = SimpleNamespace(sweep="ctr", **spec), 0, None
     return made
@@ -31,7 +31,7 @@ def trial_id_of(**spec: Any) -> TrialRun:
 
 @pytest.mark.parametrize(("mode", "worst"), [("min", math.inf), ("max", -math.inf)])
 def test_a_metric_that_is_no_finite_number_ends_the_trial(mode: str, worst: float) -> None:
-    made = trial_id_of(metric="auc", mode=mode)
+    made = make_trial_run(metric="auc", mode=mode)
     for value in (math.nan, math.inf, -math.inf):
         ended = EpochEnded(
             epoch=0, step=3, metrics={"auc": value}, rows=1, seconds=1, wait_s=0, eval_s=0, checkpoint_s=0
@@ -50,7 +50,7 @@ def test_a_run_that_hangs_after_its_last_epoch_is_not_waited_for(tmp_path: Path)
     nested = NestedRun(DriverBench(tmp_path).job("lingers", epochs=1), "local", [linger])
     assert nested.next_epoch(60.0) is not None
     with pytest.raises(Hung, match="hang_timeout_s=0.1"):
-        trial_id_of(hang_timeout_s=0.1)._join(nested)
+        make_trial_run(hang_timeout_s=0.1)._join(nested)
     over.set()
     assert nested.join(60.0)
 
@@ -61,7 +61,7 @@ def test_a_checkpoint_that_is_asked_for_twice_is_the_same_though_the_run_has_gon
     monkeypatch.setattr(trial, "STORED_S", 60.0)
     bench = DriverBench(tmp_path)
     nested = NestedRun(bench.job("donor", epochs=3), "local")
-    made = trial_id_of(metric="loss", mode="min", has_exchange=True, hang_timeout_s=60.0)
+    made = make_trial_run(metric="loss", mode="min", has_exchange=True, hang_timeout_s=60.0)
     made._nested, made._reported_epoch, made._pinned = nested, -1, None
     monkeypatch.setattr(TrialRun, "_path", property(lambda _: str(tmp_path / "runs" / "donor")))
 

@@ -1,4 +1,4 @@
-"""Who limits how many trials train at once, by searcher and scheduler."""
+"""Limits on concurrent trials, by searcher and scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep that Ray Tune cannot take up again is refused, not begun anew."""
+"""A sweep that Ray Tune cannot restore is refused, not started again."""
 
 from __future__ import annotations
 

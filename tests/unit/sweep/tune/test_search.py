@@ -1,4 +1,4 @@
-"""The scheduler and the searcher of a start of a sweep."""
+"""Scheduler and searcher of one start of a sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ray Tune is set to."""
+"""Settings of Ray Tune during a sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of HyperBand and of synchronous population based training that end although somebody never comes."""
+"""Rounds of HyperBand and of synchronous population-based training end although a trial never reports."""
 
 from __future__ import annotations
 

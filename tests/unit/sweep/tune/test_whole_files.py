@@ -1,4 +1,4 @@
-"""What a library writes through them is there whole or not at all."""
+"""A library writes complete files or none through this file system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file system that others pickle into files holds no credentials there, and works like the one it stands for."""
+"""A file system without credentials in its pickle works like the original one."""
 
 from __future__ import annotations
 
