@@ -95,13 +95,13 @@ def click_log(rows: int) -> str:
 
 
 def say_progress(done: int, total: int) -> None:
-    """Say so about ten times; called after each of 120 row groups."""
+    """Say so about ten times. Called after each of 120 row groups."""
     if done * 10 // total > (done - total // 120) * 10 // total:
         print(f"writing the click log: {done:,} of {total:,} rows", flush=True)
 
 
 def split_features(manifest: fb.Manifest, label: str, user: list[str] | None) -> dict[str, list[str]]:
-    """Floats are dense, integers and strings categorical; lists and the rest are left out."""
+    """Floats are dense, integers and strings categorical. Lists and the rest are left out."""
     kinds = {field.name: kind_of(field.type) for field in manifest.fields if field.name != label}
     names = {kind: [name for name, found in kinds.items() if found == kind] for kind in ("dense", "ids")}
     if user is None:

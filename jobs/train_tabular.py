@@ -89,7 +89,7 @@ def train(worker: fb.Worker, sizes: tuple[int, ...], dim: int, lr: float) -> Non
 
 
 def to_parquet(source: Path, target: Path) -> str:
-    """Name the columns, turn ` ?` into nulls, the label into 0 and 1; written once per version of the source."""
+    """Name the columns, turn ` ?` into nulls, the label into 0 and 1. Written once per version of the source."""
     if not source.exists():
         raise InvalidOption(f"csv={str(source)!r} is not there. Give the path of the UCI file adult.data.")
     if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:

@@ -92,7 +92,7 @@ class EpochEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Workers were lost, or a train function raised. `error` is a one-line summary; `failures` counts from 1."""
+    """Workers were lost, or a train function raised. `error` is a one-line summary. `failures` counts from 1."""
 
     error: str
     failures: int
@@ -193,5 +193,5 @@ class Commands:
     moves: bool = False
 
     def resize_to(self, world_size: int) -> int | None:
-        """Size of the next world, for which a world of `world_size` ends; None to train on."""
+        """Size of the next world, for which a world of `world_size` ends. None to train on."""
         return self.target if self.moves or self.target != world_size else None

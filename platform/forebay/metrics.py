@@ -1,4 +1,4 @@
-"""What happened and how long it took: named counters, one tally per loader, node or epoch."""
+"""Named counters of events and seconds, one set per loader, node or epoch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ METRICS: dict[str, str] = {
     "batches": "batches handed to the trainer",
     "rows": "rows handed to the trainer by this rank",
 }
-"""Name -> meaning of every counter; names end in their unit (`_s` seconds, `_bytes`), the rest are counts."""
+"""Name -> meaning of every counter. Names end in their unit (`_s` seconds, `_bytes`), the rest are counts."""
 
 GAUGES: dict[str, str] = {
     "cache_used_bytes": "bytes that count against the quota of a cache directory",
@@ -59,7 +59,7 @@ _live: weakref.WeakSet[Counters] = weakref.WeakSet()
 
 
 def exported_name(metric: str) -> str:
-    """What Prometheus calls a counter or gauge: `forebay_`, base units in full, `_total` for what only grows.
+    """Name of a counter or gauge for Prometheus: `forebay_`, base units in full, `_total` for what only grows.
 
     https://prometheus.io/docs/practices/naming/
 
@@ -112,7 +112,7 @@ class Counters:
             return dict(self._sums)
 
     def since(self, earlier: Mapping[str, float]) -> dict[str, float]:
-        """What was added after `earlier = tally.as_dict()` was taken."""
+        """Counts added since `earlier = tally.as_dict()`."""
         return {name: total - earlier.get(name, 0) for name, total in self.as_dict().items()}
 
 

@@ -32,11 +32,11 @@ LAST_LINE_EVERY_S = 60.0
 
 
 class Progress:
-    """A callback that shows epoch, step, loss, rows/s, share of time waiting for data, and the time left.
+    """Callback that shows epoch, step, loss, rows/s, share of time waiting for data, and the time left.
 
-    On a terminal it keeps one bar up to date; elsewhere (a CI log, a file) it writes a line every five seconds, and
-    more rarely as the run grows longer. What each epoch came to stays on the screen. `console` is where it shows,
-    standard error unless given; `clock` gives monotonic seconds.
+    On a terminal it updates one bar. Elsewhere (a CI log, a file) it writes a line every five seconds, and less often
+    as the run grows longer. The summary of each epoch stays on the screen. `console` is the place to write to, standard
+    error by default. `clock` returns monotonic seconds.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,7 +67,7 @@ class Progress:
                 self._say(_steering_text(event))
             case Failed(will_retry=True):
                 self._end_bar()
-                self._say(f"{event.error}. Starting again from the newest commit (failure {event.failures}).")
+                self._say(f"{event.error}. Starting again from the newest checkpoint (failure {event.failures}).")
             case Failed():
                 self._end_bar()
                 self._say(f"{event.error}. The run has ended.")
@@ -110,7 +110,7 @@ class Progress:
         )
 
     def _steps_left(self, event: Reported) -> int:
-        """At the global batch of just now; `Started` counts the steps of the one that the run began with."""
+        """At the global batch of just now. `Started` counts the steps of the one that the run began with."""
         if self._started is None:
             return 0
         steps = self._started.epochs * self._started.num_batches

@@ -15,10 +15,11 @@ from forebay.runs.control import Control
 
 
 class _ByEpoch(ABC):
-    """Asks for another number of workers at the end of an epoch, where the next one has another.
+    """Sets the target at the end of an epoch, where the next epoch has another number of workers.
 
-    In between it asks for nothing, so that `forebay scale` holds until the schedule's next change. Before there are
-    workers it asks for what belongs to the epoch that comes; if training begins in another one, for what belongs there.
+    In between it makes no request, so a target that `forebay scale` set is valid until the next change. Before there
+    are workers it requests the number of the epoch that comes next. It corrects this if training begins in another
+    epoch.
     """
 
     def __init__(self) -> None:
@@ -46,16 +47,17 @@ class _ByEpoch(ABC):
 
     @abstractmethod
     def _at(self, epoch: int, control: Control) -> int | None:
-        """How many workers train `epoch`; None leaves them as they are. Pure."""
+        """Number of workers for `epoch`. None leaves the target as it is. Pure."""
 
 
 class ScaleSchedule(_ByEpoch):
-    """Train epoch 0, 1, ... with as many workers as `schedule` says, each number until the next one.
+    """Trains each epoch with the number of workers that `schedule` gives: epoch, from 0, to workers.
 
-    `ScaleSchedule({0: 2, 10: 4, 20: 8})` asks at the commit that ends epoch 9, and at the one that ends epoch 19. Fewer
-    workers train from that commit on; more, under Ray and Horovod, from the first commit after they are warm.
-    Under Ray and Horovod training begins with the first number; with local processes, give the job the same as
-    `Elastic(start=...)`.
+    A number is valid until the next one. `ScaleSchedule({0: 2, 10: 4, 20: 8})` sets the target at the checkpoints that
+    end epochs 9 and 19. A smaller world trains from that checkpoint on. Under Ray and Horovod, a larger one trains from
+    the first checkpoint after its workers are warm. Under Ray and Horovod training begins with the first number. With
+    local processes, give the job the same number as `Elastic(start=...)`. Raises `InvalidOption` for an empty schedule,
+    and for numbers that are not whole.
     """
 
     def __init__(self, schedule: Mapping[int, int]) -> None:
@@ -71,10 +73,11 @@ class ScaleSchedule(_ByEpoch):
 
 
 class DoubleEvery(_ByEpoch):
-    """Double the workers every `epochs` epochs, from `first` (None: the job's `min_workers`) up to `max_workers`.
+    """Doubles the workers every `epochs` epochs, from `first` up to the job's `max_workers`.
 
-    Under Ray and Horovod the new ones train from the first commit after they are warm. `DoubleEvery(30)` is the
-    exponential schedule of "Elastic Deep Learning with Horovod on Ray" (Uber, 2021).
+    `first` None is the job's `min_workers`. Under Ray and Horovod, new workers train from the first checkpoint after
+    they are warm. `DoubleEvery(30)` is the exponential schedule of "Elastic Deep Learning with Horovod on Ray" (Uber,
+    2021). Raises `InvalidOption` for a number below 1.
     """
 
     def __init__(self, epochs: int, first: int | None = None) -> None:
@@ -89,10 +92,11 @@ class DoubleEvery(_ByEpoch):
 
 
 class RandomResize:
-    """Every `every_s` seconds, `step` workers more or fewer, as a coin that `seed` stands for falls.
+    """Every `every_s` seconds, adds or removes `step` workers at random (seeded).
 
-    At a bound of the job it turns round. Which way it goes, and when, is no function of the position in the data, so
-    two runs differ in where their workers change, and in nothing else. `clock` gives monotonic seconds.
+    At a bound of the job the direction is reversed. The moment of a change depends on the clock, not on the position in
+    the data. So two runs differ in where their workers change, and in nothing else. `clock` returns monotonic seconds.
+    Raises `InvalidOption` for a period that is not positive.
     """
 
     def __init__(

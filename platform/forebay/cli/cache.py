@@ -44,7 +44,7 @@ def ls(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
 
 @app.command("verify")
 def verify(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
-    """Read every block and check it; damaged ones are put aside and will be fetched again. Exits with 1 if any was."""
+    """Read every block and check it. Damaged ones are put aside and will be fetched again. Exits with 1 if any was."""
     cache = _open(path)
     with progress_bar(hidden=as_json) as bar:
         task = bar.add_task("verifying", total=None)
@@ -84,7 +84,7 @@ class _Listed:
         self._age_s = max(0.0, time.time() - use.created_at)
 
     def facts(self) -> dict[str, object]:
-        """All there is to say, for programs; times are Unix seconds, `age_s` is seconds."""
+        """All there is to say, for programs. Times are Unix seconds, `age_s` is seconds."""
         return asdict(self._use) | {"age_s": self._age_s, "users": [asdict(user) for user in self._users]}
 
     def cells(self) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from forebay.sweep.sweep import Sweep
 
 
 def job_of(path: str, words: Sequence[str]) -> Job:
-    """Call the job file's `job` with `name=value` words. Raises `BadJob` for a word that is none."""
+    """Call the job file's `job` with `name=value` words. Raises `BadJob` for an argument that is not a parameter."""
     values = _values(words)
     _import_beside(path)
     return call_recipe(load_recipe(path), values)

@@ -32,7 +32,7 @@ _PIPE_WIDTH = 160
 
 
 def print_json(facts: object) -> None:
-    """One JSON document on standard output; what is no number becomes null."""
+    """One JSON document on standard output. What is no number becomes null."""
     sys.stdout.write(json.dumps(_strict(facts), default=str, allow_nan=False) + "\n")
 
 
@@ -91,7 +91,7 @@ def print_error(error: ForebayError, *, as_json: bool) -> None:
 
 
 def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
-    """A progress bar on standard error, so that standard output stays clean for programs; one line a task.
+    """A progress bar on standard error, so that standard output stays clean for programs. One line a task.
 
     Shows what is done of how much, with `in_bytes` also the bytes per second, and the time that is left.
     """

@@ -58,7 +58,7 @@ def plan(
 
 
 def _position(plan: Plan, step: int, batch: int, last: Last) -> int:
-    """Where global batch number `step` starts: the first batches of a balanced epoch are one row larger."""
+    """Row at which global batch number `step` starts: the first batches of a balanced epoch are one row larger."""
     batches = plan.num_batches(batch, last=last)
     if not 0 <= step < batches:
         raise InvalidOption(f"--step {step}: this epoch has {batches} global batches, from 0.", step=step)

@@ -21,7 +21,7 @@ def run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a job file with its parameters; ends with a table and two plots in the run's folder.
+    """Train a job file with its parameters. Ends with a table and two plots in the run's folder.
 
     A job file with a function `sweep(...) -> Sweep` trains many trials; ends with the best one and a page of all.
     """

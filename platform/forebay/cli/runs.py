@@ -1,7 +1,7 @@
-"""`forebay ps`, `forebay scale` and `forebay stop`: runs and sweeps that are under way on a Ray cluster.
+"""`forebay ps`, `forebay scale` and `forebay stop`: list and steer runs and sweeps on a Ray cluster.
 
-The cluster is the one at `RAY_ADDRESS`, or the one that runs on this machine; a Ray that a run has started for itself
-is one, too. Ray is imported where it is used: the other commands do without it.
+The cluster is the one at `RAY_ADDRESS`, or the Ray that runs on this machine, including one that a run started for
+itself. Ray is imported where it is used, because the other commands do not need it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from forebay.sweep.record.status import SweepStatus, TrialStatus
 from forebay.sweep.report.live import COLOURS, empty_table, one_line
 from forebay.sweep.report.text import value_text
 
-COLUMNS = ("run", "driver", "state", "workers", "epoch", "step", "rows/s", "last commit", "age")
+COLUMNS = ("run", "driver", "state", "workers", "epoch", "step", "rows/s", "checkpoint", "age")
 
-RunName = Annotated[str, typer.Argument(help="Its name, as `forebay ps` lists it.", metavar="RUN")]
+RunName = Annotated[str, typer.Argument(help="Name of the run, as `forebay ps` lists it.", metavar="RUN")]
 
 
 def ps(as_json: AsJson = False) -> None:
@@ -52,10 +52,10 @@ def ps(as_json: AsJson = False) -> None:
 
 def scale(
     run: RunName,
-    workers: Annotated[int, typer.Argument(help="How many workers it shall train on.", metavar="N")],
+    workers: Annotated[int, typer.Argument(help="Target: the number of workers to train on.", metavar="N")],
     as_json: AsJson = False,
 ) -> None:
-    """Train a run on N workers from its next commit on; as many as there is room for, until there is more."""
+    """Set the target of a run to N workers. Fewer train from the next checkpoint on, more as soon as they are warm."""
     from forebay.driver.elastic import client as remote_control  # noqa: PLC0415
 
     with _cluster(as_json):
@@ -63,7 +63,7 @@ def scale(
     if as_json:
         print_json({"run": run, "before": before.target, "target": workers, "world_size": before.world_size})
     else:
-        typer.echo(f"{run}: {before.target} -> {workers} workers asked for; {before.world_size} train now.")
+        typer.echo(f"{run}: target {before.target} -> {workers} workers; {before.world_size} train now.")
 
 
 def stop(
@@ -71,7 +71,7 @@ def stop(
     reason: Annotated[str, typer.Option(help="Kept in the run's result.")] = "forebay stop",
     as_json: AsJson = False,
 ) -> None:
-    """Let a run, or all trials of a sweep, commit, then end it. Run again by the same name, it goes on from there.
+    """End a run, or all trials of a sweep, after the next checkpoint. The same name, run again, continues there.
 
     A trial that is stopped by the name of its run has ended for good: its sweep goes on without it.
     """
@@ -87,19 +87,19 @@ def stop(
     if as_json:
         print_json({"run": run, "reason": reason, "step": before.step, "path": before.path})
     else:
-        typer.echo(f"{run}: ends at its next saved commit, after step {before.step}. It stays in {before.path}.")
+        typer.echo(f"{run}: ends at its next checkpoint, after step {before.step}. It stays in {before.path}.")
 
 
 def _say_stopped(sweep: SweepStatus, reason: str, as_json: bool) -> None:
     if as_json:
         print_json({"sweep": sweep.name, "reason": reason, "path": sweep.path})
     else:
-        typer.echo(f"{sweep.name}: its trials end at their next saved commits. It stays in {sweep.path}.")
+        typer.echo(f"{sweep.name}: its trials end at their next checkpoints. It stays in {sweep.path}.")
 
 
 @contextmanager
 def _cluster(as_json: bool) -> Iterator[None]:
-    """Connected for the length of the block; what Ray prints meanwhile is not for programs."""
+    """Connected for the length of the block. What Ray prints meanwhile is not for programs."""
     from forebay.driver.elastic.client import reach_cluster  # noqa: PLC0415
 
     with only_the_document(as_json), reach_cluster():
@@ -141,7 +141,7 @@ def headline(sweep: SweepStatus) -> str:
 
 
 def trial_table(sweep: SweepStatus, runs: Mapping[str, RunStatus]) -> Table:
-    """A line per trial, the best one in bold; `runs` are those under way, by name."""
+    """A line per trial, the best one in bold. `runs` are those under way, by name."""
     names = ("trial", "state", "workers", "epochs", sweep.metric, "best", "rows/s", "time")
     table = empty_table(names, sweep.metric)
     for trial in sweep.trials:
@@ -152,7 +152,7 @@ def trial_table(sweep: SweepStatus, runs: Mapping[str, RunStatus]) -> Table:
 
 
 def trial_cells(trial: TrialStatus, run: RunStatus | None) -> tuple[str, ...]:
-    """A trial's line; `run` is its run if that is under way."""
+    """A trial's line. `run` is its run if that is under way."""
     return (
         trial.id,
         trial.state,

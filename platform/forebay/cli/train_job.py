@@ -43,7 +43,7 @@ def _train_job(job: Job, *, driver: str, as_json: bool) -> None:
 
 
 def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:
-    """Print what was best and where everything is; the table of trials has been shown meanwhile."""
+    """Print what was best and where everything is. The table of trials has been shown meanwhile."""
     from forebay.sweep.run_sweep import run_sweep  # noqa: PLC0415 - Ray Tune takes seconds to import
 
     with only_the_document(as_json):

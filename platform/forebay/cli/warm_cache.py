@@ -84,7 +84,7 @@ def _warm_node(datas: Sequence[Data], cache: DiskCache | SourceProvider, advance
 
 
 def _requested(source: BlockSource, num_blocks: int) -> Iterator[int]:
-    """Ask for every block, a few at a time; yields the index of each that has come."""
+    """Ask for every block, a few at a time. Yields the index of each that has come."""
     pending: deque[tuple[int, Future[Block]]] = deque()
     for index in range(num_blocks):
         pending.append((index, source.request(index)))

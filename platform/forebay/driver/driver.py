@@ -13,20 +13,24 @@ from forebay.runs.result import Result
 
 
 class Driver(Protocol):
-    """Starts the workers of a job, follows them, replaces those that die, and changes how many they are.
+    """Starts the workers of a job, follows them, replaces lost ones, and changes their number.
 
-    Laws: `job.check()` comes before any worker; callbacks are called in this process, in the order of events, from the
-    thread that called `run`; a train function that raises ends the run at once with a `RunFailed` that shows its
-    traceback (a `ForebayError` as itself), and so does one that hangs, with `Hung`; only dead workers are replaced, at
-    most `job.max_failures` times, and training goes on from the newest commit; a run of the same name continues, one
-    that is finished returns its result without training, and one that is under way is refused with `InvalidOption`; a
-    train function that returns before the last epoch unasked is a `BadJob`; no process, actor, placement group or
-    environment variable is left behind, whatever is raised.
+    Laws of every driver:
+    - `job.check()` comes before any worker.
+    - Callbacks are called in this process, in the order of events, from the thread that called `run`.
+    - A train function that raises ends the run at once with a `RunFailed` that shows its traceback. A `ForebayError` is
+      raised as itself. A train function that hangs ends the run with `Hung`.
+    - Only dead workers are replaced, at most `job.max_failures` times. Training continues from the newest checkpoint.
+    - A run of the same name continues. A finished run returns its result without training. A name that is being run is
+      refused with `InvalidOption`.
+    - A train function that returns before the last epoch without a request to stop is a `BadJob`.
+    - No process, actor, placement group or environment variable is left behind, whatever is raised.
 
-    Of elastic jobs: the world changes only at a saved commit, the one that ends an epoch if that is where it was asked
-    for; a change that was asked for redoes no step and counts as no failure; `job.elastic`'s bounds are kept; a size
-    that cannot be had yet is waited for while the workers that are there train on; `Started.world_size` is always the
-    size that trains, and `Resized` comes before it where it changed as was asked.
+    Laws for elastic jobs:
+    - The world changes only at a checkpoint. A request on `EpochEnded` takes effect at the one that ends the epoch.
+    - A requested change repeats no step and counts as no failure. The target stays within the job's bounds.
+    - While the target cannot be reached, the workers that are there train on.
+    - `Started.world_size` is always the size that trains. `Resized` comes before it after a requested change.
     """
 
     def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result: ...
@@ -41,7 +45,7 @@ _DRIVERS = {
 
 
 def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = ()) -> Result:
-    """Train `job` and return what came out.
+    """Train `job` and return its result.
 
     `driver` is `"ray"` (Ray Train: connects to `RAY_ADDRESS` if set, else starts Ray on this machine), `"horovod"`
     (Elastic Horovod, likewise on Ray's workers), `"local"` (no Ray) or an object of your own. Raises `InvalidOption`

@@ -1,4 +1,4 @@
-"""An exception of a train function, on its way from the worker to the person who wrote it."""
+"""Exceptions of a train function, as they travel from a worker to the driver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OUR_PATHS = {str(Path(__file__).parents[1] / name) for name in _OUR_FILES}
 
 
 class WorkerTraceback(Exception):
-    """The traceback of another process, as text; shown as the cause of the error that was raised there."""
+    """The traceback of another process, as text. Shown as the cause of the error that was raised there."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
@@ -32,7 +32,7 @@ class WorkerTraceback(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerError:
-    """What was raised, where: picklable, whatever the exception holds."""
+    """Exception of a worker and its place. Picklable, whatever the exception holds."""
 
     rank: int
     summary: str
@@ -86,7 +86,7 @@ def _pickle(error: BaseException) -> bytes | None:
 
 
 def _from_train_function(frames: TracebackType | None) -> TracebackType | None:
-    """Without the leading frames of ours; all of them if there are no others."""
+    """Without the leading frames of ours. All of them if there are no others."""
     first = frames
     while first is not None and first.tb_frame.f_code.co_filename in _OUR_PATHS:
         first = first.tb_next

@@ -1,4 +1,4 @@
-"""What a worker process is started with, how it gets there, and what it does first."""
+"""Main function of a worker process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def work(
 ) -> Outcome:
     """Train to the end as one of the workers.
 
-    Raises `BadJob` for a train function that returns before the last epoch though nobody asked it to, and `Hung` where
+    Raises `BadJob` for a train function that returns before the last epoch without a request to stop, and `Hung` where
     another rank did not answer within the job's `hang_timeout_s`.
     """
     world = worker.world

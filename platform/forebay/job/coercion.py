@@ -1,4 +1,4 @@
-"""From a word of the command line to the value that an annotation asks for."""
+"""Conversion of an argument of the command line to the type of an annotation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence)
 
 
 def coerce(name: str, value: object, annotation: Any) -> Any:
-    """`value` as `annotation`; words are read as people write them.
+    """`value` as `annotation`. Words are read as people write them.
 
     `workers: int` takes "2", `flag: bool` takes "yes", `label: str | None` takes "none", and `hidden: tuple[int, ...]`
     takes "64,32" as well as "[64, 32]". Raises `BadJob` for a value that does not fit.

@@ -13,7 +13,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(d|h|min|m|s|)")
 
 
 def seconds_of(value: Any) -> float:
-    """`value` in seconds; a number without a unit is seconds already.
+    """`value` in seconds. A number without a unit is seconds already.
 
     Raises `ValueError` for anything else, and for less than 0.
 

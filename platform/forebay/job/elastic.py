@@ -1,4 +1,4 @@
-"""How many workers a job may have, and with how many it starts."""
+"""Bounds and first target of the number of workers of a job."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from forebay.errors import InvalidOption, whole_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elastic:
-    """Bounds of a run's world size: it starts, and goes on, with at least `min_workers` and at most `max_workers`.
+    """Bounds of a run's world size: it always trains with at least `min_workers` and at most `max_workers` workers.
 
-    `start` is how many are asked for at first; None asks for `max_workers`. A run begins as soon as `min_workers` are
-    there. Raises `InvalidOption` unless `1 <= min_workers <= start <= max_workers`.
+    `start` is the first target; None means `max_workers`. A run begins as soon as `min_workers` workers are there.
+    Raises `InvalidOption` unless `1 <= min_workers <= start <= max_workers`.
 
     >>> Elastic(min_workers=1, max_workers=4).target
     4
@@ -33,9 +33,9 @@ class Elastic:
 
     @property
     def target(self) -> int:
-        """How many workers are asked for at first."""
+        """First target of the run."""
         return self.max_workers if self.start is None else self.start
 
     def clamp(self, workers: int) -> int:
-        """The world size within the bounds that is nearest to `workers`."""
+        """Return the world size within the bounds that is nearest to `workers`."""
         return min(max(workers, self.min_workers), self.max_workers)

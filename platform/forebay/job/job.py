@@ -1,4 +1,4 @@
-"""What to run, frozen: a train function, its data, its workers and where its results go."""
+"""Job: a train function, its data, its workers and the place of its results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNTS = {"epochs": 1, "workers": 1, "seed": 0, "checkpoint_every": 1, "max_fail
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What each worker needs of its node. Raises `InvalidOption` for less than nothing, or nothing at all."""
+    """Share of a node that each worker needs. Raises `InvalidOption` for a negative share, or if both are 0."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -43,34 +43,35 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A run: `train(worker)` on `workers` workers for `epochs` epochs over `data`.
+    """Run of `train(worker)` on `workers` workers, for `epochs` epochs over `data`.
 
     Attributes:
-        train: Called in every worker; called anew when the number of workers changes.
-        data: What to train on, and the global batch to begin with.
-        held_out: What `worker.held_out()` reads.
-        workers: How many, for the whole run.
-        elastic: Bounds between which callbacks, `forebay scale` and a shrinking cluster may change how many; instead of
-            `workers`.
-        resources: What each worker needs.
-        cache: None lets every epoch read the source.
-        name: The run's folder under `storage`; the same name run again resumes.
-        storage: A path, or any URI `forebay.storage` knows.
-        checkpoint_every: Steps between saved commits, the only points where the world and the global batch change.
-        max_failures: How often lost workers are replaced.
-        monitors: Watch the model, the gradients or the loss; a step they reject is never committed.
-        batch: Changes the global batch as training goes on.
-        rate: Lets the learning rate follow the global batch.
-        reduction: How gradients of all workers become one: their mean, their Adasum, or `"exact"`: a mean that is equal
-            to the bit for every number of workers; it needs `worker.backward`.
-        storage_every_s: Commits reach `storage` at least this often; in between they outlive a worker, and a node where
-            there is a second one.
-        keep_last: How many of the newest commits stay in `storage`.
-        keep_every: Keep every commit whose step is a multiple, too.
-        hang_timeout_s: How long workers wait for one of them before the run is given up as hung.
+        train: Function that runs in every worker. It is called again when the number of workers changes.
+        data: Rows to train on, and the first global batch.
+        held_out: Rows that `worker.held_out()` reads.
+        epochs: Number of epochs, at least 1.
+        workers: Fixed number of workers.
+        elastic: Bounds of the target, instead of `workers`. Callbacks, `forebay scale` and a shrinking cluster set it.
+        resources: Share of a node that each worker needs.
+        cache: Cache of each node. None makes every epoch read the source.
+        name: Folder of the run under `storage`. The same name, run again, resumes.
+        storage: Path, or any URI that `forebay.storage` knows.
+        seed: Seed of the random numbers of each rank, at least 0.
+        checkpoint_every: Steps between checkpoints. The world and the global batch change only at a checkpoint.
+        max_failures: Number of times that lost workers are replaced.
+        monitors: Monitors of the model, the gradients or the loss. A step they reject never reaches a checkpoint.
+        batch: Policy that changes the global batch during training.
+        rate: Rule by which the learning rate follows the global batch.
+        reduction: Way to combine the gradients of all workers: their mean, their Adasum, or `"exact"`. The exact mean
+            is bit-equal for every number of workers, and needs `worker.backward`.
+        storage_every_s: Longest time between uploads of a checkpoint to `storage`, in seconds. Between them a
+            checkpoint survives the loss of a worker, and of a node where there is a second one.
+        keep_last: Number of newest checkpoints that stay in `storage`.
+        keep_every: Keep also every checkpoint whose step is a multiple of this.
+        hang_timeout_s: Seconds that workers wait for one of them before the run ends with `Hung`.
 
-    Raises `InvalidOption`, `BatchTooSmall` or `TooManyRanks` for values that can never work; `check()` looks at the
-    outside world.
+    Raises `InvalidOption`, `BatchTooSmall` or `TooManyRanks` for values that can never work. `check()` checks what
+    depends on the machine and on storage.
     """
 
     train: Callable[[Worker], None]
@@ -97,7 +98,7 @@ class Job:
 
     def __post_init__(self) -> None:
         if not callable(self.train):
-            raise InvalidOption(f"train={self.train!r} is no function. Give `def train(worker: Worker) -> None`.")
+            raise InvalidOption(f"train={self.train!r} is not a function. Give `def train(worker: Worker) -> None`.")
         for option, least in COUNTS.items():
             _check_count(option, getattr(self, option), least)
         if self.keep_every is not None:
@@ -157,7 +158,7 @@ class Job:
 
     @property
     def assignment(self) -> TrainSpec:
-        """What each worker must know of this job."""
+        """Part of the job that each worker needs."""
         return TrainSpec(
             data=self.data,
             held_out=self.held_out,

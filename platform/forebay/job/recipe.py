@@ -59,7 +59,7 @@ def load_recipe(path: str, functions: Sequence[str] = (FUNCTION,)) -> Recipe:
 
 
 def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
-    """What `recipe` can be called with. Raises `BadJob` for annotations that name nothing, for *args and **kwargs."""
+    """Parameters of `recipe`. Raises `BadJob` for annotations that name nothing, for *args and **kwargs."""
     try:
         signature = inspect.signature(recipe, eval_str=True)
     except (NameError, AttributeError, SyntaxError) as error:
@@ -71,7 +71,7 @@ def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
 
 
 def call_recipe(recipe: Recipe, values: Mapping[str, object]) -> Job:
-    """The job that `recipe` makes of `values`; those that are words are turned into what the annotations say.
+    """The job that `recipe` makes of `values`. Those that are words are turned into what the annotations say.
 
     Raises `BadJob` for an unknown or missing parameter, a value of the wrong type, or an answer that is no `Job`. What
     the recipe itself raises goes through.

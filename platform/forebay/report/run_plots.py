@@ -40,7 +40,7 @@ STAGE_COLOURS = dict(
 
 
 def write_plots(result: Result) -> list[str]:
-    """Write `loss_and_auc.png` and `time_per_epoch.png` into the run's folder; the answer is where they are."""
+    """Write `loss_and_auc.png` and `time_per_epoch.png` into the run's folder. The answer is where they are."""
     place = resolve(result.path)
     paths = []
     for name, figure in ((LEARNING_FILE, learning_figure(result)), (TIME_FILE, time_figure(result))):
@@ -53,7 +53,7 @@ def write_plots(result: Result) -> list[str]:
 
 
 def learning_figure(result: Result) -> Figure:
-    """Loss of the reported steps, with its moving mean; below it, each other metric at the end of its epoch."""
+    """Loss of the reported steps, with its moving mean. Below it, each other metric at the end of its epoch."""
     figure = Figure(figsize=(8, 6), layout="constrained")
     loss, others = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     _draw_loss(loss, result)
@@ -87,7 +87,7 @@ def time_figure(result: Result) -> Figure:
 
 
 def _draw_bars(axes: Axes, epochs: Sequence[EpochEnded], parts: Sequence[Part]) -> np.ndarray:
-    """A bar per epoch, cut into `parts`; returns where each ends, in seconds."""
+    """A bar per epoch, cut into `parts`. Returns where each ends, in seconds."""
     places = np.arange(1, len(epochs) + 1)
     begin = np.zeros(len(epochs))
     for label, colour, seconds in parts:
@@ -142,7 +142,7 @@ def _draw_others(axes: Axes, result: Result) -> None:
 
 
 def _moving_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over a thirtieth of the run around each value; narrower at the ends, so that it lags nowhere."""
+    """Mean over a thirtieth of the run around each value. Narrower at the ends, so that it lags nowhere."""
     half = max(len(values) // 60, 2)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))

@@ -1,4 +1,4 @@
-"""What a run came to, as a table for people."""
+"""Tables of a run: metrics, speed, cache and stages by epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of an epoch went, by stage on the way from storage into the model."""
+"""Time of an epoch by stage, on the way from storage into the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BESIDE: dict[str, str] = {
     "map": "map_s",
     "gather": "gather_s",
 }
-"""Stage -> counter. Data workers and loaders do these beside training; their seconds may exceed those of the epoch."""
+"""Stage -> counter. Data workers and loaders do these beside training. Their seconds may exceed those of the epoch."""
 HOLDING_UP: dict[str, str] = {"copy": "copy_s", "wait": "wait_s"}
 """Stages for which training stands still."""
 STAGES = BESIDE | HOLDING_UP
@@ -22,7 +22,7 @@ CAPTION = "read to gather: done by data workers and loaders, beside training; co
 
 
 def stages_of(epochs: tuple[EpochEnded, ...]) -> list[str]:
-    """The stages worth a column: `peers` only if another node was asked; none if nothing was counted."""
+    """The stages worth a column: `peers` only if another node was asked. None if nothing was counted."""
     if not any(epoch.tally.get(counter) for epoch in epochs for counter in STAGES.values()):
         return []
     asked_peers = any(epoch.tally.get(BESIDE["peers"]) for epoch in epochs)
@@ -35,7 +35,7 @@ def stage_s(epoch: EpochEnded, stage: str) -> float:
 
 
 def stages_text(epoch: EpochEnded) -> str:
-    """`read 2.10, decode 11.8, ..., wait 3.00 s`; empty if nothing was counted."""
+    """`read 2.10, decode 11.8, ..., wait 3.00 s`. Empty if nothing was counted."""
     stages = stages_of((epoch,))
     facts = ", ".join(f"{stage} {seconds_text(stage_s(epoch, stage))}" for stage in stages)
     return f"{facts} s" if facts else ""

@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 
 Callback = Callable[[Event, Control], object]
-"""Called on the driver with every event, in order. An exception stops the run; see `optional_callback`."""
+"""Called on the driver with every event, in order. An exception stops the run. See `optional_callback`."""
 
 
 class Optional:
-    """Callback that the run can do without; see `optional_callback`."""
+    """Callback that the run can do without. See `optional_callback`."""
 
     def __init__(self, callback: Callback) -> None:
         self._callback = callback

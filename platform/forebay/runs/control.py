@@ -75,7 +75,7 @@ class Control:
             return self._target
 
     def global_batch(self, rows: int) -> None:
-        """Train on `rows` rows per step, over all workers; this beats the job's own batch policy from then on.
+        """Train on `rows` rows per step, over all workers. This overrides the job's own batch policy from then on.
 
         Raises `BatchTooSmall` for fewer rows than the job may have workers.
         """

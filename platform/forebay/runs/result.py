@@ -1,4 +1,4 @@
-"""What came out of a run, and the file it is kept in."""
+"""Result of a run, and the file that holds it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from forebay.storage.filesystem import resolve
 
 FILE_NAME = "result.json"
 VERSION = 1
-# A diverged run is a result too, but JSON has no word for these numbers: they are written as strings.
+# A diverged run is a result too, but JSON has no such numbers: they are written as strings.
 NO_JSON_NUMBERS = ("NaN", "Infinity", "-Infinity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A run so far: every epoch that ended, and a thinned record of its steps.
+    """Result of a run so far: every completed epoch, and some of its steps.
 
-    `path` is the run's folder. `plan_id` names the order of its rows. `num_epochs` is how many epochs the job asked
-    for; `stopped` says why it ended before that. `failures` counts how often workers were lost and replaced.
+    `path` is the folder of the run. `plan_id` is the hash that names the order of its rows. `num_epochs` is the number
+    of epochs of the job, and `stopped` the reason for an earlier end. `failures` is the number of times that workers
+    were lost and replaced. `steps` are at most 4,096 reported steps, spread over the run.
     """
 
     name: str
@@ -38,17 +39,17 @@ class Result:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every epoch was trained."""
+        """Whether all epochs were trained."""
         return self.epochs_done >= self.num_epochs
 
     @property
     def epochs_done(self) -> int:
-        """How many epochs were trained, be there an account of each or not."""
+        """Number of completed epochs, including those without recorded metrics."""
         return self.epochs[-1].epoch + 1 if self.epochs else 0
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Those of the last epoch; empty before the first one ended."""
+        """Metrics of the last completed epoch. Empty before the first one."""
         return self.epochs[-1].metrics if self.epochs else {}
 
     def to_json(self) -> str:

@@ -66,7 +66,7 @@ class Run:
 
     @property
     def launch(self) -> WorkerSpec:
-        """What its workers are started with."""
+        """Specification that its workers start with."""
         return WorkerSpec(
             name=self.name,
             train=self.job.train,
@@ -97,7 +97,7 @@ class Run:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
-        """Let go of the folder; of a run that raises, tell the callbacks, so that each can put away what it holds."""
+        """Release the folder. If the run raised, the callbacks receive `Failed`, so that each can close its files."""
         try:
             if error is not None:
                 self._tell_end(error)
@@ -118,9 +118,9 @@ class Run:
             log.warning("A callback raised on the end of a run that had failed already.", exc_info=True)
 
     def tell(self, event: Event) -> None:
-        """Record `event` and tell the callbacks. Raises `RunFailed` if one of them raises.
+        """Record `event` and call the callbacks. Raises `RunFailed` if one of them raises.
 
-        An epoch that is told again in the same words, as every worker does that resumes, is no news.
+        A worker that resumes reports earlier epochs again. An unchanged report is not passed on.
         """
         if isinstance(event, EpochEnded) and self._history.knows(event):
             return
@@ -138,14 +138,14 @@ class Run:
         notify(self._callbacks, event, self.control)
 
     def _tell_resize(self, started: Started) -> None:
-        """Workers only say that they start; that the world had another size before is known here."""
+        """Workers only say that they start. That the world had another size before is known here."""
         before, self._world_size = self._world_size, started.world_size
         self.control.follow(world_size=started.world_size)
         if before not in (None, started.world_size):
             self.tell(Resized(old=before, new=started.world_size, step=self._step))
 
     def lost_workers(self, error: str) -> bool:
-        """Note that workers were lost; the answer says whether they may be replaced once more."""
+        """Note that workers were lost. The answer says whether they may be replaced once more."""
         will_retry = self._failures < self.job.max_failures
         if will_retry:
             self.tell(Failed(error=error, failures=self._failures + 1, will_retry=True))
@@ -164,13 +164,13 @@ class Run:
         )
 
     def finish(self, stopped: str | None) -> Result:
-        """Note that all workers have returned; `stopped` says why they did so early."""
+        """Note that all workers have returned. `stopped` says why they did so early."""
         self.tell(Finished(name=self.name, path=self.path, stopped=stopped))
         return self.result
 
 
 def _title(job: Job) -> str:
-    """What to call a run without a name: the train function and the time, in letters a folder may have."""
+    """Name of a run that was given none: the train function and the time, in letters a folder may have."""
     title = re.sub(r"[^A-Za-z0-9_]+", "-", title_of(job.train)).strip("-_") or "run"
     return f"{title}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 

@@ -1,7 +1,7 @@
-"""A run has its folder to itself: two that commit into one would each delete what the other has saved.
+"""Folder of a run, held by one process: two runs in one folder would delete each other's checkpoints.
 
-On storage of this machine (a mounted share included) a lock in the folder says so; it dies with its process. Other
-storage knows no locks: there, whoever starts a name twice is told only by the Ray driver, within one cluster.
+On storage of this machine (a mounted share included) a lock in the folder enforces this. The lock ends with its
+process. Other storage has no locks: there only the Ray driver refuses a second start, within one cluster.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class RunFolder:
     def release(self) -> None:
         """Let others run under this name."""
         if self.lock is not None and self.lock.fd >= 0:
-            # Removed while it is held: whoever opened it meanwhile sees that it is gone, and tries again.
+            # Removed while it is held: a process that opened it meanwhile finds it missing, and tries again.
             (Path(self.path) / LOCK_NAME).unlink(missing_ok=True)
             self.lock.release()
 
 
 def claim(storage: str, name: str) -> RunFolder:
-    """The folder of the run `name`, made if need be.
+    """Claim the folder of the run `name`, and create it if it is missing.
 
     Raises `InvalidOption` where that run is under way, or a folder cannot be made or written.
     """
@@ -70,7 +70,7 @@ def claim(storage: str, name: str) -> RunFolder:
 
 
 def claim_new(storage: str, title: str) -> RunFolder:
-    """The folder of a run that nobody has named: `title`, or `title-2`, ... if there is one.
+    """Claim the folder of a run without a name: `title`, or `title-2`, ... if there is one.
 
     The folder is made at once: two jobs that start in one second must not come to the same name. (A bucket has no
     folders to make; there the first save decides.)

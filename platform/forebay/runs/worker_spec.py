@@ -53,7 +53,7 @@ def _not_pickled(launch: WorkerSpec, error: Exception) -> BadJob:
 
 
 def unpack(payload: bytes) -> WorkerSpec:
-    """What `pack` was given."""
+    """Return the specification that `pack` was given."""
     launch = cloudpickle.loads(payload)
     assert isinstance(launch, WorkerSpec)
     return launch
@@ -81,7 +81,7 @@ def device_of(resources: Resources, local_rank: int) -> torch.device:
 
 
 def _parts_of(train: object) -> dict[str, object]:
-    """What a train function takes along: arguments of a `partial`, and the variables around it that it uses."""
+    """Parts that travel with a train function: arguments of a `partial`, and the variables around it that it uses."""
     if isinstance(train, partial):
         given = {f"argument {number + 1}": value for number, value in enumerate(train.args)}
         given |= {f"argument {name!r}": value for name, value in train.keywords.items()}

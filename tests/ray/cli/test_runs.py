@@ -87,7 +87,7 @@ def test_ps_says_how_runs_stand(forebay: Call, under_way: Make) -> None:
 
 def test_scale_sets_the_target(forebay: Call, under_way: Make) -> None:
     ctr = under_way("ctr")
-    assert forebay("scale", "ctr", 4) == (0, "ctr: 2 -> 4 workers asked for; 0 train now.\n", "")
+    assert forebay("scale", "ctr", 4) == (0, "ctr: target 2 -> 4 workers; 0 train now.\n", "")
     assert ray.get(ctr.target.remote()) == 4
     assert json.loads(forebay("scale", "ctr", 1, "--json")[1])["before"] == 4
     assert ray.get(ctr.target.remote()) == 1
@@ -95,7 +95,7 @@ def test_scale_sets_the_target(forebay: Call, under_way: Make) -> None:
 
 def test_stop_is_asked_with_a_reason(forebay: Call, under_way: Make) -> None:
     ctr = under_way("ctr")
-    assert "ctr: ends at its next saved commit" in forebay("stop", "ctr", "--reason", "seen enough")[1]
+    assert "ctr: ends at its next checkpoint" in forebay("stop", "ctr", "--reason", "seen enough")[1]
     assert ray.get(ctr.commands.remote()).stop == "seen enough"
 
 

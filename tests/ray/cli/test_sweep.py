@@ -92,7 +92,7 @@ def test_a_sweep_by_its_name_through_an_interrupt_and_a_stop(command: Command, t
     made = steps()
     again = command.run()
     until(lambda: len(steps()) >= len(made) + 1, again)
-    assert "its trials end at their next saved commits" in command.ask("stop", "ctr", "--reason", "seen enough")
+    assert "its trials end at their next checkpoints" in command.ask("stop", "ctr", "--reason", "seen enough")
     said, _ = again.communicate(timeout=WAIT_S)
     assert again.returncode == 0 and "seen enough" in said
     kept, stopped = command.trials

@@ -110,7 +110,7 @@ def test_stop_ends_a_sweep_by_its_name(forebay: Call) -> None:
         board.publish(shown)
         assert board.stop_reason is None
         code, told, _ = forebay("stop", "ctr", "--reason", "seen enough")
-        assert (code, told) == (0, "ctr: its trials end at their next saved commits. It stays in runs/ctr.\n")
+        assert (code, told) == (0, "ctr: its trials end at their next checkpoints. It stays in runs/ctr.\n")
         assert until_told(board, shown) == "seen enough"
         assert "stopping: seen enough" in forebay("ps")[1]
         assert json.loads(forebay("stop", "ctr", "--json")[1])["sweep"] == "ctr"

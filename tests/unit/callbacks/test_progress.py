@@ -86,7 +86,7 @@ def test_epochs_failures_and_end_stay_in_the_log() -> None:
         Finished(name="ctr", path="/runs/ctr", stopped="loss is low"),
     )
     assert lines[1] == "epoch 1/3 took 1:40: loss 0.4000, auc 0.7500, 81.9k rows/s, 3 % waiting"
-    assert lines[2] == "worker 1 was killed by SIGKILL. Starting again from the newest commit (failure 1)."
+    assert lines[2] == "worker 1 was killed by SIGKILL. Starting again from the newest checkpoint (failure 1)."
     assert lines[-1].startswith("ctr stopped: loss is low after 0:00")
 
 

@@ -45,7 +45,7 @@ def test_line_of_a_run() -> None:
         "epoch": "4 of 40",
         "step": 1200,
         "rows/s": "12,346",
-        "last commit": "step 1180, 3 s ago",
+        "checkpoint": "step 1180, 3 s ago",
         "age": "2 h",
     }
 
@@ -53,7 +53,7 @@ def test_line_of_a_run() -> None:
 def test_line_says_what_is_wanted_where_that_is_not_so_yet() -> None:
     assert line(target=4)["workers"] == "2 -> 4 (1 to 8)"
     assert line(min_workers=2, max_workers=2)["workers"] == "2"
-    assert line(last_commit_step=None, last_commit_age_s=None)["last commit"] == "-"
+    assert line(last_commit_step=None, last_commit_age_s=None)["checkpoint"] == "-"
     assert line(epoch=40)["epoch"] == "40 of 40"
 
 

@@ -52,7 +52,7 @@ def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Dat
         ({"seed": -1}, r"seed=-1"),
         ({"name": "a/b"}, r"name='a/b' .*letters"),
         ({"name": ".."}, r"name='\.\.'"),
-        ({"train": "train"}, r"train='train' is no function"),
+        ({"train": "train"}, r"train='train' is not a function"),
         ({"workers": 2, "elastic": Elastic(min_workers=1, max_workers=2)}, r"workers=2 and Elastic\(.* both given"),
         ({"reduction": "sum"}, r"reduction='sum' is unknown. Choose one of 'mean', 'adasum', 'exact'"),
         ({"reduction": "adasum", "batch": NoiseScale(min_batch=8, max_batch=64)}, r"reduction=\"adasum\""),

@@ -56,11 +56,11 @@ class Done:
 
 Message = Event | SyncRequest | Done | WorkerError
 Instruction = Start | Commands | Synced
-"""What the driver says: who the worker is, then its orders whenever they change, and when it asks for them."""
+"""Messages of the driver: the rank of the worker, then its commands at each change and on request."""
 
 
 class DriverLink:
-    """The worker's end of the connection; implements `Reporter`. Ends this process when the driver is gone."""
+    """The worker's end of the connection. Implements `Reporter`. Ends this process when the driver has ended."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -101,11 +101,11 @@ class DriverLink:
                     case Commands() as orders:
                         self._orders = orders
         except (EOFError, OSError):
-            os._exit(1)  # the driver is gone: nobody would read what this orphan does
+            os._exit(1)  # the driver has ended: no process would read the results of this one
 
 
 def main(descriptor: int) -> None:
-    """Entry of the process; `descriptor` is the inherited socket."""
+    """Entry of the process. `descriptor` is the inherited socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the driver decides
     connection = Connection(descriptor)
     start = connection.recv()

@@ -38,7 +38,7 @@ class LocalDriver:
 
 
 class DirectReporter:
-    """A `Reporter` for a worker in the driver's own process: events are told while the worker waits."""
+    """A `Reporter` for a worker in the driver's own process: the worker waits while callbacks run."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -71,7 +71,7 @@ def _run_here(run: Run) -> Result:
 
 @contextmanager
 def _generators_put_back(device: torch.device) -> Iterator[None]:
-    """A run seeds this process's random generators; the notebook around it should not notice."""
+    """A run seeds this process's random generators. The notebook around it should not notice."""
     state = rng.capture(device)
     try:
         yield

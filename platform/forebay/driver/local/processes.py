@@ -27,7 +27,7 @@ POLL_S = 0.1
 
 
 class WorkerLost(Exception):
-    """A worker process ended without a last word."""
+    """A worker process ended without a result."""
 
 
 class WorkerRaised(Exception):
@@ -51,7 +51,7 @@ class WorkerProcess:
         self.connection = Connection(ours.detach())
 
     def send(self, message: Instruction) -> None:
-        """Tell the worker; one that is gone is found out by `RankProcesses.events`, not here."""
+        """Send to the worker. Its death is found by `RankProcesses.events`, not here."""
         try:
             self.connection.send(message)
         except (BrokenPipeError, ConnectionResetError):
@@ -66,7 +66,7 @@ class WorkerProcess:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def end(self) -> None:
-        """Kill the process unless it has ended; nothing of it is left afterwards."""
+        """Kill the process unless it has ended. Nothing of it is left afterwards."""
         self.connection.close()
         self._process.kill()
         self._process.wait()
@@ -88,7 +88,7 @@ class RankProcesses:
         self.outcome = Outcome()
 
     def order(self, orders: Commands) -> None:
-        """Tell rank 0, on whose word all act at its next saved commit."""
+        """Send commands to rank 0. All ranks obey them at the next checkpoint."""
         if orders != self._told:
             self._told = orders
             self._members[0].send(orders)
@@ -98,7 +98,7 @@ class RankProcesses:
         self._members[0].send(Synced(orders=orders))
 
     def events(self) -> Iterator[Event | SyncRequest | None]:
-        """What the workers say, and None now and then while they are silent; ends when all are done.
+        """Yield the events of the workers, and None at times while there are none, until all are done.
 
         Raises `WorkerLost` when a process died, `WorkerRaised` when a train function raised.
         """
@@ -122,13 +122,13 @@ class RankProcesses:
             if raised and (time.monotonic() >= deadline or not silent):
                 raise WorkerRaised(_cause(raised))
             yield None
-        # Whoever parts has nothing left to do, and the next world waits.
+        # A rank that leaves has nothing left to do, and the next world waits.
         for member in self._members if self.outcome.parting is None else ():
             member.leave()
 
 
 def _cause(raised: list[WorkerError]) -> WorkerError:
-    """The first one; but where a rank knows what is the matter, the others only lost their connection to it."""
+    """The first one. But where a rank knows what is the matter, the others only lost their connection to it."""
     return next((each for each in raised if each.summary.startswith("forebay.errors.")), raised[0])
 
 
@@ -141,7 +141,7 @@ def _receive(connection: Connection, member: WorkerProcess) -> Message:
 
 @contextmanager
 def worker_processes(size: int, payload: bytes) -> Iterator[RankProcesses]:
-    """Start `size` workers on this machine; none is left afterwards, however the block ends."""
+    """Start `size` workers on this machine. None is left afterwards, however the block ends."""
     members: list[WorkerProcess] = []
     with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
         rendezvous = (Path(folder) / "ranks").as_uri()
@@ -162,6 +162,6 @@ def _entry(descriptor: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with gloo told to stay on this machine: the host's name may resolve to nothing a worker can reach."""
+    """Our environment, with gloo kept on this machine: the host's name may resolve to nothing a worker can reach."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     return {**({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}), **os.environ}

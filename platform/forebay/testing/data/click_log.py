@@ -72,7 +72,7 @@ class _Scores:
         self.skips += np.bincount(bins[~clicked], minlength=SCORE_BINS)
 
     def auc(self) -> float:
-        """Share of (click, skip) pairs in the right order, pairs of one bin counted half; 0.5 without any pair."""
+        """Share of (click, skip) pairs in the right order, pairs of one bin counted half. 0.5 without any pair."""
         pairs = int(self.clicks.sum()) * int(self.skips.sum())
         skips_below = np.cumsum(self.skips) - self.skips
         ordered = float(self.clicks @ (skips_below + 0.5 * self.skips))
@@ -88,7 +88,7 @@ def write_click_log(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ClickLog:
-    """Write a click log to the local `folder` and return it; return at once when the same log is there already.
+    """Write a click log to the local `folder` and return it. Return at once when the same log is there already.
 
     Columns: `f0`..`f12` float32, `c0`..`c25` int64 ids with power-law frequencies over 10 to 50,000 ids, `clicked` int8
     (0 or 1, about a quarter 1), drawn from `HiddenTowers`. The bytes depend on the arguments alone. With fewer `rows`

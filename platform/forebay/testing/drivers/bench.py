@@ -36,7 +36,7 @@ STEPS_PER_EPOCH = 8
 
 
 class DriverBench:
-    """`job(name)` makes jobs over the same 120 rows below `folder`; the other methods read what a run left behind.
+    """`job(name)` makes jobs over the same 120 rows below `folder`. The other methods read what a run left behind.
 
     A second bench in the same folder, be it in another process, makes the same jobs.
     """
@@ -73,7 +73,7 @@ class DriverBench:
         return Job(name=name, **(defaults | options))
 
     def rows(self, name: str) -> dict[str, list[int]]:
-        """Ids of the rows that shaped the model, by `step-rank`; a step that was done again counts once."""
+        """Ids of the rows that shaped the model, by `step-rank`. A step that was done again counts once."""
         return {path.name: json.loads(path.read_text()) for path in sorted((self._folder / "rows" / name).glob("0*"))}
 
     def attempts(self, name: str) -> list[StepAttempt]:
@@ -115,10 +115,10 @@ class DriverBench:
         assert all(math.isfinite(number) for number in numbers), f"{result.name}: a loss is not finite"
 
     def assert_like_undisturbed(self, result: Result) -> None:
-        """The newest commit's model is the one of a run that nobody disturbed, but for the order of sums."""
+        """The newest commit's model equals the one of an undisturbed run, up to the order of sums."""
         commit, ours = newest_commit(result), weights(result)
         undisturbed = self._undisturbed(commit.step)
-        assert undisturbed, f"{result.name}: a run that nobody disturbed never came to step {commit.step}"
+        assert undisturbed, f"{result.name}: an undisturbed run never came to step {commit.step}"
         for name, wanted in undisturbed.items():
             torch.testing.assert_close(ours[name], wanted, rtol=1e-3, atol=1e-4)
 

@@ -28,7 +28,7 @@ class CountingModel(nn.Module):
         self.layer = nn.Linear(3, 1)
 
     def forward(self, batch: Mapping[str, Tensor], epoch: int) -> tuple[Tensor, Tensor]:
-        """What is predicted [rows], and the counts of the batch's rows [rows]."""
+        """Predictions [rows], and the counts of the batch's rows [rows]."""
         return self.layer(batch["inputs"])[:, 0], self.counts[epoch, batch["row"][:, 0].long()]
 
 
@@ -39,7 +39,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 
 def train_step(model: nn.Module, optimizer: Optimizer, batch: Batch, world_size: int) -> Tensor:
-    """One step on this rank's part of a global batch; the answer is its loss."""
+    """One step on this rank's part of a global batch. The answer is its loss."""
     predicted, counts = model(batch, batch.epoch)
     loss: Tensor = ((predicted - batch["label"]) ** 2).mean() * batch.weight
     # Gradients are averaged over ranks; the dummy row of an empty part is no row.

@@ -38,7 +38,7 @@ class Heard(list[Event]):
 
 
 class FixedSuite:
-    """Laws of every driver, for a fixed number of workers; part of `forebay.testing.drivers.suite.DriverSuite`.
+    """Laws of every driver, for a fixed number of workers. Part of `forebay.testing.drivers.suite.DriverSuite`.
 
     After every test nothing may be left.
     """
@@ -48,12 +48,12 @@ class FixedSuite:
         raise NotImplementedError
 
     def leftovers(self) -> list[str]:
-        """What runs have not cleaned up: processes and the like."""
+        """Leftovers of runs: processes and the like."""
         raise NotImplementedError
 
     @pytest.fixture(autouse=True)
     def nothing_left(self) -> Iterator[None]:
-        """Processes take a moment to end; this gives them a few."""
+        """Processes take a moment to end. This gives them a few."""
         yield
         deadline = time.monotonic() + GRACE_S
         while (left := self.leftovers()) and time.monotonic() < deadline:
@@ -71,7 +71,7 @@ class FixedSuite:
 
     @pytest.fixture
     def calm(self, bench: DriverBench) -> Result:
-        """An undisturbed run; trained once, looked up by name from then on."""
+        """An undisturbed run. Trained once, looked up by name from then on."""
         return self.run(bench, "calm")
 
     def run(self, bench: DriverBench, name: str, *callbacks: Callback, **options: object) -> Result:
@@ -205,7 +205,7 @@ class FixedSuite:
 
 @contextmanager
 def ends_within(limit_s: float) -> Iterator[None]:
-    """Interrupt the main thread after `limit_s`: a driver that waits for ever fails one test, and not the session."""
+    """Interrupt the main thread after `limit_s`: a driver that hangs fails one test, not the whole session."""
     late = threading.Event()
 
     def interrupt() -> None:

@@ -30,7 +30,7 @@ ALIVE_S = 60.0
 
 
 class SmallNodes:
-    """A head, where this process is a driver, and other nodes; `close` ends them all.
+    """A head, where this process is a driver, and other nodes. `close` ends them all.
 
     A node that was killed is known to be dead after two seconds; by default Ray takes fifteen.
 
@@ -65,7 +65,7 @@ class SmallNodes:
         return [str(node.node_id) for node in self._others]
 
     def add(self) -> str:
-        """One more node; the answer is its id."""
+        """One more node. The answer is its id."""
         node = self._cluster.add_node(num_cpus=self._cpus, object_store_memory=STORE_BYTES)
         self._others.append(node)
         deadline = time.monotonic() + ALIVE_S
@@ -75,7 +75,7 @@ class SmallNodes:
         return str(node.node_id)
 
     def kill(self, node_id: str) -> None:
-        """As a machine that loses power: all its processes end at once, and nobody is told."""
+        """End all processes of a node at once without notice, like a loss of power."""
         node = self._pop(node_id)
         for raylet in node.all_processes["raylet"]:
             for worker in _children(raylet.process.pid):
@@ -84,7 +84,7 @@ class SmallNodes:
         self._cluster.remove_node(node, allow_graceful=False)
 
     def announce_drain(self, node_id: str, deadline_s: float) -> None:
-        """As a cloud that takes a machine back: the node will be gone at `deadline_s`, Unix time."""
+        """Announce that a node will be taken away at `deadline_s`, Unix time, like a cloud does."""
         reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
         accepted = GcsClient(address=self.address).drain_node(node_id, reason, "taken back", int(deadline_s * 1000))
         assert accepted[0] if isinstance(accepted, tuple) else accepted, f"the drain was refused: {accepted}"
@@ -100,7 +100,7 @@ class SmallNodes:
 
 
 def kill_stores(run: str) -> int:
-    """End the stores of a run's commits, with all they hold and nothing brought to storage; how many there were."""
+    """End the stores of a run's commits, with all they hold and nothing brought to storage. How many there were."""
     stores = stores_of(run)
     assert stores, f"run {run!r} holds no commit in memory"
     for store in stores.values():

@@ -20,7 +20,7 @@ PATIENCE_S = 120.0
 
 
 class DriverProcess:
-    """Runs the job `name` of the bench in `folder`; `driver` names a class as `module:Class`."""
+    """Runs the job `name` of the bench in `folder`. `driver` names a class as `module:Class`."""
 
     def __init__(
         self, driver: str, bench: DriverBench, name: str, environment: Mapping[str, str], **options: object
@@ -34,7 +34,7 @@ class DriverProcess:
             )
 
     def kill_at(self, step: int) -> None:
-        """SIGKILL once `step` was reached; raises if the process ends before."""
+        """SIGKILL once `step` was reached. Raises if the process ends before."""
         deadline = time.monotonic() + PATIENCE_S
         try:
             while not any(each.step >= step for each in self._bench.attempts(self._name)):

@@ -19,11 +19,11 @@ When = Literal["training", "at once", "changing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cue:
-    """What to do, and when.
+    """Action of a test, and its moment.
 
-    `training`: once `workers` workers train, and two steps were told; `at once`: at the next step that is told, most
-    often while the change before is under way; `changing`: between two worlds, on `Resized`.
-    `only_if`: not before this is so. `loses_workers`: the next cue waits for those that take their place.
+    `training`: once `workers` workers train, and two steps were reported; `at once`: at the next step that is reported,
+    most often while the change before is under way; `changing`: between two worlds, on `Resized`. `only_if`: not before
+    this is so. `loses_workers`: the next cue waits for those that take their place.
     """
 
     act: Callable[[Control], object]
@@ -39,7 +39,7 @@ def resize(*workers: int) -> Callable[[Control], object]:
 
 
 class Script:
-    """Follows `cues` in order, then stops the run; raises when one is not reached in time."""
+    """Follows `cues` in order, then stops the run. Raises when one is not reached in time."""
 
     def __init__(self, cues: Sequence[Cue], patience_s: float = PATIENCE_S) -> None:
         self._cues = list(cues)
@@ -87,7 +87,7 @@ class Script:
         cue.act(control)
         self.done += 1
         self._cue_at = time.monotonic()
-        # What was reported before the act may be told after it.
+        # A report from before the action may arrive after it.
         self._reports = 0
         if cue.loses_workers:
             self._workers = None

@@ -1,4 +1,4 @@
-"""The laws of `Driver` as tests: whoever writes a driver subclasses `DriverSuite` and runs it with pytest."""
+"""The laws of `Driver` as tests. The author of a driver subclasses `DriverSuite` and runs it with pytest."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ TAKE_OVER_S = 60.0
 
 
 class Nodes(Protocol):
-    """Machines of which some can be taken away while a run is on them; see `forebay.testing.drivers.nodes`."""
+    """Machines of which some can be taken away while a run is on them. See `forebay.testing.drivers.nodes`."""
 
     @property
     def others(self) -> list[str]:
-        """Ids, as `World.node` tells them, of the nodes that the driver is not on; one worker fits on each."""
+        """Ids, as in `World.node`, of the nodes that the driver is not on. One worker fits on each."""
         ...
 
     def add(self) -> str: ...
@@ -77,7 +77,7 @@ class DriverSuite(FixedSuite):
         return {}
 
     def lose_memory(self, run: str) -> int:
-        """End all that holds commits of a run in memory; how many there were, 0 where a driver has no such thing."""
+        """End all that holds commits of a run in memory. How many there were, 0 where a driver has no such thing."""
         raise NotImplementedError
 
     def holders(self, run: str) -> Collection[str]:  # noqa: ARG002 - for those who have some
@@ -85,13 +85,13 @@ class DriverSuite(FixedSuite):
         return ()
 
     def make_cluster(self) -> Nodes | None:
-        """The driver's own node and two others, of one worker each; None where a driver knows no nodes."""
+        """The driver's own node and two others, of one worker each. None where a driver knows no nodes."""
         return None
 
     def follow(
         self, bench: DriverBench, name: str, elastic: Elastic, cues: Sequence[Cue], **options: object
     ) -> tuple[Result, Heard]:
-        """Run a job through `cues`; the checks that hold for all of them are made here."""
+        """Run a job through `cues`. The checks that hold for all of them are made here."""
         heard, script = Heard(), Script(cues)
         defaults = {"workers": 1, "elastic": elastic, "epochs": MOST_EPOCHS, "checkpoint_every": 1, "step_s": STEP_S}
         result = self.run(bench, name, heard, script, **(defaults | options))
@@ -153,7 +153,7 @@ class DriverSuite(FixedSuite):
         def kill_all(_control: Control) -> None:
             kill_members(bench, "emptied", range(WORKERS))
             made.append(len(bench.attempts("emptied")))
-            # After the workers: they would make a store anew.
+            # After the workers: they would start another store.
             lost.append(self.lose_memory("emptied"))
 
         def is_ahead_of_storage() -> bool:
