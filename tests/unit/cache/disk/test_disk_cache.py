@@ -468,7 +468,7 @@ def test_unusable_directories_are_refused_with_a_remedy(tmp_path: Path) -> None:
         (tmp_path / "file", "cannot be written"),
         (tmp_path / "file" / "below", "cannot be written"),
         (Path("/proc/forebay"), "cannot be written"),
-        (tmp_path / "open", "can be written by everybody"),
+        (tmp_path / "open", "is writable by all users"),
     ]:
         with pytest.raises(CacheUnusable, match=found) as caught:
             DiskCache(path, quota_bytes=MIB)

@@ -96,5 +96,5 @@ def test_directory_removed_while_it_is_opened(tmp_path: Path, monkeypatch: pytes
         shutil.rmtree(directory.temp)
 
     monkeypatch.setattr(CacheDirectory, "prepare", prepare_and_lose)
-    with pytest.raises(CacheUnusable, match="was removed while it was being opened.*temp is gone"):
+    with pytest.raises(CacheUnusable, match="was removed while it was being opened.*temp is missing"):
         DiskCache(tmp_path / "cache", quota_bytes=1 << 20, min_free_bytes=0)
