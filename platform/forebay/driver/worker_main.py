@@ -23,13 +23,13 @@ def _unwatched(_counted: Callable[[], Mapping[str, float]]) -> AbstractContextMa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a worker came to its end: with all epochs trained, `stopped` for a reason, or `parting`.
+    """End of a worker's part in a world: all epochs are trained, `stopped` gives a reason, or the world is resized.
 
-    `parting` is the world size to go on with from the newest commit, which every rank has left at the same step.
+    `resize_to` is the world size to go on with from the newest commit, at which every rank has left.
     """
 
     stopped: str | None = None
-    parting: int | None = None
+    resize_to: int | None = None
 
 
 def work(
@@ -55,7 +55,7 @@ def work(
         )
     with named_user(launch.name), watch(worker.counted), _hang_named(launch, world.rank):
         worker.run(launch.train)
-    if not worker.is_finished and worker.stopped is None and worker.parting is None:
+    if not worker.is_finished and worker.stopped is None and worker.resize_to is None:
         raise BadJob(
             f"the train function returned in epoch {worker.epoch + 1} of {worker.epochs}, after step {worker.step}. "
             "Iterate worker.loader() to its end and commit every step; to end a run early, let a callback call "
@@ -63,7 +63,7 @@ def work(
             epoch=worker.epoch,
             step=worker.step,
         )
-    return Outcome(stopped=worker.stopped, parting=worker.parting)
+    return Outcome(stopped=worker.stopped, resize_to=worker.resize_to)
 
 
 @contextmanager

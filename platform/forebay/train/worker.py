@@ -63,8 +63,7 @@ class Worker:
     ```
 
     Every method is called by all ranks alike. `stopped` says why the run ended before its last epoch, or is None.
-    `parting` is the world size with which the run goes on from the newest commit, without this worker or with it
-    started anew, or None.
+    `resize_to` is the size of the world that goes on from the newest commit, where this world ends for another one.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Worker:
         self._strategies = strategies
         self._strategy: Strategy | None = None
         self.stopped: str | None = None
-        self.parting: int | None = None
+        self.resize_to: int | None = None
 
     @property
     def world(self) -> World:
@@ -256,7 +255,7 @@ class Worker:
 
     @property
     def _goes_on(self) -> bool:
-        return self.epoch < self.epochs and self.stopped is None and self.parting is None
+        return self.epoch < self.epochs and self.stopped is None and self.resize_to is None
 
     def _batches(self, loader: Loader, data: Data) -> Iterator[Batch]:
         """As long as they are those of `data`, which a commit may replace."""
@@ -334,7 +333,7 @@ class Worker:
         self._standing.decide_batch(orders.global_batch, council.measured)
         self.stopped = orders.stop
         if orders.stop is None:
-            self.parting = orders.resize_to(self.world.size)
+            self.resize_to = orders.resize_to(self.world.size)
 
     def _is_rejected(self, verdict: Verdict) -> bool:
         """Whether the steps since the newest commit are given up, and this is no commit."""

@@ -131,25 +131,25 @@ def at_commit(number: int, **order: Any) -> Callable[[int], Commands]:
 def test_ordered_to_another_size_a_worker_parts_at_the_saved_commit(make_run: MakeRun) -> None:
     run = make_run(orders=at_commit(2, target=3))
     worker = run.train()
-    assert (worker.parting, worker.stopped, worker.is_finished, worker.step) == (3, None, False, 4)
+    assert (worker.resize_to, worker.stopped, worker.is_finished, worker.step) == (3, None, False, 4)
     assert run.recorder.of(Reported)[-1].step == 4, "the last step before a resize is always told"
     again = make_run(orders=at_commit(1, target=1))
     again.batches = run.batches
     worker = again.train()
-    assert (worker.parting, worker.is_finished) == (None, True)
+    assert (worker.resize_to, worker.is_finished) == (None, True)
     assert again.rows(0, 6) == again.rows(6) == list(range(NUM_ROWS))
 
 
 def test_orders_to_stop_go_before_a_resize_and_the_end_goes_before_both(make_run: MakeRun) -> None:
     worker = make_run("a", orders=at_commit(1, target=3, stop="enough")).train()
-    assert (worker.stopped, worker.parting) == ("enough", None)
+    assert (worker.stopped, worker.resize_to) == ("enough", None)
     worker = make_run("b", epochs=1, checkpoint_every=100, orders=at_commit(1, target=3, stop="enough")).train()
-    assert (worker.stopped, worker.parting, worker.is_finished) == (None, None, True)
+    assert (worker.stopped, worker.resize_to, worker.is_finished) == (None, None, True)
 
 
 def test_world_of_the_same_size_elsewhere_is_a_parting_too(make_run: MakeRun) -> None:
     worker = make_run(orders=at_commit(1, target=1, moves=True)).train()
-    assert (worker.parting, worker.step) == (1, 2)
+    assert (worker.resize_to, worker.step) == (1, 2)
 
 
 def test_ordered_batch_is_in_use_from_the_next_step_on_and_after_a_resume(make_run: MakeRun) -> None:

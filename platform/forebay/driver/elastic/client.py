@@ -1,4 +1,4 @@
-"""Steering runs from outside: who is training on a cluster, with how many workers, and until when.
+"""Remote control of the runs on a cluster: their status, their targets, and their end.
 
 The one private name of Ray that is needed (`ray._private.services.find_gcs_addresses`: the Rays of this machine, also
 those that a run has started for itself) was checked on Ray 2.60; tests/ray/driver/elastic/test_client.py fails when it
@@ -40,7 +40,7 @@ def reach_cluster() -> Iterator[None]:
 
 
 def names(prefix: str = "") -> list[str]:
-    """What the runs under way are called whose names begin with `prefix`, without asking them."""
+    """Names of the runs under way that begin with `prefix`. No run is asked."""
     return names_of(RUN_PREFIX, prefix)
 
 
@@ -53,8 +53,8 @@ def runs(prefix: str = "", wait_s: float = ANSWER_S) -> list[RunStatus]:
     return sorted(found, key=lambda status: status.name)
 
 
-def scale(name: str, workers: int) -> RunStatus:
-    """Ask the run `name` to train on `workers` workers; returns how it stood before.
+def scale(name: str, target: int) -> RunStatus:
+    """Set the target of the run `name`. Returns its status before.
 
     Raises `InvalidOption` for a run that is not there, one that is not elastic, and a number beyond its bounds: then
     nothing is changed.
@@ -68,40 +68,40 @@ def scale(name: str, workers: int) -> RunStatus:
             "again with elastic=Elastic(min_workers=..., max_workers=...) in its job; it goes on from its last commit.",
             name=name,
         )
-    if not low <= workers <= high:
+    if not low <= target <= high:
         raise InvalidOption(
-            f"{workers} workers are out of bounds for run {name!r}, whose job allows {low} to {high}: nothing was "
+            f"{target} workers are out of bounds for run {name!r}, whose job allows {low} to {high}: nothing was "
             f"changed, it is to train on {status.target}. Give a number from {low} to {high}.",
             name=name,
             min_workers=low,
             max_workers=high,
         )
-    ray.get(coordinator.set_target.remote(workers, WHO), timeout=ANSWER_S)
+    ray.get(coordinator.set_target.remote(target, WHO), timeout=ANSWER_S)
     return status
 
 
 def stop(name: str, reason: str) -> RunStatus:
-    """Ask the run `name` to commit and end; returns how it stood. Raises `InvalidOption` for one that is not there."""
+    """Ask the run `name` to commit and end; returns its status before. Raises `InvalidOption` for an unknown name."""
     coordinator = _coordinator(name)
     status: RunStatus = ray.get(coordinator.status.remote(), timeout=ANSWER_S)
     ray.get(coordinator.ask_stop.remote(reason, WHO), timeout=ANSWER_S)
     return status
 
 
-def steer(name: str, workers: int) -> None:
-    """Ask the run `name` for `workers` workers, within its bounds, without waiting; one that has ended is no error."""
+def steer(name: str, target: int) -> None:
+    """Set the target of the run `name`, within its bounds, without waiting. A run that has ended is no error."""
     if (coordinator := find(RUN_PREFIX, name)) is not None:
-        coordinator.set_target.remote(workers, WHO)
+        coordinator.set_target.remote(target, WHO)
 
 
 def part(name: str, reason: str) -> None:
-    """Ask the run `name` to commit and end, without waiting; one that has ended is no error."""
+    """Ask the run `name` to commit and end, without waiting. A run that has ended is no error."""
     if (coordinator := find(RUN_PREFIX, name)) is not None:
         coordinator.ask_stop.remote(reason, WHO)
 
 
 def _only_address_here() -> str:
-    """Where the Ray of this machine is; of several, nobody can know which one is meant."""
+    """Address of the only Ray of this machine. Raises `InvalidOption` where there is none, or several."""
     addresses = sorted(find_gcs_addresses())
     if not addresses:
         raise InvalidOption(

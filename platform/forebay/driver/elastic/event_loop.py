@@ -1,4 +1,4 @@
-"""What the driver of a run on Ray does while others train: it tells what it hears, and passes on what is asked."""
+"""Event loop of a driver on Ray: events of the workers go to the run, requests of its callbacks to the coordinator."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ NEXT_WAIT_S = 60.0
 
 
 def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) -> str | None:
-    """Tell the run what its workers report, and pass on what its callbacks ask, until all has been told.
+    """Pass events and requests on until the run has ended and its last events were taken.
 
-    Why to stop at once, where that was asked while nobody trains: workers may be long in coming.
+    Returns the reason of a stop that was asked for while no worker trained: then the run is not to wait for workers.
     """
     watch = _StartWatch(run)
-    # Callbacks may have asked for something before there were workers, of which the coordinator knows nothing.
+    # Requests from before the first worker: the coordinator does not know of them.
     made_with = Commands(target=run.job.start_workers if run.control.is_elastic else None)
     asked = _pass_on(run.control, made_with, coordinator)
     goes_on, gave_up = True, None
     while goes_on or gave_up is not None:
         goes_on = is_training()  # asked before the events are taken: the last ones came before the end
-        news: Updates = ray.get(coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0))
-        asked = _take_over(run.control, news, asked)
-        for event in news.events:
+        updates: Updates = ray.get(coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0))
+        asked = _take_over(run.control, updates, asked)
+        for event in updates.events:
             watch.see(event)
             run.tell(event)
             if isinstance(event, Preempted):
                 # Callbacks hear what comes next while the newest commit is on its way to storage.
                 threading.Thread(target=flush_stores, args=(run.name,), name="forebay-flush", daemon=True).start()
         asked = _pass_on(run.control, asked, coordinator)
-        coordinator.noted.remote(news.count)
+        coordinator.noted.remote(updates.count)
         watch.tell_if_late()
         if gave_up is not None:
             return gave_up
         if goes_on and asked.stop is not None and ray.get(coordinator.give_up.remote()):
-            # Once more round, for what was reported until then.
+            # One more round, for what was reported until then.
             gave_up = asked.stop
     return gave_up
 
 
-def _take_over(control: Control, news: Updates, asked: Commands) -> Commands:
-    """What others have asked for; what the run's own callbacks asked was passed on before."""
-    if control.is_elastic and news.target != asked.target:
-        control.follow(target=news.target)
-    if news.stop is not None:
-        control.stop(news.stop)
-    return replace(asked, target=news.target, stop=news.stop)
+def _take_over(control: Control, updates: Updates, asked: Commands) -> Commands:
+    """Requests of others; those of the run's own callbacks were passed on before."""
+    if control.is_elastic and updates.target != asked.target:
+        control.follow(target=updates.target)
+    if updates.stop is not None:
+        control.stop(updates.stop)
+    return replace(asked, target=updates.target, stop=updates.stop)
 
 
 def _pass_on(control: Control, asked: Commands, coordinator: ActorHandle) -> Commands:
     resized, wanted = control.take_resize(), control.orders
     if resized is not None:
-        # Also where there are as many now: whoever deals workers to several runs gives this one no more.
+        # Also where it is the target already: a sweep that shares workers among runs gives this run no more.
         ray.get(coordinator.set_target.remote(resized))
     if wanted.global_batch is not None and wanted.global_batch != asked.global_batch:
         ray.get(coordinator.set_batch.remote(wanted.global_batch))
@@ -74,7 +74,7 @@ def _pass_on(control: Control, asked: Commands, coordinator: ActorHandle) -> Com
 
 
 class _StartWatch:
-    """Says so when workers are long in coming: most often the cluster has no room for them."""
+    """Reports that workers are late: most often the cluster has no room for them."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

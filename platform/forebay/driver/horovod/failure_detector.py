@@ -79,7 +79,7 @@ class FailureDetector:
             self._check_silence()
             return None
         first = self._answers.get(self._names[0])
-        if isinstance(first, Outcome) and first.parting is None:
+        if isinstance(first, Outcome) and first.resize_to is None:
             return Completed(stopped=first.stopped)
         if self._lost:
             return WorldBroken(error=f"lost {_named('worker', self._ranks(self._lost))}")

@@ -87,7 +87,7 @@ def _run_processes(run: Run) -> Result:
         try:
             with worker_processes(size, payload) as workers:
                 _follow(run, workers)
-            if workers.outcome.parting is None:
+            if workers.outcome.resize_to is None:
                 return run.finish(workers.outcome.stopped)
         except WorkerLost as lost:
             if not run.lost_workers(str(lost)):

@@ -123,7 +123,7 @@ class RankProcesses:
                 raise WorkerRaised(_cause(raised))
             yield None
         # A rank that leaves has nothing left to do, and the next world waits.
-        for member in self._members if self.outcome.parting is None else ():
+        for member in self._members if self.outcome.resize_to is None else ():
             member.leave()
 
 

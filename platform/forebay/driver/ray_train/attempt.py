@@ -1,4 +1,4 @@
-"""What a worker process keeps of the world it trains in, so that it can leave it and take part in the next."""
+"""State that a worker process keeps of its world, so that it can leave it and take part in the next."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class RayAttempt:
         self._is_over = threading.Event()
 
     def wait_for_end(self) -> None:
-        """Called by that thread when it has parted: Ray Train would take a return for the end of the run."""
+        """Called by that thread when it has paused: Ray Train would take a return for the end of the run."""
         self._is_over.wait()
 
     def leave(self) -> bool:
-        """End the attempt, process group included; whether this process can take part in another one.
+        """End the attempt, process group included. Returns whether this process can take part in another one.
 
-        Not if the train function does not let go within `LEAVE_S`, nor if the group could not be made: torch has
-        counted that one, and would look for the next under another name than a process that starts.
+        It cannot if the train function does not return within `LEAVE_S`, nor if the group could not be made: torch has
+        counted that group, and would look for the next one under another name than a new process does.
         """
         if self._thread is not None:
             self._is_over.set()

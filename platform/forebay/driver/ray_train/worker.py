@@ -1,4 +1,4 @@
-"""What runs in each worker process of Ray Train: Forebay's worker, in the process group that Ray Train has made."""
+"""Worker process of Ray Train: Forebay's worker, in the process group that Ray Train has made."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def warm_up(payload: bytes) -> Ready:
 
 
 def leave() -> bool:
-    """End this process's part in a world that has ended; whether it can take part in another one."""
+    """End this process's part in a world that has ended. Returns whether it can take part in another one."""
     return attempt.leave()
 
 
@@ -84,7 +84,7 @@ def train_loop(config: dict[str, Any]) -> None:
             raise PeerLost(f"rank {world.rank} could not go on without rank {', '.join(map(str, lost))}") from error
         ray.get(coordinator.raise_error.remote(_told(error, world, coordinator), number))
         raise
-    if outcome.parting is not None:
+    if outcome.resize_to is not None:
         ray.get(coordinator.pause.remote(world.rank))
         attempt.wait_for_end()
     elif world.is_first:

@@ -16,7 +16,7 @@ from forebay.driver.elastic.coordinator import Coordinator
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.driver.ray_train.worker import _is_its_own, _lost_peers
 from forebay.errors import Hung
-from forebay.events import Commands, Finished
+from forebay.events import Commands, Finished, Started
 from forebay.runs.status import RunStatus
 from forebay.world import World
 
@@ -126,6 +126,7 @@ def test_orders_are_heard_when_they_change(make_actors: Callable[[int], list[Act
     until(lambda: heard() == Commands() and ray.get(coordinator.status.remote()).last_commit_age_s < age_s)
     ray.get(coordinator.set_batch.remote(64))
     until(lambda: heard() == Commands(global_batch=64))
+    ray.get(coordinator.report.remote(Started(name="a", world_size=1, epochs=1, num_batches=8)))
     ray.get(coordinator.resize.remote(3))
     until(lambda: heard() == Commands(global_batch=64, target=3, moves=True))
     ray.get(coordinator.resize.remote(None))

@@ -49,8 +49,8 @@ def everywhere(answer: Answer, names: str = "abc") -> list[tuple[str, Answer]]:
 
 
 def test_world_ends_when_the_last_worker_has_answered_or_is_lost() -> None:
-    assert detector(*everywhere(Outcome(parting=2), "ab")).end() is None
-    assert detector(*everywhere(Outcome(parting=2))).end() == WorldPaused()
+    assert detector(*everywhere(Outcome(resize_to=2), "ab")).end() is None
+    assert detector(*everywhere(Outcome(resize_to=2))).end() == WorldPaused()
     assert detector(*everywhere(Outcome())).end() == Completed(stopped=None)
     assert detector(*everywhere(Outcome(stopped="enough"))).end() == Completed(stopped="enough")
 
@@ -72,7 +72,7 @@ def test_error_of_the_train_function_ends_the_world_at_once() -> None:
 
 
 def test_worker_that_died_after_its_answer_is_not_lost() -> None:
-    paused = detector(*everywhere(Outcome(parting=2)))
+    paused = detector(*everywhere(Outcome(resize_to=2)))
     paused.note(Lost(name="b"))
     assert paused.end() == WorldPaused()
 
