@@ -34,11 +34,11 @@ def count_text(count: float) -> str:
 
 
 def bytes_text(nbytes: float) -> str:
-    """`0`, `412 KiB`, `1.23 GiB`."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    """Bytes in the largest unit that leaves a number of 1 or more: `0 B`, `412 KiB`, `1.23 GiB`."""
+    for unit, size in (("PiB", 1 << 50), ("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             return f"{_three_digits(nbytes / size)} {unit}"
-    return f"{nbytes:.0f}"
+    return f"{nbytes:.0f} B"
 
 
 def share_text(share: float | None) -> str:
@@ -68,25 +68,10 @@ def _three_digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-def human_bytes(count: float) -> str:
-    """Bytes in the largest unit that leaves a number of 1 or more.
-
-    >>> human_bytes(1536), human_bytes(7)
-    ('1.5 KiB', '7 B')
-    """
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
-
-
-def human_age(seconds: float) -> str:
+def age_text(seconds: float) -> str:
     """Seconds in the largest unit that leaves a number of 1 or more.
 
-    >>> human_age(59), human_age(3 * 3600 + 1), human_age(200_000)
+    >>> age_text(59), age_text(3 * 3600 + 1), age_text(200_000)
     ('59 s', '3 h', '2 d')
     """
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):

@@ -21,7 +21,7 @@ from forebay.manifest.reading import RowGroupReader
 from forebay.plan.cursor import Cursor
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import resolve
-from forebay.storage.globs import children
+from forebay.storage.listing.globs import children
 from forebay.storage.retry import ReadPolicy
 
 Folder = Callable[..., Path]

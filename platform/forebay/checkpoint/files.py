@@ -21,7 +21,7 @@ from forebay.checkpoint.encoded import (
 from forebay.errors import CursorMismatch
 from forebay.storage.credentials import redacting
 from forebay.storage.filesystem import resolve
-from forebay.storage.globs import children
+from forebay.storage.listing.globs import children
 from forebay.storage.retry import ReadPolicy, read
 
 STEP_FORM = re.compile(r"step-(\d{9,})")

@@ -17,7 +17,7 @@ from forebay.cache.spec import CacheSpec
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json, print_table, progress_bar
 from forebay.errors import CacheUnusable, InvalidOption
-from forebay.formatting import human_age, human_bytes
+from forebay.formatting import age_text, bytes_text
 
 app = typer.Typer(help="Look into, check and empty a cache directory.", no_args_is_help=True)
 
@@ -38,7 +38,7 @@ def ls(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
         used = {"path": str(cache.path), "used_bytes": cache.used_bytes}
         print_json(used | {"datasets": [dataset.facts() for dataset in datasets]})
         return
-    print_facts({"path": cache.path, "used": human_bytes(cache.used_bytes)})
+    print_facts({"path": cache.path, "used": bytes_text(cache.used_bytes)})
     print_table(("data set", "bytes", "blocks", "hits", "age", "used by"), [dataset.cells() for dataset in datasets])
 
 
@@ -49,7 +49,7 @@ def verify(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
     with progress_bar(hidden=as_json) as bar:
         task = bar.add_task("verifying", total=None)
         report = cache.verify(lambda done, total: bar.update(task, completed=done, total=total))
-    print_json(asdict(report)) if as_json else print_facts(asdict(report) | {"bytes": human_bytes(report.bytes)})
+    print_json(asdict(report)) if as_json else print_facts(asdict(report) | {"bytes": bytes_text(report.bytes)})
     if report.bad:
         raise typer.Exit(1)
 
@@ -65,7 +65,7 @@ def clear(
     if dataset is not None and dataset not in (known := [use.dataset for use in cache.datasets()]):
         raise InvalidOption(f"--dataset {dataset}: this cache holds {known}. `forebay cache ls` lists them.")
     freed = cache.clear(dataset)
-    print_json({"freed_bytes": freed}) if as_json else print_facts({"freed": human_bytes(freed)})
+    print_json({"freed_bytes": freed}) if as_json else print_facts({"freed": bytes_text(freed)})
 
 
 def _open(path: str) -> DiskCache:
@@ -94,9 +94,9 @@ class _Listed:
         users = dict.fromkeys(f"{user.name} (pid {user.pid} on {user.host})" for user in self._users)
         return (
             use.dataset,
-            human_bytes(use.bytes),
+            bytes_text(use.bytes),
             use.blocks,
             use.hits,
-            human_age(self._age_s),
+            age_text(self._age_s),
             "\n".join(users) or "-",
         )

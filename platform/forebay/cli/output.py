@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,8 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.errors import ForebayError
-from forebay.formatting import human_bytes
+from forebay.formatting import bytes_text
 from forebay.report.fitted_table import FittedTable
+from forebay.storage.json_file import to_json
 
 _STDOUT, _STDERR = 1, 2
 _PIPE_WIDTH = 160
@@ -33,15 +33,7 @@ _PIPE_WIDTH = 160
 
 def print_json(facts: object) -> None:
     """One JSON document on standard output. What is no number becomes null."""
-    sys.stdout.write(json.dumps(_strict(facts), default=str, allow_nan=False) + "\n")
-
-
-def _strict(facts: object) -> object:
-    if isinstance(facts, Mapping):
-        return {name: _strict(value) for name, value in facts.items()}
-    if isinstance(facts, list | tuple):
-        return [_strict(value) for value in facts]
-    return None if isinstance(facts, float) and not math.isfinite(facts) else facts
+    sys.stdout.write(to_json(facts, not_finite=lambda _: None) + "\n")
 
 
 @contextmanager
@@ -108,7 +100,7 @@ class _RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         rate = task.completed / task.elapsed if task.finished and task.elapsed else task.speed
-        return Text("- B/s" if rate is None else f"{human_bytes(rate)}/s", style="progress.data.speed")
+        return Text("- B/s" if rate is None else f"{bytes_text(rate)}/s", style="progress.data.speed")
 
 
 def _console() -> Console:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import only_the_document, print_json, print_parts, print_table
-from forebay.formatting import count_text, human_age, time_text
+from forebay.formatting import age_text, count_text, time_text
 from forebay.runs.status import RunStatus
 from forebay.sweep.record.status import SweepStatus, TrialStatus
 from forebay.sweep.report.live import COLOURS, empty_table, one_line
@@ -114,7 +114,7 @@ def _cells(status: RunStatus) -> tuple[object, ...]:
         workers += f" ({status.min_workers} to {status.max_workers})"
     committed = "-"
     if status.last_commit_step is not None and status.last_commit_age_s is not None:
-        committed = f"step {status.last_commit_step}, {human_age(status.last_commit_age_s)} ago"
+        committed = f"step {status.last_commit_step}, {age_text(status.last_commit_age_s)} ago"
     return (
         status.name,
         status.driver,
@@ -124,7 +124,7 @@ def _cells(status: RunStatus) -> tuple[object, ...]:
         status.step,
         f"{status.rows_per_s:,.0f}",
         committed,
-        human_age(max(0.0, time.time() - status.started_at)),
+        age_text(max(0.0, time.time() - status.started_at)),
     )
 
 

@@ -10,7 +10,7 @@ import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json, print_table, progress_bar
-from forebay.formatting import human_bytes
+from forebay.formatting import bytes_text
 from forebay.manifest.saved import save_manifest
 from forebay.manifest.scan import scan as scan_source
 
@@ -44,7 +44,7 @@ def scan(
         schema = [{"name": field.name, "type": field.type, "nullable": field.nullable} for field in manifest.fields]
         print_json(facts | {"schema": schema})
         return
-    print_facts(facts | {name: human_bytes(int(str(facts[name]))) for name in ("bytes", "source_bytes")})
+    print_facts(facts | {name: bytes_text(int(str(facts[name]))) for name in ("bytes", "source_bytes")})
     print_table(("column", "type", "nullable"), [(field.name, field.type, field.nullable) for field in manifest.fields])
 
 

@@ -14,7 +14,7 @@ from forebay.cache.source import BlockSource, SourceProvider, open_source
 from forebay.cli.job_file import job_of
 from forebay.cli.output import only_the_document, print_json, print_table, progress_bar
 from forebay.errors import CacheUnusable
-from forebay.formatting import human_bytes
+from forebay.formatting import bytes_text
 from forebay.job.job import Job
 from forebay.loader.data import Data
 from forebay.metrics import Counters
@@ -39,7 +39,7 @@ def warm_job(path: str, words: Sequence[str], *, all_nodes: bool, as_json: bool)
 
 
 def _cells(tally: Counters) -> list[str]:
-    return [human_bytes(tally[name]) if name.endswith("_bytes") else f"{tally[name]:.0f}" for name in _COUNTED]
+    return [bytes_text(tally[name]) if name.endswith("_bytes") else f"{tally[name]:.0f}" for name in _COUNTED]
 
 
 def _caches(job: Job, *, all_nodes: bool) -> dict[str, DiskCache | SourceProvider]:

@@ -23,7 +23,7 @@ from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, 
 from forebay.manifest.statistics import check_statistics
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve_source
-from forebay.storage.listing import Uri, find_parquet
+from forebay.storage.listing.parquet_files import Uri, find_parquet
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import FoundFile, etag_of
 

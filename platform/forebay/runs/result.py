@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from forebay.errors import InvalidOption, WriteFailed
+from forebay.errors import InvalidOption
 from forebay.events import EpochEnded, Reported
-from forebay.storage.credentials import redact, redacted
+from forebay.storage.atomic import ADVICE, write_failed
+from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import resolve
+from forebay.storage.json_file import numbers, read_json_file, to_json, write_json_file
 
 FILE_NAME = "result.json"
 VERSION = 1
-# A diverged run is a result too, but JSON has no such numbers: they are written as strings.
-NO_JSON_NUMBERS = ("NaN", "Infinity", "-Infinity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ class Result:
         return self.epochs[-1].metrics if self.epochs else {}
 
     def to_json(self) -> str:
-        return json.dumps({"version": VERSION, **_strict(asdict(self))}, allow_nan=False)
+        return to_json({"version": VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Result:
@@ -62,8 +60,8 @@ class Result:
             facts = json.loads(text)
             if facts.pop("version") != VERSION:
                 raise ValueError("another version")
-            epochs = tuple(EpochEnded(**_numbers(epoch)) for epoch in facts.pop("epochs"))
-            steps = tuple(Reported(**_numbers(step)) for step in facts.pop("steps"))
+            epochs = tuple(EpochEnded(**numbers(epoch)) for epoch in facts.pop("epochs"))
+            steps = tuple(Reported(**numbers(step)) for step in facts.pop("steps"))
             return cls(epochs=epochs, steps=steps, **facts)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidOption(
@@ -73,57 +71,20 @@ class Result:
 
 
 def save_result(result: Result) -> None:
-    """Write `result.json` into the run's folder, replacing an earlier one as a whole.
+    """Write `result.json` into the run's folder: after a crash, the earlier one or the new one is there.
 
     Raises `WriteFailed` where storage refuses.
     """
-    place = resolve(result.path)
-    final, draft = f"{place.path}/{FILE_NAME}", f"{place.path}/.{FILE_NAME}.draft"
+    uri = resolve(result.path).uri
     try:
-        place.fs.create_dir(place.path, recursive=True)
-        with place.fs.open_output_stream(draft) as stream:
-            stream.write(result.to_json().encode())
-        place.fs.move(draft, final)
+        write_json_file(result.path, FILE_NAME, result.to_json())
     except OSError as error:
-        raise WriteFailed(
-            f"the result of run {result.name!r} cannot be written to {place.uri} ({redact(str(error))}). What was "
-            f"committed is kept: make room or give access, and run {result.name!r} again to continue.",
-            name=result.name,
-            uri=place.uri,
-        ) from redacted(error)
+        advice = f"{ADVICE} What was committed is kept: run {result.name!r} again to continue."
+        what = f"the result of run {result.name!r}"
+        raise write_failed(what, uri, error, advice, name=result.name) from redacted(error)
 
 
 def load_result(path: str) -> Result | None:
-    """The result in the run folder `path`, or None where no run has been. Raises `InvalidOption` if it is a file."""
-    place = resolve(path)
-    try:
-        with place.fs.open_input_stream(f"{place.path}/{FILE_NAME}") as stream:
-            return Result.from_json(stream.read())
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError as error:
-        raise InvalidOption(
-            f"{path} is a file, and a run keeps what it makes in a folder of its name. Give the run another name, or "
-            "another storage.",
-            path=path,
-        ) from error
-
-
-def _strict(value: Any) -> Any:
-    """`value` with strings for the numbers that JSON does not know."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return {name: _strict(each) for name, each in value.items()}
-    return [_strict(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts that are numbers and mappings to numbers, as they were before `_strict`."""
-    return {name: _number(fact) for name, fact in facts.items()}
-
-
-def _number(fact: Any) -> Any:
-    if isinstance(fact, dict):
-        return _numbers(fact)
-    return float(fact) if fact in NO_JSON_NUMBERS else fact
+    """Read the result in the run folder `path`; None where no run has been. Raises `InvalidOption` if it is a file."""
+    content = read_json_file(path, FILE_NAME, "run")
+    return None if content is None else Result.from_json(content)

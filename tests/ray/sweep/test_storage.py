@@ -141,7 +141,7 @@ def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: S
         return written is not None and "finished" in list(written.table["state"]) and len(small.steps("b")) >= 3
 
     with filled(small_disk, once=is_under_way):
-        with pytest.raises(WriteFailed, match=rf"cannot be written to {small_disk}/tiny .*No space left.*make room"):
+        with pytest.raises(WriteFailed, match=rf"could not be written to {small_disk}/tiny .*No space left.*has room"):
             run_sweep(sweep, show=False)
         with pytest.raises(InvalidOption, match=rf"storage='{small_disk}' cannot be written .*No space left"):
             run_sweep(sweep, show=False)

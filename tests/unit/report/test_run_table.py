@@ -67,8 +67,8 @@ def test_table_fits_80_columns_and_tells_what_the_cache_did(tmp_path: Path) -> N
     title, _, head, _, cold, warm, *_ = printed(result(tmp_path))
     assert title.strip() == "ctr"
     assert head.split() == ["epoch", "loss", "auc", "rows/s", "time", "wait", "hits", "cached", "stored", "opens"]
-    assert " ".join(cold.split()) == "1 0.5000 0.7000 100k 0:20 20 % 0/120 0 555 MiB 120"
-    assert " ".join(warm.split()) == "2 0.5000 0.7100 100k 0:20 20 % 120/120 555 MiB 0 0"
+    assert " ".join(cold.split()) == "1 0.5000 0.7000 100k 0:20 20 % 0/120 0 B 555 MiB 120"
+    assert " ".join(warm.split()) == "2 0.5000 0.7100 100k 0:20 20 % 120/120 555 MiB 0 B 0"
 
 
 def test_table_shows_what_did_not_fit_in_the_cache(tmp_path: Path) -> None:

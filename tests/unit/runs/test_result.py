@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,13 +91,27 @@ def test_file_round_trip_and_replacement(tmp_path: Path) -> None:
     assert [path.name for path in Path(folder).iterdir()] == ["result.json"]
 
 
+def full_disk(_: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_storage_that_refuses_is_named_and_the_result_before_stays(tmp_path: Path) -> None:
     result = Result(name="a", path=str(tmp_path), plan_id="p", num_epochs=1)
     save_result(result)
-    (tmp_path / ".result.json.draft").mkdir()
-    with pytest.raises(WriteFailed, match=rf"result of run 'a' cannot be written to {tmp_path} .*make room"):
-        save_result(replace(result, failures=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(WriteFailed, match=rf"result of run 'a' could not be written to {tmp_path} .*has room"):
+            save_result(replace(result, failures=1))
     assert load_result(str(tmp_path)) == result
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_result_is_on_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append((tmp_path / "result.json").exists()))
+    save_result(Result(name="a", path=str(tmp_path), plan_id="p", num_epochs=1))
+    assert synced == [False]
+    assert (tmp_path / "result.json").exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 7}', '{"version": 1, "epochs": [], "steps": []}'])

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from forebay.errors import InvalidOption
-from forebay.storage.atomic import write_atomically
-from forebay.storage.filesystem import below, resolve
+from forebay.storage.json_file import read_json_file, to_json, write_json_file
 
 FILE_NAME = "sweep.json"
 VERSION = 2
@@ -221,7 +220,7 @@ class Record:
         """Strict JSON. Configs are plain values; non-finite numbers and other types become text."""
         facts = {name: getattr(self, name) for name in FACTS}
         trials = [asdict(trial) for trial in self.trials.values()]
-        return json.dumps({"version": VERSION, **_plain(facts), "trials": _plain(trials)}, allow_nan=False)
+        return to_json({"version": VERSION, **facts, "trials": trials})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
@@ -254,22 +253,9 @@ def _trial(facts: Mapping[str, Any]) -> TrialRecord:
     return TrialRecord(**{**facts, "points": points, "worker_counts": worker_counts})
 
 
-def _plain(value: Any) -> Any:
-    """`value` in JSON types: non-finite numbers and all other types become text."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if hasattr(value, "item"):  # a scalar of NumPy or torch
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return json.dumps(value)
-    return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
 def save_record(record: Record, path: str) -> None:
     """Write `sweep.json` into the sweep's folder `path`, replacing the earlier file atomically."""
-    write_atomically(below(path, FILE_NAME), record.to_json().encode())
+    write_json_file(path, FILE_NAME, record.to_json())
 
 
 def load_record(path: str) -> Record | None:
@@ -277,18 +263,8 @@ def load_record(path: str) -> Record | None:
 
     Raises `InvalidOption` for a file that is not a record, and for a `path` that is a file.
     """
-    place = resolve(below(path, FILE_NAME))
-    try:
-        with place.fs.open_input_stream(place.path) as stream:
-            return Record.from_json(stream.read())
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError as error:
-        raise InvalidOption(
-            f"{path} is a file, and a sweep keeps what it makes in a folder of its name. Give the sweep another name, "
-            "or another storage.",
-            path=path,
-        ) from error
+    content = read_json_file(path, FILE_NAME, "sweep")
+    return None if content is None else Record.from_json(content)
 
 
 ORDER = {"running": 0, "paused": 1, "pending": 2}

@@ -14,7 +14,7 @@ import numpy as np
 from ray import tune
 from ray.tune.experiment import Trial
 
-from forebay.errors import WriteFailed
+from forebay.storage.atomic import ADVICE, write_failed
 from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import resolve
 from forebay.sweep.layout import run_name
@@ -128,12 +128,9 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
         try:
             save_record(self.record, self._path)
         except OSError as error:
-            raise WriteFailed(
-                f"the record of sweep {self.record.name!r} cannot be written to {self._path} ({redact(str(error))}). "
-                "The runs of its trials are kept as far as they were stored; make room or give access, and run the "
-                "same sweep again.",
-                path=self._path,
-            ) from redacted(error)
+            what = f"the record of sweep {self.record.name!r}"
+            advice = f"{ADVICE} The stored runs of its trials are kept: run the same sweep again."
+            raise write_failed(what, self._path, error, advice) from redacted(error)
 
     def _tick(self) -> float:
         if self._began is not None:

@@ -9,11 +9,10 @@ from html import escape
 
 from matplotlib.figure import Figure
 
-from forebay.errors import WriteFailed
 from forebay.foreign_code import error_of
 from forebay.formatting import time_text
-from forebay.storage.atomic import write_atomically
-from forebay.storage.credentials import redact, redacted
+from forebay.storage.atomic import ADVICE, write_atomically, write_failed
+from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import below
 from forebay.sweep.record.record import Record, TrialRecord
 from forebay.sweep.report.colours import Colours
@@ -79,11 +78,8 @@ def write_page(record: Record, path: str) -> str:
     try:
         write_atomically(html, page(record).encode())
     except OSError as error:
-        raise WriteFailed(
-            f"the page of sweep {record.name!r} cannot be written to {html} ({redact(str(error))}). Make room or give "
-            "access, and run the same sweep again: it trains nothing twice.",
-            path=html,
-        ) from redacted(error)
+        advice = f"{ADVICE} Run the same sweep again: it trains nothing twice."
+        raise write_failed(f"the page of sweep {record.name!r}", html, error, advice) from redacted(error)
     return html
 
 

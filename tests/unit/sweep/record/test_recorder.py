@@ -223,7 +223,7 @@ def test_storage_that_fails_is_tried_again_but_for_the_last_time(
     with caplog.at_level(logging.WARNING):
         told.pass_time(1.0)
     assert "cannot be written at the moment" in caplog.text
-    with pytest.raises(WriteFailed, match=r"record of sweep 'ctr' cannot be written to .*sweep"):
+    with pytest.raises(WriteFailed, match=r"record of sweep 'ctr' could not be written to .*sweep"):
         told.recorder.close()
     folder.unlink()
     told.pass_time(1.0)

@@ -11,9 +11,9 @@ import pytest
 from pyarrow import fs
 
 from forebay.errors import NoFiles, ReadFailed
-from forebay.storage import listing
 from forebay.storage.filesystem import Location
-from forebay.storage.listing import find_parquet, list_parquet
+from forebay.storage.listing import parquet_files
+from forebay.storage.listing.parquet_files import find_parquet, list_parquet
 from forebay.storage.versions import FoundFile, stat
 
 
@@ -95,7 +95,7 @@ def test_overlapping_uris_give_each_file_once(touch: Callable[..., Path]) -> Non
     ],
 )
 def test_common_root(roots: list[str], common: str) -> None:
-    assert listing._common_root(roots) == common
+    assert parquet_files._common_root(roots) == common
 
 
 def test_versions(touch: Callable[..., Path]) -> None:
@@ -126,7 +126,10 @@ def test_names_are_quoted_in_uris_and_found_again(memory: fsspec.AbstractFileSys
 
 def test_arrow_uris_are_percent_encoded_and_keep_their_options() -> None:
     base = Location(fs.SubTreeFileSystem("/", fs.LocalFileSystem()), "bucket/my data", "s3://bucket/my%20data?region=x")
-    assert listing._child_uri(base, "bucket/my data/a b%.parquet") == "s3://bucket/my%20data/a%20b%25.parquet?region=x"
+    assert (
+        parquet_files._child_uri(base, "bucket/my data/a b%.parquet")
+        == "s3://bucket/my%20data/a%20b%25.parquet?region=x"
+    )
 
 
 def test_nothing_there_names_the_nearest_folder(tmp_path: Path) -> None:
@@ -150,9 +153,9 @@ def test_an_empty_folder_a_pattern_and_an_empty_list(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(location: Location, _: object) -> listing.Listing:
+    def denied(location: Location, _: object) -> parquet_files.Listing:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(listing, "_list", denied)
+    monkeypatch.setattr(parquet_files, "_list", denied)
     with pytest.raises(ReadFailed, match=r"may not be listed.*Permission denied.*read access"):
         list_parquet(tmp_path)

@@ -9,8 +9,8 @@ import fsspec
 import pytest
 
 from forebay.errors import NotPlainParquet
-from forebay.storage import table_formats
-from forebay.storage.listing import find_parquet, list_parquet
+from forebay.storage.listing import table_formats
+from forebay.storage.listing.parquet_files import find_parquet, list_parquet
 
 DELTA = ("t/_delta_log/00000000000000000000.json", "t/part-0.snappy.parquet", "t/day=1/part-1.snappy.parquet")
 ICEBERG = (

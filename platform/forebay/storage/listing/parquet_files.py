@@ -14,9 +14,9 @@ from pyarrow import fs
 
 from forebay.errors import NoFiles, ReadFailed
 from forebay.storage.filesystem import Location, resolve_source
-from forebay.storage.globs import everything, expand, fixed_part, is_pattern, visible, walk
+from forebay.storage.listing.globs import everything, expand, fixed_part, is_pattern, visible, walk
+from forebay.storage.listing.table_formats import TableSearch
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
-from forebay.storage.table_formats import TableSearch
 from forebay.storage.versions import FoundFile, found
 
 SUFFIXES = (".parquet", ".parq", ".pq")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from forebay.storage.globs import expand, fixed_part, is_pattern
+from forebay.storage.listing.globs import expand, fixed_part, is_pattern
 
 NAMES = ["a.parquet", "b.parquet", "c.csv", "day=1/a.parquet", "day=2/b.parquet", "day=2/deep/c.parquet"]
 

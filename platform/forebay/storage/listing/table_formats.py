@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from forebay.errors import NotPlainParquet
 from forebay.storage.filesystem import Location
-from forebay.storage.globs import children, is_hidden
+from forebay.storage.listing.globs import children, is_hidden
 from forebay.storage.retry import as_refusal
 
 

@@ -1,0 +1,79 @@
+"""Small JSON files that are there whole or not at all, and numbers that JSON does not know."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from forebay.errors import InvalidOption
+from forebay.storage.atomic import write_atomically
+from forebay.storage.filesystem import below, resolve
+
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""How strict JSON keeps the floats it has no number for: as these strings."""
+
+
+def to_json(facts: object, *, not_finite: Callable[[float], object] = json.dumps) -> str:
+    """Write strict JSON: scalars of NumPy and torch as numbers, anything else that JSON does not know as text.
+
+    >>> to_json({"loss": float("nan"), "rows": (1, 2)})
+    '{"loss": "NaN", "rows": [1, 2]}'
+
+    Args:
+        facts: Mappings, sequences and values.
+        not_finite: Makes what is written for NaN and the infinities; one of the strings `NOT_FINITE` by default.
+    """
+    return json.dumps(_plain(facts, not_finite), allow_nan=False)
+
+
+def numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts that are numbers or mappings to numbers, as they were before `to_json`."""
+    return {name: _number(fact) for name, fact in facts.items()}
+
+
+def write_json_file(folder: str, name: str, text: str) -> None:
+    """Write or replace the file `name` of `folder`, which is made if it is missing. Raises `OSError`."""
+    place = resolve(folder)
+    if not place.is_local:
+        place.fs.create_dir(place.path, recursive=True)
+    write_atomically(below(folder, name), text.encode())
+
+
+def read_json_file(folder: str, name: str, owner: str) -> bytes | None:
+    """Read the file `name` of the folder of a run or a sweep (`owner`); None if it is not there.
+
+    Raises `InvalidOption` if `folder` is a file.
+    """
+    place = resolve(below(folder, name))
+    try:
+        with place.fs.open_input_stream(place.path) as stream:
+            content: bytes = stream.read()
+            return content
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError as error:
+        raise InvalidOption(
+            f"{folder} is a file, and a {owner} keeps its files in a folder of its name. Give the {owner} another "
+            "name, or another storage.",
+            path=folder,
+        ) from error
+
+
+def _plain(value: Any, not_finite: Callable[[float], object]) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each, not_finite) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each, not_finite) for each in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return not_finite(value)
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _number(fact: Any) -> Any:
+    if isinstance(fact, Mapping):
+        return numbers(fact)
+    return float(fact) if isinstance(fact, str) and fact in NOT_FINITE else fact
