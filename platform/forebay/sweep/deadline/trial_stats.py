@@ -37,7 +37,7 @@ class TrialHistory:
     bounds: tuple[int, int] | None = None
     epochs: int | None = None
     results_since_resize: int = FAR
-    told: dict[str, float] = field(default_factory=dict)
+    reported: dict[str, float] = field(default_factory=dict)
 
 
 class TrialStats:
@@ -137,6 +137,6 @@ class TrialStats:
 
     def _note_change(self, history: TrialHistory, name: str, found: object) -> None:
         """Count each measurement once: trials repeat the newest one with every result."""
-        if isinstance(found, int | float) and found > 0 and history.told.get(name) != found:
-            history.told[name] = float(found)
+        if isinstance(found, int | float) and found > 0 and history.reported.get(name) != found:
+            history.reported[name] = float(found)
             self.note_cost(name, float(found))

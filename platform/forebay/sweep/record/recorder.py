@@ -111,12 +111,12 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
             self._try_to_save()
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002 - Tune's signature
-        """All trials have ended, or the sweep is cut off: then Tune says so of all of them, and nobody is told."""
+        """Record the end of the sweep. Tune also calls it for an interrupted sweep, without further trial callbacks."""
         self._tick()
         self._note(trials)
 
     def close(self, stopped: str | None = None) -> None:
-        """Write the record as it is, and why the sweep ended early. Raises `WriteFailed` where storage refuses."""
+        """Write the final record with the reason of an early end. Raises `WriteFailed` if storage refuses."""
         self._tick()
         self.record.stopped = stopped
         now_s = self.record.elapsed_s

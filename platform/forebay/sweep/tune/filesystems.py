@@ -1,4 +1,4 @@
-"""A local file system for libraries that write files themselves: with it theirs are there whole or not at all, too."""
+"""File systems for Ray Tune: a local one with atomic writes, and a remote one that pickles without credentials."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Whole:
         try:
             self._draft.write(data)
         except OSError:
-            # Else whoever closes it would keep half of it.
+            # Otherwise closing it would keep an incomplete file.
             self.closed = True
             self._draft.give_up()
             raise

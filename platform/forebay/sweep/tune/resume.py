@@ -71,7 +71,7 @@ def load_known_trials(path: str, record: Record) -> frozenset[str] | None:
 def resume_config(searcher: Any) -> ResumeConfig:
     """Configuration of Tune: unfinished trials resume, and failed ones are tried again.
 
-    Searchers other than the random one were told that a failure is final: the first new result would raise in the
+    Searchers other than the random one have received a failure as final: the first new result would raise in the
     middle of the sweep.
     """
     types = ResumeConfig.ResumeType
