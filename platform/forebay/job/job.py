@@ -124,7 +124,7 @@ class Job:
             known = ", ".join(map(repr, get_args(Reduction)))
             raise InvalidOption(f"reduction={self.reduction!r} is unknown. Choose one of {known}.")
         if self.batch is not None:
-            self.batch.check(self.reduction, self.data)
+            self.batch.validate(self.reduction, self.data)
         # A list would do as well, but a frozen job holds nothing that changes.
         object.__setattr__(self, "monitors", tuple(self.monitors))
         for option, least in (("storage_every_s", 0.0), ("hang_timeout_s", 0.1)):

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other at a commit."""
+"""Values that the ranks exchange at a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from forebay.train.state.epoch_totals import EpochFacts, over_ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitVote:
-    """One rank's part of the one exchange of a saved commit. It travels pickled, so it is kept small.
+    """One rank's part of the one exchange at a checkpoint. It is sent pickled, so it is kept small.
 
-    `rng` are the states of its random generators, as `rng.light` makes them; `measured` is for the batch policy;
-    `orders` counts on rank 0.
+    `rng` holds the states of its random generators, as `rng.light` makes them. `measured` is for the batch policy.
+    Only rank 0's `orders` count.
     """
 
     facts: EpochFacts
@@ -29,7 +29,7 @@ class CommitVote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitDecision:
-    """What all ranks know after the exchange: the same on each of them."""
+    """Result of the exchange: the same on every rank."""
 
     facts: EpochFacts
     rng: Sequence[Mapping[str, Any]]
@@ -38,12 +38,12 @@ class CommitDecision:
     orders: Commands
 
     @classmethod
-    def of(cls, words: Sequence[CommitVote]) -> CommitDecision:
-        """Of the words of all ranks, by rank."""
+    def of(cls, votes: Sequence[CommitVote]) -> CommitDecision:
+        """Combine the votes of all ranks, in order of ranks."""
         return cls(
-            facts=over_ranks([word.facts for word in words]),
-            rng=[word.rng for word in words],
-            verdict=gravest([word.verdict for word in words]),
-            measured=[word.measured for word in words],
-            orders=words[0].orders,
+            facts=over_ranks([vote.facts for vote in votes]),
+            rng=[vote.rng for vote in votes],
+            verdict=gravest([vote.verdict for vote in votes]),
+            measured=[vote.measured for vote in votes],
+            orders=votes[0].orders,
         )

@@ -8,7 +8,7 @@ Metric = torch.Tensor | float
 
 
 def scalar(name: str, value: Metric) -> Metric:
-    """A metric without its graph, and in float64: 10^5 float32 losses would not add up. Does not wait for the device.
+    """Return a metric without its graph, in float64: 10^5 float32 losses would not add up. Never waits for the device.
 
     Raises `InvalidOption` for a tensor of more than one number.
     """

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSetup:
-    """What there is to watch on one rank: the model before it is wrapped for many ranks, and its optimizer."""
+    """Objects that monitors and policies observe on one rank: the model before it is wrapped, and its optimizer."""
 
     model: nn.Module
     optimizer: Optimizer

@@ -1,4 +1,4 @@
-"""Which steps are told, and when."""
+"""Limits step reports to 10 per second."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from forebay.events import Reported, Reporter
 from forebay.train.metric import Metric, scalar
 
 REPORT_EVERY_S = 0.1
-"""Steps in between are not told: reading a loss waits for the device."""
+"""Steps in between are not reported: reading a loss waits for the device."""
 
 
 class StepReports:
-    """Tells steps of one rank, at most one every `REPORT_EVERY_S`, but for those that are due."""
+    """Reports steps of one rank: those that are due, and of the others at most one every `REPORT_EVERY_S`."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
-    def tell(self, metrics: Mapping[str, Metric], *, due: bool, place: Mapping[str, float]) -> None:
+    def report(self, metrics: Mapping[str, Metric], *, due: bool, place: Mapping[str, float]) -> None:
         """Report `metrics` as a `Reported` of `place` (its other fields)."""
         now = time.monotonic()
-        if due or now - self._told_at >= REPORT_EVERY_S:
-            self._told_at = now
+        if due or now - self._reported_at >= REPORT_EVERY_S:
+            self._reported_at = now
             numbers = {name: float(scalar(name, value)) for name, value in metrics.items()}
             self._reporter.report(Reported(metrics=numbers, **place))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Where a run stands on one rank: all that a commit saves, and that going back to one puts back."""
+"""Training state of one rank: everything a checkpoint saves and restores."""
 
 from __future__ import annotations
 
@@ -23,105 +23,105 @@ from forebay.train.state.stateful import StatefulObjects
 
 
 class TrainState:
-    """The same on every rank, but for the account. Talks to no other rank, and to no storage.
+    """The same on every rank, except for the totals. Communicates with no other rank and no storage.
 
-    `restored` is the snapshot that was put back, until the next step.
+    `restored` is the snapshot that was restored, until the next step.
     """
 
-    def __init__(self, assignment: TrainSpec) -> None:
-        self.course = DataProgress(assignment.data)
-        self.checkpointed = StatefulObjects()
-        self.watching = MonitorSet(assignment.monitors)
-        self.batching = BatchSizeController(assignment.batch, assignment.rate, base=assignment.data.global_batch)
+    def __init__(self, spec: TrainSpec) -> None:
+        self.progress = DataProgress(spec.data)
+        self.objects = StatefulObjects()
+        self.monitors = MonitorSet(spec.monitors)
+        self.batch_size = BatchSizeController(spec.batch, spec.rate, base=spec.data.global_batch)
         self.tally, self.held_out_tally = Counters(), Counters()
         self.step, self.rows = 0, 0
         self.ended: tuple[EpochEnded, ...] = ()
         self.restored: Snapshot | None = None
-        self.account = self._open_account(EpochFacts())
+        self.totals = self._new_totals(EpochFacts())
 
     @property
     def global_batch(self) -> int:
-        return self.course.data.global_batch
+        return self.progress.data.global_batch
 
-    def begin(self, training: TrainSetup) -> None:
+    def attach(self, setup: TrainSetup) -> None:
         """Track the model and its optimizer, and put to work what watches and steers them."""
-        self.checkpointed.add(model=training.model, optimizer=training.optimizer)
-        self.watching.begin(training)
-        self.batching.begin(training)
+        self.objects.add(model=setup.model, optimizer=setup.optimizer)
+        self.monitors.attach(setup)
+        self.batch_size.attach(setup)
 
-    def count(self, metrics: Mapping[str, Metric]) -> PendingBatches:
-        """Take one more step, on what was drawn. Raises `BadJob` if that is nothing."""
-        drawn = self.course.take(self.step + 1)
+    def count_step(self, metrics: Mapping[str, Metric]) -> PendingBatches:
+        """Count one step, and return its batches. Raises `BadJob` if there are none."""
+        drawn = self.progress.pop_pending(self.step + 1)
         self.step, self.rows = self.step + 1, self.rows + drawn.size
         self.restored = None
-        self.account.train(drawn.size)
-        self.account.give(metrics)
-        self.watching.step(self.step, metrics)
-        self.batching.step(rows=drawn.rows, size=drawn.size)
+        self.totals.add_rows(drawn.size)
+        self.totals.add_metrics(metrics)
+        self.monitors.step(self.step, metrics)
+        self.batch_size.step(rows=drawn.rows, size=drawn.size)
         return drawn
 
-    def judge(self) -> tuple[Verdict, dict[str, float]]:
-        """What this rank's monitors make of the steps since the last saved commit, and what they measured."""
+    def evaluate_monitors(self) -> tuple[Verdict, dict[str, float]]:
+        """Return the verdict of this rank's monitors on the steps since the last checkpoint, and their metrics."""
         began = time.perf_counter()
-        verdict, measured = self.watching.verdict(), self.watching.metrics()
-        self.account.give(measured)
-        self.account.spend("checkpoint_s", time.perf_counter() - began)
+        verdict, measured = self.monitors.verdict(), self.monitors.metrics()
+        self.totals.add_metrics(measured)
+        self.totals.add_time("checkpoint_s", time.perf_counter() - began)
         return verdict, measured
 
-    def decide_batch(self, asked: int | None, measured: Sequence[tuple[float, ...]]) -> None:
-        """Cut the batches from here on; what was asked for from outside goes before what the job's policy says."""
-        cursor = self.course.cursor
+    def decide_batch(self, requested: int | None, measured: Sequence[tuple[float, ...]]) -> None:
+        """Choose the global batch from here on. A size `requested` from outside overrides the job's policy."""
+        cursor = self.progress.cursor
         place = TrainPosition(
             epoch=cursor.epoch, position=cursor.position, step=self.step, global_batch=cursor.global_batch
         )
-        decided = self.batching.decide(place, measured)
-        self.course.cut(asked or decided)
+        decided = self.batch_size.decide(place, measured)
+        self.progress.set_global_batch(requested or decided)
         self.scale_rate()
 
     def scale_rate(self) -> None:
         """Set the learning rate of the next step."""
-        self.batching.use(self.global_batch, step=self.step)
+        self.batch_size.scale_rate(self.global_batch, step=self.step)
 
     def close_epoch(self, epoch: int, position: int, facts: EpochFacts) -> EpochEnded:
-        """What `epoch` came to, which is over at `position`; a new account is opened."""
-        dropped = self.course.data.plan.num_rows - position
+        """Return the results of `epoch`, which ends at `position`, and start new totals."""
+        dropped = self.progress.data.plan.num_rows - position
         ended = facts.epoch_ended(epoch=epoch, step=self.step, dropped_rows=dropped)
         self.ended = (*self.ended, ended)
-        self.account = self._open_account(EpochFacts())
+        self.totals = self._new_totals(EpochFacts())
         return ended
 
     def add_to_last_epoch(self, checkpoint_s: float) -> EpochEnded:
-        """Book the commit that ended the last epoch as part of it."""
+        """Add the time of the checkpoint that ended the last epoch to that epoch."""
         last = self.ended[-1]
         last = replace(last, seconds=last.seconds + checkpoint_s, checkpoint_s=last.checkpoint_s + checkpoint_s)
         self.ended = (*self.ended[:-1], last)
         return last
 
     def snapshot(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> Snapshot:
-        """All of it, with the account and the random generators of all ranks."""
+        """Return all of the state, with the totals and the random generators of all ranks."""
         return Snapshot(
             step=self.step,
-            cursor=self.course.cursor,
-            objects=self.checkpointed.state(),
+            cursor=self.progress.cursor,
+            objects=self.objects.state(),
             rng=states,
             rows=self.rows,
             facts=facts,
             ended=self.ended,
-            monitors=self.watching.state(),
-            batching=self.batching.state(),
-            skipped=self.course.skipped,
+            monitors=self.monitors.state(),
+            batching=self.batch_size.state(),
+            skipped=self.progress.skipped,
         )
 
-    def put_back(self, snapshot: Snapshot, *, rank: int) -> None:
-        """Stand where `snapshot` was taken."""
-        self.checkpointed.put_back(snapshot.objects, step=snapshot.step)
-        self.watching.put_back(snapshot.monitors)
+    def restore(self, snapshot: Snapshot, *, rank: int) -> None:
+        """Return to the state in `snapshot`."""
+        self.objects.restore(snapshot.objects, step=snapshot.step)
+        self.monitors.restore(snapshot.monitors)
         self.step, self.rows = snapshot.step, snapshot.rows
-        self.course.go_to(snapshot.cursor, snapshot.skipped)
-        self.course.cut(self.batching.put_back(snapshot.batching))
-        self.account = self._open_account(snapshot.facts.for_rank(rank))
+        self.progress.restore(snapshot.cursor, snapshot.skipped)
+        self.progress.set_global_batch(self.batch_size.restore(snapshot.batching))
+        self.totals = self._new_totals(snapshot.facts.for_rank(rank))
         self.ended = tuple(snapshot.ended)
         self.restored = snapshot
 
-    def _open_account(self, start: EpochFacts) -> EpochTotals:
+    def _new_totals(self, start: EpochFacts) -> EpochTotals:
         return EpochTotals(self.tally, self.held_out_tally, start)

@@ -1,4 +1,4 @@
-"""What a train function receives: its place in the run, its data, and the one point where its state is saved."""
+"""The object a train function receives: its rank in the run, its data, and the step boundary that saves its state."""
 
 from __future__ import annotations
 
@@ -63,26 +63,27 @@ class Worker:
     ```
 
     Every method is called by all ranks alike. `stopped` says why the run ended before its last epoch, or is None.
-    `resize_to` is the size of the world that goes on from the newest commit, where this world ends for another one.
+    `resize_to` is the world size with which the run goes on from the newest checkpoint, or None. This worker then ends,
+    or trains in the next world.
     """
 
     def __init__(
         self,
-        assignment: TrainSpec,
+        spec: TrainSpec,
         collective: Collective,
         cache: DiskCache | SourceProvider | None,
-        commits: CheckpointStore,
+        checkpoints: CheckpointStore,
         reporter: Reporter,
         strategies: Strategies = TORCH_STRATEGIES,
     ) -> None:
-        self._assignment = assignment
-        self._collective, self._commits, self._reporter = collective, commits, reporter
-        assignment.data.validate_world_size(collective.world.size)
-        self._feed = WorkerLoaders(collective.world, collective.device, cache)
+        self._spec = spec
+        self._collective, self._checkpoints, self._reporter = collective, checkpoints, reporter
+        spec.data.validate_world_size(collective.world.size)
+        self._loaders = WorkerLoaders(collective.world, collective.device, cache)
         self._step_reports = StepReports(reporter)
-        self._standing = TrainState(assignment)
-        self._course = self._standing.course
-        self._out_of_place = True
+        self._state = TrainState(spec)
+        self._progress = self._state.progress
+        self._is_displaced = True
         self._strategies = strategies
         self._strategy: Strategy | None = None
         self.stopped: str | None = None
@@ -98,36 +99,36 @@ class Worker:
 
     @property
     def epochs(self) -> int:
-        """How many epochs the job trains for."""
-        return self._assignment.epochs
+        """Number of epochs of the job."""
+        return self._spec.epochs
 
     @property
     def seed(self) -> int:
         """The job's seed; all generators were seeded with it before the train function was called."""
-        return self._assignment.seed
+        return self._spec.seed
 
     @property
     def step(self) -> int:
-        """Commits so far, over the whole run."""
-        return self._standing.step
+        """Number of steps so far, over the whole run."""
+        return self._state.step
 
     @property
     def epoch(self) -> int:
         """The epoch of the next step, from 0; equal to `epochs` when all are done."""
-        return self._course.cursor.epoch
+        return self._progress.cursor.epoch
 
     @property
     def global_batch(self) -> int:
         """Rows of the next step, over all ranks (the last batches of an epoch may be smaller)."""
-        return self._standing.global_batch
+        return self._state.global_batch
 
     @property
     def is_finished(self) -> bool:
-        """Whether all epochs are trained, and nothing is left to do for any worker."""
+        """Whether all epochs are trained."""
         return self.epoch >= self.epochs and self.stopped is None
 
     def run(self, train: TrainFunction) -> None:
-        """Seed all generators, so that every rank builds the same model, call `train`, and close what it left open."""
+        """Seed all generators, so that every rank builds the same model, call `train`, and close its loaders."""
         rng.seed_everything(self.seed)
         try:
             train(self)
@@ -147,53 +148,53 @@ class Worker:
         `strategy` names how ranks train together: "ddp" holds the whole model on every rank. Raises `InvalidOption`,
         before anything is built, for a strategy that the job's driver does not have.
         """
-        spec = self._assignment
+        spec = self._spec
         options = StrategyOptions(reduction=spec.reduction, plan=spec.data.plan, seed=spec.seed)
         chosen = build_strategy(strategy, self._strategies, self._collective, options)
         model, built = chosen.prepare(model, optimizer)
-        self._standing.begin(TrainSetup(model=model, optimizer=built, device=self.device, world_size=self.world.size))
+        self._state.attach(TrainSetup(model=model, optimizer=built, device=self.device, world_size=self.world.size))
         self.restore()
-        self._standing.scale_rate()
+        self._state.scale_rate()
         self._strategy = chosen
         return chosen.wrap(model), built
 
     def track(self, **others: Stateful) -> None:
-        """Save and put back more than these two: schedulers, gradient scalers. Between `setup` and the loop."""
-        if not self._out_of_place:
+        """Save and restore more objects: schedulers, gradient scalers. Call it between `setup` and the loop."""
+        if not self._is_displaced:
             raise BadJob("track() was called in the training loop. Call it between setup() and worker.loader().")
-        self._standing.checkpointed.add(**others)
-        if self._standing.restored is not None:
-            # All of it once more: building a scheduler changes the learning rates of the optimizer.
-            self._put_back(self._standing.restored)
+        self._state.objects.add(**others)
+        if self._state.restored is not None:
+            # All of it again: building a scheduler changes the learning rates of the optimizer.
+            self._restore(self._state.restored)
 
     def loader(self) -> Iterator[Batch]:
-        """This rank's batches of all epochs that are left, on its device, from the last commit on.
+        """Yield this rank's batches of all remaining epochs, on its device, from the last commit on.
 
-        Ends early after a commit at which the run was asked to stop, or to go on as a world of another size. Raises
+        Ends early after a commit at which the run is to stop, or to continue with another world size. Raises
         `BadJob` if an epoch ends uncommitted.
         """
-        self._course.forget_drawn()
+        self._progress.discard_pending()
         while self._goes_on:
-            data = self._course.data
-            with self._feed.loader(data, self._standing.tally, self.epochs) as loader:
-                loader.seek(self._course.cursor)
+            data = self._progress.data
+            with self._loaders.loader(data, self._state.tally, self.epochs) as loader:
+                loader.seek(self._progress.cursor)
                 yield from self._batches(loader, data)
 
     def backward(self, batch: Batch, loss_of: LossOf) -> torch.Tensor:
         """Leave the gradient of the global batch's mean loss in `.grad`, and return the loss, for `commit(loss=...)`.
 
-        `loss_of` gives the mean loss over the rows of the batch it is called with: once, or with `reduction="exact"`,
-        which cannot do without this method, once for each lane of this rank. Elsewhere it is short for
+        `loss_of` returns the mean loss over the rows of the batch it is called with. It is called once, or with
+        `reduction="exact"`, which requires this method, once for each lane of this rank. Elsewhere it is short for
         `loss = loss_of(batch) * batch.weight; loss.backward()`.
         """
         return weighted_backward(batch, loss_of) if self._strategy is None else self._strategy.backward(batch, loss_of)
 
     def held_out(self) -> Iterator[Batch] | None:
-        """This rank's part of the held-out data, once through, on its device; None where the job has none.
+        """Yield this rank's part of the held-out data once, on its device. Returns None where the job has none.
 
         The row of a batch with `weight == 0` is a dummy and must not be counted.
         """
-        held_out = self._assignment.held_out
+        held_out = self._spec.held_out
         return None if held_out is None else self._evaluation(held_out)
 
     def commit(self, **metrics: Metric) -> None:
@@ -206,142 +207,142 @@ class Worker:
         Raises:
             BadJob: No batch was drawn since the last commit.
             InvalidOption: A metric is not a single number.
-            Diverged: A monitor rejects what is trained from the newest commit, again and again.
+            Diverged: A monitor rejects the steps after the newest checkpoint, several times in a row.
         """
-        drawn = self._standing.count(metrics)
+        drawn = self._state.count_step(metrics)
         if self.epoch > drawn.epoch:
             self._end_epoch(drawn.epoch, drawn.position, metrics)
-        elif self.step % self._assignment.checkpoint_every == 0:
+        elif self.step % self._spec.checkpoint_every == 0:
             self._save(drawn, metrics)
         else:
             self._report(drawn.epoch, drawn.position, metrics, due=False)
-        self._standing.scale_rate()
+        self._state.scale_rate()
 
     def report(self, **metrics: Metric) -> None:
-        """Tell metrics at once. Like those of `commit`, they count for the epoch whose last commit is yet to come."""
-        self._standing.account.give(metrics)
-        self._report(self._course.cursor.epoch, self._course.cursor.position, metrics, due=True)
+        """Report metrics at once. Like those of `commit`, they count for the current epoch."""
+        self._state.totals.add_metrics(metrics)
+        self._report(self._progress.cursor.epoch, self._progress.cursor.position, metrics, due=True)
 
     def all_reduce(self, values: np.ndarray) -> np.ndarray:
-        """Element-wise sum over ranks of an int64 or float64 array; every rank gets it."""
+        """Return the element-wise sum over ranks of an int64 or float64 array, in its shape, on every rank."""
         return self._collective.all_reduce(values)
 
     def counted(self) -> dict[str, float]:
-        """What this rank has counted since its process began (`forebay.metrics.METRICS`), held-out blocks included."""
-        return counted_together(self._standing.tally.as_dict(), self._standing.held_out_tally.as_dict())
+        """Return this rank's counters since its process started (`forebay.metrics.METRICS`), held-out data included."""
+        return counted_together(self._state.tally.as_dict(), self._state.held_out_tally.as_dict())
 
     def restore(self) -> bool:
-        """Put everything back to the newest commit, the position in the data included. False where there is none.
+        """Restore all state from the newest checkpoint, the position in the data too. Returns False without one.
 
-        `setup` does this. Within the training loop it goes back: the next batch is the first one after that commit.
-        Raises `CursorMismatch` for a commit of another plan, `BadJob` for one that does not fit the model.
+        `setup` does this. Within the training loop it goes back: the next batch is the first after that checkpoint.
+        Raises `CursorMismatch` for a checkpoint of another plan, `BadJob` for one that does not fit the model.
         """
-        # Awaited: storage may take longer than a collective may.
-        checkpoint = broadcast_from_rank_zero(partial(self._commits.newest, {WHOLE}), self._collective)
+        # In a thread of rank 0: storage may take longer than a collective may.
+        checkpoint = broadcast_from_rank_zero(partial(self._checkpoints.newest, {WHOLE}), self._collective)
         if checkpoint is None:
             return False
-        self._assignment.data.validate_cursor(checkpoint.cursor, step=checkpoint.step)
+        self._spec.data.validate_cursor(checkpoint.cursor, step=checkpoint.step)
         snapshot = Snapshot.from_checkpoint(checkpoint)
-        self._put_back(snapshot)
+        self._restore(snapshot)
         if self.world.is_first:
-            # Told again: workers may have trained on for epochs after the driver, who would have heard of them, died.
+            # Again: workers may have trained for epochs after the driver that should have received these died.
             for ended in snapshot.ended:
                 self._reporter.report(ended)
         return True
 
     def close(self) -> None:
         """End the threads of all loaders, also after an exception in the training loop."""
-        self._feed.close()
+        self._loaders.close()
 
     @property
     def _goes_on(self) -> bool:
         return self.epoch < self.epochs and self.stopped is None and self.resize_to is None
 
     def _batches(self, loader: Loader, data: Data) -> Iterator[Batch]:
-        """As long as they are those of `data`, which a commit may replace."""
-        while self._goes_on and self._course.data is data:
-            if self._out_of_place:
-                self._take_place(loader)
-            if (end := self._course.end_of_skipped_epoch()) is not None:
-                epoch = self._course.begin_next_epoch()
+        """Yield batches until `data` is used up or replaced by a commit."""
+        while self._goes_on and self._progress.data is data:
+            if self._is_displaced:
+                self._start_here(loader)
+            if (end := self._progress.end_of_skipped_epoch()) is not None:
+                epoch = self._progress.start_next_epoch()
                 self._end_epoch(epoch, end, {})
-                loader.seek(self._course.cursor)
+                loader.seek(self._progress.cursor)
                 continue
-            for batch in self._course.batches(loader):
-                yield self._feed.to_device(batch, self._standing.tally)
-                if self._out_of_place or not self._goes_on or self._course.data is not data:
+            for batch in self._progress.batches(loader):
+                yield self._loaders.to_device(batch, self._state.tally)
+                if self._is_displaced or not self._goes_on or self._progress.data is not data:
                     break
-            self._course.check_committed()
+            self._progress.require_committed()
 
-    def _take_place(self, loader: Loader) -> None:
-        """Stand where the next batch comes from, with the random numbers that an undisturbed run would draw there."""
-        if self._standing.watching.is_on and self.step == 0 and self._standing.restored is None:
-            # A monitor that rejects the very first steps needs a commit to go back to.
-            self._write(EpochFacts(), ())
-        loader.seek(self._course.cursor)
-        states = self._standing.restored.rng if self._standing.restored else ()
+    def _start_here(self, loader: Loader) -> None:
+        """Seek to the cursor, and set the random generators as an undisturbed run would have them there."""
+        if self._state.monitors.is_on and self.step == 0 and self._state.restored is None:
+            # A monitor that rejects the very first steps needs a checkpoint to go back to.
+            self._save_checkpoint(EpochFacts(), ())
+        loader.seek(self._progress.cursor)
+        states = self._state.restored.rng if self._state.restored else ()
         if len(states) == self.world.size:
-            rng.put_back(states[self.world.rank], self.device)
+            rng.restore(states[self.world.rank], self.device)
         else:
             rng.seed_everything(self.seed, self.step, self.world.rank)
-        self._standing.account.start_clock()
-        self._out_of_place = False
+        self._state.totals.start_clock()
+        self._is_displaced = False
 
     def _save(self, drawn: PendingBatches, metrics: Mapping[str, Metric]) -> None:
-        verdict, measured = self._standing.judge()
+        verdict, measured = self._state.evaluate_monitors()
         began = time.perf_counter()
-        council = self._confer(verdict, self._reporter.orders() if self.world.is_first else Commands())
-        if self._is_rejected(council.verdict):
+        decision = self._exchange_votes(verdict, self._reporter.orders() if self.world.is_first else Commands())
+        if self._is_rejected(decision.verdict):
             return
-        self._obey(council, council.orders)
+        self._apply(decision, decision.orders)
         self._report(drawn.epoch, drawn.position, {**metrics, **measured}, due=not self._goes_on)
-        self._write(council.facts, council.rng)
-        self._standing.account.spend("checkpoint_s", time.perf_counter() - began)
+        self._save_checkpoint(decision.facts, decision.rng)
+        self._state.totals.add_time("checkpoint_s", time.perf_counter() - began)
 
     def _end_epoch(self, epoch: int, position: int, metrics: Mapping[str, Metric]) -> None:
-        """Saved like any other commit, but callbacks are heard before: what they ask for takes effect here."""
-        verdict, measured = self._standing.judge()
+        """Save a checkpoint after callbacks have run: their requests take effect here."""
+        verdict, measured = self._state.evaluate_monitors()
         began = time.perf_counter()
-        council = self._confer(verdict, Commands())
-        if self._is_rejected(council.verdict):
+        decision = self._exchange_votes(verdict, Commands())
+        if self._is_rejected(decision.verdict):
             return
         self._report(epoch, position, {**metrics, **measured}, due=True)
-        self._standing.close_epoch(epoch, position, council.facts)
+        self._state.close_epoch(epoch, position, decision.facts)
         if not self._goes_on:
-            # A run that callbacks know to be over must be found complete.
-            self._write(EpochFacts(), council.rng)
+            # A run whose end callbacks know of must be complete in storage.
+            self._save_checkpoint(EpochFacts(), decision.rng)
             self._flush()
         closed = time.perf_counter()
-        self._tell(self._standing.add_to_last_epoch(closed - began))
+        self._emit(self._state.add_to_last_epoch(closed - began))
         if self._goes_on:
-            self._obey(council, settled_orders(self._reporter, self._collective))
-            self._write(EpochFacts(), council.rng)
-            self._standing.account.spend("checkpoint_s", time.perf_counter() - closed)
+            self._apply(decision, settled_orders(self._reporter, self._collective))
+            self._save_checkpoint(EpochFacts(), decision.rng)
+            self._state.totals.add_time("checkpoint_s", time.perf_counter() - closed)
 
-    def _confer(self, verdict: Verdict, orders: Commands) -> CommitDecision:
-        """The one exchange of a commit."""
-        word = CommitVote(
-            facts=self._standing.account.facts(),
+    def _exchange_votes(self, verdict: Verdict, orders: Commands) -> CommitDecision:
+        """Run the one exchange of a checkpoint."""
+        vote = CommitVote(
+            facts=self._state.totals.facts(),
             rng=rng.light(rng.capture(self.device)),
             verdict=verdict,
-            measured=self._standing.batching.measured(),
+            measured=self._state.batch_size.measured(),
             orders=orders,
         )
-        return CommitDecision.of(self._collective.all_gather_object(word))
+        return CommitDecision.of(self._collective.all_gather_object(vote))
 
-    def _obey(self, council: CommitDecision, orders: Commands) -> None:
-        self._standing.decide_batch(orders.global_batch, council.measured)
+    def _apply(self, decision: CommitDecision, orders: Commands) -> None:
+        self._state.decide_batch(orders.global_batch, decision.measured)
         self.stopped = orders.stop
         if orders.stop is None:
             self.resize_to = orders.resize_to(self.world.size)
 
     def _is_rejected(self, verdict: Verdict) -> bool:
-        """Whether the steps since the newest commit are given up, and this is no commit."""
+        """Return whether the steps since the newest checkpoint are rejected, so that none is saved."""
         match verdict.action:
             case Action.GO_ON:
                 return False
             case Action.WARN:
-                self._tell(Warned(reason=verdict.reason, step=verdict.step or self.step))
+                self._emit(Warned(reason=verdict.reason, step=verdict.step or self.step))
                 return False
             case Action.STOP:
                 self.stopped = verdict.reason
@@ -351,26 +352,26 @@ class Worker:
 
     def _roll_back(self, verdict: Verdict) -> None:
         from_step = verdict.step or self.step
-        skipped = self._course.skip(verdict.step) if verdict.action is Action.SKIP else 0
+        skipped = self._progress.skip(verdict.step) if verdict.action is Action.SKIP else 0
         restored = self.restore()
-        assert restored, "the first commit is saved before the first step"
-        self._standing.watching.count_roll_back(verdict, to_step=self.step)
-        self._tell(RolledBack(reason=verdict.reason, from_step=from_step, to_step=self.step, skipped_rows=skipped))
+        assert restored, "the first checkpoint is saved before the first step"
+        self._state.monitors.count_roll_back(verdict, to_step=self.step)
+        self._emit(RolledBack(reason=verdict.reason, from_step=from_step, to_step=self.step, skipped_rows=skipped))
 
-    def _write(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> None:
+    def _save_checkpoint(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> None:
         if self.world.is_first:
-            snapshot = self._standing.snapshot(facts, [rng.whole(state) for state in states])
-            self._commits.save(snapshot.to_checkpoint(self.world))
-        self._course.saved()
+            snapshot = self._state.snapshot(facts, [rng.whole(state) for state in states])
+            self._checkpoints.save(snapshot.to_checkpoint(self.world))
+        self._progress.mark_saved()
 
     def _flush(self) -> None:
-        broadcast_from_rank_zero(self._commits.flush, self._collective)
+        broadcast_from_rank_zero(self._checkpoints.flush, self._collective)
 
-    def _put_back(self, snapshot: Snapshot) -> None:
-        self._standing.put_back(snapshot, rank=self.world.rank)
-        self._out_of_place = True
+    def _restore(self, snapshot: Snapshot) -> None:
+        self._state.restore(snapshot, rank=self.world.rank)
+        self._is_displaced = True
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         if self.world.is_first:
             self._reporter.report(event)
 
@@ -380,14 +381,14 @@ class Worker:
                 "step": self.step,
                 "epoch": epoch,
                 "position": position,
-                "rows": self._standing.rows,
+                "rows": self._state.rows,
             }
-            place |= {"global_batch": self.global_batch, "wait_s": self._standing.tally["wait_s"]}
-            self._step_reports.tell(metrics, due=due, place=place)
+            place |= {"global_batch": self.global_batch, "wait_s": self._state.tally["wait_s"]}
+            self._step_reports.report(metrics, due=due, place=place)
 
     def _evaluation(self, data: Data) -> Iterator[Batch]:
         began = time.perf_counter()
         try:
-            yield from self._feed.one_epoch(data, self._standing.held_out_tally)
+            yield from self._loaders.one_epoch(data, self._state.held_out_tally)
         finally:
-            self._standing.account.spend("eval_s", time.perf_counter() - began)
+            self._state.totals.add_time("eval_s", time.perf_counter() - began)

@@ -37,8 +37,8 @@ class Objection:
     action: Action
     times: int = 1000
 
-    def begin(self, training: TrainSetup) -> LiveSteeringObjection:
-        assert not isinstance(training.model, nn.parallel.DistributedDataParallel)
+    def attach(self, setup: TrainSetup) -> LiveSteeringObjection:
+        assert not isinstance(setup.model, nn.parallel.DistributedDataParallel)
         return LiveSteeringObjection(self)
 
 

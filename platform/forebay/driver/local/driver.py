@@ -76,7 +76,7 @@ def _generators_put_back(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        rng.put_back(state, device)
+        rng.restore(state, device)
 
 
 def _run_processes(run: Run) -> Result:

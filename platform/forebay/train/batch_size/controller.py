@@ -1,4 +1,4 @@
-"""How many rows a step has, who decides, and the learning rate that follows."""
+"""Applies a job's batch policy and learning rate scaling on one rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forebay.train.setup import TrainSetup
 
 
 class BatchSizeController:
-    """A job's batch policy and rate scaling at work on one rank, from `begin` on.
+    """Batch policy and rate scaling of one rank, active from `attach` on.
 
     `base` is the global batch that the job's learning rate was chosen for.
     """
@@ -24,33 +24,33 @@ class BatchSizeController:
         self._batch = self._previous = base
         self._changed_at = 0
 
-    def begin(self, training: TrainSetup) -> None:
-        """Put policy and rate to work."""
+    def attach(self, setup: TrainSetup) -> None:
+        """Start policy and rate scaling."""
         if self._policy is not None:
-            self._live = self._policy.begin(training)
+            self._live = self._policy.attach(setup)
             self._fresh = self._live.state_dict()
         if self._rate is not None:
-            self._scaled = LRScaling(training.optimizer, self._rate, base_batch=self._base)
+            self._scaled = LRScaling(setup.optimizer, self._rate, base_batch=self._base)
 
     def step(self, *, rows: int, size: int) -> None:
-        """See one step of `size` rows, of which `rows` were this rank's."""
+        """Count one step of `size` rows, of which `rows` were this rank's."""
         if self._live is not None:
             self._live.step(rows=rows, size=size)
 
     def measured(self) -> tuple[float, ...]:
-        """What this rank has to say to all before they decide."""
+        """Return this rank's measurements for the decision of all ranks."""
         return () if self._live is None else self._live.measured()
 
     def decide(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
-        """Rows per step from `place` on, the same on all ranks."""
+        """Return the rows per step from `place` on, the same on all ranks."""
         return place.global_batch if self._live is None else self._live.global_batch(place, measured)
 
-    def use(self, global_batch: int, *, step: int) -> None:
-        """Batches have `global_batch` rows after `step`: scale the learning rate of the next one accordingly."""
+    def scale_rate(self, global_batch: int, *, step: int) -> None:
+        """Scale the learning rate of the next step for batches of `global_batch` rows after `step`."""
         if global_batch != self._batch:
             self._previous, self._batch, self._changed_at = self._batch, global_batch, step
         if self._scaled is not None:
-            self._scaled.at(
+            self._scaled.set_batch(
                 global_batch=self._batch, previous_batch=self._previous, steps_since_change=step - self._changed_at
             )
 
@@ -63,10 +63,10 @@ class BatchSizeController:
             "changed_at": self._changed_at,
         }
 
-    def put_back(self, state: Mapping[str, Any]) -> int:
-        """Go on from `state`; returns the rows per step.
+    def restore(self, state: Mapping[str, Any]) -> int:
+        """Load `state`. Returns the rows per step.
 
-        A job that begins with another global batch than the one that made `state` goes on with its own.
+        A job that starts with another global batch than the one that made `state` continues with its own.
         """
         is_ours = state.get("base") == self._base
         self._batch = state["batch"] if is_ours else self._base

@@ -1,4 +1,4 @@
-"""The learning rate follows the global batch, and schedulers do not see it."""
+"""Learning rates that follow the global batch, unseen by schedulers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LRScaling:
     """Multiplies an optimizer's learning rates within `step()` only.
 
     Outside of it every parameter group has the rate that the train function and its schedulers gave it, in state dicts
-    as well. Where a step raises, torch calls no hook: the rates are put back at the next step, state dict or `at`.
+    as well. Where a step raises, torch calls no hook: the rates return at the next step, state dict or `set_batch`.
     Raises `InvalidOption` for an optimizer without learning rates.
     """
 
@@ -76,14 +76,14 @@ class LRScaling:
         self.factor = 1.0
         self._unscaled: list[tuple[dict[str, Any], Any]] = []
         optimizer.register_step_pre_hook(self._scale)
-        optimizer.register_step_post_hook(lambda *_: self._put_back())
-        optimizer.register_state_dict_pre_hook(lambda _: self._put_back())
+        optimizer.register_step_post_hook(lambda *_: self._reset())
+        optimizer.register_state_dict_pre_hook(lambda _: self._reset())
         # Before the groups are replaced: what was put aside belongs to the old ones.
-        optimizer.register_load_state_dict_pre_hook(lambda *_: self._put_back())
+        optimizer.register_load_state_dict_pre_hook(lambda *_: self._reset())
 
-    def at(self, *, global_batch: int, previous_batch: int, steps_since_change: int) -> None:
-        """The next step is one of `global_batch` rows, `steps_since_change` steps after steps of `previous_batch`."""
-        self._put_back()
+    def set_batch(self, *, global_batch: int, previous_batch: int, steps_since_change: int) -> None:
+        """Set the factor of a step of `global_batch` rows, `steps_since_change` steps after `previous_batch` rows."""
+        self._reset()
         self.factor = self._rate.factor(
             global_batch=global_batch,
             base_batch=self._base_batch,
@@ -92,7 +92,7 @@ class LRScaling:
         )
 
     def _scale(self, optimizer: Optimizer, *_: object) -> None:
-        self._put_back()
+        self._reset()
         for group in optimizer.param_groups:
             rate = group["lr"]
             if isinstance(rate, torch.Tensor):
@@ -103,7 +103,7 @@ class LRScaling:
                 self._unscaled.append((group, rate))
                 group["lr"] = rate * self.factor
 
-    def _put_back(self) -> None:
+    def _reset(self) -> None:
         while self._unscaled:
             group, rate = self._unscaled.pop()
             if isinstance(rate, torch.Tensor):

@@ -48,7 +48,7 @@ class NoiseScale:
                 f"NoiseScale(min_batch={self.min_batch}, max_batch={self.max_batch}): give min_batch <= max_batch."
             )
 
-    def check(self, reduction: str, data: Data) -> None:
+    def validate(self, reduction: str, data: Data) -> None:
         """Raises `InvalidOption` where ranks do not average their gradients: nothing could be read from those.
 
         And `InvalidOption` for bounds that `data` cannot be cut into.
@@ -62,9 +62,9 @@ class NoiseScale:
             rows = getattr(self, option)
             data.validate_batch_size(f"batch=NoiseScale({option}={rows})", rows)
 
-    def begin(self, training: TrainSetup) -> LiveNoiseScale:
+    def attach(self, setup: TrainSetup) -> LiveNoiseScale:
         """See `BatchPolicy`."""
-        return LiveNoiseScale(self, training)
+        return LiveNoiseScale(self, setup)
 
     def next_batch(self, global_batch: int, noise_scale: float) -> int:
         """Rows per step after steps of `global_batch` rows that had this noise scale."""
@@ -102,10 +102,10 @@ class Estimate:
 class LiveNoiseScale:
     """`NoiseScale` at work on one rank: its samples since the last commit, and the estimate of all ranks."""
 
-    def __init__(self, options: NoiseScale, training: TrainSetup) -> None:
-        parameters = training.model.parameters()
+    def __init__(self, options: NoiseScale, setup: TrainSetup) -> None:
+        parameters = setup.model.parameters()
         self._sampler: Sampler = (
-            RankParts(parameters, training.world_size) if training.world_size > 1 else StepPairs(parameters)
+            RankParts(parameters, setup.world_size) if setup.world_size > 1 else StepPairs(parameters)
         )
         self._options = options
         self._steps, self._since_change = 0, 0

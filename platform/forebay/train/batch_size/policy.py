@@ -1,4 +1,4 @@
-"""Who decides how many rows a step has, and how the learning rate follows."""
+"""Protocols of batch policies, and of learning rates that follow the global batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forebay.train.setup import TrainSetup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainPosition:
-    """Where a run stands at a saved commit: the next row to be trained is row `position` of epoch `epoch`."""
+    """Position of a run at a checkpoint: the next row to train is row `position` of epoch `epoch`."""
 
     epoch: int
     position: int
@@ -21,17 +21,17 @@ class TrainPosition:
 
 
 class LiveBatchPolicy(Protocol):
-    """A batch policy at work on one rank. Laws: as `LiveMonitor`; what it measures lives in its state."""
+    """An active batch policy on one rank. Laws: as `LiveMonitor`. Its measurements are in its state."""
 
     def step(self, *, rows: int, size: int) -> None:
-        """See one step: `rows` were this rank's, `size` the global batch's. Never waits for the device."""
+        """Count one step: `rows` were this rank's, `size` the global batch's. Never waits for the device."""
 
     def measured(self) -> tuple[float, ...]:
-        """What this rank has seen since the last call, for all ranks. Asked at every saved commit; may wait."""
+        """Return this rank's measurements since the last call. Called at every checkpoint; may wait."""
         ...
 
     def global_batch(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
-        """Rows per step from `place` on, given what every rank measured, by rank: all ranks come to the same answer."""
+        """Return the rows per step from `place` on, given every rank's measurements: the same on all ranks."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -40,22 +40,22 @@ class LiveBatchPolicy(Protocol):
 
 
 class BatchPolicy(Protocol):
-    """What a job holds: frozen, picklable."""
+    """Configuration of a batch policy, held by a job: frozen, picklable."""
 
-    def check(self, reduction: str, data: Data) -> None:
-        """Called by `Job`. Raises `InvalidOption` where it cannot work with gradients that are reduced in this way.
+    def validate(self, reduction: str, data: Data) -> None:
+        """Raise `InvalidOption` where the policy cannot work with gradients reduced in this way. Called by `Job`.
 
-        And what `data.validate_batch_size` raises, for batches it may choose and `data` cannot be cut into.
+        Raises as `data.validate_batch_size` for batch sizes that it may choose and `data` cannot have.
         """
 
-    def begin(self, training: TrainSetup) -> LiveBatchPolicy:
-        """Called by `Worker.setup`, on every rank, before the model is wrapped."""
+    def attach(self, setup: TrainSetup) -> LiveBatchPolicy:
+        """Return the active policy. Called by `Worker.setup`, on every rank, before the model is wrapped."""
         ...
 
 
 class RateScaling(Protocol):
-    """How the learning rate follows the global batch: frozen, picklable, pure."""
+    """Rule by which the learning rate follows the global batch: frozen, picklable, pure."""
 
     def factor(self, *, global_batch: int, base_batch: int, steps_since_change: int, previous_batch: int) -> float:
-        """What to multiply every learning rate with, in the next step."""
+        """Return the factor of every learning rate in the next step."""
         ...

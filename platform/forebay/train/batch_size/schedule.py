@@ -44,12 +44,12 @@ class BatchSchedule:
         due = [rows for start, rows in self.rows_from.items() if start <= epoch]
         return due[-1] if due else None
 
-    def check(self, reduction: str, data: Data) -> None:  # noqa: ARG002 - a `BatchPolicy`; it works with any reduction
-        """Raises `InvalidOption` for rows that `data` cannot be cut into."""
+    def validate(self, reduction: str, data: Data) -> None:  # noqa: ARG002 - a `BatchPolicy`; any reduction will do
+        """Raise `InvalidOption` for rows that `data` cannot be cut into."""
         for epoch, rows in self.rows_from.items():
             data.validate_batch_size(f"batch=BatchSchedule({{{epoch}: {rows}}})", rows)
 
-    def begin(self, training: TrainSetup) -> BatchSchedule:  # noqa: ARG002 - a `BatchPolicy`; it is its own live part
+    def attach(self, setup: TrainSetup) -> BatchSchedule:  # noqa: ARG002 - a `BatchPolicy`; it is its own live part
         """A function of the place alone has nothing to look at."""
         return self
 

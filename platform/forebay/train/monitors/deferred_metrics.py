@@ -1,4 +1,4 @@
-"""Numbers of single steps that stay on their device until they are read, all at once."""
+"""Metrics of single steps that stay on their device until all are read at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHUNK = 512
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read in one step."""
+    """Value of one metric in one step."""
 
     step: int
     name: str
@@ -23,7 +23,7 @@ class Reading:
 
 
 class DeferredMetrics:
-    """Keeps a number per step and name. `add` never waits for a device, `take` does, once."""
+    """Keeps a number per step and name. `add` never waits for a device; `read_all` waits once."""
 
     def __init__(self) -> None:
         self._labels: list[tuple[int, str]] = []
@@ -40,16 +40,16 @@ class DeferredMetrics:
         if len(self._values) >= CHUNK:
             self._close_chunk()
 
-    def take(self) -> list[Reading]:
-        """All readings since the last call, in the order they were added."""
+    def read_all(self) -> list[Reading]:
+        """Return all readings since the last call, in the order they were added."""
         self._close_chunk()
         values = [value for chunk in self._chunks for value in (chunk if isinstance(chunk, list) else chunk.tolist())]
-        taken = [Reading(step, name, value) for (step, name), value in zip(self._labels, values, strict=True)]
-        self.forget()
-        return taken
+        readings = [Reading(step, name, value) for (step, name), value in zip(self._labels, values, strict=True)]
+        self.clear()
+        return readings
 
-    def forget(self) -> None:
-        """Drop what was not taken."""
+    def clear(self) -> None:
+        """Drop all values that were not read."""
         self._labels, self._values, self._chunks = [], [], []
 
     def _close_chunk(self) -> None:

@@ -48,13 +48,13 @@ class EmbeddingNorms:
                 'action="skip": no single batch makes a row run away. EmbeddingNorms can "warn", "roll back" or "stop".'
             )
 
-    def begin(self, training: TrainSetup) -> LiveEmbeddingNorms:
+    def attach(self, setup: TrainSetup) -> LiveEmbeddingNorms:
         """A `LiveMonitor` for one rank. Raises `InvalidOption` where the model has nothing to watch."""
-        tables = list(_tables_of(training.model, self.tables))
+        tables = list(_tables_of(setup.model, self.tables))
         if not tables:
             raise InvalidOption(
-                f"EmbeddingNorms(tables={list(self.tables)}) found no embedding in {type(training.model).__name__}. "
-                f"Name its tables among {[name for name, p in training.model.named_parameters() if p.dim() == 2]}."
+                f"EmbeddingNorms(tables={list(self.tables)}) found no embedding in {type(setup.model).__name__}. "
+                f"Name its tables among {[name for name, p in setup.model.named_parameters() if p.dim() == 2]}."
             )
         return LiveEmbeddingNorms(self, tables)
 

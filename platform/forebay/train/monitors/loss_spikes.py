@@ -38,7 +38,7 @@ class LossSpikes:
         if not self.factor > 1:
             raise InvalidOption(f"factor={self.factor!r}: a spike is more than the median. Give more than 1, e.g. 3.")
 
-    def begin(self, training: TrainSetup) -> LiveLossSpikes:  # noqa: ARG002 - it watches no more than the loss
+    def attach(self, setup: TrainSetup) -> LiveLossSpikes:  # noqa: ARG002 - it watches no more than the loss
         """A `LiveMonitor` for one rank."""
         return LiveLossSpikes(self)
 
@@ -60,7 +60,7 @@ class LiveLossSpikes:
     def verdict(self) -> Verdict:
         first: Verdict | None = None
         ordered = sorted(self._losses)
-        for reading in self._unread.take():
+        for reading in self._unread.read_all():
             if not math.isfinite(reading.value):
                 continue  # no matter of more or less: NanGuard's
             if len(ordered) == self._spikes.window:
@@ -80,7 +80,7 @@ class LiveLossSpikes:
         return {"losses": list(self._losses)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._unread.forget()
+        self._unread.clear()
         self._losses = deque(state["losses"], maxlen=self._spikes.window)
         self._median = math.nan
 

@@ -1,4 +1,4 @@
-"""What watches training from within: monitors see every step of a rank, and judge before anything is committed."""
+"""Protocol of monitors: they see every step of a rank, and judge the steps before a checkpoint is saved."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from forebay.train.setup import TrainSetup
 
 
 class Action(IntEnum):
-    """What follows from a verdict; of several verdicts the gravest counts."""
+    """Consequence of a verdict. Of several verdicts the gravest counts."""
 
     GO_ON = 0
     WARN = 1
     SKIP = 2
-    """Go back to the newest commit, and train on without the batch that did it."""
+    """Go back to the newest checkpoint, and train on without the batch at fault."""
     ROLL_BACK = 3
-    """Go back to the newest commit, and train the same batches again."""
+    """Go back to the newest checkpoint, and train the same batches again."""
     STOP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a monitor makes of the steps since the last saved commit.
+    """A monitor's judgement of the steps since the last checkpoint.
 
     `step` is the first bad step (as `Worker.step` counts it after its commit), None where no single step is to blame.
     """
@@ -37,35 +37,35 @@ class Verdict:
 
 
 class LiveMonitor(Protocol):
-    """A monitor at work on one rank, made anew whenever the train function is entered.
+    """An active monitor on one rank, built each time the train function is entered.
 
-    Laws: `step` never waits for the device; `verdict` may. Ranks may judge differently: the worker makes it one.
+    Laws: `step` never waits for the device; `verdict` may. Ranks may judge differently: the worker combines verdicts.
     """
 
     def step(self, step: int, metrics: Mapping[str, Metric]) -> None:
-        """See one step, after `optimizer.step()`; `metrics` as the train function gave them to `commit`."""
+        """Observe one step, after `optimizer.step()`, with the metrics that the train function gave to `commit`."""
 
     def verdict(self) -> Verdict:
-        """Judge the steps since the last call. Asked at every saved commit, before it is saved."""
+        """Judge the steps since the last call. Called before every checkpoint is saved."""
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """What it measured since the last call, for the record; names begin with the monitor's."""
+        """Return what it measured since the last call, for the record. Names begin with the monitor's."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What must outlive the process; tensors and plain values."""
+        """Return the state that must outlive the process: tensors and plain values."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`, also after going back to a commit; forget everything seen since."""
+        """Continue from `state_dict`, also after a roll-back, and forget everything seen since."""
 
 
 class Monitor(Protocol):
-    """What a job holds: frozen, picklable."""
+    """Configuration of a monitor, held by a job: frozen, picklable."""
 
-    def begin(self, training: TrainSetup) -> LiveMonitor:
-        """Called by `Worker.setup`, on every rank."""
+    def attach(self, setup: TrainSetup) -> LiveMonitor:
+        """Return the active monitor. Called by `Worker.setup`, on every rank."""
         ...
 
 
@@ -75,7 +75,7 @@ _ACTIONS = {"warn": Action.WARN, "skip": Action.SKIP, "roll back": Action.ROLL_B
 
 
 def action_of(word: ActionWord | Action) -> Action:
-    """The action that `word` stands for. Raises `InvalidOption` for any other word.
+    """Return the action that `word` names. Raises `InvalidOption` for any other word.
 
     >>> action_of("roll back").name
     'ROLL_BACK'
@@ -83,5 +83,5 @@ def action_of(word: ActionWord | Action) -> Action:
     if isinstance(word, Action) and word in _ACTIONS.values():
         return word
     if word not in _ACTIONS:
-        raise InvalidOption(f"action={word!r} is no action. Give one of {list(_ACTIONS)}.", action=word)
+        raise InvalidOption(f"action={word!r} is not an action. Give one of {list(_ACTIONS)}.", action=word)
     return _ACTIONS[word]

@@ -47,27 +47,27 @@ class NanGuard:
         object.__setattr__(self, "action", action_of(self.action))
         object.__setattr__(self, "metrics", tuple(self.metrics))
 
-    def begin(self, training: TrainSetup) -> LiveNanGuard:
+    def attach(self, setup: TrainSetup) -> LiveNanGuard:
         """A `LiveMonitor` for one rank."""
-        return LiveNanGuard(self, training)
+        return LiveNanGuard(self, setup)
 
 
 class LiveNanGuard:
     """`NanGuard` at work. Gradients are seen at `optimizer.step()`, before the train function can clear them."""
 
-    def __init__(self, guard: NanGuard, training: TrainSetup) -> None:
+    def __init__(self, guard: NanGuard, setup: TrainSetup) -> None:
         self._action, self._patterns = action_of(guard.action), guard.metrics
-        self._model = training.model
+        self._model = setup.model
         self._wanted: dict[str, bool] = {}
         self._probes: list[Tensor] = []
         self._readings = DeferredMetrics()
         self._steps: list[int] = []
         self._closely = False
         self._warned = False
-        parameters = list(_parameters(training.optimizer))
+        parameters = list(_parameters(setup.optimizer))
         short = [parameter for parameter in parameters if parameter.dim() < 2]
         self._probed = short or parameters
-        training.optimizer.register_step_pre_hook(self._probe)
+        setup.optimizer.register_step_pre_hook(self._probe)
 
     def step(self, step: int, metrics: Mapping[str, Metric]) -> None:
         self._steps = [*self._steps[:1], step]
@@ -102,7 +102,7 @@ class LiveNanGuard:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: ARG002 - all it knows is of steps since a commit
-        self._readings.forget()
+        self._readings.clear()
         self._probes.clear()
         self._steps = []
 
@@ -113,7 +113,7 @@ class LiveNanGuard:
 
     def _found(self) -> tuple[int | None, str] | None:
         """The first bad step, where it is known, and what was bad."""
-        bad = [reading for reading in self._readings.take() if not math.isfinite(reading.value)]
+        bad = [reading for reading in self._readings.read_all() if not math.isfinite(reading.value)]
         if bad:
             names = dict.fromkeys(reading.name for reading in bad if reading.step == bad[0].step)
             return bad[0].step, f"{' and '.join(names)} of step {bad[0].step} not finite"

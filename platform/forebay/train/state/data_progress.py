@@ -1,4 +1,4 @@
-"""Where a run stands in its data: what is committed, what was drawn since, and what is passed over."""
+"""Progress of a run through its data: committed rows, batches drawn since, and rows to skip."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingBatches:
-    """Batches handed out since the last commit: where the last one ended, their rows, and the cursor after them.
+    """Batches drawn since the last commit: the end of the last one, their rows, and the cursor after them.
 
-    `size` counts the rows of all ranks, `rows` those of this one. `position` is that of the epoch's end, as far as it
-    is read, where nothing of the epoch is left.
+    `size` counts the rows of all ranks, `rows` those of this one. Where nothing of the epoch is left, `position` is the
+    end of the part that is read.
     """
 
     epoch: int
@@ -32,90 +32,90 @@ class PendingBatches:
 
 
 class DataProgress:
-    """The same on every rank. `data` is the job's, cut into batches of the size that is in use."""
+    """Cursor, skipped rows and pending batches: the same on every rank. `data` has the current global batch."""
 
     def __init__(self, data: Data) -> None:
         self.data = data
         self.cursor = data.start
         self.skipped: tuple[Span, ...] = ()
-        self._drawn: PendingBatches | None = None
+        self._pending: PendingBatches | None = None
         self._steps: dict[int, tuple[Span, ...]] = {}
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
-        """What `loader` has left of its epoch, but for what is skipped."""
+        """Yield the rest of `loader`'s epoch, without skipped batches."""
         for batch in loader:
             if self._is_skipped((batch.epoch, batch.position, batch.position + batch.size)):
                 continue
-            self._draw(batch, loader.cursor())
+            self._add_pending(batch, loader.cursor())
             yield batch
 
-    def take(self, step: int) -> PendingBatches:
-        """What was drawn since the last commit, which becomes `step`. Raises `BadJob` if that is nothing."""
-        drawn, self._drawn = self._drawn, None
+    def pop_pending(self, step: int) -> PendingBatches:
+        """Return the batches drawn since the last commit, as those of `step`. Raises `BadJob` if there are none."""
+        drawn, self._pending = self._pending, None
         if drawn is None:
             raise BadJob("commit() was called without a new batch. Call it once per step of `worker.loader()`.")
         self.cursor = replace(drawn.cursor, global_batch=self.data.global_batch)
         self._steps[step] = drawn.spans
         return drawn
 
-    def forget_drawn(self) -> None:
-        """What was drawn and not committed is drawn again."""
-        self._drawn = None
+    def discard_pending(self) -> None:
+        """Forget uncommitted batches: they are drawn again."""
+        self._pending = None
 
-    def check_committed(self) -> None:
-        """Raises `BadJob` where an epoch has ended and its last batches were not committed."""
-        if self._drawn is not None:
+    def require_committed(self) -> None:
+        """Raise `BadJob` where an epoch has ended and its last batches were not committed."""
+        if self._pending is not None:
             raise BadJob(
-                f"epoch {self._drawn.epoch} ended without a commit. Call worker.commit() after every optimizer.step(): "
-                "it counts the steps and saves the run.",
-                epoch=self._drawn.epoch,
+                f"epoch {self._pending.epoch} ended without a commit. Call worker.commit() after every "
+                "optimizer.step(): it counts the steps and saves the run.",
+                epoch=self._pending.epoch,
             )
 
-    def saved(self) -> None:
-        """Nothing before the cursor will be trained again."""
+    def mark_saved(self) -> None:
+        """Forget the steps before the cursor: a checkpoint has them."""
         self._steps.clear()
         # A loader may still have the skipped end of the last epoch before it.
         self.skipped = tuple(span for span in self.skipped if span[0] >= self.cursor.epoch - 1)
 
-    def go_to(self, cursor: Cursor, skipped: tuple[Span, ...]) -> None:
-        """Stand where `cursor` says; what was skipped before stays so."""
+    def restore(self, cursor: Cursor, skipped: tuple[Span, ...]) -> None:
+        """Return to `cursor`. Rows that were skipped before stay skipped."""
         self.skipped = tuple(dict.fromkeys((*skipped, *self.skipped)))
         self.cursor = cursor
-        self._drawn = None
+        self._pending = None
         self._steps.clear()
 
     def skip(self, step: int | None) -> int:
-        """Pass over what `step` was trained on, or all since the last saved commit for None; returns the rows."""
+        """Skip the rows of `step`, or of all steps since the last checkpoint for None. Returns their number."""
         spans = [span for at, spans in self._steps.items() if step in (None, at) for span in spans]
         self.skipped = (*self.skipped, *spans)
         return sum(stop - start for _, start, stop in spans)
 
-    def cut(self, global_batch: int) -> None:
-        """Use batches of another size from the cursor on.
+    def set_global_batch(self, global_batch: int) -> None:
+        """Use batches of `global_batch` rows from the cursor on.
 
         A size of which no batch is left in this epoch (with `last="drop"`) has to wait: an epoch ends with a batch.
         Raises `InvalidOption` for a size that leaves nothing to train on.
         """
         data = self.data
         if global_batch != data.global_batch:
-            cut = replace(data, global_batch=global_batch)
-            if cut.plan.num_batches(global_batch, self.cursor.position, last=cut.last):
-                self.data = cut
+            resized = replace(data, global_batch=global_batch)
+            if resized.plan.num_batches(global_batch, self.cursor.position, last=resized.last):
+                self.data = resized
         self.cursor = replace(self.cursor, global_batch=self.data.global_batch)
 
     def end_of_skipped_epoch(self) -> int | None:
-        """Where the epoch ends, if all that is left of it is skipped."""
+        """Return the position of the epoch's end if all that is left of it is skipped, else None."""
         position = self._past_skipped(self.cursor)
         return None if self._size(position) else position
 
-    def begin_next_epoch(self) -> int:
-        """Leave what is left of this one, whose number is returned."""
+    def start_next_epoch(self) -> int:
+        """Move the cursor to the next epoch. Returns the number of the epoch it leaves."""
         epoch = self.cursor.epoch
         self.cursor = replace(self.cursor, epoch=epoch + 1, position=0)
         return epoch
 
-    def _draw(self, batch: Batch, cursor: Cursor) -> None:
-        before = self._drawn
+    def _add_pending(self, batch: Batch, cursor: Cursor) -> None:
+        before = self._pending
         end = batch.position + batch.size
         if self.skipped and cursor.epoch == batch.epoch:
             end = self._past_skipped(cursor)
@@ -123,7 +123,7 @@ class DataProgress:
                 batch.ends_epoch, cursor = True, replace(cursor, epoch=batch.epoch + 1, position=0)
             else:
                 end = batch.position + batch.size
-        self._drawn = PendingBatches(
+        self._pending = PendingBatches(
             epoch=batch.epoch,
             position=end,
             size=batch.size + (before.size if before else 0),
@@ -133,7 +133,7 @@ class DataProgress:
         )
 
     def _past_skipped(self, cursor: Cursor) -> int:
-        """The position of the next batch that is not skipped, or the end of the epoch."""
+        """Return the position of the next batch that is not skipped, or the end of the epoch."""
         position = cursor.position
         while size := self._size(position):
             if not self._is_skipped((cursor.epoch, position, position + size)):

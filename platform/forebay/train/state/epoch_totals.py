@@ -1,4 +1,4 @@
-"""What an epoch has cost and given so far, on one rank and over all of them."""
+"""Time, rows and metrics of the current epoch, on one rank and over all of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forebay.metrics import Counters
 from forebay.train.metric import Metric, scalar
 
 TRAINER_METRICS = ("wait_s", "copy_s", "batches", "rows")
-"""Counters of a held-out loader that must not be taken for those of training."""
+"""Counters of a held-out loader that must not count as training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFacts:
-    """Part of an epoch in plain numbers: what ranks exchange at a commit, and what the commit carries.
+    """Totals of a part of an epoch in plain numbers, as ranks exchange them and checkpoints save them.
 
-    `rows` are global rows; `spent` holds seconds; a metric is kept as its sum and how often it was given.
+    `rows` are global rows, `spent` holds seconds. A metric is kept as its sum and its number of values.
     """
 
     rows: int = 0
@@ -28,11 +28,11 @@ class EpochFacts:
     tally: Mapping[str, float] = field(default_factory=dict)
 
     def for_rank(self, rank: int) -> EpochFacts:
-        """What `rank` goes on from after a resume, in a world of any size: only rank 0 takes over sums over ranks."""
+        """Return the totals `rank` resumes from, in a world of any size: only rank 0 takes over sums over ranks."""
         return self if rank == 0 else replace(self, tally={})
 
     def epoch_ended(self, *, epoch: int, step: int, dropped_rows: int) -> EpochEnded:
-        """The account of a full epoch."""
+        """Return the results of a full epoch."""
         return EpochEnded(
             epoch=epoch,
             step=step,
@@ -48,9 +48,9 @@ class EpochFacts:
 
 
 def over_ranks(ranks: Sequence[EpochFacts]) -> EpochFacts:
-    """One account of all ranks: tallies are summed, metrics and times averaged.
+    """Combine the totals of all ranks: tallies are summed, metrics and times averaged.
 
-    Time in commits is that of the slowest rank, the one that writes: the others wait for it within their next step.
+    Time in checkpoints is that of the slowest rank, the one that writes: the others wait for it in their next step.
     """
     spent = _mean([rank.spent for rank in ranks])
     return EpochFacts(
@@ -63,9 +63,9 @@ def over_ranks(ranks: Sequence[EpochFacts]) -> EpochFacts:
 
 
 class EpochTotals:
-    """Keeps the books of the current epoch on this rank, going on from `start`.
+    """Totals of the current epoch on this rank, continued from `start`.
 
-    Metrics may be tensors: they are added up on their device, and read (which waits for it) only in `facts`.
+    Metrics may be tensors: they are summed on their device, and read (which waits for it) only in `facts`.
     """
 
     def __init__(self, train: Counters, held_out: Counters, start: EpochFacts) -> None:
@@ -79,25 +79,25 @@ class EpochTotals:
         self.start_clock()
 
     def start_clock(self) -> None:
-        """The epoch's seconds count from now: building a model is no part of it."""
+        """Count the epoch's seconds from now: building a model is not part of it."""
         self._began = time.perf_counter()
 
-    def train(self, rows: int) -> None:
-        """Count global rows that were trained on."""
+    def add_rows(self, rows: int) -> None:
+        """Count trained global rows."""
         self._rows += rows
 
-    def spend(self, what: str, seconds: float) -> None:
-        """Book seconds as `eval_s` or `checkpoint_s`."""
+    def add_time(self, what: str, seconds: float) -> None:
+        """Add seconds to `eval_s` or `checkpoint_s`."""
         self._spent[what] += seconds
 
-    def give(self, metrics: Mapping[str, Metric]) -> None:
-        """Add metrics of one step. Raises `InvalidOption` for one that is no single number."""
+    def add_metrics(self, metrics: Mapping[str, Metric]) -> None:
+        """Add metrics of one step. Raises `InvalidOption` for a metric that is not a single number."""
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + scalar(name, value)
             self._times[name] = self._times.get(name, 0.0) + 1.0
 
     def facts(self) -> EpochFacts:
-        """The account up to now."""
+        """Return the totals up to now."""
         train, held_out = self._train.since(self._before[0]), self._held_out.since(self._before[1])
         spent = dict(self._spent)
         spent["seconds"] += time.perf_counter() - self._began
@@ -112,7 +112,7 @@ class EpochTotals:
 
 
 def counted_together(train: Mapping[str, float], held_out: Mapping[str, float]) -> dict[str, float]:
-    """Counters of both loaders of a rank; what says how training goes is of the training data alone."""
+    """Combine the counters of both loaders of a rank. `TRAINER_METRICS` count the training data alone."""
     blocks = {name: amount for name, amount in held_out.items() if name not in TRAINER_METRICS}
     return _sum([train, blocks])
 

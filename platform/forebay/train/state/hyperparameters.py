@@ -1,4 +1,4 @@
-"""Hyperparameters within saved states: left out where another run is to go on with its own, and filled in there."""
+"""Hyperparameters within saved states: left out where another run continues with its own, and filled in there."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 SCHEDULED = "scheduled"
-"""In a parameter group without hyperparameters: its learning rate as a part of the rate that its scheduler began at."""
+"""Key in a group without hyperparameters: its learning rate as a fraction of the rate its scheduler started at."""
 BASE_RATES = ("base_lrs", "_last_lr")
 
 
 def left_out(state: Any) -> Any:
-    """The state of an optimizer without what its configuration says, and that of a scheduler without its rates.
+    """Return the state of an optimizer without hyperparameters, or of a scheduler without rates.
 
-    What was learned stays: moments, and how far a schedule has come. Any other state is returned as it is.
+    Learned state stays: moments, and the progress of a schedule. Any other state is returned unchanged.
     """
     if not isinstance(state, Mapping):
         return state
@@ -29,7 +29,7 @@ def left_out(state: Any) -> Any:
 
 
 def filled_in(state: Any, own: Callable[[], Any]) -> Any:
-    """`state` with what its parameter groups are silent about as it is in `own()`, the state of whom it is for.
+    """Return `state` with missing hyperparameters filled in from `own()`, the state of the object it is for.
 
     Raises `KeyError` where a rate was scheduled and there is none.
     """
@@ -50,8 +50,8 @@ def _bare(group: Mapping[str, Any]) -> dict[str, Any]:
     return bare
 
 
-def _filled(said: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
-    group = {**there, **said}
+def _filled(saved: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
+    group = {**there, **saved}
     scheduled = group.pop(SCHEDULED, None)
     if scheduled is not None:
         base = there.get("initial_lr", there["lr"])

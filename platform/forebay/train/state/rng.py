@@ -1,4 +1,4 @@
-"""The random generators a train function may draw from: seeded, captured and put back as one."""
+"""Random generators a train function may draw from: seeded, captured and restored together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seed_everything(*key: int) -> None:
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """State of this process's generators, as tensors and plain values: `torch.load(weights_only=True)` takes it."""
+    """Return the state of this process's generators, as `torch.load(weights_only=True)` accepts it."""
     legacy: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     name, words, position, has_gauss, gauss = legacy
     state: dict[str, Any] = {
@@ -38,12 +38,12 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def light(state: Mapping[str, Any]) -> dict[str, Any]:
-    """`state` for the way to another process: arrays, which are pickled and unpickled ten times as fast as tensors."""
+    """Return `state` with arrays for tensors, to send it: they are pickled and unpickled ten times as fast."""
     return {name: _each(value, torch.Tensor, torch.Tensor.numpy) for name, value in state.items()}
 
 
 def whole(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What `light` was given."""
+    """Return the state that `light` was given."""
     return {name: _each(value, np.ndarray, torch.from_numpy) for name, value in state.items()}
 
 
@@ -56,8 +56,8 @@ def _each(value: Any, kind: type, turn: Callable[[Any], Any]) -> Any:
     return value
 
 
-def put_back(state: Mapping[str, Any], device: torch.device) -> None:
-    """Undo everything drawn since `capture`; a CUDA state is ignored on another kind of device."""
+def restore(state: Mapping[str, Any], device: torch.device) -> None:
+    """Set all generators to `state`. A CUDA state is ignored on another kind of device."""
     name, words, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, words.numpy().astype(np.uint32), position, has_gauss, gauss))  # noqa: NPY002
     random.setstate(state["python"])

@@ -1,4 +1,4 @@
-"""The whole state of a run at a commit."""
+"""Complete state of a run at a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WHOLE = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a worker puts into a commit, and goes on from.
+    """State that a worker saves in a checkpoint, and resumes from.
 
-    `objects` holds the state of model, optimizer and whatever else is tracked; `rng` the random generators of every
-    rank; `rows` the global rows trained since the run began; `facts` the account of the epoch that is under way;
-    `ended` every epoch that has ended, in order: whoever follows the run may have missed any of them. `monitors` and
-    `batching` are the states of what steers the run, `skipped` the rows that are passed over from here on.
+    `objects` holds the states of model, optimizer and other tracked objects; `rng` the random generators of every rank;
+    `rows` the global rows trained since the run began; `facts` the totals of the current epoch; `ended` every epoch
+    that has ended, in order, since a follower of the run may have missed any of them. `monitors` and `batching` are the
+    states of monitors and batch policy, `skipped` the rows to skip from here on.
     """
 
     step: int
@@ -39,7 +39,7 @@ class Snapshot:
     skipped: tuple[Span, ...] = ()
 
     def to_checkpoint(self, world: World) -> Checkpoint:
-        """As plain containers, which `torch.load(weights_only=True)` accepts."""
+        """Return a checkpoint of plain containers, which `torch.load(weights_only=True)` accepts."""
         state = {
             "objects": dict(self.objects),
             "rng": list(self.rng),
@@ -54,7 +54,7 @@ class Snapshot:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Snapshot:
-        """What `to_checkpoint` made."""
+        """Return the snapshot that `to_checkpoint` was called on."""
         state = checkpoint.shards[WHOLE]
         return cls(
             step=checkpoint.step,
@@ -64,7 +64,7 @@ class Snapshot:
             rows=state["rows"],
             facts=EpochFacts(**state["facts"]),
             ended=tuple(EpochEnded(**epoch) for epoch in state["ended"]),
-            # Commits of a run that was begun without these hold none of them.
+            # Checkpoints of a run that started without these hold none of them.
             monitors=state.get("monitors", {}),
             batching=state.get("batching", {}),
             skipped=tuple(tuple(span) for span in state.get("skipped", ())),

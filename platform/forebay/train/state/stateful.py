@@ -1,4 +1,4 @@
-"""The objects of a run whose state is saved and put back together."""
+"""Objects of a run whose states are saved and restored together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stateful(Protocol):
 
 
 class StatefulObjects:
-    """Objects by name; the state of all of them is one value."""
+    """Objects by name. The states of all of them are one value."""
 
     def __init__(self) -> None:
         self._objects: dict[str, Stateful] = {}
@@ -27,27 +27,27 @@ class StatefulObjects:
         self._objects.update(objects)
 
     def state(self) -> dict[str, Any]:
-        """The state of every object: references, not copies, so write it before the next step."""
+        """Return the state of every object: references, not copies, so write it before the next step."""
         return {name: obj.state_dict() for name, obj in self._objects.items()}
 
-    def put_back(self, state: Mapping[str, Any], *, step: int) -> None:
-        """Load what `state` holds into the objects that are here; the rest of `state` waits for a later call.
+    def restore(self, state: Mapping[str, Any], *, step: int) -> None:
+        """Load `state` into the objects that are here. The rest of `state` waits for a later call.
 
-        What it is silent about of an optimizer's parameter groups stays as it was built: a run that branched off
-        another trains with its own rates. Raises `BadJob` where an object's state is missing or does not fit it.
+        Hyperparameters that `state` lacks stay as they were built: a run that branched off another trains with its own
+        rates. Raises `BadJob` where an object's state is missing or does not fit it.
         """
         for name, obj in self._objects.items():
             if name not in state:
                 raise BadJob(
-                    f"the commit of step {step} holds the state of {', '.join(sorted(state))}, but not of {name!r}, "
-                    "which this train function tracks. Give the run a new name.",
+                    f"the checkpoint of step {step} holds the state of {', '.join(sorted(state))}, but not of "
+                    f"{name!r}, which this train function tracks. Give the run a new name.",
                     step=step,
                 )
             try:
                 obj.load_state_dict(filled_in(state[name], obj.state_dict))
             except (RuntimeError, ValueError, KeyError) as error:
                 raise BadJob(
-                    f"the commit of step {step} does not fit the {name} of this train function ({error}). Build it as "
-                    "the run that saved it did, or give the run a new name.",
+                    f"the checkpoint of step {step} does not fit the {name} of this train function ({error}). Build it "
+                    "as the run that saved it did, or give the run a new name.",
                     step=step,
                 ) from error

@@ -31,7 +31,9 @@ TRACE = (FEATURES + 1) * SIGNAL + FEATURES * SPREAD**2
 
 def begin(policy: NoiseScale, model: nn.Module, world_size: int = 1) -> LiveNoiseScale:
     optimizer = torch.optim.SGD(model.parameters())
-    return policy.begin(TrainSetup(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=world_size))
+    return policy.attach(
+        TrainSetup(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=world_size)
+    )
 
 
 def rows_of_ranks(size: int, world_size: int, *, even: bool) -> list[int]:

@@ -19,7 +19,7 @@ def test_the_epoch_alone_decides() -> None:
     training = TrainSetup(
         model=model, optimizer=torch.optim.SGD(model.parameters()), device=torch.device("cpu"), world_size=1
     )
-    live = schedule.begin(training)
+    live = schedule.attach(training)
     for batch in (8, 100):
         answers = []
         for epoch in range(9):

@@ -21,7 +21,7 @@ from forebay.train.setup import TrainSetup
 
 def begin(monitor: Any, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Any:
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    return monitor.begin(TrainSetup(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=1))
+    return monitor.attach(TrainSetup(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=1))
 
 
 def pass_steps(live: LiveEmbeddingNorms, steps: int, first: int = 1) -> None:

@@ -18,7 +18,7 @@ from forebay.train.setup import TrainSetup
 def begin(spikes: LossSpikes) -> LiveLossSpikes:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return spikes.begin(TrainSetup(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=1))
+    return spikes.attach(TrainSetup(model=model, optimizer=optimizer, device=torch.device("cpu"), world_size=1))
 
 
 def see(live: LiveLossSpikes, losses: Sequence[float], first_step: int = 1) -> Verdict:

@@ -52,7 +52,7 @@ class Remembering:
 
     name: str = "seen"
 
-    def begin(self, training: TrainSetup) -> LiveRemembering:
+    def attach(self, setup: TrainSetup) -> LiveRemembering:
         return LiveRemembering(self.name)
 
 
@@ -78,7 +78,7 @@ class LiveRemembering:
 
 def watching(*names: str) -> MonitorSet:
     watching = MonitorSet([Remembering(name) for name in names])
-    watching.begin(TRAINING)
+    watching.attach(TRAINING)
     return watching
 
 
@@ -89,13 +89,13 @@ def test_two_monitors_of_one_class_keep_their_own_states_and_a_new_one_begins_an
     state["Remembering-1"]["total"] = 5.0
     second = watching("a", "b", "c")
     second.step(1, {"loss": 7.0})
-    second.put_back(state)
+    second.restore(state)
     assert second.metrics() == {"a": 2.0, "b": 5.0, "c": 0.0}
 
 
 def test_without_monitors_there_is_nothing_to_see() -> None:
     nothing = MonitorSet([])
-    nothing.begin(TRAINING)
+    nothing.attach(TRAINING)
     assert (nothing.is_on, nothing.verdict(), nothing.metrics(), nothing.state()) == (False, Verdict(), {}, {})
 
 
@@ -112,8 +112,8 @@ def test_going_back_to_another_commit_is_a_new_start() -> None:
 class OneRankObjects:
     """Rank 1 wants to leave out what step 3 was trained on, once."""
 
-    def begin(self, training: TrainSetup) -> LiveObjection:
-        assert training.world_size == 2
+    def attach(self, setup: TrainSetup) -> LiveObjection:
+        assert setup.world_size == 2
         return LiveObjection(torch.distributed.get_rank())
 
 
@@ -155,7 +155,7 @@ def train(collective: Collective, data: Data, folder: Path, recorder: Any) -> tu
             worker.commit()
 
     worker.run(loop)
-    total = float(sum(parameter.sum() for parameter in worker._standing.checkpointed.state()["model"].values()))  # type: ignore[misc]
+    total = float(sum(parameter.sum() for parameter in worker._state.objects.state()["model"].values()))  # type: ignore[misc]
     return batches, recorder.of(RolledBack), total
 
 

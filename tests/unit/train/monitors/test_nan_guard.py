@@ -24,7 +24,7 @@ class Loop:
         self.model = model or nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, **options)
         training = TrainSetup(model=self.model, optimizer=self.optimizer, device=torch.device("cpu"), world_size=1)
-        self.live = guard.begin(training)
+        self.live = guard.attach(training)
         self.step = 0
 
     def train(self, *, inputs: torch.Tensor | None = None, spoil: Any = None, **metrics: float) -> None:

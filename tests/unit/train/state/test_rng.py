@@ -21,7 +21,7 @@ def test_put_back_repeats_all_three_generators() -> None:
     draw()
     state = rng.capture(CPU)
     first = draw()
-    rng.put_back(state, CPU)
+    rng.restore(state, CPU)
     assert draw() == first
 
 
@@ -32,7 +32,7 @@ def test_state_survives_a_weights_only_load() -> None:
     torch.save({"rng": [rng.capture(CPU)]}, buffer)
     first = draw()
     buffer.seek(0)
-    rng.put_back(torch.load(buffer, weights_only=True)["rng"][0], CPU)
+    rng.restore(torch.load(buffer, weights_only=True)["rng"][0], CPU)
     assert draw() == first
 
 
@@ -52,5 +52,5 @@ def test_state_is_whole_again_after_the_way_to_another_process() -> None:
     state = rng.whole(pickle.loads(sent))
     assert isinstance(state["torch"], torch.Tensor)
     assert isinstance(state["numpy"][1], torch.Tensor)
-    rng.put_back(state, CPU)
+    rng.restore(state, CPU)
     assert draw() == first

@@ -62,14 +62,14 @@ class Trained:
 
     def branch_of(self, other: Trained) -> None:
         state = {name: left_out(each) for name, each in other.checkpointed.state().items()}
-        self.checkpointed.put_back(state, step=7)
+        self.checkpointed.restore(state, step=7)
 
 
 def test_what_a_state_says_is_put_back() -> None:
     before = Trained(lr=0.3, weight_decay=0.1)
     before.go(3)
     after = Trained(lr=0.7, weight_decay=0.2)
-    after.checkpointed.put_back(before.checkpointed.state(), step=3)
+    after.checkpointed.restore(before.checkpointed.state(), step=3)
     assert after.optimizer.state_dict()["param_groups"] == before.optimizer.state_dict()["param_groups"]
 
 
@@ -109,10 +109,10 @@ def test_a_schedule_is_found_again_when_its_scheduler_comes_later() -> None:
     donor.go(5)
     branch = Trained(lr=0.1)
     state = {name: left_out(each) for name, each in donor.checkpointed.state().items()}
-    branch.checkpointed.put_back(state, step=5)
+    branch.checkpointed.restore(state, step=5)
     branch.scheduler = ExponentialLR(branch.optimizer, gamma=0.8)
     branch.checkpointed.add(scheduler=branch.scheduler)
-    branch.checkpointed.put_back(state, step=5)
+    branch.checkpointed.restore(state, step=5)
     assert branch.go(4) == pytest.approx([rate / 4 for rate in donor.go(4)])
 
 
@@ -168,16 +168,16 @@ def test_what_does_not_fit_is_refused() -> None:
     other = StatefulObjects()
     other.add(model=nn.Linear(4, 2))
     with pytest.raises(BadJob, match=r"(?s)step 7 does not fit the model .*size mismatch"):
-        other.put_back(state, step=7)
+        other.restore(state, step=7)
     two_groups = torch.optim.Adam([{"params": [each]} for each in donor.layer.parameters()])
     other = StatefulObjects()
     other.add(optimizer=two_groups)
     with pytest.raises(BadJob, match=r"does not fit the optimizer .*parameter groups"):
-        other.put_back(state, step=7)
+        other.restore(state, step=7)
     other = StatefulObjects()
     other.add(scheduler=LambdaLR(two_groups, lambda _: 1.0))
     with pytest.raises(BadJob, match="not of 'scheduler'"):
-        other.put_back(state, step=7)
+        other.restore(state, step=7)
 
 
 def test_other_states_are_left_alone() -> None:
