@@ -153,7 +153,7 @@ class Tier(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint that seems to be there, with the function that reads those of its shards that are asked for."""
 
     step: int
@@ -162,12 +162,12 @@ class Found:
     read: Callable[[Collection[int] | None], EncodedCheckpoint] = field(compare=False)
 
 
-def found_in(files: CheckpointFiles, tier: Tier = Tier.STORAGE) -> list[Found]:
+def found_in(files: CheckpointFiles, tier: Tier = Tier.STORAGE) -> list[FoundCheckpoint]:
     """List all checkpoints in a folder, corrupt ones too."""
-    return [Found(step, tier, files.uri_of(step), partial(files.read, step)) for step in files.steps()]
+    return [FoundCheckpoint(step, tier, files.uri_of(step), partial(files.read, step)) for step in files.steps()]
 
 
-def newest_of(found: Iterable[Found], shards: Collection[int] | None = None) -> Checkpoint | None:
+def newest_of(found: Iterable[FoundCheckpoint], shards: Collection[int] | None = None) -> Checkpoint | None:
     """Return the newest complete checkpoint, or None. Logs and skips corrupt ones, and raises as `decode` does."""
     for each in sorted(found, reverse=True):
         try:

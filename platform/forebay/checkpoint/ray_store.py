@@ -14,7 +14,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from forebay.checkpoint.buffer import ReusableBuffer
-from forebay.checkpoint.checkpoint import Checkpoint, Encoder, Found, Tier, found_in, newest_of
+from forebay.checkpoint.checkpoint import Checkpoint, Encoder, FoundCheckpoint, Tier, found_in, newest_of
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
@@ -238,14 +238,14 @@ class RayCheckpointStore:
         is_permanent = self._owner.config.is_permanent(before.step) and before is not self._stored
         return is_permanent and before.step not in self._files.complete_steps()
 
-    def _in_memory(self, stores: Stores, held: dict[str, StoredStep]) -> Iterator[Found]:
+    def _in_memory(self, stores: Stores, held: dict[str, StoredStep]) -> Iterator[FoundCheckpoint]:
         for node, stored in held.items():
             is_here = node == self._node
             read = partial(_read, stores[node], stored.num_bytes, is_here=is_here)
             tier = Tier.THIS_NODE if is_here else Tier.OTHER_NODE
-            yield Found(stored.step, tier, f"the memory of node {node[:8]}", read)
+            yield FoundCheckpoint(stored.step, tier, f"the memory of node {node[:8]}", read)
 
-    def _in_storage(self, has_memory: bool) -> list[Found] | None:
+    def _in_storage(self, has_memory: bool) -> list[FoundCheckpoint] | None:
         """Checkpoints in storage; None if that does not answer, which matters less where there is memory."""
         try:
             return found_in(self._files)

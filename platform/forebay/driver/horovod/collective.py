@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 # Names are the same on all ranks and in all worlds: Horovod's own, counted ones differ between an old process and a
 # new one. One may be used again as soon as the operation is over, which each of ours is when the method returns.
-_ALL_REDUCE, _ALL_GATHER = "forebay.all_reduce", "forebay.all_gather_object"
-_SIZE, _BROADCAST = "forebay.broadcast_object.size", "forebay.broadcast_object"
+_ALL_REDUCE, _ALL_GATHER = "forebay/all_reduce", "forebay/all_gather_object"
+_SIZE, _BROADCAST = "forebay/broadcast_object/size", "forebay/broadcast_object"
 PIECE_BYTES = 1 << 30
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 # As in `HorovodCollective`: every operation is over when its method returns, so its name may be used again.
-_ALL_TO_ALL, _ALL_GATHER = "forebay.tensors.all_to_all", "forebay.tensors.all_gather"
-_ALL_REDUCE, _BROADCAST = "forebay.tensors.all_reduce", "forebay.tensors.broadcast"
+_ALL_TO_ALL, _ALL_GATHER = "forebay/tensors/all_to_all", "forebay/tensors/all_gather"
+_ALL_REDUCE, _BROADCAST = "forebay/tensors/all_reduce", "forebay/tensors/broadcast"
 
 
 class HorovodTensorCollectives:

@@ -29,7 +29,7 @@ class GradientSample:
 
     @property
     def is_sound(self) -> bool:
-        """Not where gradients overflowed, nor where only one part had rows."""
+        """False where gradients overflowed, or where only one part had rows."""
         return self.parts > 1 and math.isfinite(self.small) and math.isfinite(self.large)
 
     @property
@@ -44,24 +44,24 @@ class GradientSample:
 
 
 class Sampler(Protocol):
-    """Takes samples on one rank. None of it waits for the device, but `taken`."""
+    """Takes samples on one rank. Only `pop_samples` waits for the device."""
 
     def start(self) -> None:
-        """Take a sample from the next step on, unless one is being taken."""
+        """Start a sample with the next step, unless one is under way."""
 
     def finish_step(self, *, rows: int, size: int) -> None:
-        """A step is done: `rows` of its `size` rows were this rank's. Raises `BadJob` for several `backward()`."""
+        """End a step with `rows` of `size` rows on this rank. Raises `BadJob` for several `backward()`."""
 
-    def taken(self) -> list[GradientSample]:
-        """This rank's parts of the samples since the last call; `small` and `parts` are to be summed over ranks."""
+    def pop_samples(self) -> list[GradientSample]:
+        """Return this rank's parts of the samples since the last call. Sum `small` and `parts` over ranks."""
         ...
 
-    def forget(self) -> None:
-        """Whatever was seen since `taken`."""
+    def discard(self) -> None:
+        """Forget all steps since `pop_samples`."""
 
 
 class RankParts:
-    """The ranks' parts of one step's batch against the whole: two norms, and nothing is kept."""
+    """Compares the ranks' parts of one batch with the whole: two norms per step, no copy."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], world_size: int) -> None:
         self._gradient, self._world_size = LocalGradient(parameters), world_size
@@ -70,7 +70,7 @@ class RankParts:
 
     def start(self) -> None:
         self._now = None
-        self._gradient.arm(self._look)
+        self._gradient.arm(self._observe)
 
     def finish_step(self, *, rows: int, size: int) -> None:
         _check_passes(self._gradient)
@@ -79,15 +79,15 @@ class RankParts:
             self._seen.append((self._now, rows, size))
             self._now = None
 
-    def taken(self) -> list[GradientSample]:
+    def pop_samples(self) -> list[GradientSample]:
         seen, self._seen = self._seen, []
         return [self._part(squares.tolist(), rows, size) for squares, rows, size in seen]
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         self._gradient.disarm()
         self._now, self._seen = None, []
 
-    def _look(self, local: Tensor) -> None:
+    def _observe(self, local: Tensor) -> None:
         self._now = torch.stack([local, squared_norm(self._gradient.reduced().values())])
 
     def _part(self, squares: list[float], rows: int, size: int) -> GradientSample:
@@ -99,9 +99,9 @@ class RankParts:
 
 
 class StepPairs:
-    """Two steps in succession against their mean: for a world of one. A copy of the gradient lives for one step.
+    """Compares two successive steps with their mean: for a world of one. Keeps a copy of the gradient for one step.
 
-    The second gradient is of parameters one step on, so what a step changes of the gradient is counted as noise.
+    The second gradient is of parameters one step later, so the change of the gradient by a step counts as noise.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -113,7 +113,7 @@ class StepPairs:
 
     def start(self) -> None:
         if not self._gradient.is_armed:
-            self._gradient.arm(self._look)
+            self._gradient.arm(self._observe)
 
     def finish_step(self, *, rows: int, size: int) -> None:  # noqa: ARG002 - a `Sampler`; all rows are this rank's
         _check_passes(self._gradient)
@@ -123,17 +123,17 @@ class StepPairs:
             self._now = None
         elif self._first:
             self._first_size = size
-            self._gradient.arm(self._look)
+            self._gradient.arm(self._observe)
 
-    def taken(self) -> list[GradientSample]:
+    def pop_samples(self) -> list[GradientSample]:
         seen, self._seen = self._seen, []
         return [self._pair(squares.tolist(), first, second) for squares, first, second in seen]
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         self._gradient.disarm()
         self._first, self._now, self._seen = {}, None, []
 
-    def _look(self, _: Tensor) -> None:
+    def _observe(self, _: Tensor) -> None:
         gradients = self._gradient.reduced()
         if not self._first:
             self._first = {place: gradient.detach().clone() for place, gradient in gradients.items()}

@@ -1,4 +1,4 @@
-"""What a rank's gradient is before ranks are averaged, and after: seen in single steps, at no cost in the others."""
+"""A rank's gradient before and after the reduction over ranks, observed in single steps at no cost in the others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.utils.hooks import RemovableHandle
 
 
 class LocalGradient:
-    """Watches one `backward()` from within: this rank's gradient as it arrives, and `.grad` when all is done.
+    """Observes one `backward()`: this rank's gradient as it arrives, and `.grad` at the end.
 
     Hooks on the parameters themselves see a gradient before it is accumulated, and so before any collective, DDP's or
-    Horovod's, gets hold of it; hooks run only in the step after `arm`. What `.grad` holds in the end is read by a
-    callback of the autograd engine, as the last thing in `backward()`: before anybody clips or unscales it.
-    `queue_callback` is private, and what DDP and FSDP rest upon; checked on torch 2.13, and
+    Horovod's, sees it. Hooks run only in the step after `arm`. A callback of the autograd engine reads the final
+    `.grad` at the end of `backward()`, before it is clipped or unscaled.
+    `queue_callback` is private, and DDP and FSDP use it. Checked on torch 2.13:
     tests/unit/train/batch_size/test_local_gradient.py fails when it moves.
     """
 
@@ -26,14 +26,14 @@ class LocalGradient:
         self._squares: list[Tensor] = []
         self._then: Callable[[Tensor], None] | None = None
         self.passes = 0
-        """How many `backward()` were seen since `arm`."""
+        """Number of `backward()` calls since `arm`."""
 
     @property
     def is_armed(self) -> bool:
         return bool(self._hooks)
 
     def arm(self, then: Callable[[Tensor], None]) -> None:
-        """At the end of the next `backward()`, call `then` with the squared norm of this rank's gradient."""
+        """Call `then` with the squared norm of this rank's gradient, at the end of the next `backward()`."""
         self.disarm()
         self._then, self.passes = then, 0
         self._hooks = [
@@ -42,13 +42,13 @@ class LocalGradient:
         ]
 
     def disarm(self) -> None:
-        """See no more."""
+        """Remove all hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._squares, self._then = [], [], None
 
     def reduced(self) -> dict[int, Tensor]:
-        """The gradients as they are now, by the parameter's number."""
+        """Return the current gradients, by the parameter's number."""
         gradients = ((place, parameter.grad) for place, parameter in enumerate(self._parameters))
         return {place: gradient for place, gradient in gradients if gradient is not None}
 
@@ -69,7 +69,7 @@ class LocalGradient:
 
 
 def squared_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """Of all of them together: a scalar on their device, of float32 or finer."""
+    """Return the squared norm of all gradients together: a scalar on their device, in float32 or finer."""
     norms = [
         torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
         for values in (gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients)

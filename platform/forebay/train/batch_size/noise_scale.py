@@ -1,4 +1,4 @@
-"""The global batch grows with the noise of the gradient."""
+"""Batch policy: the global batch follows the noise of the gradient."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class NoiseScale:
     be weighted alike, and `batch.weight` be used.
 
     Args:
-        min_batch: What the batch may shrink to.
-        max_batch: What it may grow to.
-        every: Steps between two samples; no other step costs anything.
-        horizon: Samples that an estimate goes back, and samples between two decisions.
+        min_batch: Smallest global batch, in rows.
+        max_batch: Largest global batch, in rows.
+        every: Steps between two samples. Other steps cost nothing.
+        horizon: Number of samples in an estimate, and between two decisions.
 
     Raises `InvalidOption` for bounds that are none.
     """
@@ -49,7 +49,7 @@ class NoiseScale:
             )
 
     def validate(self, reduction: str, data: Data) -> None:
-        """Raises `InvalidOption` where ranks do not average their gradients: nothing could be read from those.
+        """Raise `InvalidOption` where ranks do not average their gradients, which the estimate needs.
 
         And `InvalidOption` for bounds that `data` cannot be cut into.
         """
@@ -67,7 +67,7 @@ class NoiseScale:
         return LiveNoiseScale(self, setup)
 
     def next_batch(self, global_batch: int, noise_scale: float) -> int:
-        """Rows per step after steps of `global_batch` rows that had this noise scale."""
+        """Return the rows per step after steps of `global_batch` rows with this noise scale."""
         if noise_scale >= 2 * global_batch:
             return max(min(2 * global_batch, self.max_batch), global_batch)
         if noise_scale <= global_batch / 2:
@@ -77,7 +77,7 @@ class NoiseScale:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Running means of both, over the last `horizon` samples or so; their ratio is steadier than a mean of ratios."""
+    """Running means of trace and signal over about `horizon` samples. Their ratio is steadier than a mean of ratios."""
 
     trace: float = 0.0
     signal: float = 0.0
@@ -85,11 +85,11 @@ class Estimate:
 
     @property
     def noise_scale(self) -> float:
-        """In rows; infinite where no signal is to be seen."""
+        """Noise scale in rows; infinite where no signal is measurable."""
         return self.trace / self.signal if self.signal > 0 else math.inf
 
-    def learn(self, sample: GradientSample, horizon: int) -> Estimate:
-        """With one more sample."""
+    def with_sample(self, sample: GradientSample, horizon: int) -> Estimate:
+        """Return the estimate with one more sample."""
         samples = self.samples + 1
         share = 1 / min(samples, horizon)
         return Estimate(
@@ -100,7 +100,7 @@ class Estimate:
 
 
 class LiveNoiseScale:
-    """`NoiseScale` at work on one rank: its samples since the last commit, and the estimate of all ranks."""
+    """Active `NoiseScale` on one rank: its samples since the last checkpoint, and the estimate of all ranks."""
 
     def __init__(self, options: NoiseScale, setup: TrainSetup) -> None:
         parameters = setup.model.parameters()
@@ -120,13 +120,13 @@ class LiveNoiseScale:
 
     def measured(self) -> tuple[float, ...]:
         """The fields of `GradientSample`, sample by sample."""
-        return tuple(number for sample in self._sampler.taken() for number in astuple(sample))
+        return tuple(number for sample in self._sampler.pop_samples() for number in astuple(sample))
 
     def global_batch(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
         """See `LiveBatchPolicy`."""
         for sample in _over_ranks(measured):
             if sample.is_sound:
-                self.estimate = self.estimate.learn(sample, self._options.horizon)
+                self.estimate = self.estimate.with_sample(sample, self._options.horizon)
                 self._since_change += 1
         if self._since_change < self._options.horizon:
             return place.global_batch
@@ -144,7 +144,7 @@ class LiveNoiseScale:
         """See `LiveMonitor`."""
         self._steps, self._since_change = state["steps"], state["since_change"]
         self.estimate = Estimate(*state["estimate"])
-        self._sampler.forget()
+        self._sampler.discard()
         if self._steps % self._options.every == 0 and self._steps:
             self._sampler.start()
 

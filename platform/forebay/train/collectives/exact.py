@@ -1,4 +1,4 @@
-"""Gradients that no world size changes, to the last bit."""
+"""Gradients that are the same in every world size, to the last bit."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ LossOf = Callable[[Batch], Tensor]
 
 
 class ExactReduction:
-    """Makes the gradient of a global batch from the gradients of its lanes, each computed by itself.
+    """Computes the gradient of a global batch from the gradients of its lanes, each computed by itself.
 
-    What a rank computes for a lane - shapes, rows and their order, random numbers - is then the same whichever rank
-    does it, and lanes are added up in a tree that is fixed for the run (`LaneTree`). Losses, gradients and so the model
-    are bit-equal in every world, on devices of one kind with one number of threads (Li et al. 2022, "EasyScale", arXiv
-    2208.14228, has the idea of virtual workers that stay). It costs: each lane is a small batch of its own.
+    The computation for a lane - shapes, rows and their order, random numbers - is then the same on any rank, and lanes
+    are summed in a tree that is fixed for the run (`LaneTree`). Losses, gradients and so the model are bit-equal in every
+    world, on devices of one kind with one number of threads (Li et al. 2022, "EasyScale", arXiv 2208.14228, has the
+    idea of virtual workers that stay). It costs: each lane is a small batch of its own.
 
     Args:
         model: Not wrapped, on its device; the same on all ranks after this call.
         optimizer: Of its parameters; it refuses a step that `backward` has not prepared.
         plan: Which rows belong to which lane.
-        tensors: How ranks exchange.
+        tensors: Exchange of tensors between the ranks.
         seed: The job's; dropout draws from (seed, epoch, position, lane).
     """
 
@@ -72,11 +72,11 @@ class ExactReduction:
         return total[-1].clone()
 
     def _parts(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
-        """The rows of each lane: they come at a distance of as many rows as lanes are owned."""
+        """Yield the rows of each lane: two rows of a lane are as many rows apart as lanes are owned."""
         count = len(self._owned)
         first = self._plan.rows_before(batch.position, self._owned)
         for offset in range(min(count, batch.rows)):
-            # Always a copy: kernels choose their ways by strides and alignment, too.
+            # Always a copy: kernels choose their algorithm by strides and alignment, too.
             arrays = {
                 name: values[offset : batch.rows : count].clone(memory_format=torch.contiguous_format)
                 for name, values in batch.items()
@@ -87,7 +87,7 @@ class ExactReduction:
             yield self._owned[(first + offset) % count], part
 
     def _lane(self, part: Batch, loss_of: LossOf, lane: int) -> Tensor:
-        """Gradients, which of them there are, and the loss, one after the other."""
+        """Return gradients, flags of those that exist, and the loss, in one tensor."""
         for parameter in self._parameters:
             parameter.grad = None
         rng.seed_everything(self._seed, part.epoch, part.position, lane)

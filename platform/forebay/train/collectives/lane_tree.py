@@ -16,12 +16,12 @@ class LaneNode:
     number: int
 
     def reaches(self, lanes: int) -> bool:
-        """Whether the lanes end within it, or with it."""
+        """Whether the last lane is within this node."""
         return (self.number + 1) << self.level >= lanes
 
 
 class LaneTree:
-    """Adds what comes in the order of lanes: lanes 0 and 1, 2 and 3, then the sums of those, and so on.
+    """Sums values in the order of lanes: lanes 0 and 1, 2 and 3, then the sums of those, and so on.
 
     A sum is made as soon as both of its halves are there, so the sums of a run of lanes, whichever rank owns it, are
     those of the tree over all `lanes`, and at most 2 log2(lanes) of them are kept. Whoever adds the sums of all runs,
@@ -33,14 +33,14 @@ class LaneTree:
         self._sums: list[tuple[LaneNode, Tensor]] = []
 
     def add(self, node: LaneNode, values: Tensor) -> None:
-        """The next node's values [n]; the tree keeps them, and adds to them in place."""
+        """Add the next node's values [n]. The tree keeps them, and adds to them in place."""
         self._sums.append((node, values))
         while self._grows():
             pass
 
     @property
     def sums(self) -> list[Tensor]:
-        """As many as `nodes_of` says."""
+        """The partial sums, one per node of `nodes_of`."""
         return [values for _, values in self._sums]
 
     @property
@@ -52,7 +52,7 @@ class LaneTree:
         if node.reaches(self._lanes) and node.number % 2 == 0:
             if node.number == 0:
                 return False
-            # The last of an odd number has nothing to be added to: it is the sum of the level above, too.
+            # The last of an odd number has no partner: it is the sum of the level above, too.
             self._sums[-1] = (LaneNode(node.level + 1, node.number // 2), values)
             return True
         if len(self._sums) < 2:
@@ -65,7 +65,7 @@ class LaneTree:
 
 
 def nodes_of(owned: range, lanes: int) -> list[LaneNode]:
-    """The sums that the owner of these lanes, next to each other, has to offer."""
+    """Return the nodes that a rank with these consecutive lanes can sum by itself."""
     tree = LaneTree(lanes)
     for lane in owned:
         tree.add(LaneNode(0, lane), torch.empty(0))

@@ -1,4 +1,4 @@
-"""Workers that speak torch.distributed: gloo between CPUs, NCCL between GPUs."""
+"""`Collective` over torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from forebay.world import World
 T = TypeVar("T")
 
 MEET_S = 120.0
-"""So long ranks may wait for one another at the start, when one may still be importing, if collectives may not."""
+"""Shortest time ranks wait for each other at the start, when one may still be importing."""
 BOX_BYTES = 1 << 15
-"""What fits into the one exchange of a gather: the word of a rank at a commit does."""
+"""Size of a value that fits into the one exchange of a gather, as a rank's vote at a checkpoint does."""
 _SIZE_BYTES = 8
 
 TIMEOUT_WORDS = (
@@ -38,9 +38,9 @@ class TorchCollective:
         assert (dist.get_rank(), dist.get_world_size()) == (world.rank, world.size), "World of another process group"
         self.world = world
         self.device = torch.device(device)
-        # The group was made with the patience that ranks need to meet. No public way; checked on torch 2.13.
+        # The group was made with the timeout that ranks need to meet. No public way; checked on torch 2.13.
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))  # noqa: SLF001
-        # NCCL moves only what lies on its GPU.
+        # NCCL moves only tensors on its GPU.
         self._transit = self.device if dist.get_backend() == "nccl" else torch.device("cpu")
 
     def tensor_collectives(self) -> TorchTensorCollectives:
@@ -61,7 +61,7 @@ class TorchCollective:
         return [cloudpickle.loads(box[_SIZE_BYTES:]) for box in boxes]
 
     def _boxes(self, packed: bytes, room: int) -> list[bytes]:
-        """What every rank has packed, each in front of it its size: as much as there is room for."""
+        """Return the first `room` bytes of every rank's pickle, each after its size."""
         box = (len(packed).to_bytes(_SIZE_BYTES, "little") + packed[:room]).ljust(_SIZE_BYTES + room, b"\0")
         sent = torch.frombuffer(bytearray(box), dtype=torch.uint8).to(self._transit)
         boxes = torch.empty(self.world.size * len(box), dtype=torch.uint8, device=self._transit)
@@ -76,7 +76,7 @@ class TorchCollective:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether a collective ended because a peer that is still there did not take part in time.
+    """Whether a collective ended because a living peer did not take part in time.
 
     torch gives these errors no class of their own (checked on 2.13: gloo's, NCCL's watchdog's, the store's).
     """
@@ -88,7 +88,7 @@ def is_timeout(error: BaseException) -> bool:
 def process_group(
     world: World, init_method: str, *, device: torch.device | str = "cpu", timeout_s: float = 120.0
 ) -> Iterator[TorchCollective]:
-    """Join the ranks that meet at `init_method` (`tcp://host:port` or `file:///path`), and part at the end.
+    """Join the ranks that meet at `init_method` (`tcp://host:port` or `file:///path`), and leave at the end.
 
     A collective that waits longer than `timeout_s` for a peer raises, and so does the meeting, after `MEET_S` at least.
     torch's own default, half an hour, is how long a job would hang after it lost a worker.

@@ -1,4 +1,4 @@
-"""Embedding rows that run away: seen in their norms long before the loss shows it."""
+"""Monitor of embedding rows that grow without bound: their norms show it long before the loss does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forebay.train.monitors.table_norms import TableNorms
 from forebay.train.setup import TrainSetup
 
 EVERY = 8
-"""Steps per measurement: launching a dozen small operations is most of what one costs."""
+"""Steps per measurement. Most of its cost is the launch of a dozen small operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class EmbeddingNorms:
 
     It watches every `nn.Embedding` and `nn.EmbeddingBag` of the model, and parameters of two dimensions whose names fit
     one of `tables`. Every few steps it measures, of one table after the other, a sample of the rows that the last batch
-    looked up, and the next slice, so that all rows have their turn. When one is too long, its table is measured as a
-    whole, so that the reason counts the runaway rows.
+    looked up, and the next slice, so that every row is measured in turn. When a row is too long, its table is measured
+    as a whole, so that the reason counts the runaway rows.
 
     `action` is "warn" (again whenever the longest row has doubled), "roll back" or "stop". Leaving out a batch would
     not help, since a row grows over many.
@@ -49,7 +49,7 @@ class EmbeddingNorms:
             )
 
     def attach(self, setup: TrainSetup) -> LiveEmbeddingNorms:
-        """A `LiveMonitor` for one rank. Raises `InvalidOption` where the model has nothing to watch."""
+        """Return a `LiveMonitor` for one rank. Raises `InvalidOption` where the model has no table."""
         tables = list(_tables_of(setup.model, self.tables))
         if not tables:
             raise InvalidOption(
@@ -60,7 +60,7 @@ class EmbeddingNorms:
 
 
 class LiveEmbeddingNorms:
-    """`EmbeddingNorms` at work."""
+    """Active `EmbeddingNorms` on one rank."""
 
     def __init__(self, norms: EmbeddingNorms, tables: Sequence[TableNorms]) -> None:
         self._limit, self._action = norms.limit, action_of(norms.action)
@@ -82,7 +82,9 @@ class LiveEmbeddingNorms:
         seen = [table for table in self._tables if table.is_measured]
         if not seen:
             return Verdict()
-        for table, (longest, runaway) in zip(seen, torch.stack([table.take() for table in seen]).tolist(), strict=True):
+        for table, (longest, runaway) in zip(
+            seen, torch.stack([table.pop_norms() for table in seen]).tolist(), strict=True
+        ):
             self._measured[f"embedding_norms/{table.name}/max_norm"] = longest
             self._measured[f"embedding_norms/{table.name}/runaway_rows"] = runaway
         reasons = [reason for table in seen if (reason := self._reason(table))]
@@ -125,7 +127,7 @@ class LiveEmbeddingNorms:
 
 
 def _tables_of(model: nn.Module, patterns: Sequence[str]) -> Iterator[TableNorms]:
-    """Each table once, also where two modules share it."""
+    """Yield each table once, also where two modules share it."""
     seen: set[int] = set()
     for module_name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) not in seen:

@@ -1,4 +1,4 @@
-"""A loss that jumps: what one bad batch, or a step too long, looks like first."""
+"""Monitor of losses that jump: the first sign of a bad batch, or of a step that is too long."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class LossSpikes:
             raise InvalidOption(f"factor={self.factor!r}: a spike is more than the median. Give more than 1, e.g. 3.")
 
     def attach(self, setup: TrainSetup) -> LiveLossSpikes:  # noqa: ARG002 - it watches no more than the loss
-        """A `LiveMonitor` for one rank."""
+        """Return a `LiveMonitor` for one rank."""
         return LiveLossSpikes(self)
 
 
 class LiveLossSpikes:
-    """`LossSpikes` at work."""
+    """Active `LossSpikes` on one rank."""
 
     def __init__(self, spikes: LossSpikes) -> None:
         self._spikes = spikes
@@ -62,7 +62,7 @@ class LiveLossSpikes:
         ordered = sorted(self._losses)
         for reading in self._unread.read_all():
             if not math.isfinite(reading.value):
-                continue  # no matter of more or less: NanGuard's
+                continue  # not a matter of size: NanGuard's
             if len(ordered) == self._spikes.window:
                 self._median = ordered[len(ordered) // 2]
                 margin = (self._spikes.factor - 1) * abs(self._median)

@@ -1,4 +1,4 @@
-"""NaN and infinity, found where they begin: in the loss, in gradients, and in what is about to be committed."""
+"""Monitor of NaN and infinity in the loss, in gradients, and in parameters before they are saved."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from forebay.train.monitors.monitor import Action, ActionWord, Verdict, action_o
 from forebay.train.setup import TrainSetup
 
 LONGEST_PROBE = 65_536
-"""Numbers from which on a gradient, or a row of it, is not probed at every step."""
+"""Size above which a gradient, or a row of it, is not probed at every step."""
 
 GRADIENT = "gradient"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NanGuard:
-    """A monitor for numbers that are none.
+    """A monitor for values that are not finite.
 
-    Every step it looks at the metrics that fit `metrics`, and at the gradients of one dimension (biases, scales; where
-    the model has none, at the first row of all others). That shows what matters at next to no cost: an error that is
-    not finite spoils the gradients of all layers below it. All parameters are looked at before they are committed.
-    Where that finds what no step has shown, the steps since the last commit are trained again, with each gradient read
-    in full, so that the batch that did it can be named.
+    Every step it reads the metrics that fit `metrics`, and the gradients of one dimension (biases, scales; where the
+    model has none, the first row of all others). This costs next to nothing and is enough: an error that is not
+    finite spoils the gradients of all layers below it. All parameters are read before a checkpoint. Where they show
+    what no step has shown, the steps since the last checkpoint are trained again, with each gradient read in full, so
+    that the batch at fault can be named.
 
-    `action` is "skip" (go back to the newest commit, and leave out the batch), "roll back" (train the same batches
+    `action` is "skip" (go back to the newest checkpoint, and leave out the batch), "roll back" (train the same batches
     again), "stop" or "warn".
 
     >>> NanGuard(action="stop").metrics
@@ -48,12 +48,12 @@ class NanGuard:
         object.__setattr__(self, "metrics", tuple(self.metrics))
 
     def attach(self, setup: TrainSetup) -> LiveNanGuard:
-        """A `LiveMonitor` for one rank."""
+        """Return a `LiveMonitor` for one rank."""
         return LiveNanGuard(self, setup)
 
 
 class LiveNanGuard:
-    """`NanGuard` at work. Gradients are seen at `optimizer.step()`, before the train function can clear them."""
+    """Active `NanGuard` on one rank. It reads gradients at `optimizer.step()`, before they can be cleared."""
 
     def __init__(self, guard: NanGuard, setup: TrainSetup) -> None:
         self._action, self._patterns = action_of(guard.action), guard.metrics
@@ -81,7 +81,7 @@ class LiveNanGuard:
     def verdict(self) -> Verdict:
         found = self._found()
         self._steps = []
-        # Not before a commit is healthy again: what made this one unhealthy is likely to come back.
+        # Until a checkpoint is healthy again: the cause is likely to come back.
         self._closely = found is not None
         if found is None:
             self._warned = False
@@ -92,7 +92,7 @@ class LiveNanGuard:
             action, self._warned = Action.GO_ON if self._warned else action, True
         if action is Action.SKIP and step is None:
             action = Action.ROLL_BACK
-            what += "; no step since the last commit has shown it, so they are trained again and watched more closely"
+            what += "; no step since the last checkpoint has shown it, so they are repeated and watched more closely"
         return Verdict(action=action, reason=f"NanGuard: {what}", step=step)
 
     def metrics(self) -> Mapping[str, float]:
@@ -101,7 +101,7 @@ class LiveNanGuard:
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: ARG002 - all it knows is of steps since a commit
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: ARG002 - its state is of steps since a checkpoint
         self._readings.clear()
         self._probes.clear()
         self._steps = []
@@ -112,7 +112,7 @@ class LiveNanGuard:
         return self._wanted[name]
 
     def _found(self) -> tuple[int | None, str] | None:
-        """The first bad step, where it is known, and what was bad."""
+        """Return the first bad step, where it is known, and its description."""
         bad = [reading for reading in self._readings.read_all() if not math.isfinite(reading.value)]
         if bad:
             names = dict.fromkeys(reading.name for reading in bad if reading.step == bad[0].step)
@@ -124,13 +124,13 @@ class LiveNanGuard:
         return only_step, f"parameter {name!r} not finite" + ("" if only_step is None else f" after step {only_step}")
 
     def _bad_parameter(self) -> str | None:
-        """The name of one parameter with a NaN or an infinity in it. Buffers may hold one by right, as masks do."""
+        """Return the name of a parameter with NaN or infinity. Buffers may hold one by right, as masks do."""
         watched = [
             (name, parameter.detach())
             for name, parameter in self._model.named_parameters()
             if parameter.is_floating_point() and parameter.numel()
         ]
-        # One pass at the speed of memory, read once. A sum may overflow where no number has: then all are looked at.
+        # One pass at the speed of memory, read once. A sum of finite numbers may overflow: then all are read.
         totals: dict[torch.device, list[Tensor]] = {}
         for _, parameter in watched:
             totals.setdefault(parameter.device, []).append(parameter.sum().double())
@@ -139,7 +139,7 @@ class LiveNanGuard:
         return next((name for name, parameter in watched if not bool(torch.isfinite(parameter).all())), None)
 
     def _probe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - a hook of torch
-        # A fused optimizer under a GradScaler is told here that it shall leave out this step.
+        # Here a GradScaler has a fused optimizer leave out this step.
         if getattr(optimizer, "found_inf", None) is not None:
             return
         with torch.no_grad():

@@ -61,7 +61,7 @@ def test_schedulers_do_not_see_it(make: Callable[[Any], Any], first: str) -> Non
     scaled = LRScaling(optimizer, LinearScaling(warmup_steps=3), base_batch=8)
     scheduler = scheduler or make(optimizer)
     for step in range(6):
-        scaled.at(global_batch=16, previous_batch=8, steps_since_change=step)
+        scaled.set_batch(global_batch=16, previous_batch=8, steps_since_change=step)
         factor = [1, 4 / 3, 5 / 3, 2, 2, 2][step]
         before = [each.detach().clone() for each in parameters]
         rates = rates_of(optimizer)
@@ -79,7 +79,7 @@ def test_schedulers_do_not_see_it(make: Callable[[Any], Any], first: str) -> Non
 def test_a_factor_of_one_changes_no_bit() -> None:
     plain_parameters, plain = groups(kind=torch.optim.Adam)
     parameters, optimizer = groups(kind=torch.optim.Adam)
-    LRScaling(optimizer, SqrtScaling(), base_batch=8).at(global_batch=8, previous_batch=8, steps_since_change=0)
+    LRScaling(optimizer, SqrtScaling(), base_batch=8).set_batch(global_batch=8, previous_batch=8, steps_since_change=0)
     for _ in range(3):
         plain.step()
         optimizer.step()
@@ -100,7 +100,7 @@ class Unwilling(torch.optim.SGD):
 def test_a_step_that_raises(then: str) -> None:
     parameters, optimizer = groups(kind=Unwilling)
     scaled = LRScaling(optimizer, LinearScaling(), base_batch=8)
-    scaled.at(global_batch=16, previous_batch=16, steps_since_change=0)
+    scaled.set_batch(global_batch=16, previous_batch=16, steps_since_change=0)
     saved = optimizer.state_dict()
     optimizer.willing = False
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_a_step_that_raises(then: str) -> None:
         optimizer.load_state_dict(saved)
         assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.03]
     if then == "at":
-        scaled.at(global_batch=16, previous_batch=16, steps_since_change=1)
+        scaled.set_batch(global_batch=16, previous_batch=16, steps_since_change=1)
         assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.03]
     optimizer.step()
     assert [group["lr"] for group in optimizer.param_groups] == [0.5 if then == "load" else 0.1, 0.03]
@@ -126,7 +126,7 @@ def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
     (parameter,), optimizer = groups((rate,))
     assert optimizer.param_groups[0]["lr"] is rate
     scaled = LRScaling(optimizer, LinearScaling(), base_batch=1)
-    scaled.at(global_batch=3, previous_batch=3, steps_since_change=0)
+    scaled.set_batch(global_batch=3, previous_batch=3, steps_since_change=0)
     optimizer.step()
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == torch.tensor(0.1).item()

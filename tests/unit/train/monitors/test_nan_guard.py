@@ -159,5 +159,5 @@ def test_sparse_gradients_masks_and_numbers_near_overflow_are_no_alarm() -> None
 def test_it_is_a_value() -> None:
     guard = NanGuard(action="roll back", metrics=["loss"])
     assert pickle.loads(pickle.dumps(guard)) == guard == NanGuard(action=Action.ROLL_BACK, metrics=("loss",))
-    with pytest.raises(InvalidOption, match="action='retry' is no action"):
+    with pytest.raises(InvalidOption, match="action='retry' is not an action"):
         NanGuard(action="retry")  # type: ignore[arg-type]

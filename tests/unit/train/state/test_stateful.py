@@ -138,12 +138,12 @@ def test_a_plateau_keeps_what_it_has_seen() -> None:
 
 def test_the_batch_scales_the_rate_of_the_branch() -> None:
     donor = Trained(kind=torch.optim.SGD, lr=0.4)
-    LRScaling(donor.optimizer, LinearScaling(), base_batch=10).at(
+    LRScaling(donor.optimizer, LinearScaling(), base_batch=10).set_batch(
         global_batch=30, previous_batch=10, steps_since_change=0
     )
     donor.go(2)
     branch = Trained(kind=torch.optim.SGD, lr=0.1)
-    LRScaling(branch.optimizer, LinearScaling(), base_batch=10).at(
+    LRScaling(branch.optimizer, LinearScaling(), base_batch=10).set_batch(
         global_batch=30, previous_batch=10, steps_since_change=0
     )
     branch.branch_of(donor)
