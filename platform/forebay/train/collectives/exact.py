@@ -24,9 +24,9 @@ class ExactReduction:
     """Computes the gradient of a global batch from the gradients of its lanes, each computed by itself.
 
     The computation for a lane - shapes, rows and their order, random numbers - is then the same on any rank, and lanes
-    are summed in a tree that is fixed for the run (`LaneTree`). Losses, gradients and so the model are bit-equal in every
-    world, on devices of one kind with one number of threads (Li et al. 2022, "EasyScale", arXiv 2208.14228, has the
-    idea of virtual workers that stay). It costs: each lane is a small batch of its own.
+    are summed in a tree that is fixed for the run (`LaneTree`). Losses, gradients and so the model are bit-equal in
+    every world, on devices of one kind with one number of threads (Li et al. 2022, "EasyScale", arXiv 2208.14228, has
+    the idea of virtual workers that stay). It costs: each lane is a small batch of its own.
 
     Args:
         model: Not wrapped, on its device; the same on all ranks after this call.
