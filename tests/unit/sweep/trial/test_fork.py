@@ -211,7 +211,7 @@ def test_another_model_or_plan_is_refused_as_ever(make: Make, runs: Path) -> Non
     run(make("donor"), "local")
     for name in ("wider", "other-plan"):
         fork(str(runs / "donor"), 2 * STEPS, str(runs / name))
-    with pytest.raises(BadJob, match="commit of step 8 does not fit the model"):
+    with pytest.raises(BadJob, match="checkpoint of step 8 does not fit the model"):
         run(make("wider", width=5, epochs=3), "local")
     with pytest.raises(CursorMismatch, match="the run 'other-plan' was made with plan"):
         run(make("other-plan", plan_seed=4, epochs=3), "local")
