@@ -11,7 +11,7 @@ from tests.house.prose import CODE_ROOTS, PAGES, TEST_ROOTS, Passage, docstrings
 
 BUDGET_PER_1000 = 0.2
 # May only go down, as far as the budget: unwanted expressions per 1,000 words.
-CEILINGS = {CODE_ROOTS: 9.3, PAGES: 0.25, TEST_ROOTS: 18.7}
+CEILINGS = {CODE_ROOTS: 8.1, PAGES: 0.2, TEST_ROOTS: 18.6}
 # What jobs, docs and notebooks may import: a user's code stands on nothing else.
 PUBLIC = re.compile(r"forebay(\.(events|errors|callbacks|testing)(\.\w+)*)?")
 IMPORT = re.compile(r"^\s*(?:>>> )?(?:import|from)\s+(forebay[\w.]*)", re.MULTILINE)

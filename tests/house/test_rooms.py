@@ -14,8 +14,6 @@ Trees = Mapping[str, ast.Module]
 MAX_MODULES = 12
 # The tables of public names, and the one of drivers.
 MAY_IMPORT_BY_NAME = {"__init__.py", "callbacks/__init__.py", "driver/driver.py"}
-# May only go down: what will be cut.
-STILL_IMPORT_BY_NAME = {"driver/ray_train/worker.py"}
 
 
 def test_no_folder_is_crowded(repository: Path) -> None:
@@ -38,7 +36,7 @@ def test_no_module_of_ours_is_imported_by_its_name(sources: Trees) -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and _imports_ours(node)
     }
-    assert MAY_IMPORT_BY_NAME <= by_name <= MAY_IMPORT_BY_NAME | STILL_IMPORT_BY_NAME
+    assert by_name == MAY_IMPORT_BY_NAME
 
 
 def _imports_ours(call: ast.Call) -> bool:
