@@ -59,9 +59,11 @@ def test_a_page_that_is_being_decoded_is_waited_for(slow_file: Path) -> None:
 
 
 def test_an_interrupt_ends_the_wait() -> None:
+    # A shell starts what it runs in the background with SIGINT ignored, and a child inherits that.
     script = """
-import threading
+import signal, threading
 from forebay.at_exit import finished_before_exit
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def work():
     with finished_before_exit():
         print("ending", flush=True)

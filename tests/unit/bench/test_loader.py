@@ -153,7 +153,7 @@ def test_a_system_that_fails_is_reported(bench: Bench, tmp_path: Path) -> None:
     folder = bench("loader.data").make("dense", tmp_path, rows=64, row_groups=1)
     tiny = measuring.Bench(work=tmp_path / "w", rows=64, threads=1, limit_s=9, pythons={"": Path(sys.executable)})
     missing = measuring.measure(tiny, peers.PeerEntry(name="none", system="none"), "dense", folder, repeat=0)
-    assert missing == {"error": "ModuleNotFoundError: No module named 'systems.none'"}
+    assert missing == {"error": "ModuleNotFoundError: No module named 'bench.loader.systems.none'"}
 
 
 def test_an_environment_pip_cannot_make_says_why(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,13 @@ OWN = Path(__file__).parents[3] / "bench" / "own"
 SCRIPTS = sorted(path.stem for path in OWN.glob("*.py") if "__spec__" in path.read_text() and path.stem != "verdict")
 NUM_FIGURES = {
     "first_batch": 4,
+    "lanes": 34,
     "memory": 2,
     "plan": 3,
     "readers": 4,
     "slowdown": 2,
 }
-AS_THE_OTHERS = ("first_batch", "memory", "readers")
+AS_THE_OTHERS = ("first_batch", "lanes", "memory", "readers")
 """They take longest, and use of Forebay what the others use."""
 
 
