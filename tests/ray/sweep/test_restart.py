@@ -24,18 +24,28 @@ from forebay.driver.elastic.client import names
 from forebay.errors import InvalidOption
 from forebay.job.job import Job
 from forebay.sweep.record.record import load_record
+from forebay.sweep.record.status_actor import SweepStatusActor
 from forebay.sweep.run_sweep import run_sweep
+from forebay.sweep.tune.stopper import StopFlag
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
 EPOCHS = 8
 STEPS = EPOCHS * STEPS_PER_EPOCH
 WAIT_S = 120.0
-OURS = ("ResourceTrainable", "RayTrainWorker", "TrainController", "Bell", "Noticeboard", "Coordinator")
+OURS = (
+    "ResourceTrainable",
+    "RayTrainWorker",
+    "TrainController",
+    StopFlag.__name__,
+    SweepStatusActor.__name__,
+    "Coordinator",
+)
 KILLED = """
 import sys
 from pathlib import Path
 from tests.ray.sweep.small_sweeps import SmallSweeps
+from forebay.sweep.run_sweep import run_sweep
 fixed = {"step_s": 0.5, "epochs": 8}
 sweep = SmallSweeps(Path(sys.argv[1])).sweep({"key": ["x"]}, num_trials=1, driver="ray", fixed=fixed)
 run_sweep(sweep, show=False)
