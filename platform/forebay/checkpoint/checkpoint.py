@@ -16,6 +16,7 @@ from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
 from forebay.checkpoint.serialization import LoadableTypes, deserialize, serialize
 from forebay.errors import CursorMismatch
+from forebay.foreign_code import replaced_errors
 from forebay.plan.cursor import Cursor
 from forebay.world import World
 
@@ -104,18 +105,20 @@ def decode(encoded: EncodedCheckpoint, uri: str) -> Checkpoint:
     older one would be no better.
     """
     encoded.verify()
-    try:
+    with replaced_errors(lambda error: _unreadable(uri, error)):  # unpicklers raise anything
         shards = {number: deserialize(content) for number, content in encoded.shards.items()}
         world = World(**encoded.metadata["world"])
         cursor = Cursor.from_json(encoded.metadata["cursor"])
         step = encoded.step
-    except Exception as error:  # unpicklers raise anything
-        raise CursorMismatch(
-            f"The checkpoint in {uri} is complete, but this release cannot read it "
-            f"({str(error).partition(chr(10))[0]:.200}). Use the Forebay and the PyTorch that wrote it, or give "
-            "the run a new name."
-        ) from error
     return Checkpoint(step=step, cursor=cursor, world=world, shards=shards)
+
+
+def _unreadable(uri: str, error: Exception) -> CursorMismatch:
+    return CursorMismatch(
+        f"The checkpoint in {uri} is complete, but this release cannot read it "
+        f"({str(error).partition(chr(10))[0]:.200}). Use the Forebay and the PyTorch that wrote it, or give the run a "
+        "new name."
+    )
 
 
 class DirectoryStore:

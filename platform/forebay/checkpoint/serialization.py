@@ -12,6 +12,7 @@ from torch.utils.serialization import config
 from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.encoded import Bytes
 from forebay.errors import BadJob
+from forebay.foreign_code import error_of
 
 
 def serialize(state: Mapping[str, Any], buffer: ReusableBuffer) -> None:
@@ -50,9 +51,7 @@ class LoadableTypes:
         _add_types(state, found)
         if found <= self._seen:
             return
-        try:
-            torch.load(io.BytesIO(written), map_location="cpu", weights_only=True)
-        except Exception as error:  # unpicklers raise anything
+        if error := error_of(lambda: torch.load(io.BytesIO(written), map_location="cpu", weights_only=True)):
             strange = [f"{where} is a {_name(value)}" for where, value in _walk(state, "") if type(value) not in PLAIN]
             raise BadJob(
                 "the state of this run could be saved, but not be read back: "

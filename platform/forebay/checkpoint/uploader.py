@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import ExitStack
 
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
+from forebay.foreign_code import error_of, replaced_errors
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import redact
 
@@ -101,10 +103,8 @@ class Uploader:
 
     def flush(self) -> None:
         """Write all that is not in storage, on this thread. Raises `WriteFailed`."""
-        try:
+        with replaced_errors(lambda error: write_failed("the newest checkpoint", self._files.uri, error)):
             self._write(everything=True)
-        except Exception as error:  # file systems of fsspec raise anything
-            raise write_failed("the newest checkpoint", self._files.uri, error) from error
 
     def close(self) -> None:
         """End the thread. Waits up to `CLOSE_S` seconds for an upload under way."""
@@ -131,9 +131,7 @@ class Uploader:
 
     def _run(self) -> None:
         while self._wait_until_due():
-            try:
-                self._write(everything=False)
-            except Exception as error:  # noqa: BLE001 - file systems of fsspec raise anything
+            if error := error_of(lambda: self._write(everything=False)):  # file systems of fsspec raise anything
                 log.warning("A checkpoint could not be written to %s (%s).", self._files.uri, _one_line(error))
 
     def _wait_until_due(self) -> bool:
@@ -155,11 +153,10 @@ class Uploader:
             for encoded in self._start_batch(everything=everything):
                 if not self._is_in_progress(encoded):
                     continue
-                try:
+                with ExitStack() as undo:
+                    undo.callback(self._record_failure)
                     self._files.write(encoded)
-                except BaseException:
-                    self._record_failure()
-                    raise
+                    undo.pop_all()
                 self._record_written(encoded)
 
     def _start_batch(self, *, everything: bool) -> list[EncodedCheckpoint]:

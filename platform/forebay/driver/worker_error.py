@@ -18,6 +18,7 @@ _OUR_FILES = (
     "driver/local/driver.py",
     "driver/ray_train/worker.py",
     "driver/worker_main.py",
+    "foreign_code.py",
     "train/worker.py",
 )
 _OUR_PATHS = {str(Path(__file__).parents[1] / name) for name in _OUR_FILES}

@@ -8,6 +8,7 @@ from threading import Thread
 from typing import TypeVar
 
 from forebay.events import Commands, Reporter
+from forebay.foreign_code import outcome_of
 from forebay.train.collectives.collective import Collective
 
 BEAT_S = 1.0
@@ -38,13 +39,8 @@ def broadcast_from_rank_zero(call: Callable[[], T], collective: Collective) -> T
 def _start(call: Callable[[], T]) -> Future[T]:
     answer: Future[T] = Future()
 
-    def run() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised again where the result is read
-            answer.set_exception(error)
-
-    Thread(target=run, name="forebay-rank-zero", daemon=True).start()
+    # What it raises is raised again where the result is read.
+    Thread(target=lambda: outcome_of(call).settle(answer), name="forebay-rank-zero", daemon=True).start()
     return answer
 
 

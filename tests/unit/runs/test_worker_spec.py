@@ -53,6 +53,7 @@ def test_code_of_the_users_files_travels_along(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(tmp_path / "somewhere")
     import my_training  # type: ignore[import-not-found]
 
+    registered = cloudpickle.list_registry_pickle_by_value()
     try:
         payload = tmp_path / "payload"
         payload.write_bytes(pack(launch_of(replace(DriverBench(tmp_path).job("a"), train=my_training.train))))
@@ -63,7 +64,7 @@ def test_code_of_the_users_files_travels_along(tmp_path: Path, monkeypatch: pyte
         )
         answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
         assert answer.stdout.strip() == "4.0", answer.stderr
-        assert not cloudpickle.list_registry_pickle_by_value()
+        assert cloudpickle.list_registry_pickle_by_value() == registered
     finally:
         del sys.modules["my_training"]
 

@@ -18,6 +18,7 @@ from forebay.driver.elastic.event_loop import follow
 from forebay.driver.elastic.phase import Cause, Completed, Raised, TooManyFailures
 from forebay.errors import ForebayError, RunFailed
 from forebay.events import Preparing
+from forebay.foreign_code import outcome_of
 from forebay.runs.result import Result
 from forebay.runs.run import Run
 
@@ -106,7 +107,4 @@ class TrainingThread:
             log.warning("The run's workers have not ended after %.0f s.", END_S)
 
     def _run(self) -> None:
-        try:
-            self._trainer()
-        except BaseException as error:  # noqa: BLE001 - the thread that waits for it judges
-            self.error = error
+        self.error = outcome_of(self._trainer).error  # the thread that waits for it judges

@@ -21,6 +21,7 @@ from forebay.driver.horovod.strategy import HOROVOD_STRATEGIES
 from forebay.driver.horovod.world import RankAssignment, horovod_world, use_interface_of
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
+from forebay.foreign_code import outcome_of
 from forebay.ray_cluster.metrics_export import exported
 from forebay.runs.worker_spec import device_of, unpack
 from forebay.train.worker import Worker
@@ -56,11 +57,8 @@ class HorovodWorker:
 
     def warm_up(self) -> Ready:
         """Do all that takes time and needs no other worker."""
-        try:
-            self._warm_up()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the driver judges
-            return Ready(node=self._node, error=WorkerError.of(error, rank=0))
-        return Ready(node=self._node)
+        error = outcome_of(self._warm_up).error  # whatever it is, the driver judges
+        return Ready(node=self._node, error=None if error is None else WorkerError.of(error, rank=0))
 
     def _warm_up(self) -> None:
         import horovod.torch  # noqa: PLC0415 - an extra
@@ -76,8 +74,9 @@ class HorovodWorker:
         """Train in one world until it ends, the run does, or this worker is told to pause."""
         launch, coordinator = self._launch, self._request.coordinator
         tags = {"role": "trainer", "run": launch.name, "node": self._node[:NODE_DIGITS]}
+
         # Here and not in a method: Ray puts frames of its own between those of an actor.
-        try:
+        def train() -> Outcome:
             with horovod_world(place, self._device, launch.hang_timeout_s) as collective:
                 self._line.entered(place.number)
                 with closing(open_ray_checkpoints(launch.name, launch.checkpoint_config, coordinator)) as checkpoints:
@@ -86,6 +85,10 @@ class HorovodWorker:
                         launch.assignment, collective, self._cache, checkpoints, reporter, HOROVOD_STRATEGIES
                     )
                     return work(launch, worker, reporter, partial(exported, tags))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
-            raised = WorkerError.of(error, place.world.rank)
-            return Broken(raised=raised) if is_broken(error) else raised
+
+        outcome = outcome_of(train)
+        if outcome.error is None:
+            return outcome.result()
+        # Whatever it is, SystemExit too, is the driver's to judge.
+        raised = WorkerError.of(outcome.error, place.world.rank)
+        return Broken(raised=raised) if is_broken(outcome.error) else raised

@@ -18,6 +18,7 @@ from forebay.checkpoint.local_store import open_local_checkpoints
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
 from forebay.events import Commands, Event
+from forebay.foreign_code import outcome_of
 from forebay.runs.worker_spec import device_of, unpack
 from forebay.train.collectives.torch_collective import process_group
 from forebay.train.worker import Worker
@@ -111,9 +112,8 @@ def main(descriptor: int) -> None:
     start = connection.recv()
     assert isinstance(start, Start)
     with closing(DriverLink(connection)) as link:
-        try:
-            link.report(Done(outcome=_train(start, link)))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, is the driver's to judge
+        # Whatever it raises, SystemExit too, is the driver's to judge.
+        if error := outcome_of(lambda: link.report(Done(outcome=_train(start, link)))).error:
             _tell_and_stay(error, start, link)
 
 
@@ -124,11 +124,12 @@ def _train(start: Start, link: DriverLink) -> Outcome:
     device = device_of(launch.resources, start.world.local_rank)
     ranks = process_group(start.world, start.rendezvous, device=device, timeout_s=launch.hang_timeout_s)
     with closing(open_local_checkpoints(launch.checkpoint_config)) as checkpoints, ranks as collective:
-        try:
-            worker = Worker(launch.assignment, collective, cache, checkpoints, link)
-            return work(launch, worker, link)
-        except BaseException as error:  # noqa: BLE001 - as above; told before the process group is left
-            _tell_and_stay(error, start, link)
+        outcome = outcome_of(
+            lambda: work(launch, Worker(launch.assignment, collective, cache, checkpoints, link), link)
+        )
+        if outcome.error is not None:  # reported before the process group is left
+            _tell_and_stay(outcome.error, start, link)
+        return outcome.result()
 
 
 def _tell_and_stay(error: BaseException, start: Start, link: DriverLink) -> NoReturn:

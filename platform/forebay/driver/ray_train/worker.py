@@ -25,6 +25,7 @@ from forebay.driver.ray_train.attempt import attempt
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
 from forebay.errors import Hung
+from forebay.foreign_code import error_of, outcome_of
 from forebay.ray_cluster.metrics_export import exported
 from forebay.runs.worker_spec import device_of, unpack
 from forebay.train.collectives.collective import Collective, SingleProcessCollective
@@ -55,13 +56,16 @@ class PeerLost(Exception):
 def warm_up(payload: bytes) -> Ready:
     """Do what takes time before the first step, and needs no other worker: called while the others train."""
     make_a_step()
-    try:
-        launch = unpack(payload)  # imports what the job needs
-        if launch.cache is not None:
-            attach(launch.cache)
-    except Exception:  # whatever it is, the train loop meets it again, and tells it
-        log.warning("A worker could not be warmed up.", exc_info=True)
+    # Whatever it raises, the train loop meets it again, and reports it.
+    if error := error_of(lambda: _open_job(payload)):
+        log.warning("A worker could not be warmed up.", exc_info=error)
     return Ready(node=ray.get_runtime_context().get_node_id())
+
+
+def _open_job(payload: bytes) -> None:
+    launch = unpack(payload)  # imports what the job needs
+    if launch.cache is not None:
+        attach(launch.cache)
 
 
 def leave() -> bool:
@@ -77,13 +81,13 @@ def train_loop(config: dict[str, Any]) -> None:
     number: int | None = ray.get(coordinator.join.remote(world.rank, ray.get_runtime_context().current_actor))
     if number is None:
         raise RunEnding
-    try:
-        outcome = _train(ray.get(config["payload"]), world, coordinator)
-    except BaseException as error:  # whatever it is, SystemExit too, is the driver's to judge
+    call = outcome_of(lambda: _train(ray.get(config["payload"]), world, coordinator))
+    if (error := call.error) is not None:  # whatever it is, SystemExit too, is the driver's to judge
         if lost := _lost_peers(coordinator, world, PEER_TIMEOUT_S if _is_its_own(error) else NODE_TIMEOUT_S):
             raise PeerLost(f"rank {world.rank} could not go on without rank {', '.join(map(str, lost))}") from error
         ray.get(coordinator.raise_error.remote(_told(error, world, coordinator), number))
-        raise
+        raise error
+    outcome = call.result()
     if outcome.resize_to is not None:
         ray.get(coordinator.pause.remote(world.rank))
         attempt.wait_for_end()
