@@ -48,7 +48,9 @@ def _need(job: Job) -> tuple[float, float]:
 
 
 def _extreme_values(domain: Domain) -> list[Any]:
-    """Largest whole number, or every choice. Parameters with fractions do not count workers."""
+    """Largest whole number, or every choice. Parameters with fractions are left out: they are never a number of
+    workers.
+    """
     match domain:
         case WholeNumbers():
             return [domain.high]

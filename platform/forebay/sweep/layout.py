@@ -18,7 +18,7 @@ def run_name(sweep: str, trial_id: str, generation: int = 0) -> str:
 
 
 def trial_id_of(run: str, sweep: str) -> str | None:
-    """Id of the trial with the run `run`; None if it is not a trial of `sweep`.
+    """Id of the trial with the run `run`, or None if it is not a trial of `sweep`.
 
     >>> trial_id_of("ctr.1a2b_00000.2", "ctr"), trial_id_of("ctr.v2.1a2b_00000", "ctr"), trial_id_of("ctr", "ctr")
     ('1a2b_00000', None, None)

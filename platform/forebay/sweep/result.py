@@ -18,10 +18,11 @@ from forebay.sweep.report.plots import metric_figure, workers_figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """Result of a sweep so far. `path` is its folder, `html` its page; `stopped` is the reason of an early end.
+    """Result of a sweep so far.
 
-    The best trial has the best value of `metric` at the end of any of its epochs. `best_run` is the folder of the run
-    with that value. Before the first value, `best_config` is empty and the other `best_` attributes are None.
+    `path` is its folder, `html` its page. `stopped` is the reason of an early end. The best trial has the best value of
+    `metric` at the end of any of its epochs. `best_run` is the folder of the run with that value. Before the first
+    value, `best_config` is empty and the other `best_` attributes are None.
     """
 
     name: str
@@ -56,9 +57,9 @@ class SweepResult:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per trial, the best first; what was swept is in the columns `config/...`.
+        """Table with one row per trial, the best first. Swept parameters are in the columns `config/...`.
 
-        Config and run are those of the trial's best value: population-based training changes them on the way.
+        Config and run are those of the trial's best value: population-based training changes them during the sweep.
         """
         rows = []
         for trial in self.record.ranked:

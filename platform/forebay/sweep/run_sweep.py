@@ -1,4 +1,4 @@
-"""Ray Tune as Forebay uses it: every trial is a nested run, and every trial saves a checkpoint before it ends."""
+"""Entry point of a sweep on Ray Tune: every trial is a nested run and saves a checkpoint before it ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from forebay.sweep.tune.search import (
 from forebay.sweep.tune.settings import SilentReporter, on_interrupt, tune_settings
 from forebay.sweep.tune.stopper import SweepStopped, SweepStopper, start_stop_flag
 
-# They compare trials of the same age, so no trial of a round may wait for the end of another.
+# Schedulers that compare trials of the same age: no trial of a round may wait for the end of another.
 NEED_ALL = (HyperBandScheduler, HyperBandForBOHB, PopulationBasedTraining)
 EXCHANGE = (PopulationBasedTraining, PopulationBasedTrainingReplay)
 
@@ -80,7 +80,7 @@ def run_sweep(sweep: Sweep, show: bool = True) -> SweepResult:
 
 
 class _Tuning:
-    """One start of a sweep whose folder is claimed."""
+    """One start of a sweep whose folder this process has claimed."""
 
     def __init__(self, setup: SweepSetup, folder: RunFolder, began: float) -> None:
         self._setup, self._job, self._began = setup, setup.job, began
@@ -223,7 +223,7 @@ def _claimed(setup: SweepSetup) -> Iterator[RunFolder]:
 
 
 def _check_is_within_cluster() -> None:
-    """Refuse Ray Client: Tune would run in the cluster, with copies of the objects that watch the sweep here."""
+    """Refuse Ray Client: Tune would run in the cluster, with copies of the objects that observe the sweep here."""
     if ray.util.client.ray.is_connected():
         raise InvalidOption(
             "the sweep was started through ray://, from outside of the cluster. Run it on a node of the cluster "

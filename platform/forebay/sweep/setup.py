@@ -1,4 +1,4 @@
-"""A sweep resolved once, at the border: checked, with everything worked out that later steps need.
+"""Setup of a sweep: checked and resolved once, before the first trial.
 
 Nothing behind `prepare` takes a whole `Sweep`.
 """
@@ -71,7 +71,7 @@ class SweepSetup:
 
     @property
     def grid_size(self) -> int:
-        """Number of trials in one round of the grid; 1 without a grid."""
+        """Number of trials in one round of the grid, or 1 without a grid."""
         return math.prod(len(domain.values) for domain in self.domains.values() if isinstance(domain, Grid))
 
     @property
@@ -146,7 +146,7 @@ def _spec(sweep: Sweep, parameters: SweepParameters) -> TrialSpec:
     return TrialSpec(
         sweep="",
         storage=storage,
-        # For the URI without credentials: that is the one that the trials' processes open.
+        # The access is for the URI without credentials: that is the one that the trials' processes open.
         access=Access([storage]),
         recipe=sweep.job,
         parameters=parameters,

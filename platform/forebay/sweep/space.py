@@ -78,7 +78,7 @@ class SweepParameters:
         return [known[name].annotation for known in (self.job, self.callbacks) if name in known]
 
     def validate_name(self, name: str, where: str) -> None:
-        """Raises `BadJob` for a name that neither function takes."""
+        """Check that a function takes the parameter `name`. Raises `BadJob` if neither does."""
         known = {**self.job, **self.callbacks}
         if name in known:
             return
@@ -94,7 +94,7 @@ class SweepParameters:
 
 
 def parse_domain(name: str, given: Any) -> Domain:
-    """Domain that `given` describes in `space[name]`. Raises `InvalidOption` for an empty range or a single value.
+    """Domain of the value `given` of `space[name]`. Raises `InvalidOption` for an empty range or a single value.
 
     >>> parse_domain("lr", (0.001, 0.1))
     Uniform(low=0.001, high=0.1)
@@ -124,7 +124,7 @@ def parse_domain(name: str, given: Any) -> Domain:
 
 
 def validate_domain(name: str, domain: Domain, annotation: Any) -> None:
-    """Raises `BadJob` if a value of `domain` does not fit a parameter of this annotation."""
+    """Check that values of `domain` fit a parameter with this annotation. Raises `BadJob` if one does not."""
     for value in _examples(domain):
         try:
             coerce(name, value, annotation)
@@ -141,7 +141,7 @@ def example_value(domain: Domain) -> Any:
 
 
 def domain_text(domain: Domain) -> str:
-    """Text of `domain`; equal domains have equal texts.
+    """Text of `domain`. Equal domains have equal texts.
 
     >>> domain_text(Choice(values=("adam", "sgd")))
     "Choice(values=('adam', 'sgd'))"
@@ -163,17 +163,17 @@ def is_tune_domain(given: Any) -> bool:
 
 
 def depends_on_others(domain: Domain) -> bool:
-    """Whether its values depend on other parameters (`tune.sample_from`)."""
+    """Whether the values of `domain` depend on other parameters (`tune.sample_from`)."""
     return isinstance(domain, TuneDomain) and type(domain.domain).__name__ == "Function"
 
 
 def is_log(domain: Domain) -> bool:
-    """Whether values are drawn evenly on a logarithmic scale (`tune.loguniform` and the like)."""
+    """Whether values of `domain` are drawn evenly on a logarithmic scale (`tune.loguniform` and the like)."""
     return "Log" in _sampler_kind(domain)
 
 
 def is_quantized(domain: Domain) -> bool:
-    """Whether values are drawn in steps (`tune.quniform` and the like)."""
+    """Whether values of `domain` are drawn in steps (`tune.quniform` and the like)."""
     return _sampler_kind(domain) == "Quantized"
 
 
@@ -206,7 +206,7 @@ def _values(name: str, given: Any) -> tuple[Any, ...]:
 
 
 def _validate_tune_domain(name: str, domain: Any) -> None:
-    """Find errors that Ray Tune raises only when it draws, in the middle of a sweep."""
+    """Find errors that Ray Tune raises only when it draws a value, in the middle of a sweep."""
     categories = getattr(domain, "categories", None)
     if categories is not None:
         _values(name, list(categories))

@@ -14,7 +14,7 @@ from forebay.runs.callback import Callback
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Trials of `job` over `space`. Each trial is a run under `driver`; `run_sweep` runs them.
+    """Trials of `job` over `space`, to be run by `run_sweep`. Each trial is a run under `driver`.
 
     Attributes:
         job: Job function; the names of `space` and `fixed` are its parameters.
@@ -37,7 +37,7 @@ class Sweep:
             `space` and `num_trials` must be unchanged.
         storage: Path, or any URI that `forebay.storage` supports.
         seed: Seed of random draws.
-        max_failures: Number of times that a trial's own process may be lost. Its workers have the job's `max_failures`.
+        max_failures: Number of times that a trial's own process may be lost. Workers have the job's `max_failures`.
         hang_timeout_s: Seconds without a step after which a trial has failed.
 
     Raises `InvalidOption` for values that can never work. `run_sweep` checks the job function and the outside world.

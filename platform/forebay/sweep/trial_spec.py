@@ -29,7 +29,7 @@ KEPT_FOR_FORKS = 3
 class TrialSpec:
     """Job function with the options that all trials share. `has_exchange`: trials fork from each other's checkpoints.
 
-    `parameters` is read from the signatures here: annotations do not travel with functions that are pickled by value.
+    `parameters` is read from the signatures in this process: a function pickled by value loses its annotations.
     """
 
     sweep: str
@@ -53,7 +53,7 @@ class TrialSpec:
         return job
 
     def try_job(self, config: Mapping[str, Any]) -> Job | None:
-        """Job that the function makes for `config`; None if it raises, which then fails the trial itself."""
+        """Job that the function makes for `config`, or None if it raises. Then the trial itself fails."""
         made: list[Job] = []
         error_of(lambda: made.append(self.job(config)))
         return made[0] if made else None
@@ -87,7 +87,7 @@ class TrialSpec:
 
 
 def blocks_of(job: Job) -> str:
-    """Name that `forebay cache ls` gives to the blocks of `job`; empty without a cache."""
+    """Name of the blocks of `job` in `forebay cache ls`. Empty without a cache."""
     return "" if job.cache is None else BlockNames(job.data.dataset).dataset
 
 

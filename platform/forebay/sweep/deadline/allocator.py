@@ -95,7 +95,7 @@ class WorkerAllocator(tune.Callback):  # type: ignore[misc]
         self._next_at = time.monotonic() + self._every_s
 
     def turn(self, at_work: Sequence[str]) -> None:
-        """Ask for what can be asked for now; `at_work` are the trials that Tune runs or is about to."""
+        """Make the resizes and stops that are possible now. `at_work` are trials that Tune runs or is about to run."""
         allocations, atoms = self._workers.allocations(), self._atoms()
         if self._scheduler is None:
             target_workers = self._even(at_work, allocations, atoms)

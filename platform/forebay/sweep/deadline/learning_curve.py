@@ -19,7 +19,7 @@ class LearningCurve:
         self._valid = 0
 
     def note(self, age: int, gain: float) -> None:
-        """Add the change `gain` of a trial's score in its epoch number `age` + 1; `age` >= 1 epochs came before."""
+        """Add the change `gain` of a trial's score from `age` to `age` + 1 epochs. `age` is at least 1."""
         if not math.isfinite(gain):
             return
         while len(self._by_age) < age:

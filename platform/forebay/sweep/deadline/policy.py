@@ -57,7 +57,7 @@ class Costs:
 class SweepView:
     """A sweep at one moment. `rungs` are the scores of all trials that reached a number of epochs, also of ended ones.
 
-    `max_live` limits the number of trials that train at once. `is_estimate`: no epoch has ended yet, and all times are
+    `max_live` limits the number of trials that train at once. `is_estimate`: no epoch has ended yet, so all times are
     estimates.
     """
 
@@ -123,7 +123,7 @@ def decide(view: SweepView, rules: Rules) -> Decisions:
     """Best decisions for this view.
 
     At first, trials take turns on their minimum of workers. A trial that fails its last rung ends as soon as another
-    one waits. Then no new trials start, and ever fewer continue: the ones with the best forecasts, finally one.
+    one waits. Later no new trials start, and fewer and fewer continue: those with the best forecasts, finally one.
     """
     undone = [trial for trial in view.trials if not _is_done(trial)]
     useful = [trial for trial in undone if can_end_epoch(trial, view)]
@@ -192,7 +192,8 @@ def explore_until_s(view: SweepView, rules: Rules) -> float:
 def max_live_trials(view: SweepView, rules: Rules, explore_s: float) -> int:
     """Number of trials that may train now.
 
-    As many as have a place. From `explore_s` on the number shrinks by the same factor in equal time, down to one.
+    Until `explore_s`, as many as have a place. From then on the number shrinks by the same factor in equal time, down
+    to one.
     """
     most = max(view.atoms // min((trial.min_workers for trial in view.trials), default=1), 1)
     most = min(most, view.max_live or most)

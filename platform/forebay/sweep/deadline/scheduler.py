@@ -122,7 +122,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
 
     @property
     def stopped(self) -> str | None:
-        """Text that the deadline was reached, if trials had no time to continue; otherwise None."""
+        """Text that the deadline was reached, if trials had no time to continue. Otherwise None."""
         return f"the deadline of {time_text(self.deadline_s)} was reached" if self._is_out_of_time else None
 
     # Called by Tune.
@@ -172,9 +172,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         self._end(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """Next trial to start or resume, if its workers are free. Also stops trials that the rule gave up between
-        results.
-        """
+        """Next trial to start or resume, if its workers are free. Also stops trials given up between results."""
         trials = {trial.trial_id: trial for trial in tune_controller.get_trials()}
         self._note_states(trials)
         now = self.clock()
@@ -258,10 +256,10 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
                 self._experience.history(trial_id).state = "over"
 
     def _end_given_up(self, tune_controller: Any, trials: Mapping[str, Trial]) -> None:
-        """Stop trials that were given up: running ones through `trials_to_stop` if an allocator follows them, others by
-        Tune.
+        """Stop trials that were given up: running ones through `trials_to_stop` if there is an allocator, others
+        through Tune.
 
-        Tune learns the end of a run from its last result, and accepts none of a trial that had none before.
+        Tune learns the end of a run from its last result. It accepts no result from a trial that had none before.
         """
         for trial_id in self._decisions.stop:
             trial = trials[trial_id]
@@ -277,7 +275,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         return min(bounds[0], self._atoms)
 
     def _room(self, trials: Mapping[str, Trial]) -> int:
-        """Free workers: not of a run, and not reserved for a trial that is about to start."""
+        """Number of free workers: not occupied by a run, and not reserved for a trial that is about to start."""
         coming = [each for each, trial in trials.items() if trial.status in AT_WORK and each not in self._allocations]
         if self._max_live is not None and len(coming) + len(self._allocations) >= self._max_live:
             return 0

@@ -50,7 +50,7 @@ class SpeedupModel:
 
 
 def _centred(of_trial: dict[int, tuple[int, float]]) -> list[tuple[int, float, float]]:
-    """(workers, log workers, log rate); the logarithms are relative to the trial's own means."""
+    """(workers, log workers, log rate). The logarithms are relative to the trial's own means."""
     x_mean = sum(math.log(n) for n in of_trial) / len(of_trial)
     y_mean = sum(mean for _, mean in of_trial.values()) / len(of_trial)
     return [(n, math.log(n) - x_mean, mean - y_mean) for n, (_, mean) in of_trial.items()]

@@ -13,7 +13,7 @@ from forebay.sweep.deadline.policy import Costs, State, TrialView
 from forebay.sweep.deadline.speedup import SpeedupModel
 from forebay.sweep.deadline.trial_workers import TrialAllocation
 
-# Priors until the first measurement: a trial on Ray starts in seconds, and resizes in fewer.
+# A trial on Ray starts in seconds and resizes in fewer. Used until the first measurement.
 PRIOR_COSTS = Costs(startup_s=8.0, resize_s=2.0, stop_s=1.0)
 PRIOR_EPOCH_S = 10.0
 KEPT = 100
@@ -21,7 +21,7 @@ FAR = 1 << 30
 
 
 def percentile_90(found: list[float], prior: float) -> float:
-    """90th percentile of the measurements; `prior` without any."""
+    """90th percentile of the measurements, or `prior` without any."""
     return sorted(found)[math.ceil(0.9 * len(found)) - 1] if found else prior
 
 
@@ -57,7 +57,7 @@ class TrialStats:
         return self.histories.setdefault(trial_id, TrialHistory())
 
     def note_score(self, trial_id: str, score: float) -> None:
-        """Add the score of a trial's next epoch; higher is better."""
+        """Add the score of a trial's next epoch. Higher is better."""
         scores = self.history(trial_id).scores
         score = score if math.isfinite(score) else -math.inf
         if scores:

@@ -13,7 +13,8 @@ from forebay.runs.status import RunStatus
 from forebay.sweep.layout import generation_of, trial_id_of
 
 ANSWER_S, SILENT_S = 2.0, 0.4
-"""Timeout of an answer. The short one applies for `PATIENT_EVERY_S` after a timeout, which would delay the sweep."""
+"""Timeouts of an answer. For `PATIENT_EVERY_S` after a timeout the short one applies, so that the sweep is not delayed.
+"""
 PATIENT_EVERY_S = 20.0
 FRESH_S = 1.0
 
@@ -38,7 +39,10 @@ class TrialAllocation:
 
 
 class TrialWorkers(Protocol):
-    """Interface of an allocator to the trials' runs. Calls do not block for long; an ended trial is not an error."""
+    """Interface of an allocator to the trials' runs.
+
+    Calls do not block for long. An ended trial is not an error.
+    """
 
     def allocations(self) -> Mapping[str, TrialAllocation]:
         """Running trials and their allocations."""

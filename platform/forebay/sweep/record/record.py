@@ -16,16 +16,23 @@ VERSION = 2
 
 Mode = Literal["min", "max"]
 State = Literal["pending", "running", "paused", "finished", "stopped", "failed"]
-"""Not started, or waiting to resume; training; paused by the scheduler; all epochs trained; stopped early by the
-scheduler, the deadline or a user; ended by an error."""
+"""State of a trial.
+
+- pending: not started, or waiting to resume
+- running: training
+- paused: paused by the scheduler
+- finished: all epochs trained
+- stopped: stopped early by the scheduler, the deadline or a user
+- failed: ended by an error
+"""
 ENDED = frozenset[State](("finished", "stopped", "failed"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """State of a trial at the end of an epoch. `at_s` is seconds of the sweep; `epoch` counts from 1.
+    """State of a trial at the end of an epoch.
 
-    `value` is the metric, None if it was not finite.
+    `at_s` is seconds of the sweep. `epoch` counts from 1. `value` is the metric, None if it was not finite.
     """
 
     at_s: float
@@ -45,15 +52,17 @@ class WorkerCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """Record of one trial. `run` names its run; `worker_counts` has one entry per change of its world size.
+    """Record of one trial.
+
+    `run` names its run. `worker_counts` has one entry per change of its world size.
 
     `best_run` and `best_config` belong to its best value. None means the current ones: a trial may fork from another
     trial's checkpoint with another config.
 
     `blocks` is the cache's name for its data: empty without a cache, None before its first epoch has ended.
 
-    `running_s` is the time it was running before `running_since_s`, the start of the current period; that is None if it
-    does not run.
+    `running_s` is the running time before `running_since_s`, the start of the current period. `running_since_s` is None
+    if the trial does not run.
     """
 
     id: str
@@ -180,7 +189,7 @@ class Record:
 
     @property
     def ranked(self) -> list[TrialRecord]:
-        """All trials, best first; trials without a value last."""
+        """All trials, best first. Trials without a value are last."""
 
         def cost(trial: TrialRecord) -> float:
             point = trial.best(self.mode)
@@ -195,7 +204,7 @@ class Record:
 
     @property
     def deadline_left_s(self) -> float | None:
-        """Seconds until the deadline; None without one."""
+        """Seconds until the deadline, or None without one."""
         return None if self.deadline_at_s is None else max(self.deadline_at_s - self.elapsed_s, 0.0)
 
     @property
@@ -217,7 +226,7 @@ class Record:
                 self.trials[trial.id] = trial.with_state("pending", self.elapsed_s)
 
     def to_json(self) -> str:
-        """Strict JSON. Configs are plain values; non-finite numbers and other types become text."""
+        """Strict JSON. Configs are plain values. Non-finite numbers and other types become text."""
         facts = {name: getattr(self, name) for name in FACTS}
         trials = [asdict(trial) for trial in self.trials.values()]
         return to_json({"version": VERSION, **facts, "trials": trials})
@@ -268,9 +277,9 @@ def load_record(path: str) -> Record | None:
 
 
 ORDER = {"running": 0, "paused": 1, "pending": 2}
-"""Those that may still change first."""
+"""Sort keys of states: trials that may still change come first."""
 
 
 def active_first(record: Record) -> list[TrialRecord]:
-    """Running trials, then waiting ones, then ended ones; the best of each first."""
+    """Running trials, then waiting ones, then ended ones. Within each group the best is first."""
     return sorted(record.ranked, key=lambda trial: ORDER.get(trial.state, len(ORDER)))

@@ -22,7 +22,7 @@ from forebay.sweep.record.backfill import backfill
 from forebay.sweep.record.record import Point, Record, State, TrialRecord, save_record
 
 SAVE_EVERY_S, SAVE_FAR_EVERY_S = 1.0, 10.0
-"""On local storage, and on storage where every save is a request."""
+"""Seconds between saves: on local storage, and on storage where every save is a request."""
 
 STATES: Mapping[str, State] = {
     Trial.PENDING: "pending",
@@ -47,7 +47,7 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
     `listeners`.
 
     `allocations` returns the running runs by trial (`TrialWorkers.allocations`). A failed save is repeated at the next
-    turn; only the last save, in `close`, must succeed. `clock` returns monotonic seconds. The deadline counts from
+    turn. Only the last save, in `close`, must succeed. `clock` returns monotonic seconds. The deadline counts from
     `began` on that clock, or else from `setup`.
     """
 
@@ -140,7 +140,7 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
     def _known(self, trial: Trial) -> TrialRecord:
         known = self.record.trials.get(trial.trial_id)
         run = run_name(self.record.name, trial.trial_id)
-        # PBT changes the config.
+        # PBT changes the config during the sweep.
         return replace(known or TrialRecord(id=trial.trial_id, run=run, config={}), config=_config(trial.config))
 
     def _note(self, trials: Sequence[Trial]) -> None:
@@ -190,8 +190,7 @@ def _point(result: Mapping[str, Any], metric: str, now_s: float) -> Point:
 
 
 def _state(trial: Trial, known: TrialRecord) -> State:
-    """State of a trial. Tune's TERMINATED covers all ends without an error; the last result distinguishes finished
-    ones.
+    """State of a trial. Tune's TERMINATED covers all ends without an error: the last result identifies finished trials.
 
     Tune's PAUSED includes trials that are held back before their first start.
     """

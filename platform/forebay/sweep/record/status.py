@@ -9,7 +9,7 @@ from forebay.sweep.record.record import Mode, Record, State, TrialRecord, active
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialStatus:
-    """One trial at one moment: `value` is its newest, `best` its best value."""
+    """One trial at one moment. `value` is its newest value, `best` its best one."""
 
     id: str
     run: str

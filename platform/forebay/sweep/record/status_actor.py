@@ -56,7 +56,7 @@ class SweepStatusClient:
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason of a requested stop, as of the call of `publish` before the last one; otherwise None."""
+        """Reason of a requested stop, as of the call of `publish` before the last one. Otherwise None."""
         self._read_answer()
         return self._stop
 
@@ -103,9 +103,9 @@ def is_sweep(name: str) -> bool:
 
 
 def stop_sweep(name: str, reason: str) -> SweepStatus:
-    """Ask a sweep to end after a checkpoint of each trial. Returns its status.
+    """Request the end of a sweep, after a checkpoint of each trial. Returns its status.
 
-    Raises `InvalidOption` for a sweep that is not running, or is just ending.
+    Raises `InvalidOption` for a sweep that is not running or is already ending.
     """
     actor = find_or_refuse(PREFIX, name, "sweep")
     try:

@@ -17,7 +17,7 @@ from forebay.sweep.report.text import value_text
 
 BEST, NONE = "#d1495b", "#c3cad1"
 FEW = 20
-"""With fewer values, outliers are shown too."""
+"""Number of values below which outliers are shown too."""
 
 
 class Colours:
@@ -59,7 +59,7 @@ class Colours:
 
 
 def _blues(mode: Literal["min", "max"]) -> Colormap:
-    """Colour map from pale to dark; dark is good."""
+    """Colour map from pale to dark. Dark is good."""
     shades = colormaps["YlGnBu"](np.linspace(0.22, 0.95, 256))
     return LinearSegmentedColormap.from_list("values", shades if mode == "max" else shades[::-1])
 

@@ -24,7 +24,7 @@ FIRST_LINE_EVERY_S, LAST_LINE_EVERY_S = 10.0, 60.0
 LOG_WIDTH = 160
 """Width of tables in logs, where 80 columns would fold them."""
 LINES_AROUND = 4
-"""Lines of a table that are not trials: an empty one, the header, the rule, and an empty one before the summary."""
+"""Lines of a table besides the trials: an empty one, the header, the rule, and an empty one before the summary."""
 ROOMY = 100
 """Terminal width from which all columns fit."""
 NOT_IF_NARROW = ("rows/s", "time")
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class Display(Protocol):
-    """Output for a record; `end` shows it for the last time."""
+    """Output for a record. `end` shows it for the last time."""
 
     def show(self, record: Record) -> None: ...
 
@@ -49,7 +49,7 @@ class Display(Protocol):
 
 
 class LiveView:
-    """Shows the record, about once a second, wherever this process is watched.
+    """Display of the record, updated about once a second: in a terminal, in a notebook, or in a log.
 
     If the output fails (a closed terminal), the display ends and the sweep continues.
     """
@@ -156,7 +156,10 @@ class NotebookTable:
 
 
 class LogLines:
-    """One line per new best value, per ended trial, and less and less often for the status; a table at the end."""
+    """Lines in a log.
+
+    One per new best value and per ended trial, the status less and less often, a table at the end.
+    """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock

@@ -1,4 +1,4 @@
-"""A sweep as one HTML file without dependencies: no network, no other file."""
+"""Page of a sweep: one HTML file that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def body(record: Record) -> str:
 
 def _picture(title: str, draw: Callable[[Record], Figure], record: Record) -> str:
     drawn: list[str] = []
-    # Values of any kind may break matplotlib, and a sweep is not lost for a plot.
+    # Values of any kind may break matplotlib. A failed plot must not end the sweep.
     error = error_of(lambda: drawn.append(_image(title, draw(record))))
     if error is not None:
         log.warning("The plot %r of sweep %r cannot be drawn: %s", title, record.name, error)

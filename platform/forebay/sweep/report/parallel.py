@@ -1,4 +1,4 @@
-"""The configs of a sweep as parallel coordinates: which of them were good."""
+"""Parallel coordinates of a sweep's configs, coloured by the best value."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from forebay.sweep.report.plots import HEIGHT, WIDTH
 from forebay.sweep.report.text import word
 
 RANGES = ("Float(", "Integer(")
-"""Texts of domains in the record that fix the scale of numbers."""
+"""Prefixes of domain texts in the record that fix the scale of numbers."""
 
 
 def configs_figure(record: Record) -> Figure:
-    """Plot every trial as a line through its config to its best value; dashed without a value."""
+    """Plot every trial as a line through its config to its best value. Dashed without a value."""
     trials = record.ranked
     names = record.parameters
     drawn = [
@@ -50,7 +50,7 @@ def configs_figure(record: Record) -> Figure:
 
 
 def _is_log(record: Record, name: str) -> bool | None:
-    """Whether the axis is logarithmic; None if the domain does not tell, as for a list of choices."""
+    """Whether the axis is logarithmic. None if the domain does not say, as for a list of choices."""
     if name in record.log_axes:
         return True
     return False if record.space.get(name, "").startswith(RANGES) else None
@@ -99,7 +99,7 @@ def _draw_axis(axes: Axes, place: int, axis: Axis) -> None:
 LOG_FROM = 100.0
 """Ratio from which positive values get a logarithmic axis, if their domain is unknown."""
 ROUNDING = 1e-9
-"""Three times 0.1 is more than 0.3."""
+"""Tolerance for sums of steps: three times 0.1 is more than 0.3."""
 NUM_TICKS = 5
 NUM_CHOICES = 6
 MAX_LABEL = 18
@@ -107,7 +107,10 @@ MAX_LABEL = 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """Axis: `places` are heights from 0 to 1, None for a missing value; `ticks` are heights with their texts."""
+    """Axis of the plot.
+
+    `places` are heights from 0 to 1, None for a missing value. `ticks` are heights with their texts.
+    """
 
     name: str
     places: tuple[float | None, ...]

@@ -18,13 +18,13 @@ from forebay.sweep.report.colours import Colours, without_outliers
 WIDTH, HEIGHT = 9.0, 4.4
 MINUTES_FROM_S, HOURS_FROM_S = 300, 3 * 3600
 FAR = 2.0
-"""Largest ratio of deadline to elapsed time; a later deadline would flatten the plot."""
+"""Largest ratio of deadline to elapsed time at which the deadline is shown. A later one would flatten the plot."""
 NUM_NAMED = 5
 """Number of best trials that are named at the ends of their lines."""
 APART_POINTS = (34.0, 9.0)
-"""Smallest distance of two names, across and up; a closer one is left out."""
+"""Smallest distance of two names, across and up. A closer one is left out."""
 ENDS: Mapping[State, str] = {"running": ">", "paused": "s", "stopped": "|", "failed": "x"}
-"""End markers of lines; finished trials have none."""
+"""End markers of lines. Finished trials have none."""
 
 
 def as_png(figure: Figure) -> bytes:
@@ -121,7 +121,7 @@ def _explain_ends(axes: Axes, record: Record) -> None:
 
 
 def _name_best(figure: Figure, axes: Axes, ends: Iterable[tuple[TrialRecord, tuple[float, float]]]) -> None:
-    """Write the ends of trial ids beside the ends of their lines, where there is room."""
+    """Write the ends of trial ids beside the ends of their lines, if there is space."""
     figure.draw_without_rendering()  # fixes the layout, and with it the positions of points
     taken: list[np.ndarray] = []
     for trial, end in ends:

@@ -11,7 +11,7 @@ from forebay.sweep.record.record import Record, TrialRecord
 
 
 def sharing_text(blocks: Iterable[str]) -> str:
-    """A line about trials; of each, what `task.blocks_of` said of its job. Empty for none.
+    """Line about shared blocks. `blocks` has the result of `trial_spec.blocks_of` for each trial. Empty for none.
 
     >>> sharing_text(["clicks-3fa1"] * 8)
     'all 8 trials share the blocks clicks-3fa1'
@@ -82,7 +82,7 @@ def best_text(record: Record) -> str:
 
 
 def blocks_text(record: Record) -> str:
-    """Text on which trials share cached blocks; empty before the first epoch has ended."""
+    """Text on which trials share cached blocks. Empty before the first epoch has ended."""
     return sharing_text(trial.blocks for trial in record.trials.values() if trial.blocks is not None)
 
 

@@ -1,8 +1,8 @@
 """Runs that start from a checkpoint of another run: the exchange step of population-based training.
 
 A trial's checkpoint is a name and a step, not a copy: states can be large, and most checkpoints are never read. The
-checkpoint stays pinned in the run's own folder until `NUM_PINNED` later ones are, however fast the run saves. Jaderberg
-et al. 2017, "Population Based Training of Neural Networks", arXiv 1711.09846.
+checkpoint stays in the run's own folder until `NUM_PINNED` later ones are pinned, however fast the run saves. Source:
+Jaderberg et al. 2017, "Population Based Training of Neural Networks", arXiv 1711.09846.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Origin:
 
 
 def newest_stored_step(run: str) -> int | None:
-    """Step of the newest checkpoint in storage of the run in folder `run`; None before the first one."""
+    """Step of the newest stored checkpoint of the run in folder `run`, or None before the first one."""
     return next(iter(_files(run, CHECKPOINTS).complete_steps()), None)
 
 
 def pin(run: str, at_least: int = 0, wait_s: float = 0.0, flush: Callable[[], None] = lambda: None) -> int | None:
     """Pin a complete checkpoint in storage of the run in folder `run`, for forks. Returns its step, None without any.
 
-    Takes the first checkpoint of step `at_least` or later and waits at most `wait_s` seconds for it; otherwise takes
-    the newest. An epoch is reported before the checkpoint that ends it is saved, so a caller that has received an epoch
+    Takes the first checkpoint of step `at_least` or later and waits at most `wait_s` seconds for it. If none arrives,
+    takes the newest. An epoch is reported before its last checkpoint is saved. So a caller that has received an epoch
     resumes the run and passes its step as `at_least`. `flush` writes checkpoints in memory to storage. Raises
     `WriteFailed`.
     """
@@ -114,7 +114,7 @@ def fork(source: str, step: int, target: str) -> int:
 
 
 def origin_of(run: str) -> Origin | None:
-    """Origin of the run in folder `run`; None for a run that started at step 0 or has not started."""
+    """Origin of the run in folder `run`, or None for a run that started at step 0 or has not started."""
     place = resolve(below(run, ORIGIN_FILE))
     if newest_stored_step(run) is None:
         return None

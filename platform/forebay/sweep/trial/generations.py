@@ -19,7 +19,7 @@ CONFIG = "config.json"
 
 
 def newest_generation(runs: str, sweep: str, trial_id: str) -> int:
-    """Generation of the trial's newest run below `runs` with a checkpoint; 0 without one."""
+    """Generation of the trial's newest run below `runs` with a checkpoint, or 0 without one."""
     return next((found for found in _generations(runs, sweep, trial_id) if _is_begun(runs, sweep, trial_id, found)), 0)
 
 
@@ -29,7 +29,7 @@ def start_generation(
     """Continue the trial from the checkpoint of `source["step"]` of the run `source["run"]`. Returns its new
     generation.
 
-    An existing fork from there with the same config is continued: the trial's process was lost since.
+    If the trial's process was lost after a fork from there with the same config, that fork is continued.
     """
     there = _generations(runs, sweep, trial_id)
     newest = there[0] if there else 0

@@ -47,13 +47,13 @@ class Clock:
         self._step_at = self.began
 
     def see(self, event: Event) -> None:
-        """Take one event."""
+        """Update the timing from one event."""
         self.last = time.monotonic()
         match event:
             case Started():
                 self.workers, self.is_training, self.has_stepped = event.world_size, True, False
             case Failed():
-                # No worker sends events until they are replaced.
+                # Workers send no events until they are replaced.
                 self.is_training = False
             case Resized():
                 self._resize_since = self._step_at
@@ -69,7 +69,7 @@ class Clock:
 
 
 class NestedRun:
-    """`run(job, driver, callbacks)` in a thread of its own; the caller takes its epochs one by one.
+    """Thread that runs `run(job, driver, callbacks)` and hands its epochs to the caller one by one.
 
     At the end of every epoch but the last, the run waits in its callbacks for `resume` or `stop`. If the caller decides
     to stop after an epoch, the newest checkpoint of the run is the one that ends this epoch.
@@ -104,7 +104,7 @@ class NestedRun:
             return self._epoch.ended if self._is_paused and self._epoch is not None else None
 
     def is_hung(self, timeout_s: float) -> bool:
-        """Whether workers that should train have sent no event for `timeout_s` seconds.
+        """Whether no event has arrived for `timeout_s` seconds from workers that should train.
 
         Their first step may take `FIRST_STEP_S` longer: code is compiled, and files are opened.
         """

@@ -41,7 +41,7 @@ DUPLICATE: Mapping[str, Any] = {"__duplicate__": True}
 
 
 class TrialRun(tune.Trainable):  # type: ignore[misc]
-    """One trial. `step` is an epoch; between steps the run is paused at the end of the epoch."""
+    """One trial. `step` is an epoch. Between steps the run is paused at the end of the epoch."""
 
     def setup(self, config: Mapping[str, Any], payload: bytes, stop_flag: ActorHandle) -> None:  # noqa: ARG002 - Tune's
         """Prepare the trial. The run starts with the first step."""
@@ -50,10 +50,10 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         self._reset()
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:  # noqa: ARG002 - it is in `self.config` by now
-        """Become another trial: a process that has imported everything serves one trial after the other."""
+        """Become another trial. A process that has imported everything serves one trial after the other."""
         self.cleanup()
         if self._nested is not None:
-            # Its run hangs and would train beside the next one. For Tune, this process is lost.
+            # The run of this process hangs and would train beside the next one. For Tune, this process is lost.
             os._exit(1)
         # Reference cycles of many trials would fill the memory.
         gc.collect()
@@ -91,7 +91,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
                 return dict(DUPLICATE)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Name the current checkpoint. If trials exchange checkpoints, it is pinned in storage from now on."""
+        """Save the name and step of the current checkpoint. If trials exchange checkpoints, pin it in storage."""
         step = None
         nested = self._nested
         if nested is not None and (ended := nested.paused_at) is not None:
@@ -114,7 +114,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
             self._generation = start_generation(facts, runs, sweep=sweep, trial_id=self.trial_id, config=self.config)
 
     def cleanup(self) -> None:
-        """Make the run save a checkpoint and end: a stopped or paused trial loses nothing."""
+        """Make the run save a checkpoint and end, so that a stopped or paused trial loses nothing."""
         nested = self._nested
         if nested is None or self._is_hung(nested):
             return

@@ -26,15 +26,15 @@ class PlacementCleanup(tune.Callback):  # type: ignore[misc]
         self._failed: list[Trial] = []
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:  # noqa: ARG002
-        """The trial has failed for good."""
+        """Free the placement groups of a trial that has failed for good."""
         self._remove(trial)
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:  # noqa: ARG002
-        """The trial's process is lost and will be replaced."""
+        """Free the placement groups of a trial whose process is lost and will be replaced."""
         self._remove(trial)
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002
-        """All trials have ended."""
+        """Free what is left after the end of all trials."""
         for trial in self._failed:
             self._free(trial)
 

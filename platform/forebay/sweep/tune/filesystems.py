@@ -16,7 +16,10 @@ from forebay.storage.fsspec_bridge import Bridge
 
 
 def whole_files() -> fs.FileSystem:
-    """This machine's files; one replaces what was there when it is closed, and one that could not be written never."""
+    """Local file system with atomic writes.
+
+    A file replaces the earlier one when it is closed. A file whose write failed never does.
+    """
     return fs.PyFileSystem(_WholeFiles(LocalFileSystem()))
 
 
@@ -26,7 +29,7 @@ class _WholeFiles(Bridge):
 
 
 class _Whole:
-    """An open file, as pyarrow wants it. No base class of Python's: those close what was only given up."""
+    """Open file for pyarrow. Not a subclass of `io.IOBase`, which would also close an abandoned file."""
 
     def __init__(self, draft: Draft) -> None:
         self.closed = False
@@ -40,7 +43,7 @@ class _Whole:
         try:
             self._draft.write(data)
         except OSError:
-            # Otherwise closing it would keep an incomplete file.
+            # Otherwise a later close would keep an incomplete file.
             self.closed = True
             self._draft.give_up()
             raise
@@ -51,7 +54,7 @@ class _Whole:
         return self._position
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing is buffered here."""
 
     def close(self) -> None:
         if self.closed:
@@ -64,12 +67,17 @@ class _Whole:
 
 
 def without_secrets(place: Location) -> fs.FileSystem:
-    """The file system of `place`: where it is unpickled, it uses the credentials that process was granted by then."""
+    """File system of `place` that pickles without credentials. The unpickling process uses the credentials it was
+    granted.
+    """
     return fs.PyFileSystem(_Granted(place.uri))
 
 
 class _Granted(fs.FileSystemHandler):  # type: ignore[misc]
-    """Opened at its first use. Uploads wait for no thread of pyarrow's pool: copies call it from all of them."""
+    """File system that is opened at its first use.
+
+    Uploads do not use pyarrow's thread pool: copies call this from all of its threads.
+    """
 
     def __init__(self, uri: str) -> None:
         self._uri = uri

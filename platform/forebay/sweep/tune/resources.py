@@ -17,7 +17,7 @@ NO_CPU = {"CPU": 0, "memory": 1 << 20}
 
 
 def pack_here(spec: TrialSpec) -> bytes:
-    """`pack(spec)`; `trial_resources` uses `spec` itself in this process instead of unpickling it."""
+    """`pack(spec)`, remembered: in this process `trial_resources` uses `spec` itself instead of unpickling it."""
     payload = pack(spec)
     _PACKED.clear()
     _PACKED[payload] = spec
@@ -30,7 +30,7 @@ def trial_resources(
     """Resources of a trial's actor. Only with the local driver do they include the workers, which are its child
     processes.
 
-    If the job function raises, its trial must start in order to fail: with `otherwise`.
+    If the job function raises, the result is `otherwise`: the trial must start in order to fail.
     """
     if driver != "local":
         return PlacementGroupFactory([dict(NO_CPU)])

@@ -1,6 +1,6 @@
-"""Ray Tune's knowledge of an earlier start of the sweep: Tune must restore all of it, or the sweep cannot resume.
+"""Ray Tune's state from an earlier start of the sweep. Tune must restore all of it, or the sweep cannot resume.
 
-If Tune cannot read its own file, it starts again with other trials and only logs it. Beyond its documented surface,
+If Tune cannot read its own file, it starts again with other trials and only logs this. Beyond its documented surface,
 checked on Ray 2.60: the name and the first level of that file, and a trial's count of failures.
 """
 
@@ -48,7 +48,7 @@ class ResumeCheck(tune.Callback):  # type: ignore[misc]
 
 
 def load_known_trials(path: str, record: Record) -> frozenset[str] | None:
-    """Ids of the trials that Tune has noted in the sweep's folder `path`; None if it has not started.
+    """Ids of the trials that Tune has noted in the sweep's folder `path`, or None if it has not started.
 
     Raises `SweepFailed` if its file is corrupt, or missing while the record has trained trials.
     """
@@ -99,7 +99,7 @@ def open_record(setup: SweepSetup, name: str, path: str) -> Record:
 
 
 def _validate_same_space(record: Record, setup: SweepSetup) -> None:
-    """Tune continues with the domains of the first start. Raises `InvalidOption` for other ones."""
+    """Compare the space with that of the first start, which Tune keeps using. Raises `InvalidOption` if they differ."""
     now: dict[str, object] = {**setup.space_texts, "num_trials": setup.num_trials}
     was: dict[str, object] = {**record.space, "num_trials": record.num_trials}
     changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]

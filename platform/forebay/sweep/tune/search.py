@@ -39,7 +39,7 @@ def make_scheduler(setup: SweepSetup) -> TrialScheduler:
     elif not isinstance(given, TrialScheduler):
         raise InvalidOption(f"scheduler={given!r} is not a scheduler of ray.tune.schedulers. Give one, or None.")
     else:
-        # Schedulers keep state of trials; the next start of the same sweep needs a fresh one.
+        # Schedulers keep state of trials. The next start of the same sweep needs a fresh one.
         scheduler = copy.deepcopy(given)
     _adopt_aim("scheduler", scheduler, setup)
     _validate_bohb(scheduler, setup)
@@ -75,9 +75,9 @@ def make_searcher(setup: SweepSetup) -> Any:
 
 
 def validate_population(scheduler: TrialScheduler, num_trials: int, *, slots: int | None, most: int | None) -> None:
-    """Raises `InvalidOption` for a population whose trials cannot train at the same time.
+    """Check that all trials of a population can train at the same time. Raises `InvalidOption` if they cannot.
 
-    `slots` is the number of trials that can train at once, `most` the number that may; None means no limit. Trials of a
+    `slots` is the number of trials that can train at once, `most` the number that may. None means no limit. Trials of a
     synchronous population take turns in the slots. A trial that starts only after another one ends is compared with no
     trial.
     """
@@ -122,12 +122,12 @@ def _default_scheduler(setup: SweepSetup) -> TrialScheduler:
 
 def _is_bohb(searcher: Any) -> bool:
     within = searcher.searcher if isinstance(searcher, ConcurrencyLimiter) else searcher
-    # By name: its module imports packages that take seconds or may be missing.
+    # Compare by name: the module of the class imports packages that take seconds or may be missing.
     return within == "bohb" or any(kind.__name__ == "TuneBOHB" for kind in type(within).__mro__)
 
 
 def _validate_bohb(scheduler: TrialScheduler, setup: SweepSetup) -> None:
-    """Refuse half of BOHB: its searcher alone learns nothing, its scheduler alone fails at the first result."""
+    """Refuse half of BOHB. Its searcher alone learns nothing, and its scheduler alone fails at the first result."""
     is_bohb, is_for_bohb = _is_bohb(setup.searcher), isinstance(scheduler, HyperBandForBOHB)
     if is_bohb and not is_for_bohb:
         raise InvalidOption(
@@ -150,7 +150,7 @@ def _validate_bohb(scheduler: TrialScheduler, setup: SweepSetup) -> None:
 
 
 def _validate_drawable(setup: SweepSetup) -> None:
-    """Raises `InvalidOption` for parameters that are drawn before or after a searcher could use them."""
+    """Check that a searcher can use all parameters. Raises `InvalidOption` for those drawn before or after it."""
     for name, domain in setup.domains.items():
         if isinstance(domain, Grid) or depends_on_others(domain):
             raise InvalidOption(
@@ -161,8 +161,9 @@ def _validate_drawable(setup: SweepSetup) -> None:
 
 
 def _adopt_aim(option: str, made: Any, setup: SweepSetup) -> None:
-    """Pass the sweep's metric and mode: Tune refuses them in two places, even if equal. A searcher with its own space
-    keeps its own.
+    """Pass the sweep's metric and mode: Tune refuses them in two places, even if equal.
+
+    A searcher with its own space keeps its own.
     """
     if getattr(made, "_space", None):
         return
@@ -179,17 +180,17 @@ def _adopt_aim(option: str, made: Any, setup: SweepSetup) -> None:
 
 
 LIMITED = (BasicVariantGenerator, ConcurrencyLimiter)
-"""Searchers with a limit of their own; Tune accepts no second one."""
+"""Searchers with a limit of their own. Tune accepts no second one."""
 
 
 def concurrency_limit(searcher: Any, given: int | None) -> int | None:
-    """The smaller of `given` and the searcher's own limit; None without either."""
+    """Smaller one of `given` and the searcher's own limit, or None without either."""
     own = searcher.max_concurrent if isinstance(searcher, LIMITED) else 0
     return min((number for number in (own, given) if number), default=None)
 
 
 def limit_concurrency(searcher: Any, scheduler: TrialScheduler, most: int | None) -> int | None:
-    """Limit `searcher` to `most` trials at once; None removes the limit. Returns the limit that Tune must enforce.
+    """Limit `searcher` to `most` trials at once. Returns the limit that Tune must enforce, None for no limit.
 
     A `DeadlineScheduler` admits trials itself and may know all trials of a random search. Other searchers learn from
     results. They are asked for a few more trials than can train, because some must wait for a place.

@@ -1,4 +1,4 @@
-"""Settings of Ray Tune while a sweep runs; all of them are restored afterwards.
+"""Settings of Ray Tune while a sweep runs. All of them are restored afterwards.
 
 All use of Tune beyond its documented surface for running trials is in this file, checked on Ray 2.60:
 - `Trial.handle_error` and `Trial.max_failures`: an exception of a job is final, a lost process is not
@@ -73,7 +73,7 @@ def tune_settings() -> Iterator[None]:
 
 @contextmanager
 def on_interrupt(interrupt: Callable[[], object]) -> Iterator[None]:
-    """Call `interrupt` at the first Ctrl-C; the second one works as usual. Restores SIGUSR1, which Tune takes."""
+    """Call `interrupt` at the first Ctrl-C. The second one works as usual. Restores SIGUSR1, which Tune takes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -106,7 +106,7 @@ def _quiet_loggers() -> Iterator[None]:
 
 @contextmanager
 def _job_errors_are_final() -> Iterator[None]:
-    """Count only lost processes in `max_failures`: an exception of a job would be raised again."""
+    """Count only lost processes in `max_failures`. Otherwise Tune would retry a trial whose job raised an exception."""
     handle_error = Trial.handle_error
 
     def handle(trial: Trial, exc: Exception | None = None) -> None:
@@ -168,7 +168,7 @@ def _lost_cached_actors_are_replaced() -> AbstractContextManager[None]:
 def _stopped_trials_are_unstaged() -> AbstractContextManager[None]:
     """Remove a trial from Tune's waiting list if it is stopped before it has a process.
 
-    Otherwise Tune keeps a process of that size, and a trial of another size might wait for those CPUs to the end.
+    Otherwise Tune keeps a process of that size, and a trial of another size might wait for those CPUs until the end.
     """
     stop = getattr(TuneController, STOP)
 

@@ -16,11 +16,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from forebay.formatting import time_text
 
 STOP_TIMEOUT_S = 600.0
-"""Time limit for trials to save a checkpoint and end; Tune ends them after it."""
+"""Time limit for trials to save a checkpoint and end. Tune ends them after it."""
 
 
 class SweepStopped(Exception):
-    """Trials have saved a checkpoint and ended. For Tune none of them is done, so all can resume with the sweep."""
+    """Raised after all trials have saved a checkpoint and ended. For Tune none of them is done, so all can resume."""
 
 
 class SweepStopper(tune.Callback):  # type: ignore[misc]
