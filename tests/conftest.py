@@ -49,7 +49,10 @@ SCHEMA = pa.schema(
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Doctests are looked for in the package; what lies beside tests is imported by them, and not once more."""
+    """Collect doctests from the package only.
+
+    Tests import the modules beside them. A second import through doctest would be a different module.
+    """
     is_module = collection_path.suffix == ".py" and Path(__file__).parent in collection_path.parents
     return True if is_module and not collection_path.name.startswith("test_") else None
 
@@ -119,7 +122,7 @@ def _new_threads(before: set[threading.Thread], allowed: frozenset[str]) -> list
         if thread not in before
         and thread.is_alive()
         and not thread.name.startswith(PROCESS_WIDE_THREADS)
-        # A native thread that once called into Python; nobody can join it.
+        # A native thread that once called into Python, which cannot be joined.
         and not isinstance(thread, threading._DummyThread)
         and _origin(thread).partition(".")[0] not in allowed
     ]
@@ -133,7 +136,7 @@ def _origin(thread: threading.Thread) -> str:
 
 @pytest.fixture(autouse=True)
 def no_leaked_variables() -> Iterator[None]:
-    """Fail a test that leaves an environment variable set, changed or missing; put the environment back."""
+    """Fail a test that leaves an environment variable set, changed or missing. Restores the environment."""
     before = dict(os.environ)
     yield
     changed = sorted(

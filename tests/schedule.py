@@ -13,7 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 DURATIONS = Path(__file__).with_name("durations.json")
-"""Seconds per module of tests, from a run with `--save-durations`; a missing module counts as short."""
+"""Seconds per module of tests, from a run with `--save-durations`. A missing module counts as short."""
 WITH_RAY = ("tests/ray/", "tests/horovod/")
 
 
@@ -48,9 +48,9 @@ def save_durations(reports: Iterable[pytest.TestReport]) -> None:
 
 
 class LongestFirst(LoadScopeScheduling):
-    """A module runs in one process, so that its fixtures are set up once; the longest modules are handed out first.
+    """Runs each module in one process, so that its fixtures are set up once. Hands out the longest modules first.
 
-    The first process starts with the modules that need Ray, and the others join it when nothing else is left: a Ray
+    The first process starts with the modules that need Ray, and the others join it when nothing else is left. A Ray
     takes 8 CPU seconds to start, and stays up for the later modules of its process.
     """
 

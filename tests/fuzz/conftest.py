@@ -21,14 +21,14 @@ collect_ignore_glob = ["mutants/*"]
 
 MUTANTS = Path(__file__).parent / "mutants"
 START_S = 60.0
-"""The first word comes after the imports."""
+"""Longest wait for the first line of output, which follows the imports."""
 SILENCE_S = 60.0
-"""After so long without another word a process hangs."""
+"""Silence after which a process counts as hung."""
 
 
 @dataclass
 class Campaign:
-    """What cases `first` to `first + cases - 1` of a seed came to: `outcomes` by (damage, outcome), and `faults`."""
+    """Cases `first` to `first + cases - 1` of a seed: `outcomes` by (damage, outcome), and `faults`."""
 
     target: str
     folder: Path
@@ -95,7 +95,7 @@ class Campaign:
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """What it says, line by line; raises `TimeoutError` when it is silent for too long."""
+    """Yield the lines of its output. Raises `TimeoutError` when it is silent for too long."""
     assert process.stdout is not None
     rest, patience_s = b"", START_S
     with process.stdout as pipe, selectors.DefaultSelector() as selector:
@@ -113,9 +113,9 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
 
 @pytest.fixture
 def fuzz(tmp_path: Path) -> Callable[..., Campaign]:
-    """`fuzz(target, cases, seed=0) -> Campaign` that has run and found no fault; its counts are printed.
+    """`fuzz(target, cases, seed=0) -> Campaign` that ran without a fault and printed its counts.
 
-    FOREBAY_FUZZ_SEED and FOREBAY_FUZZ_CASES say otherwise, for another search or to see one again.
+    FOREBAY_FUZZ_SEED and FOREBAY_FUZZ_CASES replace the arguments, for another search or to repeat one.
     """
 
     def run(target: str, cases: int, seed: int = 0) -> Campaign:

@@ -1,7 +1,7 @@
-"""Whatever is read may be damaged: it is refused with a `ForebayError` or gives what was written, and nothing else.
+"""A damaged file is refused with a `ForebayError` or read correctly.
 
-Wrong values can only be told where there are checksums: in block files, in commits, and in the pages of Parquet files
-that were written with them. In other Parquet files wrong values may pass; then rows and types are still right.
+Wrong values can be detected only where there are checksums: in block files, in checkpoints, and in the pages of Parquet
+files that were written with them. In other Parquet files wrong values may pass, but rows and types are right.
 """
 
 from __future__ import annotations

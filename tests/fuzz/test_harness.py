@@ -1,4 +1,4 @@
-"""A case that ends its process, hangs or goes wrong is seen, and told in a way that can be repeated."""
+"""A case that ends its process, hangs or fails is detected and reported with the command that repeats it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class PlantedMark:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Path:
-    """What a planted pickle makes when it is loaded; that it would is seen first."""
+    """File that a planted pickle creates when it is loaded. The fixture proves first that it would."""
     pickle.loads(pickle.dumps(PlantedMark(tmp_path / "tried")))
     assert (tmp_path / "tried").exists()
     return tmp_path / "ran"
@@ -77,7 +77,7 @@ def as_saved_by_torch(value: object) -> bytes:
 def with_another_pickle(state: bytes, pickled: bytes) -> bytes:
     """A state in the form of today, with another pickle inside."""
     sink = io.BytesIO()
-    # Written anew: commits are saved without the checksums that `zipfile` looks at.
+    # Written again: commits are saved without the checksums that `zipfile` looks at.
     state = as_saved_by_torch(torch.load(io.BytesIO(state), weights_only=True))
     with zipfile.ZipFile(io.BytesIO(state)) as source, zipfile.ZipFile(sink, "w") as target:
         for name in source.namelist():
@@ -156,7 +156,7 @@ def test_a_pickled_type_in_a_parquet_file_does_not_run(tmp_path: Path, mark: Pat
 
 
 def test_an_extension_type_that_makes_no_sense_is_a_corrupt_file(tmp_path: Path, mark: Path) -> None:
-    """Where Ray Data was imported, its types look into every footer that names them."""
+    """Ray Data's types, once imported, inspect every footer that names them."""
     facts = {
         "ARROW:extension:name": "ray.data.arrow_tensor_v2",
         "ARROW:extension:metadata": pickle.dumps(PlantedMark(mark)),

@@ -1,4 +1,7 @@
-"""Horovod's tests run wherever it can be built; a Ray like that of tests/ray, and processes that meet in Horovod."""
+"""Fixtures of Horovod's tests: a Ray like that of tests/ray, and processes that meet in Horovod.
+
+The tests run wherever Horovod can be built.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def horovod_is_there() -> None:
 
 
 def run_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """`work(collective, *args)` on `size` ranks, a process each; their answers by rank."""
+    """Run `work(collective, *args)` on `size` ranks, one process each. Returns the answers by rank."""
     cloudpickle.register_pickle_by_value(sys.modules[work.__module__])
     hosts = [f"host-{rank}" for rank in range(size)]
     meeting = Rendezvous(HERE, hosts)

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, over Horovod; each size of a world is started once, and asked for everything."""
+"""Collectives of ranks in processes of their own, over Horovod. Each world size is started once, for all checks."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ def until_grown() -> Sequence[Callback]:
 @pytest.mark.variation
 @pytest.mark.usefixtures("ray_session")
 def test_elastic_trials_share_slots_and_one_is_ended_early(tmp_path: Path) -> None:
-    """Two workers of four CPUs fit. The last of three trials finds a better one before it; the first one outlives it.
+    """Two workers of four CPUs fit. The third trial finds a better trial before it. The first trial outlives it.
 
-    So the first one trains on both slots in the end, which is what it waits for.
+    So the first trial waits for both slots, and trains on both in the end.
     """
     small = SmallSweeps(tmp_path)
     lr_of = {MOST_EPOCHS: GOOD, EPOCHS: FAIR, EPOCHS + 1: BAD}
@@ -64,6 +64,6 @@ def test_elastic_trials_share_slots_and_one_is_ended_early(tmp_path: Path) -> No
 
 
 def workers() -> list[str]:
-    """The guard of tests/ray looks at actors and placement groups; these are processes."""
+    """Processes of workers, which the guard of tests/ray does not see: it looks at actors and placement groups."""
     titles = [title_of(process) for process in psutil.Process().children(recursive=True)]
     return [title for title in titles if title.startswith("ray::HorovodWorker")]

@@ -1,4 +1,4 @@
-"""The source of the whole repository as syntax trees; nothing is imported."""
+"""The source of the whole repository as syntax trees. Nothing is imported."""
 
 from __future__ import annotations
 

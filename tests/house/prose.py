@@ -84,7 +84,7 @@ def prose_of(repository: Path, roots: tuple[str, ...]) -> Prose:
 
 
 def files_below(repository: Path, roots: tuple[str, ...], suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Files of these kinds, in order; a root may be a file, and may be missing."""
+    """Files with these suffixes, in order. A root may be a file, and may be missing."""
     for root in roots:
         place = repository / root
         found = [place] if place.is_file() else sorted(place.rglob("*"))

@@ -89,7 +89,7 @@ def _resolves(name: str, modules: Trees) -> bool:
 
 
 def _defined(scope: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
-    """Names that a module or class defines; a class with itself as the scope of its members."""
+    """Names that a module or class defines. A class comes with itself as the scope of its members."""
     for node in getattr(scope, "body", ()):
         match node:
             case ast.ClassDef(name=name):
@@ -107,7 +107,7 @@ def _defined(scope: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
 
 
 def _stored(statement: ast.AST) -> Iterator[tuple[str, None]]:
-    """What is assigned to: variables, and members of `self`."""
+    """Targets of an assignment: variables, and members of `self`."""
     for node in ast.walk(statement):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):

@@ -1,4 +1,4 @@
-"""What users may rely on, spelled out. A change here is a change of the public surface: it belongs in CHANGELOG.md."""
+"""Public names, spelled out. A change here changes the public surface and belongs in CHANGELOG.md."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ DETACHED_BY_DESIGN = "forebay-cache-"
 
 @pytest.fixture(scope="session", autouse=True)
 def ray_ends_with_session() -> Iterator[None]:
-    """Shut Ray down after the last test, whoever started it."""
+    """Shut Ray down after the last test, whichever test started it."""
     yield
     ray.shutdown()
 
 
 @pytest.fixture
 def ray_session() -> None:
-    """A local Ray of 8 CPUs; started by the first test that asks, shared by all later ones."""
+    """A local Ray of 8 CPUs. The first test that needs it starts it, all later ones share it."""
     if not ray.is_initialized():
         ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 

@@ -1,18 +1,18 @@
-"""What a fault case is: a name, a seed, and a function that does its worst and judges what came of it.
+"""A fault case: a name, a seed, and a function that causes the fault and judges the outcome.
 
-A fault is a function of a random generator and an empty folder that may raise anything but a wrong result:
+A fault is a function of a random generator and an empty folder. It may raise, but it must never give a wrong result:
 
 ```python
 @fault("read-error", expected="equal, after retries")
-def read_error(rng: random.Random, folder: Path) -> Outcome:
+def read_error(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     with failing_reads(...):
         return compare(setting, epoch(setting))
 ```
 
 It returns `CaseOutcome("equal", ...)` when the order digest, the rows and their content are those of the undisturbed
-run, and `CaseOutcome("error", ...)` for a `ForebayError` that names the object and the remedy. Anything else - an
-exception, a missed deadline, the end of its process, something left behind - is a failure that the harness finds.
+run. It returns `CaseOutcome("error", ...)` for a `ForebayError` that names the object and the remedy. Anything else is
+a failure that the harness finds: an exception, a missed deadline, the end of its process, something left behind.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Literal
 
 Kind = Literal["equal", "error", "skipped"]
-"""The undisturbed result; a clear `ForebayError`; the machine cannot stage this fault, `detail` says why."""
+"""Undisturbed result, clear `ForebayError`, or a fault that the machine cannot stage (`detail` says why)."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run of a fault; the seed fixes the data, the options and when the fault strikes."""
+    """One run of a fault. The seed fixes the data, the options and the moment of the fault."""
 
     fault: str
     seed: int
@@ -55,7 +55,7 @@ _MOST_BUSY = 10.0
 _BESIDE_TESTS_S = 25.0
 
 AT_END: list[Callable[[], object]] = []
-"""Called before a process of a group ends: by whoever started what its cases share."""
+"""Functions called before a process of a group ends. They end resources that its cases share."""
 
 FAULTS: dict[str, Fault] = {}
 """Every fault by name, in the order of the table."""
@@ -63,11 +63,11 @@ FAULTS: dict[str, Fault] = {}
 
 @dataclass(frozen=True)
 class CaseTerms:
-    """What the runner must know of a fault.
+    """Terms on which the runner runs a fault.
 
-    `expected` is for the table in docs/reliability.md. `share` is how often it is drawn, relative to the others: slow
-    faults have less than 1. `group` names faults whose cases run one after another in one process, for those that share
-    something expensive such as a Ray session; others get a fresh process for each case. `quick` is the number of seeds
+    `expected` is for the table in docs/reliability.md. `share` is its relative frequency: slow faults have less
+    than 1. `group` names faults whose cases run one after another in one process, because they share something
+    expensive such as a Ray session. Other faults get a fresh process for each case. `quick` is the number of seeds
     in `make test`.
     """
 
@@ -107,8 +107,8 @@ def patience(seconds: float) -> float:
 
 
 def promised(seconds: float) -> float:
-    """What docs/reliability.md promises, with `patience`: `make soak` holds to it.
+    """Bound that docs/reliability.md promises, with `patience`. `make soak` checks it.
 
-    The few cases in `make test` have more: beside other tests, any process may stand still for a while.
+    The few cases in `make test` have more time: beside other tests, any process may stand still for a while.
     """
     return patience(seconds) + (_BESIDE_TESTS_S if "PYTEST_CURRENT_TEST" in os.environ else 0.0)

@@ -92,7 +92,7 @@ class SoakSetting:
 
 
 def row_of(ids: np.ndarray) -> dict[str, np.ndarray]:
-    """What every row holds, computed from its id alone, as the transform must give it."""
+    """Expected content of rows, computed from their ids alone: the output of the transform."""
     lengths = (ids % (TAGS + 1))[:, None]
     places = np.arange(TAGS)
     return {
@@ -112,7 +112,7 @@ def draw(
     ranks: int | None = None,
     policy: ReadPolicy = SHORT_WAITS,
 ) -> SoakSetting:
-    """Write a data set below `folder` and draw the rest; what is given is not drawn."""
+    """Write a data set below `folder` and draw all options that are not given."""
     groups = _write_files(rng, folder / "data")
     manifest = fb.scan(str(folder / "data"))
     lanes = rng.randint(3, 16)
@@ -148,7 +148,7 @@ def draw(
 
 
 def _write_files(rng: random.Random, folder: Path) -> list[int]:
-    """3 to 40 row groups of 1 to 400 rows in 1 to 8 files; the rows of each."""
+    """Write 3 to 40 row groups of 1 to 400 rows in 1 to 8 files. Returns the rows of each group."""
     most = rng.choice([5, 60, 400])
     left = [rng.randint(1, most) for _ in range(rng.randint(3, 40))]
     groups, first_id, number = list(left), 0, 0
@@ -162,7 +162,7 @@ def _write_files(rng: random.Random, folder: Path) -> list[int]:
 
 
 def write_file(path: Path, groups: list[int], first_id: int, codec: str = "snappy") -> int:
-    """One file whose pages carry checksums; the id after its last."""
+    """Write one file whose pages carry checksums. Returns the id after its last row."""
     writer = None
     for rows in groups:
         expected = row_of(np.arange(first_id, first_id + rows))

@@ -21,14 +21,14 @@ OnStep = Callable[[int], object]
 
 @dataclass
 class Seen:
-    """What the ranks of one epoch were handed: (position, size, arrays of each rank) for each global batch."""
+    """Batches of all ranks in one epoch: (position, size, arrays of each rank) for each global batch."""
 
     steps: list[tuple[int, int, list[dict[str, np.ndarray]]]] = field(default_factory=list)
     tally: fb.Counters = field(default_factory=fb.Counters)
 
 
 def epoch(setting: SoakSetting, on_step: OnStep = lambda step: None, *, ranks: int | None = None) -> Seen:
-    """One epoch of all ranks in step, each with a loader of its own; raises what the loaders raise."""
+    """Run one epoch of all ranks in step, each with its own loader. Raises the errors of the loaders."""
     seen, size = Seen(), ranks or setting.ranks
     with ExitStack() as open_loaders:
         loaders = [open_loaders.enter_context(setting.loader(rank, size, seen.tally)) for rank in range(size)]

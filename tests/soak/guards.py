@@ -23,7 +23,7 @@ PROCESS_WIDE = ("fsspecIO",)
 
 
 class Before:
-    """What this process had open before a case."""
+    """Resources that this process held before a case."""
 
     def __init__(self) -> None:
         self.threads = set(threading.enumerate())
@@ -31,7 +31,7 @@ class Before:
         self.files = _open_files()
 
     def leaks(self) -> list[str]:
-        """What is open now and was not before, once it had `GRACE_S` to go away."""
+        """Resources that are open now, were not open before, and stayed open for `GRACE_S`."""
         deadline = time.monotonic() + patience(GRACE_S)
         while True:
             gc.collect()
@@ -72,7 +72,7 @@ def _shared_memory() -> set[str]:
 
 
 def _open_files() -> set[str]:
-    """Files on a disk; descriptors of libraries' own making (sockets, event counters) come and go."""
+    """Open files on a disk. Descriptors that libraries make themselves (sockets, event counters) come and go."""
     found = set()
     for fd in Path("/proc/self/fd").iterdir():
         try:
@@ -85,7 +85,7 @@ def _open_files() -> set[str]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """What `du` says a folder takes."""
+    """Size of a folder on disk, as `du` gives it."""
     seen: dict[int, int] = {}
     for top, folders, files in os.walk(folder):
         for name in [*folders, *files, "."]:

@@ -1,4 +1,4 @@
-"""File systems of this process and its children alone; their /dev/shm holds no other process's segments."""
+"""File systems of this process and its children alone: their /dev/shm holds no other process's segments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _problem = "no private mounts were asked for"
 
 
 def make_private() -> None:
-    """Give this process, which must have one thread, mounts of its own; `problem` says if that was refused."""
+    """Give this process its own mounts. It must have one thread. `problem` tells whether that was refused."""
     global _problem  # noqa: PLW0603 - a fact about the process
     user, group = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -33,7 +33,7 @@ def make_private() -> None:
 
 
 def problem() -> str:
-    """Why this process cannot mount anything; empty if it can."""
+    """Reason why this process cannot mount anything. Empty if it can."""
     return _problem
 
 

@@ -34,7 +34,7 @@ def draw_cases(number: int, seed: int, faults: list[str]) -> list[Case]:
 
 
 def in_batches(cases: list[Case]) -> list[list[Case]]:
-    """Lists of cases that one process runs: single ones, and some of one group; slow faults first."""
+    """Lists of cases that one process runs: single ones, and some of one group. Slow faults come first."""
     alone = [[case] for case in cases if not TERMS[case.fault].group]
     groups: dict[str, list[Case]] = {}
     for case in cases:
@@ -83,7 +83,7 @@ def _work(todo: queue.SimpleQueue[list[Case]], done: queue.SimpleQueue[CaseResul
 
 
 def main() -> int:
-    """The command line; the exit code."""
+    """Run the command line. Returns the exit code."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(soak)
     return int(app(standalone_mode=False) or 0)
@@ -97,7 +97,7 @@ def soak(
     replay: Annotated[int, typer.Option(help="Run one case of --fault: the one of this seed.")] = -1,
     table: Annotated[str, typer.Option(help="Write the results into this file, between its markers.")] = "",
 ) -> int:
-    """Run randomized fault cases; exit code 1 if one failed."""
+    """Run randomized fault cases. Returns exit code 1 if one failed."""
     warm_up()
     console = Console(highlight=False)
     names = [name for name in FAULTS if _matches(name, fault) and not _matches(name, skip)]

@@ -27,7 +27,7 @@ from tests.soak import mounts
 from tests.soak.case import AT_END, FAULTS, TERMS, Case, patience, rng_of
 
 _SPARE_S = 15.0
-"""A case process that misses its deadline writes its tracebacks and ends by itself; after this it is killed."""
+"""Time that a case process has after its deadline to write tracebacks and end. Then it is killed."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ def run_here(case: Case, parent: Path | None = None) -> CaseResult:
 
 
 def run_forked(cases: list[Case]) -> Iterator[CaseResult]:
-    """Run cases one after another in a fork of this process; one that ends the process is a failed case."""
+    """Run cases one after another in a fork of this process. A case that ends the process has failed."""
     left = list(cases)
     while left:
         for result in _one_fork(list(left)):
@@ -161,7 +161,7 @@ def _in_child(cases: list[Case], parent: Path, answers: int, log: TextIO) -> Non
 
 
 def warm_up(*, under_ray: bool = True) -> None:
-    """Import everything that cases use, once; the package loads its parts at first use."""
+    """Import everything that cases use, once. The package loads its parts at first use."""
     import tests.soak.faults
 
     import forebay
@@ -195,7 +195,7 @@ class CaseSlot:
         theirs.close()
 
     def run(self, cases: list[Case]) -> Iterator[CaseResult]:
-        """Results as they come; `Ready` is waited for first."""
+        """Yield results as they come. The first call waits for `Ready`."""
         self.connection.send(cases)
         while result := self.connection.recv():
             if result != "ready":

@@ -11,9 +11,9 @@ from typing import Self
 from forebay.manifest import reading
 
 Strike = Callable[[str], None]
-"""Called with the URI before each read; may raise, or wait."""
+"""Called with the URI before each read. It may raise, or wait."""
 Alter = Callable[[str, object], object]
-"""Called with the URI and what was read; returns what the reader gets instead."""
+"""Called with the URI and the result of a read. Returns what the reader gets instead."""
 
 
 class Watched:
@@ -42,7 +42,7 @@ class Watched:
 
 @contextmanager
 def reads(strike: Strike = lambda uri: None, alter: Alter = lambda uri, found: found) -> Iterator[None]:
-    """Every read of every Parquet file goes through `strike` and `alter`; both must be safe for threads."""
+    """Pass every read of every Parquet file through `strike` and `alter`. Both must be safe for threads."""
     original = reading.open_input
     reading.open_input = lambda uri: Watched(uri, original(uri), strike, alter)
     try:
@@ -52,7 +52,7 @@ def reads(strike: Strike = lambda uri: None, alter: Alter = lambda uri, found: f
 
 
 class Dice:
-    """Says now and then yes: with a chance, to a number of calls in a row at most; safe for threads."""
+    """Random hits: with a chance, and limited to a number of calls in a row. Safe for threads."""
 
     def __init__(self, rng: random.Random, chance: float, most_in_a_row: int = 1 << 30) -> None:
         self._rng = random.Random(rng.random())

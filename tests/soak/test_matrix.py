@@ -1,4 +1,4 @@
-"""A short cut through the fault matrix; `make soak` runs all of it."""
+"""A short cut through the fault matrix. `make soak` runs all of it."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class ObjectStore:
         return resolve(self.uri(path)).uri
 
     def upload(self, folder: Path, path: str) -> str:
-        """Put the files of a local folder below `path`; its URI."""
+        """Put the files of a local folder below `path`. Returns its URI."""
         for file in sorted(folder.rglob("*.parquet")):
             self.write(f"{path}/{file.relative_to(folder)}", file.read_bytes())
         return self.uri(path)
@@ -72,7 +72,7 @@ class ObjectStore:
 
 
 def free_port() -> int:
-    """Below those that the system gives to whoever asks for any, so that nobody takes it before the server does."""
+    """Port below the range of the system's automatic ports, so that no other process gets it before the server does."""
     while True:
         with suppress(OSError), socket.create_server(("127.0.0.1", 20_000 + secrets.randbelow(12_000))) as listening:
             return int(listening.getsockname()[1])
@@ -112,7 +112,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """What a test was told, the next one does not know."""
+    """Clear the credentials of a test before the next one."""
     yield
     credentials._granted.clear()
     credentials._secrets.clear()
@@ -120,7 +120,7 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_credentials_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of whoever runs the tests, and no search for them at addresses that do not answer."""
+    """Hide the developer's own credentials. Switches off searches at addresses that do not answer."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -228,7 +228,7 @@ def store(request: pytest.FixtureRequest) -> ObjectStore:
 
 
 class Faults:
-    """What the proxy before the S3 server does wrong."""
+    """Faults of the proxy before the S3 server."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/-/faults"

@@ -14,7 +14,7 @@ from forebay.manifest.manifest import Field, File, Manifest
 
 @pytest.fixture(scope="session")
 def memory_manifest() -> Callable[..., Manifest]:
-    """`make([3, 1, 5], groups_per_file=2) -> Manifest` of row groups with these numbers of rows; no file exists."""
+    """`make([3, 1, 5], groups_per_file=2) -> Manifest` of row groups with these row counts. No file exists."""
 
     def make(rows: Sequence[int], groups_per_file: int = 3) -> Manifest:
         index = np.arange(len(rows))
@@ -40,7 +40,7 @@ def memory_manifest() -> Callable[..., Manifest]:
 
 @pytest.fixture
 def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """`start(code, *arguments) -> Popen` runs code in a process of its own; killed at the end if still there."""
+    """`start(code, *arguments) -> Popen` runs code in its own process, which is killed at the end of the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(code: str, *arguments: object) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""Counters add up from any thread, and refuse names nobody documented."""
+"""Counters add up from any thread, and refuse undocumented names."""
 
 from __future__ import annotations
 

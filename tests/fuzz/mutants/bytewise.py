@@ -27,7 +27,7 @@ WIDE = (
 
 
 def span(rng: np.random.Generator, content: bytes, most: int = 200) -> tuple[int, int]:
-    """Where a range begins and ends; short ones are as likely as long ones."""
+    """Begin and end of a range. Short ranges are as likely as long ones."""
     start = int(rng.integers(len(content)))
     length = int(2 ** rng.uniform(0, np.log2(most)))
     return start, min(start + length, len(content))

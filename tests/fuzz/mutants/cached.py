@@ -97,7 +97,7 @@ class Cached:
         return f"index: {damage.__name__}", self._use(KEYS)
 
     def _changed_row(self, rng: np.random.Generator) -> tuple[str, str]:
-        """SQLite takes it for whole; the value is JSON of another shape, or the row is no longer plain."""
+        """Change a row in a way that SQLite accepts: JSON of another shape, or a row that is no longer plain."""
         with contextlib.closing(sqlite3.connect(self._root / "index" / "cache.db")) as index, index:
             rows = index.execute("SELECT rowid, key, value FROM Cache").fetchall()
             row, key, value = rows[int(rng.integers(len(rows)))]

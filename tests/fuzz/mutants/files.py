@@ -58,7 +58,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Original:
-    """A whole file; `checked` if its pages carry checksums."""
+    """A whole file. `checked` means that its pages carry checksums."""
 
     name: str
     checked: bool
@@ -70,7 +70,7 @@ class Original:
 
     @cached_property
     def groups(self) -> list[pa.Table]:
-        """What is in each row group."""
+        """Content of each row group."""
         with pq.ParquetFile(self.path) as file:
             return [file.read_row_group(number) for number in range(file.num_row_groups)]
 
@@ -103,7 +103,7 @@ class Original:
 
 
 def write_all(folder: Path) -> list[Original]:
-    """Every form, with and without checksums; the same bytes each time."""
+    """Write every form, with and without checksums. The bytes are the same each time."""
     originals = []
     for number, (name, options) in enumerate(FORMS.items()):
         for checked in (True, False):

@@ -1,4 +1,4 @@
-"""What somebody might plant: pickles that leave a mark when they are loaded, and JSON of another shape."""
+"""Planted content: pickles that leave a mark when they are loaded, and JSON of another shape."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Run cases in this process, which a case may kill: `python main.py TARGET FOLDER SEED FIRST COUNT`.
 
-Says `begin N` before a case and `end N JSON` after it, so that whoever started this knows which case it died of.
+Prints `begin N` before a case and `end N JSON` after it, so that the parent process knows which case killed it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(target: str, folder: str, seed: int, first: int, count: int) -> None:
 
 
 def run(cases: object, rng: np.random.Generator) -> dict[str, str]:
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
     before, start = status("VmRSS"), time.process_time()
     try:
         damage, outcome = cases.run(rng)

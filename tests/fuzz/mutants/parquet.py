@@ -27,7 +27,7 @@ SELECTIONS = (None, None, ["id", "x"], ["tags", "text"], ["both", "kind", "names
 
 
 class Parquet:
-    """One file of many forms is damaged, and scanned; or read by a manifest from before."""
+    """One file of many forms is damaged, then scanned or read with a manifest from before the damage."""
 
     def __init__(self, folder: Path) -> None:
         self._originals = files.write_all(folder)
@@ -60,7 +60,7 @@ class Parquet:
         return scan(self._path, columns, predicates[int(rng.integers(4))], policy=QUICK)
 
     def _forge(self, original: files.Original) -> Manifest:
-        """The manifest of the whole file, as if storage had not told that the file is another one."""
+        """Manifest of the whole file, as if storage reported no change of the file."""
         found = self._path.stat()
         file = dataclasses.replace(
             self._manifests[original.name].files[0],

@@ -46,7 +46,7 @@ def change_the_footer(rng: np.random.Generator, original: Original, other: Origi
 
 
 def change_a_chunk(rng: np.random.Generator, original: Original, other: Original) -> bytes:
-    """What the footer says about one column of one row group: the sizes and offsets are here."""
+    """Change the footer's entry for one column of one row group, which holds sizes and offsets."""
     footer = original.footer()
     group = _any(rng, footer.get(4).values)
     chunk = _any(rng, group.get(1).values)
@@ -84,7 +84,7 @@ def swap_row_groups(rng: np.random.Generator, original: Original, other: Origina
 
 
 def swap_chunks(rng: np.random.Generator, original: Original, other: Original) -> bytes:
-    """What the footer says of two columns; or their places alone, so that each is read with the other's type."""
+    """Swap the footer's entries of two columns, or only their offsets: each is then read with the other's type."""
     footer = original.footer()
     chunks = _any(rng, footer.get(4).values).get(1).values
     left, right = (int(number) for number in rng.choice(len(chunks), 2, replace=False))
@@ -100,7 +100,7 @@ def swap_chunks(rng: np.random.Generator, original: Original, other: Original) -
 
 
 def swap_pages(rng: np.random.Generator, original: Original, other: Original) -> bytes:
-    """Of two columns; with their headers or without."""
+    """Swap pages of two columns, with or without their headers."""
     one, two = (original.pages[number] for number in sorted(rng.choice(len(original.pages), 2, replace=False)))
     begin = (lambda page: page.head) if rng.random() < 0.5 else (lambda page: page.start)
     swapped = _replace(original, (begin(two), two.stop), original.content[begin(one) : one.stop])
@@ -137,7 +137,7 @@ def damage_a_page(rng: np.random.Generator, original: Original, other: Original)
 
 
 def lie_at_the_start_of_a_page(rng: np.random.Generator, original: Original, other: Original) -> bytes:
-    """Where lengths, bit widths and counts are."""
+    """Damage the first bytes, which hold lengths, bit widths and counts."""
     page = _any(rng, original.pages)
     size = min(12, page.stop - page.start)
     if not size:

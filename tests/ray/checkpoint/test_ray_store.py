@@ -76,7 +76,7 @@ def until(condition: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def stores_take_their_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where others use the machine; until then commits would go straight to storage."""
+    """Allow a busy machine more time: after `START_S`, checkpoints would go straight to storage."""
     monkeypatch.setattr(ray_store, "START_S", PATIENCE_S)
 
 
@@ -105,7 +105,7 @@ class Rank0:
         self._commits.flush()
 
     def save_and_die(self, step: int) -> None:
-        """As one that is killed before its word of the commit leaves the process."""
+        """Die as a worker killed before its message about the checkpoint leaves the process."""
         self._commits._store = SimpleNamespace(keep=SimpleNamespace(remote=lambda _number: None))  # type: ignore[assignment]
         self._commits.save(checkpoint_at(step))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -424,7 +424,7 @@ def test_a_store_that_is_stuck_does_not_hold_its_worker_for_long(
 
 @pytest.fixture
 def never() -> Iterator[Any]:
-    """Nobody ever answers."""
+    """Reference that is never ready."""
     nowhere = Something.options(resources={"nowhere": 1}).remote()
     yield nowhere.__ray_ready__.remote()
     ray.kill(nowhere)
@@ -577,7 +577,7 @@ def test_a_driver_ends_all_stores_before_and_after(cluster: StoreNodes, make_run
 
 
 class SlowToTravel(CheckpointConfig):
-    """Whoever makes a store takes its time."""
+    """A config whose store takes 1 s to create."""
 
     def __reduce__(self) -> Any:
         time.sleep(1.0)

@@ -39,7 +39,7 @@ def dashboard(ray_off: None, tmp_path: Path) -> Iterator[str]:
         options = [f"--{name}={port}" for name, port in ports.items()]
         head = subprocess.Popen([*start, *options], stdout=log, stderr=log, start_new_session=True)
     yield f"http://127.0.0.1:{ports['dashboard-port']}"
-    # The whole group: with --block the head waits for its children, and they for nobody.
+    # The whole group: with --block the head waits for its children, which do not wait for it.
     os.killpg(head.pid, signal.SIGTERM)
     try:
         head.wait(10)
@@ -57,7 +57,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def submit(dashboard: str, entrypoint: list[str]) -> subprocess.CompletedProcess[str]:
-    """Submit and wait; a head node that has just started takes no jobs for some seconds."""
+    """Submit and wait. A head node that has just started accepts no jobs for some seconds."""
     command = [RAY, "job", "submit", "--address", dashboard, "--working-dir", ".", "--", *entrypoint]
     # Ray 2.60 turns token authentication on when it starts a cluster, and leaves it off when it submits to one.
     environment = os.environ | {"RAY_AUTH_MODE": "token"}

@@ -1,4 +1,4 @@
-"""What the suites of all drivers on Ray have in common."""
+"""Common parts of the suites of all drivers on Ray."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class UnderRay(DriverSuite):
 
 
 def title_of(process: psutil.Process) -> str:
-    """What a process calls itself; nothing once it has ended. Ray fills titles up with blanks."""
+    """Title of a process, without the blanks that Ray adds. Empty once it has ended."""
     try:
         return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline()).strip()
     except psutil.Error:

@@ -134,7 +134,7 @@ def block_damaged(rng: random.Random, folder: Path) -> CaseOutcome:
         dice = random.Random(rng.random())
         with striking(rng, rng.randint(1, 8), 0.1, lambda: damage(dice, stage.local.disk)):
             outcome = compare(stage.setting, lambda: epoch(stage.setting, lambda step: damage(dice, stage.local.disk)))
-        stage.local.disk.verify()  # what was damaged once nobody looked any more
+        stage.local.disk.verify()  # finds damage that no reader met
         return outcome
 
 

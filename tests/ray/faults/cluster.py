@@ -1,4 +1,4 @@
-"""One Ray of three small nodes for all cases of a process; nodes that a case took away are replaced."""
+"""One Ray of three small nodes for all cases of a process. Nodes that a case removed are replaced."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SmallCluster:
         return [node.node_id for node in self._others]
 
     def kill_raylet(self, node_id: str) -> None:
-        """As a machine that loses power: nothing on the node is told."""
+        """Kill it like a machine that loses power: nothing on the node gets a signal first."""
         raylet = self._node(node_id).all_processes["raylet"][0].process
         raylet.kill()
         raylet.wait()  # its workers take a zombie for alive
@@ -98,7 +98,7 @@ def running() -> Iterator[SmallCluster]:
 
 
 def here() -> SmallCluster:
-    """The cluster of this process; the first case of a soak starts it, the end of the process ends it."""
+    """The cluster of this process. The first case of a soak starts it, the end of the process ends it."""
     if not _running:
         stack = ExitStack()
         stack.enter_context(running())
@@ -111,7 +111,7 @@ def alive() -> set[str]:
 
 
 def until(condition: object, what: str, within_s: float = PATIENCE_S) -> None:
-    """Wait until `condition()` holds; it has to."""
+    """Wait until `condition()` holds. Fails after `within_s`."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not there after {within_s:.0f} s"
@@ -139,7 +139,7 @@ def living() -> list[str]:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Ray's processes find the package `tests`; what `ray.init` leaves behind in the environment is taken back."""
+    """Let Ray's processes find the package `tests`. Afterwards restores the environment that `ray.init` changed."""
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before.get("PYTHONPATH")]))
     try:

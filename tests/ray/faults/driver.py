@@ -17,7 +17,7 @@ from tests.soak.dataset import SoakSetting
 
 
 class FaultDriver:
-    """Trains until it is told to end."""
+    """Trains until it receives the order to end."""
 
     def __init__(self, address: str, setting: SoakSetting, journal: Journal) -> None:
         path = journal.folder.with_name("setting")

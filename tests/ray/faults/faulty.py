@@ -1,4 +1,4 @@
-"""A `NodeCache` in whose process things go wrong when a case asks for it; production code knows nothing of it."""
+"""A `NodeCache` in whose process things go wrong on request. Production code knows nothing of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = ReadPolicy(attempts=4, deadline_s=2.0, first_wait_s=0.01, max_wait_s=0.0
 
 @dataclass(frozen=True)
 class FaultOrders:
-    """What shall go wrong, as files in a folder: each order is taken once, by one thread of one process."""
+    """Faults to cause, as files in a folder. Each order is taken once, by one thread of one process."""
 
     folder: Path
 
@@ -30,7 +30,7 @@ class FaultOrders:
             (self.folder / f"{name}.{number:03d}").write_text(str(value))
 
     def take(self, name: str) -> str | None:
-        """What was given with the order, or None if there is none (any more)."""
+        """Value that was given with the order. None if there is no such order, or none any more."""
         for path in sorted(self.folder.glob(f"{name}.*")):
             try:
                 value = path.read_text()

@@ -71,12 +71,12 @@ def peer_lost(rng: random.Random, folder: Path) -> CaseOutcome:
         with striking(rng, 1, rng.choice([0.01, 0.3]), strike):
             outcome = compare(stage.setting, lambda: epoch(stage.setting))
         outcome.detail = name
-        stage.setting.cache.spec(peer).open().verify()  # what was damaged and nobody asked for
+        stage.setting.cache.spec(peer).open().verify()  # finds damage that no reader met
         return outcome
 
 
 def _blow(rng: random.Random, peer: str, pid: int, disk: fb.DiskCache) -> tuple[str, Callable[[], object]]:
-    """What happens to the peer, and what makes it happen."""
+    """Name of the blow to the peer, and the function that strikes it."""
     dice = random.Random(rng.random())
 
     def pause() -> None:

@@ -37,7 +37,7 @@ class Attached:
     own_disks: bool = False
 
     def spec(self, node_id: str = "") -> CacheSpec:
-        """For a node; for the one this is called on if none is given."""
+        """Spec for a node, by default the node of the caller."""
         path = str(self.disk.path)
         if self.own_disks:
             path += f"-{(node_id or ray.get_runtime_context().get_node_id())[:12]}"
@@ -49,7 +49,7 @@ class Attached:
 
 @dataclass(frozen=True)
 class Stage:
-    """`setting` reads through the actor; `local` is the same without Ray."""
+    """Two views of one data set: `setting` reads through the actor, `local` without Ray."""
 
     local: SoakSetting
     setting: SoakSetting
@@ -65,7 +65,7 @@ class Stage:
             os.kill(self.actor_pid(), number)
 
     def start_actor(self, node_id: str) -> int:
-        """Start the faulty actor of a node before somebody there would start a sound one; its process."""
+        """Start the faulty actor of a node before a sound one could start there. Returns its process id."""
         client = node.NodeCacheClient(self.setting.cache.spec(node_id), node_id, is_here=False)
         return int(client.facts()["pid"])
 
@@ -84,7 +84,7 @@ def staged(
     transform: Callable[[SoakSetting, FaultOrders], fb.Transform] = lambda setting, orders: setting.transform,
     **drawn: Any,
 ) -> Iterator[Stage]:
-    """Draw a data set and stand ready to start faulty actors for its cache; afterwards everything must be in order.
+    """Draw a data set and prepare to start faulty actors for its cache. Checks at the end that all is in order.
 
     Every opening of a Parquet file takes `drag_s`, so that an epoch lasts long enough to be disturbed.
     """
@@ -109,7 +109,7 @@ def staged(
 
 
 def end_actors(orders: FaultOrders) -> None:
-    """End the cache actors of a case, and see that their processes are gone."""
+    """End the cache actors of a case, and wait until their processes have ended."""
 
     def is_over() -> bool:
         for name in cache_actors():  # also one that was just being made

@@ -1,4 +1,4 @@
-"""One seed of every fault under Ray, for `make test`; `make soak` runs many."""
+"""One seed of every fault under Ray, for `make test`. `make soak` runs many."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import forebay as fb
 
 @dataclass(frozen=True)
 class Journal:
-    """The batches of an epoch in files of a folder; each is there as a whole, or not at all."""
+    """The batches of an epoch in files of a folder. Each file is complete or absent."""
 
     folder: Path
 
@@ -36,7 +36,7 @@ class Journal:
         return len(self._files())
 
     def cursor(self) -> fb.Cursor | None:
-        """Where the next batch starts."""
+        """Cursor of the next batch."""
         if not (files := self._files()):
             return None
         with np.load(files[-1]) as held:
@@ -66,7 +66,7 @@ class Journal:
 
 
 def train(setting: SoakSetting, folder: Path, pause_s: float) -> int:
-    """The rest of the epoch, from where the journal in `folder` ends; the number of steps."""
+    """Train the rest of the epoch, from the end of the journal in `folder`. Returns the number of steps."""
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder)
     cursor, number = journal.cursor(), len(journal)
@@ -92,7 +92,7 @@ def train(setting: SoakSetting, folder: Path, pause_s: float) -> int:
 
 
 def train_on(node_id: str, setting: SoakSetting, folder: Path, pause_s: float = 0.0) -> Any:
-    """`train` as a task on a node; what it returns is a reference. Ray does not try it again."""
+    """Run `train` as a task on a node. Returns a reference. Ray does not retry it."""
     task = ray.remote(train).options(
         num_cpus=1, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
     )

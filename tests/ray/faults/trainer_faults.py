@@ -56,7 +56,7 @@ def kill_trainer(journal: Journal, task: Any) -> None:
 
 
 def rest_of(setting: SoakSetting, journal: Journal, node_id: str) -> Seen:
-    """What the journal holds once a trainer on the node has gone on to the end of the epoch."""
+    """Content of the journal after a trainer on the node has trained to the end of the epoch."""
     ray.get(train_on(node_id, setting, journal.folder), timeout=PATIENCE_S)
     return journal.seen()
 

@@ -48,7 +48,7 @@ def port(ray_off: None) -> Iterator[int]:
 
 
 def scrape(port: int) -> Samples | None:
-    """What is served of ours; None where the agent does not answer."""
+    """Our samples that the agent serves. None if it does not answer."""
     host = ray.nodes()[0]["NodeManagerAddress"]
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=5) as answer:
@@ -109,7 +109,7 @@ def test_a_run_can_be_followed_from_outside(port: int, tmp_path: Path) -> None:
 
 
 class MetricsRecorder:
-    """Stands for one of Ray's metrics: what it was told, by name."""
+    """Stands for one of Ray's metrics: records its calls by name."""
 
     told: ClassVar[list[tuple[str, float, dict[str, str]]]] = []
 

@@ -1,4 +1,4 @@
-"""A `RAY_ADDRESS` that leads nowhere is told at once, and with the remedy."""
+"""A `RAY_ADDRESS` that leads nowhere is reported at once, with the remedy."""
 
 from __future__ import annotations
 

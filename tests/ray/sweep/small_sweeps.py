@@ -29,7 +29,7 @@ MOST_EPOCHS = 1000
 
 
 class SmallSweeps:
-    """`sweep(space, ...)` below `folder`; `steps(key)` are the steps of trials with this `key`."""
+    """Small sweeps below `folder`. `steps(key)` are the steps of trials with this `key`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -112,7 +112,7 @@ class UntilGrown:
 
 
 def meet(what: str, mark: Path) -> None:
-    """Cause the fault; a process is killed only once."""
+    """Cause the fault. A process is killed only once."""
     if what == "raise":
         raise ValueError("boom in the train function")
     if what == "hang":

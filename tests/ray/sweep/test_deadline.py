@@ -22,9 +22,9 @@ ATOMS, TRIALS, EPOCH_S = 2, 5, 0.5
 
 
 class CountedClock(DeadlineScheduler):
-    """Its time is made of results, so that it ends as early on a slow machine.
+    """Deadline scheduler whose time advances with results, so that it ends as early on a slow machine.
 
-    None passes until `trials` trials have told something, and one of them has had `workers` workers.
+    It stands still until `trials` trials have reported, and one of them has had `workers` workers.
     """
 
     def __init__(self, deadline_s: float, atoms: int | None = None, *, trials: int = 1, workers: int = 0) -> None:
@@ -33,7 +33,7 @@ class CountedClock(DeadlineScheduler):
         self.clock = lambda: self._results * EPOCH_S
 
     def __deepcopy__(self, memo: object) -> CountedClock:
-        """A sweep copies the scheduler; the copy shares this clock."""
+        """Returns itself: a sweep copies the scheduler, and the copy has to share this clock."""
         return self
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
@@ -45,7 +45,7 @@ class CountedClock(DeadlineScheduler):
 
 
 class Tiny(tune.Trainable):
-    """Scores its own quality, times the steps it has made; remembers them over a pause."""
+    """Scores its quality times a factor that grows with its steps. Keeps its steps over a pause."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.steps = 0

@@ -1,4 +1,4 @@
-"""A fault in a trial ends the trial, not the sweep; a trial whose process is lost continues."""
+"""A fault in a trial ends the trial, not the sweep. A trial whose process is lost continues."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class KillKept(FIFOScheduler):
         self.killed: list[object] = []
 
     def __deepcopy__(self, memo: object) -> KillKept:
-        """A sweep takes a copy; this one is looked at afterwards."""
+        """Returns itself: a sweep takes a copy, and the test looks at this one afterwards."""
         return self
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def test_a_trial_whose_process_is_lost_does_not_keep_its_place(small: SmallSweep
     def dying() -> Sequence[Callback]:
         return [Dying(tmp_path / "has-died")]
 
-    # One worker of five CPUs fits: while Ray keeps the lost one's place, nobody has another.
+    # One worker of five CPUs fits: while Ray keeps the place of the lost one, there is no other.
     options = {"driver": "ray", "callbacks": dying, "max_failures": 1, "fixed": {"cpus": 5.0}}
     result = run_sweep(small.sweep({"lr": [0.05]}, num_trials=1, deadline_s=240.0, **options), show=False)
     assert list(result.table["state"]) == ["finished"] and result.record.slots == 1

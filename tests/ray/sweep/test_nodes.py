@@ -1,4 +1,4 @@
-"""A lost node takes workers and processes of trials; each trial continues from its own checkpoint."""
+"""A lost node takes workers and processes of trials. Each trial continues from its own checkpoint."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def nodes(ray_off: None) -> Iterator[SmallNodes]:
 
 @pytest.mark.variation
 def test_trials_of_a_lost_node_go_on_from_their_own_commits(nodes: SmallNodes, tmp_path: Path) -> None:
-    """What is left is one slot for three trials, which have to take turns."""
+    """One slot is left for three trials, which have to take turns."""
     small = SmallSweeps(tmp_path)
     sweep = small.sweep(
         {"key": {"grid_search": list(KEYS)}},

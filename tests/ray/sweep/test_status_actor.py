@@ -66,7 +66,7 @@ def made() -> Record:
 
 
 def until_told(board: SweepStatusClient, made: Record) -> str | None:
-    """Why the sweep shall end, asked for as a sweep does it."""
+    """Publish as a sweep does, until there is a reason to stop. Returns the reason."""
     for _ in range(1200):
         board.publish(made)
         if board.stop_reason is not None:

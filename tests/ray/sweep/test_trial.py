@@ -28,7 +28,7 @@ class PauseOnce(FIFOScheduler):
         self.paused: list[str] = []
 
     def __deepcopy__(self, memo: object) -> PauseOnce:
-        """A sweep takes a copy; this one is looked at afterwards."""
+        """Returns itself: a sweep takes a copy, and the test looks at this one afterwards."""
         return self
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:

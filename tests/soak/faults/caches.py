@@ -74,7 +74,7 @@ def _damaged_epochs(rng: random.Random, folder: Path, spoil: object) -> CaseOutc
     assert seen.tally["quarantined"] <= damaged[0]
     again = epoch(setting)
     check(setting, again)
-    # What the first epoch had in its hands already is met at the latest by the second, or by nobody.
+    # A block that the first epoch already held is read by the second epoch, or not at all.
     found = seen.tally["quarantined"] + again.tally["quarantined"]
     assert number or found == damaged[0], f"{found} of {damaged[0]} damaged blocks were found"
     check_cache(setting)

@@ -23,7 +23,7 @@ from forebay.errors import ForebayError
 
 
 class Stop(Exception):
-    """What a training step raises."""
+    """Raised by a training step."""
 
 
 @fault("early-break", expected="equal: the next loop goes on where this one was left", quick=2)

@@ -24,7 +24,7 @@ def strike_at(rng: random.Random, setting: SoakSetting, strike: object) -> objec
 def run(
     rng: random.Random, setting: SoakSetting, path: Path, strike: object, *errors: type[ForebayError]
 ) -> CaseOutcome:
-    """One epoch during which the object `path` suffers `strike`; then its good version again, and the cache."""
+    """Run one epoch during which the object `path` suffers `strike`. Then restores it and checks the cache."""
     good, stat = path.read_bytes(), path.stat()
     outcome = compare(setting, lambda: epoch(setting, strike_at(rng, setting, strike)), *errors, names=str(path))
     path.unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def removed_object(rng: random.Random, folder: Path) -> CaseOutcome:
 
 @fault("corrupt-page", expected="`CorruptFile` naming object and row group; equal if the bit carries no data", quick=2)
 def corrupt_page(rng: random.Random, folder: Path) -> CaseOutcome:
-    """One bit of a page flips on the store's disk; neither size nor time of the object change."""
+    """Flip one bit of a page on the store's disk. Size and time of the object stay the same."""
     setting = draw(rng, folder)
     path = rng.choice(setting.files())
     stat, content = path.stat(), bytearray(path.read_bytes())

@@ -50,11 +50,11 @@ class Child:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """As `kill -9` does; nothing if it has ended."""
+        """Kill it like `kill -9`. Does nothing if it has ended."""
         self._process.kill()
 
     def join(self, timeout_s: float = 0.0) -> int:
-        """Its exit code; negative for the signal that ended it."""
+        """Wait for its end. Returns the exit code, or the negative number of the signal that ended it."""
         timeout_s = timeout_s or patience(PATIENCE_S)
         self._process.join(timeout_s)
         late = self._process.is_alive()
@@ -73,7 +73,7 @@ def _as_program(work: Callable[[], object]) -> None:
 
 
 def write_steps(setting: SoakSetting, path: Path, on_step: Callable[[int], object] = lambda step: None) -> None:
-    """Train one epoch; a line with the ids of each step in `path`, once the step is done."""
+    """Train one epoch. After each step, writes a line with its ids to `path`."""
     loaders = [setting.loader(rank) for rank in range(setting.ranks)]
     iterators = [iter(loader) for loader in loaders]
     with path.open("w") as log:
@@ -99,7 +99,7 @@ def _ids(batch: fb.Batch) -> list[int]:
 
 
 def read_steps(path: Path) -> tuple[Seen, fb.Cursor | None]:
-    """What `write_steps` had written when it ended, and the last cursor; a torn last line was never a step."""
+    """Steps that `write_steps` had written when it ended, and the last cursor. A torn last line is not a step."""
     seen, cursor = Seen(), None
     for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
         if line.endswith("\n"):

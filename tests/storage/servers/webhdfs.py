@@ -82,7 +82,7 @@ class WebHdfsNode(BaseHTTPRequestHandler):
         self._say({"boolean": True})
 
     def _redirected(self, name: str, query: dict[str, str]) -> bool:
-        """The name node sends clients to a data node; here that is the same server, told by the query."""
+        """Redirect to a data node, as the name node does. Here the query marks the same server as a data node."""
         if "datanode" in query:
             return False
         options = "&".join(f"{key}={quote(value)}" for key, value in query.items() if key != "delegation")

@@ -126,7 +126,7 @@ def test_report_shows_misses_failures_and_stopped_epochs(bench: Bench, tmp_path:
 
 @pytest.mark.parametrize("kind", [pytest.param("dense", marks=pytest.mark.variation), "mixed"])
 def test_forebay_gather_and_pyarrow_bring_every_row(bench: Bench, tmp_path: Path, kind: str) -> None:
-    """In processes of their own, as the bench runs them; Forebay and the bare gather deliver the same batches."""
+    """Both run in processes of their own, like the bench. Forebay and the bare gather deliver the same batches."""
     measuring, peers = bench("loader.measuring"), bench("loader.peers")
     folder = bench("loader.data").make(kind, tmp_path, rows=ROWS, row_groups=16)
     tiny = measuring.Bench(

@@ -56,7 +56,7 @@ def same() -> Callable[[Block, Block], bool]:
 
 @pytest.fixture
 def disk_bytes() -> Callable[[Path], int]:
-    """What a folder takes: the larger of what `du` says and what the files' lengths add up to."""
+    """Size of a folder: the larger of the answer of `du` and the sum of the files' lengths."""
 
     def walk(folder: Path) -> dict[int, os.stat_result]:
         seen: dict[int, os.stat_result] = {}

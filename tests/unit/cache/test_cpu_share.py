@@ -59,7 +59,7 @@ def test_data_workers_travel() -> None:
 
 
 class Queue:
-    """Threads that take tickets of `cores` in a given order and record their admission; each stays until released."""
+    """Threads that take tickets of `cores` in a given order and record their admission. Each stays until released."""
 
     def __init__(self, cores: CpuShare) -> None:
         self.cores = cores

@@ -147,7 +147,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Event of a hanging read; reads hang until the end of the test."""
+    """Event of a hanging read. Reads hang until the end of the test."""
     go, hangs = threading.Event(), threading.Event()
 
     def hang(uri: str) -> pa.NativeFile:

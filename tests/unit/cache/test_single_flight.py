@@ -16,7 +16,7 @@ from forebay.errors import Cancelled, LoaderClosed, ReadFailed
 
 
 class Work:
-    """Records its tasks; tasks from 100 on wait for `go`."""
+    """Records its tasks. Tasks from 100 on wait for `go`."""
 
     def __init__(self) -> None:
         self.go = threading.Event()

@@ -1,4 +1,4 @@
-"""What a run tells is what MLflow keeps; without MLflow there is an error that says what to install."""
+"""MLflow keeps what a run reports. Without MLflow, the error says what to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a terminal one bar, in a log few lines; both say epoch, step, loss, speed, waiting and what is left."""
+"""One bar on a terminal, few lines in a log. Both show epoch, step, loss, speed, waiting and time left."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Show:
         self.progress = Progress(console, clock=lambda: self.now)
 
     def tell(self, *events: Event) -> list[str]:
-        """What is on the screen after `events`, by line."""
+        """Lines on the screen after `events`."""
         for event in events:
             self.progress(event, Control())
         return self.screen.getvalue().splitlines()
@@ -140,7 +140,7 @@ def test_what_steers_a_run_is_told() -> None:
 
 
 def test_steps_left_follow_the_global_batch() -> None:
-    """Three epochs of 1000 steps of 10 rows; from the second epoch on they have 40."""
+    """Three epochs: 1000 steps of 10 rows, then steps of 40 rows from the second epoch on."""
     show = Show(terminal=False)
     first = Reported(step=1, epoch=0, position=10, metrics={}, rows=10, global_batch=10)
     show.tell(STARTED, first)

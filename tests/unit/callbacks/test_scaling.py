@@ -1,4 +1,4 @@
-"""Sizes by the epoch are a function of the position; sizes by the clock are asked for when it says so."""
+"""Targets by epoch are a function of the position. Targets by time are requested when the clock says so."""
 
 from __future__ import annotations
 

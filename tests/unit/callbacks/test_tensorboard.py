@@ -1,4 +1,4 @@
-"""What a run tells is what TensorBoard reads."""
+"""TensorBoard reads what a run reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every `CheckpointStore` must do, whatever is behind it."""
+"""Laws of every `CheckpointStore`, whatever backend it has."""
 
 from __future__ import annotations
 

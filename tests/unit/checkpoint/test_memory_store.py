@@ -1,4 +1,4 @@
-"""What a store does on its node, without Ray: a worker that writes, a neighbour that takes copies, and storage."""
+"""A store on its node, without Ray: a worker that writes, a replica that takes copies, and storage."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class StoreNode:
         self._handle = await self.store.keep(number)
 
     async def write(self, step: int, **state: Any) -> int:
-        """What a worker does before it says so."""
+        """Write as a worker does, before it reports the checkpoint."""
         self._handle = self._handle or await self.store.acquire()
         write(self._handle, step, **state)
         return self._handle.number
 
     def another_worker(self) -> None:
-        """In the place of the one before, which is gone."""
+        """Replace the worker, which has ended."""
         self._handle = None
 
     async def newest(self) -> int:

@@ -40,7 +40,7 @@ def job(data: str, cache: str, storage: str, label: str = "clicked", columns: li
 
 @dataclass(frozen=True)
 class Said:
-    """What a call of the command came to."""
+    """Outcome of one call of the command."""
 
     code: int
     out: str
@@ -61,7 +61,7 @@ def forebay(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 
 @pytest.fixture
 def job_words(tmp_path: Path, parquet_folder: Callable[..., Path]) -> Callable[..., list[str]]:
-    """A job file with the parameters it needs; keywords replace or add some."""
+    """Arguments of a job file and the parameters it needs. Keywords replace or add some."""
     path = tmp_path / "small_job.py"
     path.write_text(JOB)
     folder = parquet_folder({"a.parquet": [40, 30], "b.parquet": [30]})

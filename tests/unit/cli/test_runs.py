@@ -1,4 +1,4 @@
-"""How a run's line in `forebay ps` reads; asking a cluster is tested under Ray."""
+"""A run's line in `forebay ps`. Asking a cluster is tested under Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a sweep and its trials read in `forebay ps`; asking a cluster is tested under Ray."""
+"""A sweep and its trials in `forebay ps`. Asking a cluster is tested under Ray."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def standing(*values: float, **facts: str) -> SweepStatus:
 
 
 def drawn(sweep: SweepStatus, width: int, *, colours: bool = False) -> list[str]:
-    """The table without what frames it; each trial that runs has a run."""
+    """The table without its frame. Each trial that runs has a run."""
     file = io.StringIO()
     console = Console(
         file=file, width=width, highlight=False, force_terminal=colours, color_system="standard" if colours else None

@@ -24,7 +24,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def code_of(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
-    """The names that the page's blocks define, one after another; ```python notest is left out."""
+    """Names that the page's blocks define, one after another. Blocks marked ```python notest are left out."""
     monkeypatch.chdir(folder)
     module = ModuleType("page")  # a dataclass looks up the module it is defined in
     monkeypatch.setitem(sys.modules, "page", module)

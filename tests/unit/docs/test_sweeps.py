@@ -1,4 +1,4 @@
-"""The code of the page on sweeps makes sweeps that could run; running one is tested under Ray."""
+"""The code of the page on sweeps makes valid sweeps. Running one is tested under Ray."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def blocks(page: str) -> list[str]:
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What the page's blocks define, beside the tutorial's job and its data; `made` has every sweep of them."""
+    """Names that the page's blocks define, beside the tutorial's job and data. `made` holds every sweep of them."""
     rng = np.random.default_rng(0)
     columns = {"age": rng.integers(18, 90, 400), "price": rng.random(400), "clicked": rng.integers(0, 2, 400)}
     words = {"country": rng.choice(["de", "fr"], 400), "device": rng.choice(["phone", "desk"], 400)}

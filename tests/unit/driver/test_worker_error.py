@@ -1,4 +1,4 @@
-"""What a train function raises arrives with its traceback, whatever it is."""
+"""Any exception of a train function arrives with its traceback."""
 
 from __future__ import annotations
 

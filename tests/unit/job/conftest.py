@@ -20,7 +20,7 @@ from forebay.transform.transform import Transform
 
 @pytest.fixture
 def data(parquet_folder: Callable[..., Path]) -> Data:
-    """24 rows in 4 lanes; batches of 8."""
+    """24 rows in 4 lanes, with batches of 8."""
     plan = build_plan(scan(parquet_folder({"a.parquet": [12, 12]})), seed=0, lanes=4)
     transform = Transform(x=Dense(["x0", "x1"]), label=Label("clicked"))
     return Data(plan=plan, transform=transform, global_batch=8)

@@ -16,7 +16,7 @@ class Color(enum.Enum):
 
 
 class Opaque:
-    """Nothing a word could stand for."""
+    """A type that no text can stand for."""
 
 
 @pytest.mark.parametrize(

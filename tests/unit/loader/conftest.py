@@ -18,7 +18,7 @@ NUM_ROWS = 176
 
 @dataclass(frozen=True)
 class Small:
-    """The data set with its plan; `loader(...)` fills in the rest."""
+    """The data set with its plan. `loader(...)` fills in the rest."""
 
     folder: Path
     manifest: fb.Manifest
@@ -45,7 +45,7 @@ def cache(tmp_path: Path) -> fb.DiskCache:
 
 
 def ids_of(batches: object) -> list[list[int]]:
-    """Row ids of each batch; rows of weight 0 left out."""
+    """Row ids of each batch, without rows of weight 0."""
     return [np.asarray(batch["id"]).tolist() if batch.weight else [] for batch in batches]  # type: ignore[attr-defined]
 
 

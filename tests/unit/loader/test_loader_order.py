@@ -1,4 +1,4 @@
-"""What the loader hands out is the plan's order, whatever the cache, the world, the threads and the timing."""
+"""The loader delivers the plan's order for any cache, world, number of threads and timing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ids = Callable[[object], list[list[int]]]
 
 
 def planned(small: Any, epoch: int, global_batch: int = 16, start: int = 0) -> list[list[int]]:
-    """The ids that the plan promises; ids count rows in file order, empty row groups left out."""
+    """Ids that the plan promises. Ids count rows in file order, without empty row groups."""
     first_id = np.concatenate([[0], np.cumsum(small.manifest.rows)])
     ids, position = [], start
     while size := small.plan.batch_size(position, global_batch):

@@ -20,7 +20,7 @@ Ids = Callable[[object], list[list[int]]]
 
 @runtime_checkable
 class LightningStateful(Protocol):
-    """What Lightning's `CombinedLoader` asks of a dataloader that it saves and restores.
+    """Protocol that Lightning's `CombinedLoader` requires of a dataloader that it saves and restores.
 
     Source: `_Stateful` in lightning/fabric/utilities/types.py, Lightning 2.2 and later.
     """

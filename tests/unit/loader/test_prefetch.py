@@ -82,7 +82,7 @@ def test_a_block_is_asked_for_once_per_stay(memory_manifest: Callable[..., Manif
 
 
 def test_read_ahead_is_measured_in_what_blocks_take(memory_manifest: Callable[..., Manifest]) -> None:
-    """The manifest says 8 bytes a row; blocks may be a hundred times that, or a hundredth."""
+    """The manifest says 8 bytes a row. Blocks may take a hundred times that, or a hundredth."""
     plan = build_plan(memory_manifest([100] * 50), seed=1, lanes=1, window_rows=100)
     asked = {}
     for row_bytes in (1, 100):

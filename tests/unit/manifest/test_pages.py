@@ -1,4 +1,4 @@
-"""What is fetched of a row group."""
+"""Byte ranges that are fetched of a row group."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_nothing_of_a_row_group_stays_behind(parquet_folder: Folder) -> None:
     before = pool.bytes_allocated()
     for index in range(len(manifest)):
         assert reader.read(index).num_rows == 20_000
-    # Told by the pool, since what a leaked exception's frames refer to is not garbage to Python. The thread of the last
+    # Measured in the pool: objects in a leaked exception's frames are not garbage to Python. The thread of the last
     # read may hold its pages until it has ended.
     deadline = time.monotonic() + PATIENCE_S
     while (left := pool.bytes_allocated() - before) >= 100_000:

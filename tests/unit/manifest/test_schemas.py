@@ -1,4 +1,4 @@
-"""What counts as one schema."""
+"""Differences between files that still count as one schema."""
 
 from __future__ import annotations
 

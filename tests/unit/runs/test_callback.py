@@ -1,4 +1,4 @@
-"""Callbacks hear everything; one that raises is named, and stops the run unless it is optional."""
+"""Callbacks receive every event. One that raises is named, and stops the run unless it is optional."""
 
 from __future__ import annotations
 

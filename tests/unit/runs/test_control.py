@@ -1,4 +1,4 @@
-"""What callbacks may ask for, and what workers hear of it."""
+"""Requests of callbacks, and their delivery to workers."""
 
 from __future__ import annotations
 

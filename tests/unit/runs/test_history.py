@@ -1,4 +1,4 @@
-"""What was trained twice counts once, and a long run's record stays short."""
+"""Steps that were trained twice count once, and a long run's record stays short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left out of a URI, and how it comes back where it is needed."""
+"""Credentials are removed from a URI and return where they are needed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from forebay.storage.deadline import call_with_deadline
 
 @pytest.fixture
 def stuck() -> Iterator[threading.Event]:
-    """What a hanging read waits for; set after the test so that no thread outlives it."""
+    """Event that a hanging read waits for. It is set after the test so that no thread outlives it."""
     release = threading.Event()
     yield release
     release.set()

@@ -1,4 +1,4 @@
-"""What is tried again, how often, and what is said in the end."""
+"""Errors that are retried, the number of retries, and the final message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep that cannot work is refused before any trial starts; jobs of trials."""
+"""A sweep that cannot work is refused before any trial starts. Jobs of trials."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ for read_end, write_end in pairs:
 
 
 class Ranks:
-    """Runs a function as every rank of a world; the processes stay, since importing torch takes seconds."""
+    """Runs a function as every rank of a world. The processes stay, since importing torch takes seconds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._calls = folder, 0
@@ -107,9 +107,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 class EventRecorder:
-    """A `Reporter` that keeps what it is told.
+    """A `Reporter` that records all events.
 
-    It asks to stop from the `stop_at`-th saved commit on, and for what `orders` says of a commit, counted from 1.
+    It asks to stop from the `stop_at`-th saved commit on, and sends what `orders` returns for a commit, counted
+    from 1.
     """
 
     def __init__(self, stop_at: int | None = None, orders: Callable[[int], Commands] | None = None) -> None:

@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 
 
 class Killed(Exception):
-    """The worker is gone."""
+    """Stands for the death of the worker."""
 
 
 class WorkerModel(nn.Module):
@@ -120,7 +120,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(
 
 
 def last_account(run: WorkerRun) -> list[EpochEnded]:
-    """An epoch may be told twice; the later one stands."""
+    """The last report of each epoch. An epoch may be reported twice, and the later report is valid."""
     return list({event.epoch: event for event in run.recorder.of(EpochEnded)}.values())
 
 
@@ -151,7 +151,7 @@ def test_the_end_of_an_epoch_is_told_again_after_a_resume_from_it(make_run: Call
 
 
 def test_all_epochs_so_far_are_told_again_after_a_resume(make_run: Callable[..., WorkerRun]) -> None:
-    """Whoever listened may have died epochs ago: the worker of the next driver makes up for what was missed."""
+    """The driver may have died epochs ago: the worker reports to the next driver what the old one missed."""
     run = make_run()
     run.train(die_at=15)
     first = run.recorder.of(EpochEnded)
@@ -202,7 +202,7 @@ def test_unsaved_steps_never_read_a_metric(make_run: Callable[..., WorkerRun], m
     monkeypatch.setattr(torch.Tensor, "__float__", spy)
     run = make_run(checkpoint_every=100)
     run.train()
-    assert len(read_at) <= 1 + 2 * 3  # the first step told, then step and mean at the end of each epoch
+    assert len(read_at) <= 1 + 2 * 3  # the first reported step, then step and mean at the end of each epoch
 
 
 def test_epoch_metrics_are_means_over_what_was_given(make_run: Callable[..., WorkerRun]) -> None:

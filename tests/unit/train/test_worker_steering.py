@@ -1,4 +1,4 @@
-"""What steers a run from outside and from within: orders, batch policies, rates, monitors."""
+"""Influences on a run from outside and inside: commands, batch policies, rates, monitors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LiveSteeringObjection:
 
 
 class SteeredRun:
-    """One train function, on the same commits again and again; `weights` are those after the newest commit."""
+    """One train function, on the same checkpoints again and again. `weights` are those after the newest checkpoint."""
 
     def __init__(self, assignment: TrainSpec, folder: Path, recorder: Recorder) -> None:
         self.assignment, self.folder, self.recorder = assignment, folder, recorder

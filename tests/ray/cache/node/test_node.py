@@ -234,7 +234,7 @@ def test_an_unusable_directory_is_an_error_before_anything_starts(tmp_path: Path
 
 @pytest.fixture
 def three_nodes(ray_off: None) -> Iterator[list[str]]:
-    """Ids of the nodes of a cluster; this process is a driver on the first."""
+    """Ids of the nodes of a cluster. This process is a driver on the first."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     try:
         for _ in range(2):

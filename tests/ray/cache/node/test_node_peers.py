@@ -55,7 +55,7 @@ class PeerPart(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[list[str]]:
-    """Ids of three nodes; this process is a driver on one of them."""
+    """Ids of three nodes. This process is a driver on one of them."""
     ray.shutdown()
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     try:
@@ -88,9 +88,9 @@ def call(seat: PeerSeat, method: str, *arguments: object) -> Any:
 def seats(
     cluster: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., list[PeerSeat]]]:
-    """`seats(1, 0.4, 0)`: the nodes, with room for these shares of what each reads; their actors end with the test.
+    """`seats(1, 0.4, 0)`: the nodes, with disks for these shares of the blocks. Their actors end with the test.
 
-    1 is room for what all of them read. A peer may take a minute to answer, on a machine with other work.
+    A share of 1 has room for the blocks of all nodes. A peer may take a minute to answer on a busy machine.
     """
 
     def take(*shares: float) -> list[PeerSeat]:
@@ -150,7 +150,7 @@ def on_node(node_id: str, work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def read_epoch(plan: Plan, seats: Sequence[PeerSeat], epoch: int) -> list[PeerPart]:
-    """The epoch, read by a rank on each seat at once; checks that it is the order of the plan."""
+    """Read the epoch with one rank per seat at once. Checks that the order is that of the plan."""
     worlds = [World(rank=rank, size=len(seats)) for rank in range(len(seats))]
     parts: list[PeerPart] = ray.get(
         [

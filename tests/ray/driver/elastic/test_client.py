@@ -1,4 +1,4 @@
-"""Which cluster is asked when nobody says so."""
+"""Choice of the cluster when no address is given."""
 
 from __future__ import annotations
 

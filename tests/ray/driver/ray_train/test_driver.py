@@ -95,9 +95,9 @@ class TestRayTrain(UnderRay):
 
 @pytest.mark.usefixtures("ray_session")
 def test_survivor_that_notices_a_loss_late_goes_on_in_its_process(bench: DriverBench) -> None:
-    """It is in its step, away from all collectives, when the others know and it is told to leave.
+    """The survivor is inside a step, away from all collectives, when the others see the loss and it has to leave.
 
-    On a busy machine it may be given up, and then it is another one's turn.
+    On a busy machine it may be given up. Then another worker takes its part.
     """
     heard, survivors, worlds = Heard(), list[int](), list[int]()
 
@@ -128,7 +128,7 @@ def test_survivor_that_notices_a_loss_late_goes_on_in_its_process(bench: DriverB
 
 @dataclass
 class Meddling:
-    """A train function; where it is unpickled, one rank waits in vain for one more than there are, once."""
+    """A train function. While it is unpickled, one rank once waits in vain for a rank that does not exist."""
 
     train: Callable[[Worker], None]
     mark: Path

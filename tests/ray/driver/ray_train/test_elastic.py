@@ -1,4 +1,4 @@
-"""What only a Ray cluster can do to a run: grow when it is asked to, and take a node back."""
+"""Changes of a run that need a Ray cluster: growing on request, and taking a node back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker on Ray makes of silence: of its coordinator, and of its peers."""
+"""Reaction of a worker on Ray to silence of its coordinator and of its peers."""
 
 from __future__ import annotations
 

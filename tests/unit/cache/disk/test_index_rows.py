@@ -1,4 +1,4 @@
-"""Rows of the index: written rows read back equal; any other row is damage, from which the index recovers."""
+"""Rows of the index: written rows read back equal. Any other row is damage, from which the index recovers."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ class PickleMark:
 
 @pytest.fixture
 def bomb(tmp_path: Path) -> bytes:
-    """Pickle that creates `ran` when loaded; the fixture proves that first."""
+    """Pickle that creates `ran` when loaded. The fixture proves that first."""
     trial = pickle.dumps(PickleMark(tmp_path / "tried"))
     pickle.loads(trial)
     assert (tmp_path / "tried").exists()

@@ -30,7 +30,7 @@ TRANSFORM = Transform(id=Dense("id", dtype="float64"))
 
 
 class LookupLine:
-    """Transport of plain calls to the servers of other nodes; records all requests."""
+    """Transport of plain calls to the servers of other nodes. Records all requests."""
 
     def __init__(self) -> None:
         self.doors: dict[str, PeerServer[Block]] = {}
@@ -100,7 +100,7 @@ class NotedLock:
 
 @pytest.fixture
 def peers(line: LookupLine, disk: Callable[[str], DiskCache], monkeypatch: pytest.MonkeyPatch) -> PeerLookup:
-    """Peers after their first round: `b` holds the first 20 of KEYS, `c` the next 10; 5 rows each."""
+    """Peers after their first round: `b` holds the first 20 of KEYS, `c` the next 10, with 5 rows each."""
     monkeypatch.setattr(peer_directory, "_FRESH_S", 600.0)
     for name, held in {"b": KEYS[:20], "c": KEYS[20:30]}.items():
         cache = disk(name)

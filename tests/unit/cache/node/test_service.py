@@ -37,7 +37,7 @@ TRANSFORM = Transform(id=Dense("id", dtype="float64"))
 
 
 class ServiceLine:
-    """Transport of plain calls in place of the Ray actor; records them."""
+    """Transport of plain calls in place of the Ray actor. Records them."""
 
     def __init__(self, spec: CacheSpec, *, is_here: bool = True) -> None:
         self.spec = spec
@@ -278,7 +278,7 @@ def test_close_ends_waiting_for_memory(spec: CacheSpec, manifest: Manifest, monk
 
 @pytest.fixture
 def stripes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every data set has its own lock; a shared one would protect an idle data set."""
+    """Give every data set its own lock. A shared one would protect an idle data set."""
     monkeypatch.setattr(directory, "_NUM_STRIPES", 1 << 32)
 
 

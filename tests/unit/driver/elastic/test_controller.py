@@ -24,7 +24,7 @@ DONE = Completed(stopped=None)
 
 
 class Remote:
-    """The coordinator's methods as an actor's are called; each has answered when the call returns."""
+    """The coordinator's methods, called like an actor's. Each call has answered when it returns."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -35,9 +35,9 @@ class Remote:
 
 
 class ScriptedPool:
-    """Warm workers "0", "1", ..., of which the first `size` train, and others that wait; it is also the backend.
+    """Pool and backend: warm workers "0", "1", ..., of which the first `size` train, and others that wait.
 
-    At each look, the next line of the script happens: a message, the end of the world, or nothing.
+    At each look, the next entry of the script happens: a message, the end of the world, or nothing.
     """
 
     def __init__(self, size: int, waiting: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Word is passed on once and in order; an attempt begins when all of its workers are there, and ends when all part."""
+"""Messages pass once and in order. An attempt begins once all its workers are there, and ends once all have left."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def coordinator_of(workers: int, least: int = 1, most: int = 8, max_failures: in
 
 
 async def waits(doing: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """What is not done at once."""
+    """Start a task and check that it does not finish at once."""
     task = asyncio.create_task(doing)
     await asyncio.sleep(0.01)
     assert not task.done()

@@ -1,4 +1,4 @@
-"""What callbacks ask reaches the coordinator, whenever they ask it."""
+"""Requests of callbacks reach the coordinator, whenever they are made."""
 
 from __future__ import annotations
 

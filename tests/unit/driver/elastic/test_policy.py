@@ -13,7 +13,7 @@ STATES = {"r": "requested", "p": "placed", "w": "warm"}
 
 
 def workers(text: str) -> list[PoolWorker]:
-    """One worker per word: its name, its state (w, p or r), and marks: `-` leaves, `*` is a veteran, `!` is overdue."""
+    """One worker per item: name, state (w, p or r), and marks: `-` leaves, `*` is a veteran, `!` is overdue."""
     return [
         PoolWorker(
             name=word[0],

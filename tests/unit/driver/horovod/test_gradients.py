@@ -12,7 +12,7 @@ from forebay.errors import BadJob
 
 
 class Twin:
-    """A second rank that sends what `other` makes of every flat tensor this one sends; the sum comes back."""
+    """A second rank that sends `other(flat)` for every flat tensor this one sends. Returns the sum."""
 
     def __init__(self, other: Callable[[Tensor], Tensor] = torch.clone) -> None:
         self.other = other

@@ -190,7 +190,7 @@ def test_exit_of_the_train_function_is_a_failure(bench: DriverBench, code: int) 
 
 
 def test_epochs_that_no_driver_heard_of_are_made_up_for(bench: DriverBench) -> None:
-    """Workers of a driver that was killed commit on for a while; its result knows nothing of that."""
+    """Workers of a killed driver commit on for a while. Its result contains nothing of that."""
     whole = run(bench.job("a", epochs=4), "local")
     save_result(replace(whole, epochs=whole.epochs[:1], steps=()))
     heard: list[Event] = []
@@ -241,7 +241,7 @@ def test_unknown_driver_and_a_driver_of_ones_own(bench: DriverBench) -> None:
 
 
 def test_orphaned_worker_ends_itself() -> None:
-    """A driver that is killed cannot end its workers: they notice that nobody listens."""
+    """A killed driver cannot end its workers. They notice that its end of the pipe is closed."""
     code = (
         "import os\n"
         "from forebay.driver.local.processes import WorkerProcess\n"

@@ -1,4 +1,4 @@
-"""Elastic jobs on the local driver: worker processes are started anew, at a commit, and nothing else changes."""
+"""Elastic jobs on the local driver: worker processes restart at a commit, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> DriverBench:
 
 
 class Steer:
-    """Asks for workers, and rows per step, at the end of epochs; keeps what it hears."""
+    """Sets workers and rows per step at the end of epochs. Records all events."""
 
     def __init__(self, workers: dict[int, int] | None = None, batch: dict[int, int] | None = None) -> None:
         self.heard: list[Event] = []

@@ -1,4 +1,4 @@
-"""What the Ray Train driver does at the end of a run."""
+"""Actions of the Ray Train driver at the end of a run."""
 
 from __future__ import annotations
 

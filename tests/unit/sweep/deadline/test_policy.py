@@ -256,7 +256,7 @@ def test_scaling_is_learnt_from_trials_that_changed() -> None:
 
 
 def test_it_ends_better_than_asha_on_simulated_sweeps() -> None:
-    """A cut of `bench/deadline/__main__.py`; the document has a thousand."""
+    """A cut of `bench/deadline/__main__.py`. The document has a thousand."""
     from bench.deadline import report, setting, world
 
     won = {workers: [] for workers in (1, 2)}

@@ -223,7 +223,7 @@ def test_nobody_is_given_up_by_a_guess() -> None:
     controller.now += 9.0
     assert controller.start_all() == []
     assert controller.statuses == [Trial.RUNNING, Trial.RUNNING, Trial.PAUSED]
-    # An epoch took 5 s: nobody else ends one in the 2 that are left.
+    # An epoch took 5 s: no other trial ends one in the 2 s that are left.
     assert controller.report(0, 0.5) == TrialScheduler.STOP
     controller.start_all()
     assert controller.statuses[2] == Trial.TERMINATED

@@ -12,7 +12,7 @@ from forebay.sweep.deadline.trial_workers import ANSWER_S, SILENT_S, RayTrialWor
 
 
 class SteeredRuns:
-    """Coordinators by name; those that are `silent` do not answer."""
+    """Coordinators by name. Those in `silent` do not answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         self.silent: set[str] = set()

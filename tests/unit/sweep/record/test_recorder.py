@@ -28,7 +28,7 @@ class HeldTrial:
 
 
 class Told:
-    """A recorder whose clock the test winds, and trials that do as they are told."""
+    """A recorder whose clock the test sets, and trials that the test controls."""
 
     def __init__(self, path: Path, *, made: Record | None = None, is_held: bool = True) -> None:
         self.now, self.seen, self.allocations = 0.0, 0, dict[str, HeldTrial]()

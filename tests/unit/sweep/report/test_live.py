@@ -1,4 +1,4 @@
-"""A table in a terminal, few lines in a log; a closed terminal does not end the sweep."""
+"""A table in a terminal, few lines in a log. A closed terminal does not end the sweep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TableLog:
         self.lines = LogLines(Console(file=self.file, width=140, highlight=False), clock=lambda: self.now)
 
     def show(self, made: Record, after_s: float = 1.0) -> list[str]:
-        """What is new."""
+        """New output since the last call."""
         self.now += after_s
         begin = len(self.file.getvalue())
         self.lines.show(made)

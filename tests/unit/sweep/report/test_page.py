@@ -1,4 +1,4 @@
-"""The page needs no other file and shows the content of the record; every possible record can be plotted."""
+"""The page needs no other file and shows the content of the record. Every possible record can be plotted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVIL = "<script>alert('x')</script>"
 
 
 class Reader(html.parser.HTMLParser):
-    """What stands in the page: its texts, its scripts, what it links to, and whether every tag is closed."""
+    """Content of the page: its texts, its scripts, its links, and whether every tag is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

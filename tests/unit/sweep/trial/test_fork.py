@@ -167,7 +167,7 @@ def test_what_is_held_outlives_the_commits_of_its_run(make: Make, runs: Path, ca
             pinned.append(pin(donor))
 
     run(make("donor", checkpoint_every=1, keep_last=1, epochs=5), "local", [holds])
-    # An epoch is told before the commit that ends it is written, but the last.
+    # Every epoch but the last is reported before the checkpoint at its end is written.
     assert pinned == [3, 7, 11, 15, 20]
     assert newest_stored_step(donor) == 20
     assert fork(donor, 11, str(runs / "early")) == 11

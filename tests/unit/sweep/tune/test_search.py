@@ -110,4 +110,4 @@ def test_a_searcher_draws_no_grid_and_nothing_that_depends_on_others(
 
 
 class TuneBOHB(Searcher):  # type: ignore[misc]
-    """By the name that Ray Tune's has; that one needs packages which take seconds to import."""
+    """A searcher with the name of Ray Tune's, which needs packages that take seconds to import."""

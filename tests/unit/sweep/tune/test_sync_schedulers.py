@@ -45,7 +45,7 @@ class SyncController:
         self.live.discard(trial)
 
     def _schedule_trial_save(self, trial: Trial, **options: Any) -> None:
-        """Nobody goes on from it here."""
+        """Does nothing: no trial continues from it here."""
 
     def listeners(self, trial: Trial, epoch: int, score: float) -> str:
         result = {"training_iteration": epoch, "score": score}
@@ -59,7 +59,7 @@ class SyncController:
         trial.set_status(Trial.ERROR)
 
     def starts(self) -> str | None:
-        """Who trains next."""
+        """Name of the trial that trains next."""
         trial = self._scheduler.choose_trial_to_run(self)
         if trial is not None:
             trial.set_status(Trial.RUNNING)
@@ -68,7 +68,7 @@ class SyncController:
 
 @pytest.fixture
 def hyperband(tmp_path: Path) -> SyncController:
-    """Brackets of three, five and nine trials; those of the first train nine epochs."""
+    """Brackets of three, five and nine trials. Trials of the first bracket train nine epochs."""
     return made(HyperBandScheduler(metric="score", mode="max", max_t=9, reduction_factor=3), tmp_path)
 
 
@@ -123,7 +123,7 @@ def test_population_does_not_wait_for_one_that_failed_before_a_restart(populatio
     population.add("failed", Trial.ERROR)
     a, b = population.add("a"), population.add("b")
     assert [population.starts(), population.starts()] == ["a", "b"]
-    # Further than the first round of a population that begins anew.
+    # Further than the first round of a population that starts again.
     assert population.listeners(a, 7, 0.5) == population.listeners(b, 7, 0.6) == TrialScheduler.PAUSE
     assert {population.starts(), population.starts()} == {"a", "b"}
 

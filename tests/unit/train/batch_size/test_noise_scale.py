@@ -44,7 +44,7 @@ def rows_of_ranks(size: int, world_size: int, *, even: bool) -> list[int]:
 
 
 def regress(collective: Collective, policy: NoiseScale, steps: int, even: bool, sizes: list[int]) -> dict[str, Any]:
-    """Steps on fixed parameters, all of them off by `OFF`, and a commit every 16 steps; rows as a rank gets them."""
+    """Train on fixed parameters, all off by `OFF`, with a commit every 16 steps. `even` gives ranks equal parts."""
     world = collective.world
     model = nn.Linear(FEATURES, 1, bias=False)
     nn.init.constant_(model.weight, OFF)

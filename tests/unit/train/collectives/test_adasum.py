@@ -33,7 +33,7 @@ def pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def formula(gradients: list[np.ndarray]) -> np.ndarray:
-    """Of one tensor: the recursion over halves; ranks beyond a power of two are folded into the first ones."""
+    """Adasum of one tensor: the recursion over halves. Ranks beyond a power of two are folded into the first ones."""
     power = 1 << (len(gradients).bit_length() - 1)
     rest = gradients[power:]
     gradients = [pair(a, b) for a, b in zip(gradients, rest, strict=False)] + gradients[len(rest) : power]

@@ -256,7 +256,7 @@ def test_a_step_on_gradients_of_one_rank_is_refused(make_data: Callable[..., Dat
 
 
 class WrittenGradients:
-    """A number that remembers how it was added up; `LaneTree` needs no more of a tensor."""
+    """A number that records how it was added up. `LaneTree` needs no more of a tensor."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -143,7 +143,7 @@ def test_gradients_do_not_depend_on_the_world(
 def train_once(
     collective: Collective, assignment: TrainSpec, folder: Path, recorder: Any, die_at: int | None
 ) -> dict[str, Any]:
-    """Train until `die_at` steps are done, or to the end; everything that must be equal after a resume."""
+    """Train until `die_at` steps are done, or to the end. Returns everything that must be equal after a resume."""
     seen: dict[int, list[int]] = {}
     losses: dict[int, float] = {}
     last: dict[str, np.ndarray] = {}
@@ -232,7 +232,7 @@ def test_fit_gives_one_auc_at_every_world_size(
 
 
 def meet_late(collective: TorchCollective, folder: Path) -> str:
-    """Anew, rank 1 two seconds after rank 0, whose next collective it then leaves out."""
+    """Meet again, rank 1 two seconds after rank 0. Rank 1 then leaves out the next collective of rank 0."""
     world, is_over = collective.world, folder / "over"
     dist.destroy_process_group()
     time.sleep(2.0 * world.rank)

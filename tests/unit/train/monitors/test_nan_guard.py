@@ -17,7 +17,7 @@ from forebay.train.setup import TrainSetup
 
 
 class Loop:
-    """A small training loop under one guard; `spoil[step]` is done to the gradients of that step."""
+    """A small training loop under one guard. `spoil[step]` is done to the gradients of that step."""
 
     def __init__(self, guard: NanGuard, model: nn.Module | None = None, **options: Any) -> None:
         torch.manual_seed(0)

@@ -36,7 +36,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 
 class Trained:
-    """A layer with an optimizer, and a scheduler where there is one; `go` makes steps on fixed gradients."""
+    """A layer with an optimizer, and optionally a scheduler. `go` makes steps on fixed gradients."""
 
     def __init__(self, schedule: Callable[[Any], Any] | None = None, *, kind: Any = torch.optim.Adam, **options: Any):
         torch.manual_seed(0)
