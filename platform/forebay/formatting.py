@@ -68,6 +68,11 @@ def _three_digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
+def workers_text(world_size: int, target: int) -> str:
+    """Workers that train now and, if it differs, the number they should be: `2`, `2 -> 4`."""
+    return f"{world_size}" if target == world_size else f"{world_size} -> {target}"
+
+
 def age_text(seconds: float) -> str:
     """Seconds in the largest unit that leaves a number of 1 or more.
 

@@ -18,13 +18,13 @@ from rich.text import Text
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import only_the_document, print_json, print_parts, print_table
-from forebay.formatting import age_text, count_text, time_text
+from forebay.formatting import age_text, time_text, workers_text
+from forebay.report.columns import Column, column
 from forebay.runs.status import RunStatus
-from forebay.sweep.record.status import SweepStatus, TrialStatus
-from forebay.sweep.report.live import COLOURS, empty_table, one_line
+from forebay.sweep.record.status import SweepStatus
+from forebay.sweep.report.live import TrialTable
 from forebay.sweep.report.text import value_text
-
-COLUMNS = ("run", "driver", "state", "workers", "epoch", "step", "rows/s", "checkpoint", "age")
+from forebay.sweep.report.trial_columns import TrialRow, status_columns
 
 RunName = Annotated[str, typer.Argument(help="Name of the run, as `forebay ps` lists it.", metavar="RUN")]
 
@@ -45,7 +45,8 @@ def ps(as_json: AsJson = False) -> None:
     of_trials = {trial.run for sweep in swept for trial in sweep.trials}
     others = [status for status in found if status.name not in of_trials]
     if others:
-        print_table(COLUMNS, [_cells(status) for status in others])
+        rows = [[each.text(status) for each in RUN_COLUMNS] for status in others]
+        print_table([each.title for each in RUN_COLUMNS], rows)
     elif not swept:
         typer.echo("No run is under way on this cluster.")
 
@@ -106,26 +107,29 @@ def _cluster(as_json: bool) -> Iterator[None]:
         yield
 
 
-def _cells(status: RunStatus) -> tuple[object, ...]:
-    workers = f"{status.world_size}"
-    if status.target != status.world_size:
-        workers += f" -> {status.target}"
-    if status.min_workers != status.max_workers:
-        workers += f" ({status.min_workers} to {status.max_workers})"
-    committed = "-"
-    if status.last_commit_step is not None and status.last_commit_age_s is not None:
-        committed = f"step {status.last_commit_step}, {age_text(status.last_commit_age_s)} ago"
-    return (
-        status.name,
-        status.driver,
-        status.state,
-        workers,
-        f"{min(status.epoch + 1, status.epochs)} of {status.epochs}",
-        status.step,
-        f"{status.rows_per_s:,.0f}",
-        committed,
-        age_text(max(0.0, time.time() - status.started_at)),
-    )
+def _workers(status: RunStatus) -> str:
+    """`2 -> 4 (1 to 8)`: workers that train now, the target if it differs, the bounds of an elastic job."""
+    bounds = "" if status.min_workers == status.max_workers else f" ({status.min_workers} to {status.max_workers})"
+    return f"{workers_text(status.world_size, status.target)}{bounds}"
+
+
+def _checkpoint(status: RunStatus) -> str | None:
+    if status.last_commit_step is None or status.last_commit_age_s is None:
+        return None
+    return f"step {status.last_commit_step}, {age_text(status.last_commit_age_s)} ago"
+
+
+RUN_COLUMNS: tuple[Column[RunStatus], ...] = (
+    column("run", lambda status: status.name),
+    column("driver", lambda status: status.driver),
+    column("state", lambda status: status.state),
+    column("workers", _workers),
+    column("epoch", lambda status: f"{min(status.epoch + 1, status.epochs)} of {status.epochs}"),
+    column("step", lambda status: status.step),
+    column("rows/s", lambda status: status.rows_per_s, "{:,.0f}".format),
+    column("checkpoint", _checkpoint),
+    column("age", lambda status: max(0.0, time.time() - status.started_at), age_text),
+)
 
 
 def headline(sweep: SweepStatus) -> str:
@@ -142,30 +146,7 @@ def headline(sweep: SweepStatus) -> str:
 
 def trial_table(sweep: SweepStatus, runs: Mapping[str, RunStatus]) -> Table:
     """A line per trial, the best one in bold. `runs` are those under way, by name."""
-    names = ("trial", "state", "workers", "epochs", sweep.metric, "best", "rows/s", "time")
-    table = empty_table(names, sweep.metric)
+    table = TrialTable(status_columns(sweep.metric), sweep.metric, best=sweep.best_trial)
     for trial in sweep.trials:
-        texts = [one_line(cell) for cell in trial_cells(trial, runs.get(trial.run))]
-        texts[1].stylize(COLOURS[trial.state])
-        table.add_row(*texts, style="bold" if trial.id == sweep.best_trial else None)
-    return table
-
-
-def trial_cells(trial: TrialStatus, run: RunStatus | None) -> tuple[str, ...]:
-    """A trial's line. `run` is its run if that is under way."""
-    return (
-        trial.id,
-        trial.state,
-        _workers(trial.workers, trial.workers if run is None else run.target),
-        str(trial.epochs or "-") if run is None else f"{run.epoch} of {run.epochs}",
-        value_text(trial.value),
-        value_text(trial.best),
-        "-" if run is None else count_text(run.rows_per_s),
-        time_text(trial.seconds),
-    )
-
-
-def _workers(there: int, wanted: int) -> str:
-    if there != wanted:
-        return f"{there} -> {wanted}"
-    return str(there) if there else "-"
+        table.add_trial(TrialRow.of_status(trial, runs.get(trial.run)))
+    return table.table

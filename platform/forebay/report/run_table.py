@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from forebay.events import EpochEnded
 from forebay.formatting import bytes_text, count_text, metric_text, seconds_text, share_text, time_text
+from forebay.report.columns import Column, column
 from forebay.report.fitted_table import FittedTable
 from forebay.report.run_plots import write_plots
 from forebay.report.stages import CAPTION, stage_s, stages_of
 from forebay.runs.result import Result
+
+EpochColumn = Column[EpochEnded]
 
 
 def show_report(result: Result, console: Console | None = None) -> None:
@@ -29,24 +34,16 @@ def epoch_table(result: Result) -> FittedTable:
     `stored` are the bytes read from it and written to it. `opens` counts Parquet files that were opened. `uncached`
     stands only where some blocks did not fit: the bytes of these blocks.
     """
-    metrics = metric_names(result)
     bypassed = any(epoch.tally.get("bypasses") for epoch in result.epochs)
-    columns = ["epoch", *metrics, "rows/s", "time", "wait", "hits", "cached", "stored", "opens"]
-    rows = []
-    for epoch in result.epochs:
-        given = [metric_text(epoch.metrics[name]) if name in epoch.metrics else "-" for name in metrics]
-        rows.append([str(epoch.epoch + 1), *given, *_cost(epoch), *([_uncached(epoch)] if bypassed else [])])
+    columns = [EPOCH, *map(_metric, metric_names(result)), *COSTS, *([UNCACHED] if bypassed else [])]
     title = f"{result.name}, stopped: {result.stopped}" if result.stopped else result.name
-    return FittedTable([*columns, *(["uncached"] if bypassed else [])], rows, title=title)
+    return _table(columns, result.epochs, title)
 
 
 def stage_table(result: Result) -> FittedTable:
     """One row per epoch: seconds by stage, summed over threads and ranks."""
-    stages = stages_of(result.epochs)
-    rows = [
-        [str(epoch.epoch + 1), *(_short_seconds(stage_s(epoch, stage)) for stage in stages)] for epoch in result.epochs
-    ]
-    return FittedTable(["epoch", *stages], rows, title="seconds by stage, summed over workers", caption=CAPTION)
+    columns = [EPOCH, *map(_stage, stages_of(result.epochs))]
+    return _table(columns, result.epochs, "seconds by stage, summed over workers", CAPTION)
 
 
 def metric_names(result: Result) -> list[str]:
@@ -55,23 +52,37 @@ def metric_names(result: Result) -> list[str]:
     return sorted(names, key=lambda name: name != "loss")
 
 
-def _cost(epoch: EpochEnded) -> list[str]:
-    tally = epoch.tally
-    hits, stores, bypasses = (tally.get(name, 0) for name in ("hits", "stores", "bypasses"))
-    blocks = hits + stores + bypasses
-    return [
-        count_text(epoch.rows_per_s),
-        time_text(epoch.seconds),
-        share_text(epoch.wait_share),
-        f"{hits:.0f}/{blocks:.0f}",
-        bytes_text(tally.get("hit_bytes", 0)),
-        bytes_text(tally.get("stored_bytes", 0)),
-        f"{tally.get('parquet_opens', 0):.0f}",
-    ]
+def _table(
+    columns: Sequence[EpochColumn], epochs: Sequence[EpochEnded], title: str, caption: str | None = None
+) -> FittedTable:
+    rows = [[each.text(epoch) for each in columns] for epoch in epochs]
+    return FittedTable([each.title for each in columns], rows, title=title, caption=caption)
 
 
-def _uncached(epoch: EpochEnded) -> str:
-    return bytes_text(epoch.tally.get("bypass_bytes", 0))
+def _hits(epoch: EpochEnded) -> str:
+    hits, stores, bypasses = (epoch.tally.get(name, 0) for name in ("hits", "stores", "bypasses"))
+    return f"{hits:.0f}/{hits + stores + bypasses:.0f}"
+
+
+EPOCH: EpochColumn = column("epoch", lambda epoch: epoch.epoch + 1)
+COSTS: tuple[EpochColumn, ...] = (
+    column("rows/s", lambda epoch: epoch.rows_per_s, count_text),
+    column("time", lambda epoch: epoch.seconds, time_text),
+    column("wait", lambda epoch: epoch.wait_share, share_text),
+    column("hits", _hits),
+    column("cached", lambda epoch: epoch.tally.get("hit_bytes", 0), bytes_text),
+    column("stored", lambda epoch: epoch.tally.get("stored_bytes", 0), bytes_text),
+    column("opens", lambda epoch: epoch.tally.get("parquet_opens", 0), "{:.0f}".format),
+)
+UNCACHED: EpochColumn = column("uncached", lambda epoch: epoch.tally.get("bypass_bytes", 0), bytes_text)
+
+
+def _metric(name: str) -> EpochColumn:
+    return column(name, lambda epoch: epoch.metrics.get(name), metric_text)
+
+
+def _stage(name: str) -> EpochColumn:
+    return column(name, lambda epoch: stage_s(epoch, name), _short_seconds)
 
 
 def _short_seconds(seconds: float) -> str:

@@ -14,6 +14,7 @@ from forebay.sweep.record.record import Mode, Record, load_record
 from forebay.sweep.report.page import FILE_NAME, body
 from forebay.sweep.report.parallel import configs_figure
 from forebay.sweep.report.plots import metric_figure, workers_figure
+from forebay.sweep.report.trial_columns import TrialRow, data_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,25 +62,9 @@ class SweepResult:
 
         Config and run are those of the trial's best value: population-based training changes them during the sweep.
         """
-        rows = []
-        for trial in self.record.ranked:
-            best, last = trial.best(self.mode), trial.last
-            rows.append(
-                {
-                    "trial": trial.id,
-                    "state": trial.state,
-                    "epochs": trial.epochs,
-                    f"best_{self.metric}": best.value if best else None,
-                    "best_epoch": best.epoch if best else None,
-                    f"last_{self.metric}": last.value if last else None,
-                    "seconds": trial.seconds(self.record.elapsed_s),
-                    **{f"config/{name}": trial.config_at_best.get(name) for name in self.record.parameters},
-                    "blocks": trial.blocks,
-                    "error": trial.error,
-                    "run": _run_path(self.path, trial.run_at_best),
-                }
-            )
-        return pd.DataFrame(rows)
+        columns = data_columns(self.metric, self.record.parameters, lambda run: _run_path(self.path, run))
+        rows = [TrialRow.of_record(self.record, trial) for trial in self.record.ranked]
+        return pd.DataFrame([{each.title: each.value(row) for each in columns} for row in rows])
 
     def plot_metric(self) -> Figure:
         """Plot the metric over time, one line per trial."""

@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import replace
 
-from forebay.cli.runs import COLUMNS, _cells
+from forebay.cli.runs import RUN_COLUMNS
 from forebay.runs.status import RunStatus
 
 STATUS = RunStatus(
@@ -31,9 +31,9 @@ STATUS = RunStatus(
 )
 
 
-def line(**facts: object) -> dict[str, object]:
+def line(**facts: object) -> dict[str, str]:
     status = replace(STATUS, started_at=time.time() - 7200, **facts)  # type: ignore[arg-type]
-    return dict(zip(COLUMNS, _cells(status), strict=True))
+    return {column.title: column.text(status) for column in RUN_COLUMNS}
 
 
 def test_line_of_a_run() -> None:
@@ -43,7 +43,7 @@ def test_line_of_a_run() -> None:
         "state": "training",
         "workers": "2 (1 to 8)",
         "epoch": "4 of 40",
-        "step": 1200,
+        "step": "1200",
         "rows/s": "12,346",
         "checkpoint": "step 1180, 3 s ago",
         "age": "2 h",

@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 from tests.unit.sweep.made import record, trial
 
-from forebay.cli.runs import trial_cells, trial_table
+from forebay.cli.runs import trial_table
 from forebay.runs.status import RunStatus
 from forebay.sweep.record.record import Record
 from forebay.sweep.record.status import SweepStatus
+from forebay.sweep.report.trial_columns import WORKERS, TrialRow
 
 
 def status(name: str, target: int) -> RunStatus:
@@ -83,4 +84,4 @@ def test_a_long_name_of_a_metric_is_cut_and_nothing_else() -> None:
 
 def test_a_trial_that_loses_all_its_workers() -> None:
     trial_standing = standing(0.7).trials[0]
-    assert trial_cells(trial_standing, status("ctr", 0))[2] == "1 -> 0"
+    assert WORKERS.text(TrialRow.of_status(trial_standing, status("ctr", 0))) == "1 -> 0"

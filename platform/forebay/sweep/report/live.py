@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import Any, Protocol
@@ -18,7 +18,8 @@ from rich.text import Text
 
 from forebay.formatting import time_text
 from forebay.sweep.record.record import Record, State, active_first
-from forebay.sweep.report.text import best_text, cells, columns, config_text, summary_line, value_text
+from forebay.sweep.report.text import best_text, config_text, summary_line, value_text
+from forebay.sweep.report.trial_columns import TrialColumn, TrialRow, live_columns
 
 FIRST_LINE_EVERY_S, LAST_LINE_EVERY_S = 10.0, 60.0
 LOG_WIDTH = 160
@@ -216,33 +217,37 @@ class LogLines:
 def trial_table(record: Record, most: int | None = None, width: int = LOG_WIDTH) -> Table:
     """One row per trial, at most `most` rows, the best trial in bold. `width` is that of the terminal, in columns."""
     best = record.best
-    names = columns(record)
-    shown = [number for number, name in enumerate(names) if width >= ROOMY or name not in NOT_IF_NARROW]
-    table = empty_table([names[number] for number in shown], record.metric)
+    shown = [each for each in live_columns(record.metric) if width >= ROOMY or each.title not in NOT_IF_NARROW]
+    table = TrialTable(shown, record.metric, best=best.id if best else None)
     trials = active_first(record) if most is not None else record.ranked
     fitting = len(trials) if most is None or len(trials) <= most else most - 1
     for trial in trials[:fitting]:
-        texts = [one_line(cell) for cell in cells(record, trial)]
-        texts[1].stylize(COLOURS[trial.state])
-        style = "bold" if best is not None and trial.id == best.id else None
-        table.add_row(*(texts[number] for number in shown), style=style)
+        table.add_trial(TrialRow.of_record(record, trial))
     if fitting < len(trials):
-        table.add_row(Text(f"and {len(trials) - fitting} more", style="dim"))
-    return table
+        table.table.add_row(Text(f"and {len(trials) - fitting} more", style="dim"))
+    return table.table
 
 
-def empty_table(names: Iterable[str], metric: str) -> Table:
-    """Table of trials without rows. In a narrow terminal, configs and a long metric name are cut."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in names:
-        is_text = name in ("trial", "state", "config")
-        may_be_cut = name in ("config", metric)  # rich narrows what may be wrapped before anything else
-        justify: JustifyMethod = "left" if is_text else "right"
-        table.add_column(one_line(name), justify=justify, no_wrap=not may_be_cut, overflow="ellipsis")
-    return table
+class TrialTable:
+    """Table of trials for a terminal, the trial `best` in bold. If narrow, configs and a long metric name are cut."""
+
+    def __init__(self, columns: Sequence[TrialColumn], metric: str, best: str | None) -> None:
+        self.table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        self._columns, self._best = columns, best
+        for title in (each.title for each in columns):
+            is_text = title in ("trial", "state", "config")
+            may_be_cut = title in ("config", metric)  # rich narrows what may be wrapped before anything else
+            justify: JustifyMethod = "left" if is_text else "right"
+            self.table.add_column(_one_line(title), justify=justify, no_wrap=not may_be_cut, overflow="ellipsis")
+
+    def add_trial(self, row: TrialRow) -> None:
+        """Add the row of one trial, its state in the colour of the state."""
+        texts = [_one_line(each.text(row)) for each in self._columns]
+        texts[1].stylize(COLOURS[row.state])
+        self.table.add_row(*texts, style="bold" if row.id == self._best else None)
 
 
-def one_line(text: str) -> Text:
+def _one_line(text: str) -> Text:
     """Single-line text, cut with `…`."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
@@ -254,11 +259,13 @@ def _epochs(count: int) -> str:
 def html_table(record: Record) -> str:
     """The table as HTML."""
     best = record.best
-    head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in columns(record))
+    columns = live_columns(record.metric)
+    head = "".join(f"<th style='text-align:left'>{escape(each.title)}</th>" for each in columns)
     rows = []
     for trial in active_first(record):
         weight = " style='font-weight:bold'" if best is not None and trial.id == best.id else ""
-        line = "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in cells(record, trial))
+        row = TrialRow.of_record(record, trial)
+        line = "".join(f"<td style='text-align:left'>{escape(each.text(row))}</td>" for each in columns)
         rows.append(f"<tr{weight}>{line}</tr>")
     return (
         f"<p><b>{escape(record.name)}</b>: {escape(summary_line(record))}</p>"

@@ -14,11 +14,12 @@ from forebay.formatting import time_text
 from forebay.storage.atomic import ADVICE, write_atomically, write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import below
-from forebay.sweep.record.record import Record, TrialRecord
+from forebay.sweep.record.record import Record
 from forebay.sweep.report.colours import Colours
 from forebay.sweep.report.parallel import configs_figure
 from forebay.sweep.report.plots import as_png, metric_figure, workers_figure
-from forebay.sweep.report.text import blocks_text, config_text, states_text, value_text, word
+from forebay.sweep.report.text import blocks_text, config_text, states_text, value_text
+from forebay.sweep.report.trial_columns import STATE, TRIAL, TrialColumn, TrialRow, page_columns
 
 FILE_NAME = "sweep.html"
 
@@ -149,36 +150,27 @@ def _header(record: Record) -> str:
 
 
 def _table(record: Record) -> str:
-    names, best, colours = record.parameters, record.best, Colours(record)
-    titles = ("trial", "state", "epochs", f"best {record.metric}", f"last {record.metric}", "seconds", *names)
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    rows = [
-        f"<tr{_class('best' if trial == best else '')}>{_cells(record, trial, colours.of(trial))}</tr>"
-        for trial in record.ranked
-    ]
+    best, colours = record.best, Colours(record)
+    columns = page_columns(record.metric, record.parameters)
+    head = "".join(f"<th>{escape(column.title)}</th>" for column in columns)
+    rows = []
+    for trial in record.ranked:
+        row, colour = TrialRow.of_record(record, trial), colours.of(trial)
+        cells = "".join(_cell(column, row, colour) for column in columns)
+        rows.append(f"<tr{_class('best' if trial == best else '')}>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _cells(record: Record, trial: TrialRecord, colour: str) -> str:
-    """Cells of a row. `colour` is the trial's colour in the plots."""
-    best, last, config = trial.best(record.mode), trial.last, trial.config_at_best
-    seconds = trial.seconds(record.elapsed_s)
-    cells = [
-        f'<td data-key="{escape(trial.id)}"><i style="background: {colour}"></i>{escape(trial.id)}</td>',
-        _cell(trial.state, trial.state, trial.state, trial.error),
-        _cell(str(trial.epochs), trial.epochs),
-        _cell(value_text(best.value if best else None), best.value if best else None),
-        _cell(value_text(last.value if last else None), last.value if last else None),
-        _cell(f"{seconds:.0f}", seconds),
-        *(_cell("-" if name not in config else word(config[name]), config.get(name)) for name in record.parameters),
-    ]
-    return "".join(cells)
-
-
-def _cell(text: str, key: object, kind: str = "", hint: str | None = None) -> str:
-    """Cell of a row. `key` is its sort key, `hint` its tooltip."""
-    title = f' title="{escape(hint)}"' if hint else ""
-    return f'<td{_class(kind)}{title} data-key="{escape("" if key is None else str(key))}">{escape(text)}</td>'
+def _cell(column: TrialColumn, row: TrialRow, colour: str) -> str:
+    """Cell of a row, with its sort key. `colour` is the trial's colour in the plots; its error is a tooltip."""
+    key, text = column.value(row), escape(column.text(row))
+    data = f'data-key="{escape("" if key is None else str(key))}"'
+    if column is TRIAL:
+        return f'<td {data}><i style="background: {colour}"></i>{text}</td>'
+    if column is STATE:
+        hint = f' title="{escape(row.error)}"' if row.error else ""
+        return f"<td{_class(row.state)}{hint} {data}>{text}</td>"
+    return f"<td {data}>{text}</td>"
 
 
 def _errors(record: Record) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from forebay.formatting import count_text, metric_text, time_text
+from forebay.formatting import metric_text, time_text
 from forebay.sweep.record.record import Record, TrialRecord
 
 
@@ -36,28 +36,6 @@ def _have(count: int, one: str, many: str) -> str:
 
 
 MAX_WORD = 32
-
-
-def columns(record: Record) -> tuple[str, ...]:
-    """Headers of the live table."""
-    return ("trial", "state", "epoch", record.metric, "best", "workers", "rows/s", "time", "config")
-
-
-def cells(record: Record, trial: TrialRecord) -> tuple[str, ...]:
-    """Row of a trial in the live table."""
-    best, last = trial.best(record.mode), trial.last
-    is_running = trial.state == "running"
-    return (
-        trial.id,
-        trial.state,
-        str(trial.epochs) if last else "-",
-        value_text(last.value) if last else "-",
-        value_text(best.value) if best else "-",
-        str(trial.workers) if is_running else "-",
-        count_text(last.rows_per_s) if last and is_running else "-",
-        time_text(trial.seconds(record.elapsed_s)),
-        config_text(trial.config),
-    )
 
 
 def summary_line(record: Record) -> str:

@@ -142,7 +142,7 @@ def drawn(made: Record, width: int) -> tuple[list[str], str]:
 def test_in_a_narrow_terminal_only_the_config_is_cut() -> None:
     made = record(trial("6d6ab_00001", 0.7303, lr=0.00152, kind="adam", dim=4, global_batch=512))
     head, line = drawn(made, 100)
-    assert head == ["trial", "state", "epoch", "auc", "best", "workers", "rows/s", "time", "config"]
+    assert head == ["trial", "state", "epochs", "auc", "best", "workers", "rows/s", "time", "config"]
     assert line.split()[:8] == ["6d6ab_00001", "running", "1", "0.7303", "0.7303", "1", "2.00k", "1:00"]
     assert line.split()[8] == "lr=0.00152," and line.endswith("…")
 
@@ -150,7 +150,7 @@ def test_in_a_narrow_terminal_only_the_config_is_cut() -> None:
 def test_a_narrow_terminal_leaves_out_columns_so_that_the_config_can_be_read() -> None:
     made = record(trial("6d6ab_00001", 0.7303, lr=0.00152, kind="adam", dim=4))
     head, line = drawn(made, 80)
-    assert head == ["trial", "state", "epoch", "auc", "best", "workers", "config"]
+    assert head == ["trial", "state", "epochs", "auc", "best", "workers", "config"]
     assert line.split()[:6] == ["6d6ab_00001", "running", "1", "0.7303", "0.7303", "1"]
     assert "lr=0.00152, kind=adam" in line
 
