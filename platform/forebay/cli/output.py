@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,7 +76,7 @@ def print_error(error: ForebayError, *, as_json: bool) -> None:
     """The error on standard error: what happened and what to do, without a traceback."""
     if as_json:
         facts = {"error": type(error).__name__, "message": str(error), "facts": error.facts}
-        sys.stderr.write(json.dumps(facts, default=str) + "\n")
+        sys.stderr.write(to_json(facts, not_finite=lambda _: None) + "\n")
     else:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
 

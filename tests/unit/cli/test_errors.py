@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.cli.app import main
-from forebay.errors import MissingColumn, NoFiles
+from forebay.cli.output import print_error
+from forebay.errors import InvalidOption, MissingColumn, NoFiles
 
 Call = Callable[..., Any]
 
@@ -158,6 +160,12 @@ def test_what_is_no_manifest(forebay: Call, tmp_path: Path) -> None:
 def test_json_errors_are_json(forebay: Call, tmp_path: Path) -> None:
     said = forebay("scan", tmp_path / "nowhere", "--json")
     assert json.loads(said.err)["error"] == "NoFiles"
+
+
+def test_json_errors_have_no_number_that_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(InvalidOption("lr is not a number", lr=math.nan, path=Path("/a")), as_json=True)
+    facts = json.loads(capsys.readouterr().err, parse_constant=pytest.fail)["facts"]
+    assert facts == {"lr": None, "path": "/a"}
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

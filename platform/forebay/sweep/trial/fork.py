@@ -20,9 +20,10 @@ from forebay.checkpoint.encoded import CorruptCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.runs.result import Result, save_result
-from forebay.storage.atomic import write_atomically, write_failed
+from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import below, resolve
+from forebay.storage.json_file import read_json_file, to_json, write_json_file
 from forebay.train.state.hyperparameters import left_out
 from forebay.train.state.snapshot import Snapshot
 
@@ -104,7 +105,7 @@ def fork(source: str, step: int, target: str) -> int:
     encoded = Encoder().encode(replace(snapshot, objects=objects).to_checkpoint(commit.world), ReusableBuffer())
     origin = Origin(run=resolve(source).uri, step=commit.step)
     try:
-        write_atomically(below(target, ORIGIN_FILE), json.dumps(asdict(origin)).encode())
+        write_json_file(target, ORIGIN_FILE, to_json(asdict(origin)))
         # The target's driver knows these epochs from the start and does not report them to its callbacks.
         save_result(_result_so_far(commit, snapshot, target))
         _files(target, CHECKPOINTS).write(encoded)
@@ -115,14 +116,10 @@ def fork(source: str, step: int, target: str) -> int:
 
 def origin_of(run: str) -> Origin | None:
     """Origin of the run in folder `run`, or None for a run that started at step 0 or has not started."""
-    place = resolve(below(run, ORIGIN_FILE))
     if newest_stored_step(run) is None:
         return None
-    try:
-        with place.fs.open_input_stream(place.path) as stream:
-            return Origin(**json.loads(stream.read()))
-    except FileNotFoundError:
-        return None
+    content = read_json_file(run, ORIGIN_FILE, "run")
+    return None if content is None else Origin(**json.loads(content))
 
 
 def _load_checkpoint(run: str, step: int) -> Checkpoint:

@@ -22,6 +22,7 @@ from forebay.events import EpochEnded
 from forebay.runs.result import Result
 from forebay.storage.credentials import redact
 from forebay.storage.filesystem import below
+from forebay.storage.json_file import to_json, write_json_file
 from forebay.sweep.layout import run_name, runs_path
 from forebay.sweep.trial.fork import newest_stored_step, pin
 from forebay.sweep.trial.generations import newest_generation, start_generation
@@ -102,7 +103,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
                 self._pinned = (self._reported_epoch, self._pin_checkpoint(nested, step))
             step = self._pinned[1]
         facts = {"trial": self.trial_id, "generation": self._generation, "run": self._path, "step": step}
-        Path(checkpoint_dir, CHECKPOINT).write_text(json.dumps(facts))
+        write_json_file(checkpoint_dir, CHECKPOINT, to_json(facts))
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Continue the trial's own run, or start a new one from another trial's checkpoint."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.errors import InvalidOption
+from forebay.storage.json_file import to_json, write_json_file
 from forebay.testing.data.hidden_towers import CARDINALITIES, ID_LAWS, NUM_FLOATS, HiddenTowers
 
 Progress = Callable[[int, int], None]
@@ -111,7 +112,7 @@ def write_click_log(
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         best_auc = _write_files(unfinished, shape, progress)
-        _write_facts(unfinished / FACTS_FILE, {**asdict(shape), "best_auc": best_auc})
+        write_json_file(str(unfinished), FACTS_FILE, to_json({**asdict(shape), "best_auc": best_auc}))
         unfinished.chmod(0o755)
         return _publish(unfinished, target, shape)
     finally:
@@ -164,7 +165,9 @@ def _write_files(folder: Path, shape: _Shape, progress: Progress | None) -> floa
                     done += group_rows
                     if progress is not None:
                         progress(done, shape.rows)
-            _flush(sink.fileno(), sink.flush)
+            sink.flush()
+            # fsync before the rename: after a crash a torn file must never look complete.
+            os.fsync(sink.fileno())
     return scores.auc()
 
 
@@ -187,15 +190,3 @@ def _row_group(rng: np.random.Generator, rows: int, towers: HiddenTowers, scores
     return pa.Table.from_arrays(
         [*map(pa.array, floats), *map(pa.array, ids), pa.array(clicked.view(np.int8))], schema=SCHEMA
     )
-
-
-def _write_facts(path: Path, facts: dict[str, object]) -> None:
-    with path.open("w") as sink:
-        json.dump(facts, sink, indent=1)
-        _flush(sink.fileno(), sink.flush)
-
-
-def _flush(descriptor: int, flush: Callable[[], None]) -> None:
-    flush()
-    # fsync before the rename: after a crash a torn file must never look complete.
-    os.fsync(descriptor)
