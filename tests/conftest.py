@@ -1,4 +1,4 @@
-"""Small Parquet data for every test, and guards that fail a test which leaves a thread or a variable behind."""
+"""Small Parquet data for every test, and guards that fail a test that leaves a thread or a variable behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.schedule import LongestFirst, save_durations, seconds_by, starts_ray
 from xdist.remote import Producer
 
-# A machine with other work does not say how long an example takes.
+# The time of an example means nothing on a machine with other work.
 settings.register_profile("forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("forebay")
 
@@ -25,7 +25,7 @@ GRACE_S = 30.0
 SETTLE_S = 0.02
 # One event loop per process that fsspec starts on first use and never stops.
 PROCESS_WIDE_THREADS = ("fsspecIO",)
-# Background threads of a live Ray session; they belong to the session, not to the test.
+# Background threads of a live Ray session. They belong to the session, not to the test.
 RAY_LIBRARIES = frozenset({"ray", "torch", "pyarrow", "grpc", "opencensus", "opentelemetry", "prometheus_client"})
 # Written by pytest itself, by `ray.init` and the first import of Ray, and by the first step of an optimizer, which no
 # test controls.

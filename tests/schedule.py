@@ -1,4 +1,4 @@
-"""Which process of `make test` runs which tests: whole modules, those that took longest first."""
+"""Distribution of tests over the processes of `make test`: whole modules, the longest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many cases of damage, each in a process that it may kill: on its death the next process goes on after that case."""
+"""Many cases of damage, each in a process that it may kill. After its death the next process continues."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Campaign:
     faults: list[str] = field(default_factory=list)
 
     def run(self, cases: int, *, first: int = 0, most_faults: int = 20) -> None:
-        """Case by case, through as many processes as it takes."""
+        """Run the cases in order, through as many processes as necessary."""
         at, stop = first, first + cases
         while at < stop and len(self.faults) < most_faults:
             at = self._run_process(at, stop)
 
     def _run_process(self, first: int, stop: int) -> int:
-        """The number of the case to go on with."""
+        """Run cases in one process. Returns the number of the next case to run."""
         command = [
             sys.executable,
             "main.py",
@@ -130,5 +130,5 @@ def fuzz(tmp_path: Path) -> Callable[..., Campaign]:
 
 @pytest.fixture
 def fuzz_module() -> Any:
-    """This file, for the tests of itself."""
+    """This file, for its own tests."""
     return sys.modules[Campaign.__module__]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-# How many cases make a few seconds of `make test`; `-m soak` runs many more, of another seed each time.
+# Number of cases for a few seconds of `make test`. `-m soak` runs many more, each time with another seed.
 SHORT = {"parquet": 600, "cached": 120, "saved": 400}
 LONG = {"parquet": 100_000, "cached": 20_000, "saved": 50_000}
 
@@ -31,7 +31,7 @@ def test_nothing_damaged_does_harm_for_hours(fuzz: Callable[..., Any], target: s
 
 
 def test_damage_is_met_everywhere(fuzz: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """If every case ended at the first check, the code behind it would never be tried."""
+    """If every case ended at the first check, no case would test the code behind it."""
     monkeypatch.delenv("FOREBAY_FUZZ_CASES", raising=False)
     outcomes = fuzz("parquet", 100, seed=5).outcomes
     ends = Counter("read" if "refused by the read" in outcome else outcome.partition(":")[0] for _, outcome in outcomes)

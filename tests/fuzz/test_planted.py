@@ -1,4 +1,4 @@
-"""A pickle that would leave a mark, put wherever something is read: nothing that is read may run code."""
+"""A pickle that would leave a mark, planted wherever something is read: no read may run code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CURSOR = Cursor(plan_id="9c02", epoch=0, position=8, global_batch=4)
 
 
 class PlantedMark:
-    """Loading a pickle of this makes a file."""
+    """Object whose unpickling creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,7 @@ def mark(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with one commit, of step 2."""
+    """A run with one checkpoint, of step 2."""
     DirectoryStore(tmp_path / "run").save(
         Checkpoint(step=2, cursor=CURSOR, world=World(), shards={0: {"w": torch.arange(4.0), "n": 1}})
     )
@@ -59,7 +59,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def update_checksums(folder: Path) -> None:
-    """Make the checksums fit the state, as an attacker would."""
+    """Recompute the checksums of the state, as an attacker would."""
     state = (folder / "shard-00000.pt").read_bytes()
     metadata = json.loads((folder / "checkpoint.json").read_text())
     del metadata["xxh3_128"]
@@ -75,9 +75,9 @@ def as_saved_by_torch(value: object) -> bytes:
 
 
 def with_another_pickle(state: bytes, pickled: bytes) -> bytes:
-    """A state in the form of today, with another pickle inside."""
+    """A state in today's form, with another pickle inside."""
     sink = io.BytesIO()
-    # Written again: commits are saved without the checksums that `zipfile` looks at.
+    # Written again: checkpoints are saved without the checksums that `zipfile` looks at.
     state = as_saved_by_torch(torch.load(io.BytesIO(state), weights_only=True))
     with zipfile.ZipFile(io.BytesIO(state)) as source, zipfile.ZipFile(sink, "w") as target:
         for name in source.namelist():
@@ -108,7 +108,7 @@ def test_a_pickle_in_a_commit_does_not_run(run: Path, mark: Path, form: str) -> 
 
 
 def test_a_commit_that_cannot_be_read_is_not_passed_over(run: Path, mark: Path) -> None:
-    """Training on from the one before would delete it, and a later release of PyTorch may refuse all of them."""
+    """Training on from an older checkpoint would delete it, and a later PyTorch may refuse all checkpoints."""
     DirectoryStore(run).save(Checkpoint(step=3, cursor=CURSOR, world=World(), shards={0: {"n": 2}}))
     folder = run / "step-000000003"
     (folder / "shard-00000.pt").write_bytes(pickle.dumps(PlantedMark(mark)))

@@ -42,7 +42,7 @@ answers.write(pickle.dumps(answer))
 
 @pytest.fixture(scope="session", autouse=True)
 def horovod_is_there() -> None:
-    """Without Horovod, skip where it cannot be built, and fail where that was only forgotten."""
+    """Without Horovod, skip where it cannot be built. Fail where it could be built but was not."""
     if find_spec("horovod") is None:
         missing = what_is_missing()
         if missing:

@@ -18,12 +18,12 @@ WAIT_S = 120.0
 
 @ray.remote(num_cpus=0)
 class Nobody:
-    """In place of a run's coordinator, whom a worker does not need before it trains."""
+    """Stands for a run's coordinator, which a worker does not need before it trains."""
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_workers_that_ray_does_not_end_end_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray declares an actor dead before it ends the process, and has been seen to leave one alive."""
+    """Ray reports an actor dead before it ends the process. It sometimes leaves the process alive."""
     bundle, inbox = {"CPU": 1.0, "GPU": 0.0}, queue.SimpleQueue[Message]()
     pool = WorkerPool("deaf", bundle, inbox, HorovodProcesses(Nobody.remote(), b"", bundle, inbox))
     try:

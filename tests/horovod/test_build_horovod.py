@@ -1,4 +1,4 @@
-"""`make horovod`: what it leaves behind, and what it does when it is cut off."""
+"""`make horovod`: the files that it leaves, and its behaviour when it is interrupted."""
 
 from __future__ import annotations
 

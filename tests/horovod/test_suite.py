@@ -1,4 +1,4 @@
-"""The Horovod driver: the laws of all drivers, and what only it does."""
+"""The Horovod driver: the laws of all drivers, and its own behaviour."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bench(tmp_path: Path) -> DriverBench:
 class TestHorovod(UnderRay):
     driver_path = "forebay.driver.horovod.driver:HorovodDriver"
     titles = ("ray::HorovodWorker",)
-    # The coordinator, the pool and the stores are Ray Train's too, and the run itself every driver's.
+    # Ray Train has the same coordinator, pool and stores, and every driver has the same run.
     variations = frozenset(
         {
             "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",

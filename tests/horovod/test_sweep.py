@@ -1,4 +1,4 @@
-"""A sweep whose trials train with Horovod: they share what slots there are, grow, and one of them is ended early."""
+"""A sweep whose trials train with Horovod: they share the slots and grow, and one of them is stopped early."""
 
 from __future__ import annotations
 

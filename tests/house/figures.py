@@ -53,7 +53,7 @@ def num_arguments(function: Function) -> int:
 
 
 def is_command(function: Function) -> bool:
-    """A command's signature is its options, each one annotated with its help."""
+    """Whether it is a command, whose signature is its options, each annotated with its help text."""
     return any(argument.annotation and "typer." in ast.unparse(argument.annotation) for argument in function.args.args)
 
 
@@ -74,7 +74,7 @@ def classes_by_name(trees: Trees) -> dict[str, list[str]]:
 
 
 def broad_excepts(trees: Trees) -> list[str]:
-    """`file:line` of each handler that catches everything."""
+    """`file:line` of each handler that catches all exceptions."""
     return [
         f"{file}:{node.lineno}"
         for file, tree in trees.items()
@@ -116,7 +116,7 @@ def _imported(importer: str, tree: ast.Module, modules: Mapping[str, ast.Module]
 
 
 def _strongly_connected(below: Mapping[str, set[str]]) -> list[set[str]]:
-    """Tarjan's algorithm."""
+    """Strongly connected components, by Tarjan's algorithm."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

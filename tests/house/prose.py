@@ -24,7 +24,7 @@ PAGES = ("README.md", "tests/README.md", "docs", "notebooks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """One docstring, comment or page, without the code in it."""
+    """One docstring, comment or page, without its code."""
 
     file: str
     line: int
@@ -37,7 +37,7 @@ class Passage:
 
     @property
     def faults(self) -> list[str]:
-        """Unwanted expressions, each as often as it stands there."""
+        """Unwanted expressions, each as often as it occurs."""
         found = [match.group().lower() for match in BANNED.finditer(self.text)]
         if self.is_docstring:
             first = self.text.strip().partition("\n")[0]
@@ -100,7 +100,7 @@ def docstrings(file: str, source: str) -> Iterator[Passage]:
 
 
 def comments(file: str, source: str) -> Iterator[Passage]:
-    """Comments, but for directives to tools."""
+    """Comments, except directives to tools."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string):
             yield Passage(file=file, line=token.start[0], text=_without_code(token.string.partition("# noqa")[0]))

@@ -12,7 +12,7 @@ from tests.house.prose import files_below
 
 DOTTED = re.compile(r"(?<![\w./-])forebay(?:\.[A-Za-z_]\w*)+")
 PAGES = ("README.md", "docs", "notebooks", "deploy", "pyproject.toml", "Makefile")
-# What others call something of ours: Horovod its operations, MLflow its tags, Grafana its board.
+# Names of ours in other systems: Horovod's operations, MLflow's tags, Grafana's board.
 NOT_PYTHON = frozenset(
     {
         *(
@@ -26,7 +26,7 @@ NOT_PYTHON = frozenset(
         "forebay.json",
     }
 )
-# Names that tests use because nothing is called so.
+# Names that tests use because they do not exist.
 MADE_UP = frozenset({"forebay.PetaLoader"})
 
 Trees = Mapping[str, ast.Module]
@@ -72,7 +72,7 @@ def _in_pages(repository: Path) -> Iterator[tuple[str, str]]:
 
 
 def _resolves(name: str, modules: Trees) -> bool:
-    """Whether it is a module, an attribute of a module, or a member of a class there."""
+    """Whether it is a module, an attribute of a module, or a member of a class of the package."""
     owner, members = name, list[str]()
     while owner not in modules:
         owner, _, last = owner.rpartition(".")

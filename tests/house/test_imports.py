@@ -58,7 +58,7 @@ def test_an_unknown_name_is_an_attribute_error(tmp_path: Path) -> None:
 
 @pytest.fixture
 def copy(repository: Path, tmp_path: Path) -> Path:
-    """A copy of the package and its contracts that a test may spoil."""
+    """A copy of the package and its contracts that a test may break."""
     shutil.copy(repository / "pyproject.toml", tmp_path)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(repository / "platform" / "forebay", tmp_path / "forebay", ignore=ignored)

@@ -85,7 +85,7 @@ def test_verbs() -> None:
 
 
 def _verbs(command: object) -> list[str]:
-    """All commands below a group, as they are typed."""
+    """All commands below a group, as the user types them."""
     subcommands = getattr(command, "commands", None)
     if subcommands is None:
         return [""]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-# What carries user functions to a process that was just started, or values between the ranks of a run; never to a disk.
+# These modules carry user functions to a new process, or values between the ranks of a run. They never write to disk.
 MAY_CLOUDPICKLE = {
     "cache/node/payload.py",
     "driver/horovod/collective.py",
@@ -17,14 +17,14 @@ MAY_CLOUDPICKLE = {
     "sweep/trial_spec.py",
     "train/collectives/torch_collective.py",
 }
-# Its own classes unpickle what they find; this file has one that does not.
+# diskcache's own classes unpickle what they find. This file has one that does not.
 MAY_DISKCACHE = {"cache/disk/index.py"}
 UNSAFE_MODULES = {
     "_pickle", "cPickle", "code", "codeop", "dbm", "dill", "joblib", "jsonpickle", "marshal", "pickle", "runpy",
     "shelve",
 }  # fmt: skip
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec", "builtins.compile"}
-# Whatever the module was imported as: `np.load(..., allow_pickle=True)` is seen by its option.
+# `np.load(..., allow_pickle=True)` is recognized by its option, under any name of the module.
 UNSAFE_METHODS = {
     "read_pickle", "to_pickle", "unsafe_load", "full_load", "deserialize_pandas", "load_extension",
     "enable_load_extension",
@@ -49,7 +49,7 @@ def _import_faults(file: str, node: ast.Import | ast.ImportFrom) -> Iterator[str
     members = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
     if node_from := getattr(node, "module", None):
         for name in sorted(members):
-            # Under another name a call would not be seen.
+            # The check would not see a call under another name.
             if (node_from, name) in {("torch", "load"), ("yaml", "load"), ("builtins", "eval"), ("builtins", "exec")}:
                 yield f"{file}:{node.lineno} imports {name} of {node_from} by itself"
             if name in UNSAFE_METHODS:

@@ -1,4 +1,4 @@
-"""Prose of the repository: few of the expressions that a reader who is not a native speaker stumbles over."""
+"""Prose of the repository: few expressions that a non-native reader stumbles over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.house.prose import CODE_ROOTS, PAGES, TEST_ROOTS, Passage, docstrings
 BUDGET_PER_1000 = 0.2
 # May only go down, as far as the budget: unwanted expressions per 1,000 words.
 CEILINGS = {CODE_ROOTS: 8.1, PAGES: 0.2, TEST_ROOTS: 18.6}
-# What jobs, docs and notebooks may import: a user's code stands on nothing else.
+# Modules that jobs, docs and notebooks may import: user code depends on nothing else.
 PUBLIC = re.compile(r"forebay(\.(events|errors|callbacks|testing)(\.\w+)*)?")
 IMPORT = re.compile(r"^\s*(?:>>> )?(?:import|from)\s+(forebay[\w.]*)", re.MULTILINE)
 
@@ -51,7 +51,7 @@ def test_users_import_nothing_from_the_rooms(repository: Path) -> None:
 
 
 def _imports(repository: Path) -> Iterator[tuple[str, str]]:
-    """Our modules that docs, jobs and notebooks import, code in their text included."""
+    """Our modules that docs, jobs and notebooks import, also in code inside their text."""
     for path in files_below(repository, ("README.md", "docs", "notebooks", "jobs"), (".py", ".md", ".ipynb")):
         text = path.read_text().replace('"from ', "\nfrom ").replace('"import ', "\nimport ")
         yield from ((str(path.relative_to(repository)), module) for module in IMPORT.findall(text))

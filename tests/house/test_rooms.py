@@ -1,4 +1,4 @@
-"""Rooms: few modules in a folder, one name for one class, and no import that the contracts cannot see."""
+"""Rooms: few modules in a folder, one name for one class, and no import that is hidden from the contracts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.house.figures import CLASS_ROOTS, PACKAGE, circles, classes_by_name, 
 Trees = Mapping[str, ast.Module]
 
 MAX_MODULES = 12
-# The tables of public names, and the one of drivers.
+# The tables of public names, and the table of drivers.
 MAY_IMPORT_BY_NAME = {"__init__.py", "callbacks/__init__.py", "driver/driver.py"}
 
 
@@ -29,7 +29,7 @@ def test_every_class_has_a_name_of_its_own(trees: Trees) -> None:
 
 
 def test_no_module_of_ours_is_imported_by_its_name(sources: Trees) -> None:
-    """import-linter does not see such an import, nor would a rename."""
+    """import-linter does not see such an import, and a rename would miss it."""
     by_name = {
         file
         for file, tree in sources.items()

@@ -1,4 +1,4 @@
-"""`make test` runs every law of the drivers for one driver at least."""
+"""`make test` runs every law of the drivers for at least one driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One quiet Ray for all tests below this folder, and a guard that fails a test which leaves actors or groups behind."""
+"""One quiet Ray for all tests below this folder, and a guard against actors and groups that tests leave behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ray.util.placement_group import placement_group_table
 
 GRACE_S = 30.0
 SETTLE_S = 0.1
-# One cache actor per node outlives every job, by design.
+# By design, one cache actor per node outlives every job.
 DETACHED_BY_DESIGN = "forebay-cache-"
 
 
@@ -33,7 +33,7 @@ def ray_session() -> None:
 
 @pytest.fixture
 def ray_off() -> Iterator[None]:
-    """No Ray at the start and at the end of the test: for tests that bring up a cluster or call `ray.init`."""
+    """No Ray at the start and the end of the test: for tests that start a cluster or call `ray.init`."""
     ray.shutdown()
     yield
     ray.shutdown()
@@ -54,7 +54,7 @@ def no_leaked_ray_state() -> Iterator[None]:
 def _ray_state() -> set[str]:
     if not ray.is_initialized():
         return set()
-    # Ray's own table, because most actors have no name and the public State API needs a dashboard.
+    # Ray's internal table: most actors have no name, and the public State API needs a dashboard.
     actors = {
         f"actor {actor['Name'] or actor['ActorClassName']} {actor['ActorID']}"
         for actor in ray_state.actors().values()

@@ -1,4 +1,4 @@
-"""The ends of actors: `ray.kill` returns before the process has ended, which answers until then."""
+"""The ends of actors: `ray.kill` returns before the process has ended, and the actor answers until then."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ WAIT_S = 60.0
 
 
 def kill(actor: ActorHandle) -> None:
-    """Return once it has ended."""
+    """Kill the actor. Returns once its process has ended."""
     ray.kill(actor)
     await_end(actor)
 
 
 def await_end(actor: ActorHandle) -> None:
-    """Of an actor that was killed."""
+    """Wait for the end of an actor that was killed."""
     with suppress(RayActorError):
         while True:
             ray.get(actor.__ray_ready__.remote(), timeout=WAIT_S)

@@ -43,7 +43,7 @@ class Case:
 
 @dataclass
 class CaseOutcome:
-    """How a case ended well."""
+    """Good end of a case."""
 
     kind: Kind
     detail: str = ""
@@ -97,12 +97,12 @@ def fault(
 
 
 def rng_of(case: Case) -> random.Random:
-    """The generator of a case: of its name and its seed, so that no two faults draw the same data."""
+    """Random generator of a case, from its name and its seed, so that no two faults draw the same data."""
     return random.Random(f"{case.fault}/{case.seed}")
 
 
 def patience(seconds: float) -> float:
-    """`seconds`, or as many times more as the machine's load exceeds its cores: then everything takes longer."""
+    """`seconds`, times the factor by which the machine's load exceeds its cores: then everything takes longer."""
     return seconds * min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_BUSY)
 
 

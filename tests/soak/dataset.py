@@ -1,4 +1,4 @@
-"""A small random data set, the options to read it with, and what reading it must give."""
+"""A small random data set, the options to read it with, and the expected result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class SoakSetting:
-    """One data set on disk and every option of a run over it. Travels to spawned processes."""
+    """One data set on disk and every option of a run over it. It can be pickled for spawned processes."""
 
     folder: Path
     plan: fb.Plan
@@ -80,7 +80,7 @@ class SoakSetting:
         )
 
     def ids(self, epoch: int, position: int, rank: int, ranks: int) -> list[int]:
-        """The ids that the plan gives a rank of the batch at `position`."""
+        """The ids that the plan gives to a rank in the batch at `position`."""
         rows = self.plan.batch(epoch, position, self.global_batch, fb.World(rank=rank, size=ranks))
         return (np.asarray(self.first_ids)[rows.block] + rows.row).tolist()
 

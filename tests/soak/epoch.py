@@ -1,4 +1,4 @@
-"""An epoch as a trainer sees it, and whether it is the one that the plan promised."""
+"""An epoch as a trainer sees it, and a check that it is the one that the plan promises."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def take_steps(setting: SoakSetting, ranks: list, seen: Seen, on_step: OnStep = 
 
 
 def held(batch: fb.Batch) -> dict[str, np.ndarray]:
-    """A copy of the rows of a batch that count."""
-    rows = batch.rows  # a rank without rows gets one dummy row that counts for nothing
+    """A copy of the rows of a batch that have weight."""
+    rows = batch.rows  # a rank without rows gets one dummy row of weight 0
     return {name: np.array(array[:rows]) for name, array in batch.items()}
 
 
@@ -82,7 +82,7 @@ def undisturbed_digest(setting: SoakSetting, epoch: int) -> str:
 
 
 def _digest(setting: SoakSetting, seen: Seen) -> str:
-    """`order_digest`, of what was delivered instead of what was planned."""
+    """`order_digest` of the delivered batches instead of the planned ones."""
     manifest, first_ids = setting.plan.manifest, np.asarray(setting.first_ids)
     digest = hashlib.sha256()
     for _, size, parts in seen.steps:
@@ -100,7 +100,7 @@ def _difference(found: list[int], expected: list[int]) -> str:
 
 
 def compare(setting: SoakSetting, run: Callable[[], Seen], *errors: type[ForebayError], names: str = "") -> CaseOutcome:
-    """The outcome of `run`: equal, or one of `errors` that names `names` and says what to do."""
+    """Run an epoch. It must be equal, or raise one of `errors` that names `names` and says what to do."""
     try:
         seen = run()
     except errors as error:

@@ -1,4 +1,4 @@
-"""Nothing is left behind, and what is left in the cache is whole and within its quota."""
+"""Checks that no resource is left behind, and that the cache is whole and within its quota."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _command(pid: str) -> str:
 
 
 def _shared_memory() -> set[str]:
-    # Where mounts are shared, so is /dev/shm, with every other process of the machine.
+    # If mounts are shared, so is /dev/shm, with every other process of the machine.
     return set() if mounts.problem() else {path.name for path in Path("/dev/shm").iterdir()}
 
 
@@ -93,7 +93,7 @@ def disk_bytes(folder: Path) -> int:
                 found = os.lstat(Path(top, name))
             except FileNotFoundError:
                 continue
-            seen[found.st_ino] = found.st_blocks * 512  # a file that was just renamed is met twice
+            seen[found.st_ino] = found.st_blocks * 512  # a file that was just renamed can be listed twice
     return sum(seen.values())
 
 
@@ -105,7 +105,7 @@ def check_quota(cache: fb.DiskCache) -> None:
 def check_cache(setting: SoakSetting, *, may_be_damaged: bool = False) -> None:
     """Assert that the cache is consistent, and that an undisturbed epoch over it is right.
 
-    With `may_be_damaged`, blocks may have been damaged after they were last used: they are to be found now.
+    With `may_be_damaged`, blocks may have been damaged after their last use: this check has to find the damage.
     """
     if setting.cache.disk is None:
         return

@@ -38,13 +38,13 @@ def problem() -> str:
 
 
 def mount_tmpfs(folder: Path, num_bytes: int) -> None:
-    """A small file system of its own at `folder`."""
+    """Mount a small file system at `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     _mount("-t", "tmpfs", "-o", f"size={num_bytes},mode=0700", "tmpfs", str(folder))
 
 
 def remount(folder: Path, options: str) -> bool:
-    """False if something in it is open for writing, which a change to read-only does not allow."""
+    """Remount with `options`. False if a file in it is open for writing, which prevents a change to read-only."""
     try:
         _mount("-o", f"remount,{options}", str(folder))
     except RuntimeError as error:
@@ -55,7 +55,7 @@ def remount(folder: Path, options: str) -> bool:
 
 
 def unmount_below(folder: Path) -> None:
-    """Unmount what a case mounted there and did not unmount."""
+    """Unmount everything that a case mounted there and did not unmount."""
     targets = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for target in reversed(targets):
         if Path(target).is_relative_to(folder):

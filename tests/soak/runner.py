@@ -1,4 +1,4 @@
-"""Draws cases, runs them in two processes side by side, and reports what came of them."""
+"""Draws cases, runs them in two processes side by side, and reports their results."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.soak.table import SoakRun, write_table
 
 NUM_SLOTS = 2
 GROUP_CASES = 10
-"""A process shared by the cases of a group ends after so many, so that a broken one takes few with it."""
+"""Cases after which a process of a group ends, so that a broken process affects few."""
 
 
 def draw_cases(number: int, seed: int, faults: list[str]) -> list[Case]:
-    """`number` cases spread over `faults` by their shares, each fault at least once."""
+    """Draw `number` cases from `faults` by their shares, at least one of each fault."""
     rng = random.Random(seed)
     left = [Case(name, rng.randrange(1 << 32)) for name in faults][:number]
     weights = [TERMS[name].share for name in faults]
@@ -45,12 +45,12 @@ def in_batches(cases: list[Case]) -> list[list[Case]]:
         for members in groups.values()
         for start in range(0, len(members), GROUP_CASES)
     ]
-    # Two slow ones at the very end would leave one core idle.
+    # Two slow cases at the very end would leave one core idle.
     return shared + sorted(alone, key=lambda batch: TERMS[batch[0].fault].share)
 
 
 def run_all(batches: list[list[Case]], num_slots: int = NUM_SLOTS) -> Iterator[CaseResult]:
-    """The results as they come, of all cases."""
+    """Yield the results of all cases as they come."""
     todo: queue.SimpleQueue[list[Case]] = queue.SimpleQueue()
     done: queue.SimpleQueue[CaseResult | Exception | None] = queue.SimpleQueue()
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Processes that run cases and survive them: each case gets a fork, so that whatever it breaks is its own."""
+"""Processes that run cases and survive them: each case gets a fork, which contains the damage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SPARE_S = 15.0
 
 @dataclass
 class CaseResult:
-    """How a case went: `kind` is an outcome's, or "failed", and then `detail` says why."""
+    """Result of a case. `kind` is that of its outcome, or "failed", and then `detail` says why."""
 
     fault: str
     seed: int
@@ -46,7 +46,7 @@ class CaseResult:
 
 
 def run_here(case: Case, parent: Path | None = None) -> CaseResult:
-    """Run a case in this process, in a new folder below `parent`, and look for what it leaves behind."""
+    """Run a case in this process, in a new folder below `parent`, and look for leaks."""
     from tests.soak.guards import Before
 
     folder = Path(tempfile.mkdtemp(prefix="forebay-soak-", dir=parent))
@@ -55,7 +55,7 @@ def run_here(case: Case, parent: Path | None = None) -> CaseResult:
     try:
         outcome = FAULTS[case.fault](rng_of(case), folder)
         kind, detail = outcome.kind, outcome.detail
-        # A group shares a session, which may keep what it needs: such faults look for themselves.
+        # A group shares a session, which may keep resources: such faults check for leaks themselves.
         leaks = [] if TERMS[case.fault].group else before.leaks()
         if leaks:
             kind, detail = "failed", f"left behind: {'; '.join(leaks)}"
@@ -108,7 +108,7 @@ def _fork(cases: list[Case], parent: Path) -> Iterator[CaseResult]:
                 return
             result, start = CaseResult(**json.loads(line)), time.monotonic()
             if result.kind == "failed":
-                # What it left behind would be the next case's trouble.
+                # Anything that it left behind would disturb the next case.
                 _end(pid, patience_s=0.0)
                 result.detail += _text(log)
                 yield result
@@ -150,7 +150,7 @@ def _in_child(cases: list[Case], parent: Path, answers: int, log: TextIO) -> Non
     os.dup2(log.fileno(), 2)
     random.seed(0)
     for case in cases:
-        # Writes the tracebacks of all threads and ends the process: a case that stands still never stops the run.
+        # Writes the tracebacks of all threads and ends the process: a case that hangs never stops the run.
         faulthandler.dump_traceback_later(patience(TERMS[case.fault].deadline_s), exit=True, file=sys.__stderr__)
         result = run_here(case, parent)
         faulthandler.cancel_dump_traceback_later()
@@ -172,7 +172,7 @@ def warm_up(*, under_ray: bool = True) -> None:
 
 
 def serve(connection: Connection, under_ray: bool) -> None:
-    """The main of a slot: lists of cases come in, results go out. Forks before anything has started a thread."""
+    """Main function of a slot: receives lists of cases and sends results. Forks before any thread has started."""
     mounts.make_private()
     warm_up(under_ray=under_ray)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""How faults get at reads: every Parquet file that a reader opens passes by here."""
+"""Access of faults to reads: every Parquet file that a reader opens passes through here."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Dice:
 
 
 class Hang:
-    """Reads that wait until `release` is called: a stuck read cannot be interrupted, only abandoned."""
+    """Reads that wait until the end of the block: a stuck read cannot be interrupted, only abandoned."""
 
     def __init__(self) -> None:
         self._released = threading.Event()

@@ -26,7 +26,7 @@ class SoakRun:
         return [result for result in self.results if result.kind == "failed"]
 
     def text(self) -> str:
-        """For the terminal: the table, then how to run what failed again."""
+        """Text for the terminal: the table, then the command that repeats each failed case."""
         lines = [f"{'fault':28} {'cases':>6} {'equal':>6} {'error':>6} {'skipped':>8} {'failed':>6} {'seconds':>8}"]
         for name, counts, seconds in self._rows():
             cells = (counts.total(), *(counts[kind] for kind in KINDS))
@@ -58,7 +58,7 @@ class SoakRun:
 
 
 def write_table(path: Path, run: SoakRun) -> None:
-    """Replace what stands between the markers in `path`."""
+    """Replace the text between the markers in `path`."""
     before, _, rest = path.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     assert after, f"{path} has no lines {BEGIN} and {END}"

@@ -1,4 +1,4 @@
-"""The harness finds what it is there to find."""
+"""The harness finds the failures that it exists to find."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Register = Callable[[Fault], Case]
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Register:
-    """`register(function) -> Case` of a fault that only this test knows."""
+    """`register(function) -> Case` of a fault that exists only in this test."""
     monkeypatch.setattr(guards, "GRACE_S", 0.1)
     monkeypatch.setattr(slots, "_SPARE_S", 60.0)
 

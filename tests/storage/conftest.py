@@ -1,4 +1,4 @@
-"""Real object stores on this machine: each server is a process of its own, started once and ended after the tests."""
+"""Real object stores on this machine: each server is its own process, started once and ended after the tests."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(command: Sequence[str], port: int, log: Path) -> Iterator[int]:
-    """A server as a process: pyarrow must be able to wait for it without holding up its threads."""
+    """Run a server in its own process: pyarrow must be able to wait for it without blocking its threads."""
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
         try:
             deadline = time.monotonic() + STARTS_WITHIN_S
@@ -151,7 +151,7 @@ def s3(s3_port: int) -> ObjectStore:
 
 
 def install_azurite(npm: str) -> None:
-    """All of it or nothing."""
+    """Install all of it or nothing."""
     NPM_FOLDER.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=NPM_FOLDER.parent) as folder:
         whole = Path(folder) / "azurite"
@@ -271,7 +271,7 @@ Epochs = tuple[list[str], list[Mapping[str, float]]]
 
 
 def read_epochs(manifest: fb.Manifest, cache: fb.DiskCache | None, num_epochs: int = 2) -> Epochs:
-    """A digest of the rows of each epoch in the order in which they come, and what was counted until its end."""
+    """Digest of the row order of each epoch, and the counters at its end."""
     plan = fb.build_plan(manifest, seed=5, lanes=3, window_rows=60)
     transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense(["x0", "c0"]))
     digests, sums, tally = [], [], fb.Counters()

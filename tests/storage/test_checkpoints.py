@@ -1,4 +1,4 @@
-"""Commits in a real object store: the laws, and uploads that are cut short or refused."""
+"""Checkpoints in a real object store: the laws, and uploads that are interrupted or refused."""
 
 from __future__ import annotations
 

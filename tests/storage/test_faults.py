@@ -1,4 +1,4 @@
-"""A store that throttles, refuses, stalls or sends half: the same rows, or an error that says what to do."""
+"""A store that throttles, refuses, stalls or truncates: the same rows, or an error that says what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Folder = Callable[..., Path]
 
 @pytest.fixture
 def quick(quick: ReadPolicy) -> ReadPolicy:
-    """With attempts to spare: a busy server may take longer to answer than the store's client waits."""
+    """A policy with spare attempts: a busy server may take longer to answer than the store's client waits."""
     return replace(quick, attempts=10)
 
 
@@ -43,8 +43,8 @@ def test_throttling_is_waited_out_and_counted(
     ids, tally = ids_read(manifest, quick)
     assert ids == list(range(30))
     assert faults.shown() == [2]
-    # One request, one attempt: the store's client does not try again by itself. (Where a read fails, the reader asks
-    # whether the file is still the one it was; so both refused HEAD requests belong to one attempt.) A slow answer may
+    # One request, one attempt: the store's client does not retry by itself. (After a failed read, the reader asks
+    # whether the file has changed, so both refused HEAD requests belong to one attempt.) A slow answer may
     # cost one more.
     assert tally["retries"] >= retries
 

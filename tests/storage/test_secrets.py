@@ -1,4 +1,4 @@
-"""Credentials open the store, and are in nothing that a person may come to see."""
+"""Credentials open the store, and appear in nothing that a person may see."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Folder = Callable[..., Path]
 
 @pytest.fixture
 def printed(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """Everything that was logged or printed so far."""
+    """All output that was logged or printed so far."""
     caplog.set_level(logging.DEBUG, logger="forebay")
     return lambda: "".join(capfd.readouterr()) + caplog.text
 

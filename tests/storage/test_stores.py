@@ -1,4 +1,4 @@
-"""Every kind of store gives the rows that the local disk gives, in the same order, and says what is wrong."""
+"""Every kind of store gives the same rows as the local disk, in the same order, and clear errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_object_that_changed_since_the_scan(store: Any, parquet_folder: Folde
     manifest = fb.scan(store.uri("changed"))
     reader = RowGroupReader(manifest, quick)
     assert reader.read(0).num_rows == 8
-    # Of one size and, where the store's clock has whole seconds, of one time.
+    # Same size and, if the store's clock has whole seconds, same time.
     store.upload(parquet_folder({"a.parquet": [8]}, seed=2, folder="v2"), "changed")
     with pytest.raises(SourceChanged, match=r"changed/a.parquet.* changed since the scan.*Scan again"):
         reader.read(0)

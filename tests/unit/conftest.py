@@ -1,4 +1,4 @@
-"""Manifests that exist in memory alone, and Python in processes of its own."""
+"""Manifests that exist in memory only, and Python in its own processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a process in which pages are still being decoded: the program's exit code and its output, nothing else."""
+"""The end of a process in which pages are still being decoded: only the program's exit code and output."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_page_that_is_being_decoded_is_waited_for(slow_file: Path) -> None:
 
 
 def test_an_interrupt_ends_the_wait() -> None:
-    # A shell starts what it runs in the background with SIGINT ignored, and a child inherits that.
+    # A shell starts background commands with SIGINT ignored, and children inherit that.
     script = """
 import signal, threading
 from forebay.at_exit import finished_before_exit

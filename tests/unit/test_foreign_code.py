@@ -1,4 +1,4 @@
-"""Code that may raise anything: what is kept, what is replaced and what passes through."""
+"""Code that may raise anything: errors that are kept, replaced or passed through."""
 
 from __future__ import annotations
 

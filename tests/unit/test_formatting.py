@@ -1,4 +1,4 @@
-"""Numbers read the same everywhere."""
+"""Numbers look the same everywhere."""
 
 from __future__ import annotations
 

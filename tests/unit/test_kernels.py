@@ -1,4 +1,4 @@
-"""The compiled loops, against the same thing said in NumPy."""
+"""The compiled loops, compared with the same computation in NumPy."""
 
 from __future__ import annotations
 

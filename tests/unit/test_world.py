@@ -1,4 +1,4 @@
-"""A world that cannot be is refused."""
+"""An impossible world is refused."""
 
 from __future__ import annotations
 

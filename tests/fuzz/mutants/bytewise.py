@@ -74,14 +74,14 @@ def insert_bytes(rng: np.random.Generator, content: bytes) -> bytes:
 
 
 def splice(rng: np.random.Generator, content: bytes) -> bytes:
-    """A range over another one of the same file."""
+    """Copy a range over another range of the same file."""
     start, stop = span(rng, content, 1000)
     to = int(rng.integers(len(content)))
     return content[:to] + content[start:stop] + content[to + stop - start :]
 
 
 def overwrite_a_length(rng: np.random.Generator, content: bytes) -> bytes:
-    """1, 2, 4 or 8 bytes become a number that is likely to be wrong."""
+    """Replace 1, 2, 4 or 8 bytes with a number that is probably wrong."""
     width = int(rng.choice([1, 2, 4, 8]))
     start = int(rng.integers(max(len(content) - width, 1)))
     number = int(rng.choice(np.array(WIDE, dtype=np.uint64))) & ((1 << 8 * width) - 1)

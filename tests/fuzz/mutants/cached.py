@@ -1,4 +1,4 @@
-"""A damaged cache directory: block files, the index, the notes of who uses it."""
+"""A damaged cache directory: block files, the index, the lists of users."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Cached:
         return f"block: {damage.__name__}", self._use(KEYS)
 
     def _forged_block(self, rng: np.random.Generator) -> tuple[str, str]:
-        """Its header says something else, and its checksum is right."""
+        """Write a block with a wrong header and a matching checksum."""
         key = KEYS[0]
         path = self._root / "blocks" / f"{key}.block"
         whole = self._whole[path]
@@ -137,7 +137,7 @@ class Cached:
         return f"index row: {change}", outcome
 
     def _planted(self, rng: np.random.Generator) -> tuple[str, str]:
-        """A pickle where a file of ours should be."""
+        """Put a pickle in the place of one of our files."""
         paths = [path for path in self._whole if path.suffix in {".block", ".db"}]
         path = paths[int(rng.integers(len(paths)))]
         path.write_bytes(hostile.bomb(self._mark, protocol=int(rng.integers(6))))
@@ -159,7 +159,7 @@ class Cached:
         return "note of a user", f"{self._use(KEYS)}, {len(users)} listed"
 
     def _use(self, keys: list[str]) -> str:
-        """Whatever happened to the directory, blocks that come out of it are right."""
+        """Use the directory: whatever was done to it, every block that it returns is right."""
         try:
             return self._use_once(keys)
         except ForebayError as error:

@@ -1,4 +1,4 @@
-"""The Parquet files that are damaged: one table in several encodings, and where their pages lie."""
+"""The Parquet files that are damaged: one table in several encodings, and the positions of their pages."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Original:
         return len(self.content) - TRAILER_BYTES - int.from_bytes(self.content[-8:-4], "little")
 
     def footer(self) -> thrift.Struct:
-        """A footer of one's own, to be changed."""
+        """Own copy of the footer, which the caller may change."""
         return thrift.read_struct(self.content, self.footer_at)[0]
 
     @cached_property

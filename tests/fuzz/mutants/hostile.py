@@ -35,7 +35,7 @@ _VALUES = (
 
 
 class HostileMark:
-    """A pickle of this makes the file `path` when it is loaded."""
+    """A pickle of this creates the file `path` when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,7 +49,7 @@ def bomb(path: Path, protocol: int = 4) -> bytes:
 
 
 def change_json(rng: np.random.Generator, content: bytes) -> bytes:
-    """One to three values somewhere in it become others, or go, or nest very deeply."""
+    """Replace, remove or nest very deeply one to three values somewhere in the JSON text."""
     if rng.random() < 0.02:
         return b"[" * 100_000
     holder = [json.loads(content)]

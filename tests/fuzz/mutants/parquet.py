@@ -81,7 +81,7 @@ class Parquet:
                 outcomes.add(f"refused by the read: {_reason(error)}")
                 continue
             _check_form(table, manifest, row_group.rows)
-            # A page that was not touched may have moved; a row group that the footer swapped is another one.
+            # An untouched page may have moved, and the footer may have swapped row groups.
             expected = original.groups[row_group.index] if row_group.index < len(original.groups) else None
             same = expected is not None and set(manifest.columns) <= set(expected.column_names) and table.equals(
                 expected.select(list(manifest.columns)))  # fmt: skip
@@ -101,8 +101,9 @@ def _check_form(table: pa.Table, manifest: Manifest, rows: int) -> None:
 def _only_pages_differ(original: files.Original, content: bytes) -> bool:
     """Whether all damage lies in the content of pages, and breaks their checksums.
 
-    It need not: the checksum of a page that gzip could not compress depends on its length alone (a gzip stream ends in
-    the CRC of what it holds, and a CRC over data and its CRC is a constant), so two of them can be swapped.
+    Damage need not break them. The checksum of a page that gzip could not compress depends on its length alone: a
+    gzip stream ends in the CRC of its content, and a CRC over data and its CRC is a constant. So two such pages can
+    be swapped.
     """
     if len(content) != len(original.content):
         return False
@@ -117,7 +118,7 @@ def _only_pages_differ(original: files.Original, content: bytes) -> bool:
 
 
 def _reason(error: ForebayError) -> str:
-    """Its name, and whether a page that claims to be huge is behind it: this process may not have so much memory."""
+    """Name of the error, and whether a page that claims to be huge caused it: this process may lack the memory."""
     cause = error.__cause__
     return f"{type(error).__name__}{' (memory)' if isinstance(cause, MemoryError) else ''}"
 

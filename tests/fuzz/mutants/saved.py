@@ -1,4 +1,4 @@
-"""Damaged files of a run: manifests, cursors, results and commits."""
+"""Damaged files of a run: manifests, cursors, results and checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CURSOR = Cursor(plan_id="9c02", epoch=1, position=640, global_batch=32)
 
 
 class Saved:
-    """Whole files once, then one of them damaged per case."""
+    """Complete files, written once. Each case damages one of them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._mark = folder, folder / "mark"
@@ -108,7 +108,7 @@ class Saved:
         if path.suffix == ".parquet" and rng.random() < 0.6:
             original = files.Original("manifest", False, path)
             damage = structural.ALL[int(rng.integers(len(structural.ALL)))]
-            if damage is not structural.swap_row_groups:  # there is one only
+            if damage is not structural.swap_row_groups:  # there is only one
                 return damage.__name__, damage(rng, original, original)
         if path.suffix == ".json" and rng.random() < 0.5:
             return "other JSON", hostile.change_json(rng, whole)
@@ -163,7 +163,7 @@ class Saved:
         return f"commit {path.name}: {damage.__name__}"
 
     def _forge(self, rng: np.random.Generator, folder: Path) -> str:
-        """Change a part, and make the checksums fit."""
+        """Change a part, and update the checksums."""
         state = self._commit_files[folder / shard_file(0)]
         metadata = self._commit_files[folder / METADATA]
         kind = int(rng.integers(3))
@@ -186,7 +186,7 @@ class Saved:
 
 
 def _fill(kind: type, **given: object) -> object:
-    """An event whose other fields are zeros of their types."""
+    """An event whose other fields are the zeros of their types."""
     zeros = {"int": 0, "float": 0.0, "str": "", "bool": False}
     rest = {
         field.name: zeros.get(str(field.type), {})

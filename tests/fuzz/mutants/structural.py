@@ -1,4 +1,4 @@
-"""Damage to Parquet files that keeps them well-formed where it does not mean to break them."""
+"""Damage to Parquet files that keeps their structure well-formed, unless it breaks it on purpose."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def with_footer(content: bytes, footer_at: int, footer: bytes) -> bytes:
 
 
 def change_the_footer(rng: np.random.Generator, original: Original, other: Original) -> bytes:
-    """One to three of its values, at any depth."""
+    """Change one to three values of the footer, at any depth."""
     footer = original.footer()
     for _ in range(int(rng.integers(1, 4))):
         _change(rng, footer)
@@ -61,7 +61,7 @@ def change_the_schema(rng: np.random.Generator, original: Original, other: Origi
 
 
 def change_the_arrow_schema(rng: np.random.Generator, original: Original, other: Original) -> bytes:
-    """Base64 of a flatbuffer, which Arrow trusts to restore its own types."""
+    """Change the Arrow schema: base64 of a flatbuffer, from which Arrow restores its own types."""
     footer = original.footer()
     for each in (footer.get(5) or thrift.List(0, [])).values:
         value = bytearray(each.get(2))
@@ -104,7 +104,7 @@ def swap_pages(rng: np.random.Generator, original: Original, other: Original) ->
     one, two = (original.pages[number] for number in sorted(rng.choice(len(original.pages), 2, replace=False)))
     begin = (lambda page: page.head) if rng.random() < 0.5 else (lambda page: page.start)
     swapped = _replace(original, (begin(two), two.stop), original.content[begin(one) : one.stop])
-    # What lies before is where it was.
+    # Everything before it stays where it was.
     footer_at = len(swapped) - 8 - int.from_bytes(swapped[-8:-4], "little")
     moved = _Moved(swapped, footer_at)
     return _replace(moved, (begin(one), one.stop), original.content[begin(two) : two.stop])
@@ -125,7 +125,7 @@ def lie_about_a_page_size(rng: np.random.Generator, original: Original, other: O
 
 
 def damage_a_page(rng: np.random.Generator, original: Original, other: Original) -> bytes:
-    """Its content, in place."""
+    """Damage the content of a page in place."""
     page = _any(rng, original.pages)
     content = original.content[page.start : page.stop]
     if not content:
@@ -154,7 +154,7 @@ def lie_about_the_footer_size(rng: np.random.Generator, original: Original, othe
 
 
 class _Moved(Original):
-    """Content that was already changed once."""
+    """Content that was already changed once, with its new footer position."""
 
     def __init__(self, content: bytes, footer_at: int) -> None:
         object.__setattr__(self, "content", content)
@@ -162,7 +162,7 @@ class _Moved(Original):
 
 
 def _replace(original: Original, place: tuple[int, int], new: bytes) -> bytes:
-    """Other bytes in that place, with a footer that knows where everything went."""
+    """Replace the bytes at `place`. The new footer has the moved offsets."""
     start, stop = place
     grown = len(new) - (stop - start)
     footer = original.footer()
@@ -180,7 +180,7 @@ def _replace(original: Original, place: tuple[int, int], new: bytes) -> bytes:
 
 
 def _change(rng: np.random.Generator, root: thrift.Struct) -> None:
-    """One value somewhere below."""
+    """Change one value somewhere below `root`."""
     _any(rng, list(_changes(rng, root)))()
 
 

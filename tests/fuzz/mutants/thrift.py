@@ -1,4 +1,4 @@
-"""Thrift's compact protocol as a tree that can be damaged and written back: what Parquet's metadata is made of.
+"""Thrift's compact protocol, in which Parquet's metadata is written: a tree that can be damaged and written back.
 
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
 """
@@ -36,7 +36,7 @@ class List:
 
 
 def read_struct(content: bytes, at: int) -> tuple[Struct, int]:
-    """The struct at `at`, and where it ends."""
+    """Read the struct at `at`. Returns it with the position of its end."""
     found, number = Struct(), 0
     while content[at]:
         delta, kind = content[at] >> 4, content[at] & 15

@@ -1,4 +1,4 @@
-"""Commits in the memory of nodes: what is left of them when workers, stores, nodes and drivers are killed."""
+"""Checkpoints in the memory of nodes: they survive the loss of workers, stores, nodes and drivers."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def stores_take_their_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @ray.remote(num_cpus=0)
 class Something:
-    """Stands for the run's coordinator: all that is asked of it is to be there."""
+    """Stands for the run's coordinator, which only has to be alive."""
 
 
 @ray.remote(num_cpus=0)
 class Rank0:
-    """A worker on a node of its own choice."""
+    """A worker on a node that the test chooses."""
 
     def __init__(self, run: str, config: CheckpointConfig, coordinator: ActorHandle) -> None:
         ray_store.START_S = PATIENCE_S
@@ -168,7 +168,7 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., StorePlace]]:
 
 
 class StoreNodes:
-    """A head, where the tests run, and others that come and go."""
+    """A head node, where the tests run, and nodes that come and go."""
 
     def __init__(self) -> None:
         ray.shutdown()
@@ -188,7 +188,7 @@ class StoreNodes:
         self._cluster.remove_node(self._others.pop(node_id), allow_graceful=False)
 
     def only(self, count: int) -> list[str]:
-        """Exactly so many besides the head."""
+        """Keep or start exactly `count` nodes besides the head. Returns their ids."""
         for node in list(self._others)[count:]:
             self.kill(node)
         while len(self._others) < count:
@@ -235,7 +235,7 @@ def test_a_killed_worker_leaves_its_commits(cluster: StoreNodes, make_run: Calla
 
 
 def save_until_copied(save: Callable[[Checkpoint], object], step: int, run: StorePlace, node: str) -> int:
-    """The first step, of `step` and those after it, that has a copy on `node`: one that is too slow is given up."""
+    """Save `step` and later steps until one has a copy on `node`: a store that is too slow is skipped."""
     steps = [step]
     save(checkpoint_at(step))
 
@@ -372,7 +372,7 @@ def test_a_torn_upload_is_not_restored_nor_a_torn_memory(
 
 @contextmanager
 def silent_for(seconds: float, run: StorePlace, node: str) -> Iterator[None]:
-    """The store of a node does nothing, though its process and its node live."""
+    """The store of a node does not answer, although its process and its node live."""
     pid = run.store_pid(node)
 
     def wake() -> None:
@@ -594,7 +594,7 @@ def test_no_store_is_left_that_another_was_just_making(
     kill, most = ray.kill, [1]
 
     def kill_late(store: ActorHandle) -> None:
-        # An end comes when it comes: the other store, once begun, may be there before.
+        # The kill takes effect some time later: the other store may have started before.
         until(lambda: most.append(len(stores_of(run.name))) or max(most) == 2)
         kill(store)
 

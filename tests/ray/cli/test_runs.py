@@ -1,4 +1,4 @@
-"""`forebay ps`, `scale` and `stop` against a cluster that is up: what is said, and what a run hears of it."""
+"""`forebay ps`, `scale` and `stop` on a live cluster: their output, and their effect on a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Make = Callable[..., ActorHandle]
 
 @pytest.fixture
 def forebay(ray_session: None, capsys: pytest.CaptureFixture[str]) -> Call:
-    """The command in this process, on the cluster of the tests: code, output, errors."""
+    """The command in this process, on the cluster of the tests. Returns code, output and errors."""
 
     def call(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(forebay: Call, under_way:
 
 
 def test_no_cluster(ray_off: None, tmp_path: Path) -> None:
-    """In a process of its own, which neither has a Ray nor finds one."""
+    """The command runs in its own process, without a Ray and without one to find."""
 
     def ps(address: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "forebay", "ps"]

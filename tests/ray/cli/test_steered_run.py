@@ -1,4 +1,4 @@
-"""A run under Ray, seen, scaled and stopped by the command from other processes."""
+"""A run under Ray, listed, scaled and stopped by the command from other processes."""
 
 from __future__ import annotations
 

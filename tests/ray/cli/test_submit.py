@@ -1,4 +1,4 @@
-"""`ray job submit` runs a job file on a cluster that is up already, and `forebay warm --all-nodes` fills its caches."""
+"""`ray job submit` runs a job file on a running cluster, and `forebay warm --all-nodes` fills its caches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RAY = str(Path(sys.executable).parent / "ray")
 
 @pytest.fixture
 def dashboard(ray_off: None, tmp_path: Path) -> Iterator[str]:
-    """A cluster of one node, started by hand as a user would, that takes jobs."""
+    """A cluster of one node that accepts jobs, started by hand as a user would start it."""
     ports = dict(
         zip(
             ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port"),

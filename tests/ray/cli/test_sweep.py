@@ -1,4 +1,4 @@
-"""A sweep by the command, in processes of its own: looked at, interrupted, run again by its name, and stopped."""
+"""A sweep by the command, in its own processes: listed, interrupted, resumed by its name, and stopped."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Command:
 
     @property
     def trials(self) -> list[TrialRecord]:
-        """As they are on record: the fast one, the slow one."""
+        """Trials on record: the fast one, then the slow one."""
         record = load_record(str(self._folder / "sweeps" / "ctr"))
         assert record is not None
         return sorted(record.trials.values(), key=lambda trial: float(trial.config["step_s"]))
@@ -76,7 +76,7 @@ def command(ray_session: None, tmp_path: Path, request: pytest.FixtureRequest) -
 @pytest.mark.variation
 def test_a_sweep_by_its_name_through_an_interrupt_and_a_stop(command: Command, tmp_path: Path) -> None:
     def steps() -> list[int]:
-        return SmallSweeps(tmp_path).steps("x")[EPOCHS * STEPS_PER_EPOCH :]  # the fast one has made its own first
+        return SmallSweeps(tmp_path).steps("x")[EPOCHS * STEPS_PER_EPOCH :]  # after those of the fast trial
 
     first = command.run()
     until(lambda: len(steps()) >= 2, first)

@@ -19,7 +19,7 @@ from forebay.testing.drivers.suite import DriverSuite
 
 
 class UnderRay(DriverSuite):
-    """Runs on the Ray of this process. `titles` are what a driver's processes are called, in their beginnings."""
+    """Laws of drivers on the Ray of this process. `titles` are prefixes of the process titles of a driver."""
 
     titles: ClassVar[tuple[str, ...]]
 
@@ -33,7 +33,7 @@ class UnderRay(DriverSuite):
         return stores_of(run)
 
     def leftovers(self) -> list[str]:
-        # The guard of tests/ray/conftest.py looks at actors and placement groups; these are processes.
+        # The guard of tests/ray/conftest.py looks at actors and placement groups. This one looks at processes.
         ours = psutil.Process().children(recursive=True)
         return [title for process in ours if (title := title_of(process)).startswith(self.titles)]
 

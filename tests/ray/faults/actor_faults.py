@@ -1,4 +1,4 @@
-"""The cache actor dies, hangs, or finds its disk changed, in the middle of an epoch."""
+"""The cache actor dies, hangs, or has its disk changed, in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def cache_actor_stopped(rng: random.Random, folder: Path) -> CaseOutcome:
 )
 def cache_actor_stuck(rng: random.Random, folder: Path) -> CaseOutcome:
     with pytest.MonkeyPatch.context() as patch, staged(rng, folder, warmth="cold", drag_s=0.05) as stage:
-        stage.start_actor(here().head)  # which may take longer than an actor that runs may be silent for here
+        stage.start_actor(here().head)  # which may take longer than the silence allowed to a running actor here
         patch.setattr(node, "_PING_S", 0.5)
         patch.setattr(node, "_SILENT_S", 3.0)
         with striking(rng, 1, 0.2, lambda: stage.signal_actor(signal.SIGSTOP)):
@@ -139,7 +139,7 @@ def block_damaged(rng: random.Random, folder: Path) -> CaseOutcome:
 
 
 def damage(dice: random.Random, disk: fb.DiskCache) -> None:
-    """Flip a bit of a block or cut its end off. In a new file: what a trainer has mapped cannot be helped."""
+    """Flip a bit of a block or cut off its end, in a new file: a file that a trainer has mapped must stay whole."""
     blocks = sorted((disk.path / "blocks").glob("*.block"))
     if not blocks:
         return

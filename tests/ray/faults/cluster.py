@@ -20,11 +20,11 @@ from forebay.testing.drivers.nodes import STORE_BYTES, SYSTEM_CONFIG
 ROOT = Path(__file__).parents[3]
 _NODE = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
 PATIENCE_S = 90.0
-"""For what has to happen, on a machine that may be busy with other things."""
+"""Longest wait for an event that must happen, on a machine that may be busy."""
 
 
 class SmallCluster:
-    """The head, where this process is a driver, and two others."""
+    """The head, where this process is a driver, and two other nodes."""
 
     def __init__(self) -> None:
         self._cluster = Cluster(
@@ -46,23 +46,23 @@ class SmallCluster:
 
     @property
     def others(self) -> list[str]:
-        """The ids of the nodes that a case may take away."""
+        """The ids of the nodes that a case may remove."""
         return [node.node_id for node in self._others]
 
     def kill_raylet(self, node_id: str) -> None:
         """Kill it like a machine that loses power: nothing on the node gets a signal first."""
         raylet = self._node(node_id).all_processes["raylet"][0].process
         raylet.kill()
-        raylet.wait()  # its workers take a zombie for alive
+        raylet.wait()  # its workers believe that a zombie is alive
 
     def remove(self, node_id: str) -> None:
-        """As a scale-down: the node's processes are asked to end."""
+        """Remove it like a scale-down: the node's processes get a request to end."""
         node = self._node(node_id)
         self._others.remove(node)
         self._cluster.remove_node(node, allow_graceful=True)
 
     def heal(self) -> None:
-        """End what is left of the nodes that died, and start others in their place."""
+        """End the remaining processes of dead nodes, and start new nodes in their place."""
         dead = [node for node in self._others if node.all_processes["raylet"][0].process.poll() is not None]
         for node in dead:
             self._others.remove(node)
@@ -85,7 +85,7 @@ _running: list[SmallCluster] = []
 
 @contextmanager
 def running() -> Iterator[SmallCluster]:
-    """The cluster, for the length of the block."""
+    """The cluster, until the end of the block."""
     ray.shutdown()
     with _environment():
         cluster = SmallCluster()
@@ -119,15 +119,15 @@ def until(condition: object, what: str, within_s: float = PATIENCE_S) -> None:
 
 
 def cache_actors() -> list[str]:
-    """Names of the cache actors that are there."""
+    """Names of the living cache actors."""
     return [
         actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE
     ]
 
 
 def living() -> list[str]:
-    """Every actor and placement group that is there, cache actors too."""
-    # Ray's own table, because most actors have no name and the public State API needs a dashboard.
+    """Every living actor and placement group, including cache actors."""
+    # Ray's internal table: most actors have no name, and the public State API needs a dashboard.
     actors = [
         f"actor {actor['Name'] or actor['ActorClassName']}"
         for actor in state.actors().values()

@@ -1,4 +1,4 @@
-"""A driver in a process of its own: `python -m tests.ray.faults.driver ADDRESS SETTING JOURNAL`."""
+"""A driver in its own process: `python -m tests.ray.faults.driver ADDRESS SETTING JOURNAL`."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class FaultOrders:
         (self.folder / f"always-{name}").write_text(str(value))
 
     def standing(self, name: str) -> str | None:
-        """The value of an order that holds until it is called off."""
+        """The value of an order that holds until `call_off`."""
         try:
             return (self.folder / f"always-{name}").read_text()
         except FileNotFoundError:
@@ -63,7 +63,7 @@ class FaultOrders:
 
 
 def faulty_class(folder: Path) -> type[NodeCache]:
-    """A `NodeCache` that takes the orders in `folder`."""
+    """A `NodeCache` that executes the orders in `folder`."""
     (folder / "pids").mkdir(parents=True, exist_ok=True)
 
     class FaultyNodeCache(NodeCache):
@@ -77,8 +77,8 @@ def faulty_class(folder: Path) -> type[NodeCache]:
 def install(orders: FaultOrders) -> None:
     """Put the faults between this process and its storage, and between it and its disk.
 
-    Orders: "slow" (seconds) and "never" for one opening of a Parquet file, "die-writing" in the middle of a block's
-    file; standing ones: "drag" (seconds) and "never" for every opening.
+    Single orders are "slow" (seconds) and "never" for one opening of a Parquet file, and "die-writing" in the
+    middle of a block's file. Standing orders are "drag" (seconds) and "never" for every opening.
     """
     (orders.folder / "pids" / str(os.getpid())).touch()
     open_input, read, write_block = reading.open_input, reading.read, disk.write_block

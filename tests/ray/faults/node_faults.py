@@ -1,4 +1,4 @@
-"""Nodes go away, with the trainers on them or with the blocks that others ask them for."""
+"""Nodes are lost, with the trainers on them or with the blocks that other nodes request."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from forebay.cache.spec import CacheSpec
 
 @dataclass(frozen=True)
 class Attached:
-    """A loader's cache: the actor of whatever node the loader is on. In place of `tests.soak.dataset.Disk`.
+    """A loader's cache: the actor of the loader's node. It replaces `tests.soak.dataset.Disk`.
 
     With `own_disks` the nodes, which are one machine here, do not share a folder.
     """
@@ -88,8 +88,8 @@ def staged(
 
     Every opening of a Parquet file takes `drag_s`, so that an epoch lasts long enough to be disturbed.
     """
-    # Ray's processes end with the thread that started them: a case whose first use of Ray is in a thread of its own
-    # would take the cluster with it.
+    # Ray's processes end with the thread that started them. A case that first uses Ray in a new thread
+    # would end the cluster with that thread.
     here()
     local = draw(rng, folder / "set", **{"cached": True, **drawn})
     orders = FaultOrders(folder / "orders")
@@ -112,14 +112,14 @@ def end_actors(orders: FaultOrders) -> None:
     """End the cache actors of a case, and wait until their processes have ended."""
 
     def is_over() -> bool:
-        for name in cache_actors():  # also one that was just being made
+        for name in cache_actors():  # also an actor that was just starting
             with suppress(ValueError):
                 ray.kill(ray.get_actor(name, namespace=node.NAMESPACE))
         return not living()
 
     until(is_over, "the end of all actors and placement groups")
     for pid in orders.pids():
-        with suppress(ProcessLookupError):  # one that was stopped cannot hear Ray
+        with suppress(ProcessLookupError):  # a stopped process does not react to Ray
             os.kill(pid, signal.SIGCONT)
     until(lambda: not any(map(is_running, orders.pids())), "the end of the actors' processes")
 
@@ -134,7 +134,7 @@ def is_running(pid: int) -> bool:
 
 
 def check_object_store() -> None:
-    """Whatever went through the object store of this node is let go of."""
+    """Check that the object store of this node holds no object of the case any more."""
     until(lambda: held_bytes() < 1 << 20, "the object store to be empty again")
 
 
@@ -173,7 +173,7 @@ def striking(rng: random.Random, times: int, most_s: float, strike: Callable[[],
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds that `work()` takes."""
+    """Run `work()`. Returns the seconds that it takes."""
     start = time.monotonic()
     work()
     return time.monotonic() - start

@@ -11,7 +11,7 @@ from tests.soak.case import FAULTS, TERMS, Case, rng_of
 from tests.soak.faults import load
 
 load()
-# What these meet, another fault here meets too, or tests/soak/test_matrix.py without Ray.
+# Another fault here covers these too, or tests/soak/test_matrix.py without Ray.
 VARIATIONS = {
     "ray-block-damaged",
     "ray-cache-actor-killed",

@@ -1,4 +1,4 @@
-"""A trainer that may be killed: what it was handed is on disk before it asks for more."""
+"""A trainer that may be killed. It writes each batch to disk before it requests the next one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Journal:
             return fb.Cursor.from_json(str(held["cursor"]))
 
     def seen(self) -> Seen:
-        """All batches, in the order in which they were handed out."""
+        """All batches, in the order of their delivery."""
         seen = Seen()
         for path in self._files():
             with np.load(path) as held:
@@ -57,7 +57,7 @@ class Journal:
         return seen
 
     def pid(self) -> int | None:
-        """The process that writes it."""
+        """The id of the process that writes it."""
         path = self.folder / "pid"
         return int(path.read_text()) if path.exists() else None
 

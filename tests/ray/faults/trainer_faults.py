@@ -1,4 +1,4 @@
-"""Trainers die and go on elsewhere, race each other, or fill the object store."""
+"""Trainers die and continue elsewhere, race each other, or fill the object store."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def driver_terminated(rng: random.Random, folder: Path) -> CaseOutcome:
             until(lambda: len(journal) > 1 or driver.has_ended, "a driver at work")
             driver.signal(number)
             until(lambda: driver.has_ended, f"the end of the driver after signal {number}")
-            if not driver.returncode:  # it was through before the signal came: few batches, and a slow machine
+            if not driver.returncode:  # it finished before the signal came: few batches, and a slow machine
                 return compare(stage.setting, journal.seen)
         _nobody_uses(stage.local)
         left = [name for name in living() if not name.startswith("actor forebay-cache-")]
@@ -112,7 +112,7 @@ def _nobody_uses(local: SoakSetting) -> None:
 
 
 def raising(setting: SoakSetting, orders: FaultOrders) -> fb.Transform:
-    """The usual arrays, but it raises once for each order "raise"."""
+    """The usual arrays, from a function that raises once for each order "raise"."""
 
     def usual_unless_ordered(batch: pa.RecordBatch) -> dict[str, np.ndarray]:
         if orders.take("raise") is not None:
@@ -142,7 +142,7 @@ def transform_raises(rng: random.Random, folder: Path) -> CaseOutcome:
 
 
 def widening(setting: SoakSetting, orders: FaultOrders) -> fb.Transform:
-    """Some bytes more per row, so that an epoch is three object stores long."""
+    """The usual arrays with wider rows, so that an epoch is three times as large as the object store."""
     width = 3 * STORE_BYTES // setting.plan.num_rows // 8
 
     def widen(batch: pa.RecordBatch) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The notebook on sweeps runs from top to bottom, as a reader would run it, with a Ray of its own."""
+"""The notebook on sweeps runs from top to bottom, as a reader would run it, with its own Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "sweep.ipynb"
 
 
-@pytest.mark.timeout(900)  # on a machine that is busy, starting a process takes long
+@pytest.mark.timeout(900)  # starting a process takes long on a busy machine
 def test_sweep_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_off: None) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     notebook = nbformat.read(NOTEBOOK, as_version=4)

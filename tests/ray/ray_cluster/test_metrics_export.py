@@ -1,4 +1,4 @@
-"""A real scrape: what a run counts is served by Ray's agent, under the names that the documentation gives."""
+"""A real scrape: Ray's agent serves the counters of a run under their documented names."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_run_can_be_followed_from_outside(port: int, tmp_path: Path) -> None:
     counted = {name: sum(epoch.tally.get(name, 0) for epoch in result.epochs) for name in METRICS}
     rows, stores = exported_name("rows"), exported_name("stores")
 
-    def is_complete(found: Samples) -> bool:  # the processes are heard at different times
+    def is_complete(found: Samples) -> bool:  # the processes report at different times
         return total(found, rows, "trainer") >= counted["rows"] and total(found, stores, "cache") >= counted["stores"]
 
     samples = until(port, is_complete)

@@ -1,4 +1,4 @@
-"""The demonstration of stale updates, in small: it runs, and shows what its page says."""
+"""The demonstration of stale updates, in small: it runs, and its figures agree with its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`DeadlineScheduler` under real Tune: trials that are held back, paused and stopped, and runs whose workers move."""
+"""`DeadlineScheduler` under real Tune: trials that wait, pause and stop, and runs whose workers move."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def test_tune_starts_no_more_trials_than_there_are_workers(tmp_path: Path, monke
     assert [trial.status for trial in found.trials] == [Trial.TERMINATED] * TRIALS
     begun = {trial.trial_id for trial in found.trials if trial.last_result.get("steps")}
     assert len(begun) >= ATOMS
-    # The worse of the first two had to go, because others were waiting.
+    # The worse of the first two was stopped, because others were waiting.
     assert (Trial.TERMINATED, Trial.RUNNING) in watching.seen
 
 
 def test_workers_move_between_runs_and_never_exceed_the_cluster(tmp_path: Path) -> None:
-    # No time passes until workers have come to a trial.
+    # No time passes until a trial has got workers.
     scheduler = CountedClock(20.0, trials=2, workers=2)
     sweep = SmallSweeps(tmp_path).sweep(
         {"lr": [0.05, 1e-4]},

@@ -43,9 +43,9 @@ def test_trials_fail_one_by_one(small: SmallSweeps) -> None:
     assert "ValueError: boom in the train function" in found["raise"]["error"]
     assert "not finite" in found["nan"]["error"]
     assert found["nan"]["best_epoch"] == 1
-    # Tried once: what a train function raises, it would raise again.
+    # Tried once: a train function would raise the same error again.
     assert small.steps("raise")[-1] == STEPS_PER_EPOCH + 3 and small.steps_redone("raise") == 0
-    # From its own commit, which is at most two steps old.
+    # It continues from its own checkpoint, which is at most two steps old.
     assert 1 <= small.steps_redone("kill") <= 2 and max(small.steps("kill")) == 2 * STEPS_PER_EPOCH - 1
     assert result.best_config["meets"] in ("", "kill")
 
@@ -125,7 +125,7 @@ def test_a_process_that_is_lost_between_two_trials_is_replaced(small: SmallSweep
 
 @dataclass(frozen=True)
 class Dying:
-    """Kills the process that a trial is, once, and not the worker that trains it."""
+    """Kills the process of a trial, once, but not the worker that trains it."""
 
     mark: Path
 

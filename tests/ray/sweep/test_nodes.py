@@ -27,7 +27,7 @@ WORKER = "RayTrainWorker"
 
 @dataclass(frozen=True)
 class Gathering:
-    """At the end of its first epoch a trial says that it is there, and waits until the node is lost."""
+    """Reports the end of a trial's first epoch, then waits until the node is lost."""
 
     mark: Path
     lost: Path
@@ -95,7 +95,7 @@ def test_trials_of_a_lost_node_go_on_from_their_own_commits(nodes: SmallNodes, t
 
 
 def workers_on(node: str) -> list[str]:
-    """The workers on a node, by Ray's own table, because the public State API needs a dashboard."""
+    """The workers on a node, from Ray's internal table, because the public State API needs a dashboard."""
     return [
         actor["ActorID"]
         for actor in state.actors().values()

@@ -29,7 +29,7 @@ from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
 
 STEPS = 4
-"""Per epoch of 32 rows."""
+"""Steps per epoch of 32 rows."""
 
 
 def train(worker: Worker, lr: float, starts: str) -> None:
@@ -52,7 +52,7 @@ def job(lr: float, data: str, starts: str) -> Job:
         train=partial(train, lr=lr, starts=starts),
         data=Data(plan=plan, transform=transform, global_batch=8),
         epochs=4,
-        checkpoint_every=STEPS,  # and no later one in whose favour the end of an epoch is deleted
+        checkpoint_every=STEPS,  # and no later checkpoint for which the one at the epoch's end is deleted
         keep_last=1,
         cache=None,
     )
@@ -70,7 +70,7 @@ def test_the_worse_trial_goes_on_from_the_better_one(
     parquet_folder: Callable[..., Path], starts: Path, tmp_path: Path
 ) -> None:
     random.seed(0)
-    # All stand after two epochs; then the worse half takes over the better one's model, and half its rate.
+    # After two epochs, the worse half takes over the model of the better half, and half its rate.
     scheduler = PopulationBasedTraining(
         time_attr="training_iteration",
         perturbation_interval=2,

@@ -75,7 +75,7 @@ def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> N
     assert record is not None and record.stopped == "interrupted"
     assert sorted(trial.state for trial in record.trials.values()) == ["finished", "pending"]
 
-    # A deadline that is over at once, in a sweep that has been run before: it ends it, and no trial for good.
+    # The deadline of a resumed sweep is over at once: it ends the sweep, but no trial permanently.
     cut = run_sweep(replace(sweep, scheduler=FIFOScheduler(), deadline_s=0.01), show=False)
     assert cut.stopped is not None and cut.stopped.startswith("the deadline")
     assert sorted(cut.table["state"]) == ["finished", "stopped"]

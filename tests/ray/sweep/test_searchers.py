@@ -1,4 +1,4 @@
-"""Searchers of Ray Tune beside the schedulers they learn from, in whole sweeps."""
+"""Searchers of Ray Tune with the schedulers they learn from, in whole sweeps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def small(tmp_path: Path) -> SmallSweeps:
     return SmallSweeps(tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ConfigSpace, which HpBandSter calls by its old names
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from ConfigSpace, which HpBandSter calls by its old names
 def test_bohb_draws_and_its_rounds_leave_the_best(small: SmallSweeps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # what the import of it sets
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # set by its import
     pytest.importorskip("hpbandster")
     space = {"lr": tune.loguniform(1e-3, 1e-1), "checkpoint_every": [2, 4], "key": ["a", "b"]}
     result = run_sweep(small.sweep(space, num_trials=3, searcher="bohb", fixed={"epochs": 3}), show=False)
@@ -35,7 +35,7 @@ def test_bohb_draws_and_its_rounds_leave_the_best(small: SmallSweeps, monkeypatc
 
 @pytest.mark.variation
 def test_optuna_draws_for_a_deadline(small: SmallSweeps) -> None:
-    """Two workers fit, and Optuna is asked for a third trial while two train."""
+    """Two workers fit, and the sweep asks Optuna for a third trial while two train."""
     pytest.importorskip("optuna")
     result = run_sweep(
         small.sweep(

@@ -1,6 +1,6 @@
-"""Trials of one node share its blocks: however many they are, each row group leaves its source and is transformed once.
+"""Trials of one node share its blocks: each row group leaves its source and is transformed once, for all trials.
 
-The source is the counting S3 server of the sweep bench, so what was read is known from the side that sent it.
+The source is the counting S3 server of the sweep bench, so the reads are counted by the server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROW_GROUPS = [300, 200, 100]
 
 
 def job(source: str, cache: str, log: str, lr: float = 0.1, scale: float = 1.0) -> fb.Job:
-    """`lr` is the model's alone, `scale` is part of the transform."""
+    """`lr` belongs to the model alone, `scale` is part of the transform."""
     return fb.Job(
         train=partial(train, lr=lr),
         data=fb.Data(
@@ -42,7 +42,7 @@ def job(source: str, cache: str, log: str, lr: float = 0.1, scale: float = 1.0) 
 
 
 def arrays(batch: pa.RecordBatch, log: str, scale: float) -> dict[str, np.ndarray]:
-    """Write down which rows came."""
+    """Log the ids of the rows that are transformed."""
     numbers = batch["id"].to_numpy()
     line = json.dumps({"spans": [[int(numbers[0]), int(numbers[-1]) + 1]]})
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -115,8 +115,8 @@ def test_trials_of_one_transform_read_once_and_others_share_nothing_with_them(
     sweep: Callable[..., tuple[Any, set[str]]],
 ) -> None:
     counted, datasets = sweep({"scale": {"grid_search": [1.0, 1.0, 1.0, 2.0]}}, "local")
-    # Three trials have one transform, the fourth has its own: twice, and not four times.
-    # The client may ask once more for what has not come for some seconds.
+    # Three trials share one transform, and the fourth has its own: each group is read twice, not four times.
+    # The client may repeat a request that was not answered for some seconds.
     assert counted.read[0] == 2 and counted.read[1] <= 3
     assert counted.transformed == (2.0, 2.0)
     assert {name.partition("-")[0] for name in datasets} == {"clicks"}

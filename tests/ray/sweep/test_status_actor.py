@@ -28,7 +28,7 @@ Call = Callable[..., Any]
 
 @pytest.fixture
 def forebay(ray_session: None, capsys: pytest.CaptureFixture[str]) -> Call:
-    """The command in this process, on the cluster of the tests: code, output, errors."""
+    """The command in this process, on the cluster of the tests. Returns code, output and errors."""
 
     def call(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -42,7 +42,7 @@ def forebay(ray_session: None, capsys: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture
 def run_of_a(ray_session: None) -> Iterator[ActorHandle]:
-    """The coordinator of trial a's run, which is to have two workers."""
+    """The coordinator of trial a's run, whose target is two workers."""
     status = RunStatus(
         name="ctr.a",
         driver="ray",
@@ -77,7 +77,7 @@ def until_told(board: SweepStatusClient, made: Record) -> str | None:
 
 @contextmanager
 def opened() -> Iterator[SweepStatusClient]:
-    """A board that answers."""
+    """A status client that answers."""
     with publish_status(made(), "runs/ctr") as there:
         ray.get(find(board.PREFIX, "ctr").read.remote())
         yield there

@@ -49,7 +49,7 @@ def s3(tmp_path: Path) -> Iterator[ObjectStore]:
 def test_sweep_in_a_bucket_is_stopped_and_goes_on(
     small: SmallSweeps, s3: ObjectStore, monkeypatch: pytest.MonkeyPatch, driver: str
 ) -> None:
-    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # what the import of joblib sets
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # set by the import of joblib
     sweep = small.sweep(
         {"key": {"grid_search": ["a", "b"]}},
         num_trials=2,
@@ -85,14 +85,14 @@ def test_sweep_in_a_bucket_is_stopped_and_goes_on(
     page = there["sweep.html"].decode()
     assert all(trial in page for trial in result.table["trial"])
     assert {name.partition("/")[0] for name in there} == {"runs", "sweep.html", "sweep.json", "tune"}
-    # As it is, and as in the pickles that Ray Tune writes down.
+    # As plain text, and as in the pickles that Ray Tune writes.
     secrets = {spelled for secret in s3.secrets for spelled in (secret.encode(), secret.encode().hex().encode())}
     assert [name for name, content in there.items() if any(secret in content for secret in secrets)] == []
 
 
 @pytest.fixture
 def small_disk(small: SmallSweeps) -> Iterator[Path]:
-    """A file system of two megabytes, where the sweeps lie."""
+    """A file system of two megabytes for the folders of the sweeps."""
     folder = small.folder / "sweeps"
     try:
         mounts.mount_tmpfs(folder, 2 << 20)
@@ -104,7 +104,7 @@ def small_disk(small: SmallSweeps) -> Iterator[Path]:
 
 @contextmanager
 def filled(folder: Path, once: Callable[[], object]) -> Iterator[None]:
-    """Take all there is, and whatever others let go of, from the moment `once` says until the end of the block."""
+    """Take all free space, and all space that is freed, from the return of `once` until the end of the block."""
     over = threading.Event()
     filler = folder / "somebody-elses"
 

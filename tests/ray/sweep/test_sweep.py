@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 
 @dataclass(frozen=True)
 class Growing:
-    """Asks for all workers after epoch `after`."""
+    """Sets the target to all workers after epoch `after`."""
 
     after: int
 
@@ -42,7 +42,7 @@ def small(tmp_path: Path) -> SmallSweeps:
 
 
 def test_more_trials_than_slots_and_each_elastic(small: SmallSweeps) -> None:
-    """Two workers of four CPUs fit. One trial outlives the others, and has both of them in the end."""
+    """Two workers of four CPUs fit. One trial outlives the others, and has both workers in the end."""
     space = {"lr": tune.loguniform(1e-3, 1e-1), "checkpoint_every": [1, 4], "max_workers": [2], "after": (1, 2)}
     space["epochs"] = {"grid_search": [MOST_EPOCHS, 3, 3]}
     fixed = {"cpus": "4", "step_s": "0.05"}

@@ -1,4 +1,4 @@
-"""A trial that a scheduler of Ray Tune pauses or stops is at the end of its epoch and loses nothing."""
+"""A trial that a scheduler of Ray Tune pauses or stops has ended its epoch and loses no step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def small(tmp_path: Path) -> SmallSweeps:
 
 
 class PauseOnce(FIFOScheduler):
-    """Every trial makes room once, after its first epoch."""
+    """Pauses every trial once, after its first epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ def test_one_process_serves_one_trial_after_the_other(small: SmallSweeps) -> Non
     result = run_sweep(small.sweep(space, num_trials=3, max_concurrent=1), show=False)
     assert list(result.table["state"]) == ["finished"] * 3
     assert len(set.union(*(small.processes(key) for key in "abc"))) == 1
-    # Each from its own beginning, as if it were alone.
+    # Each starts from its own beginning, as if it were alone.
     assert small.steps("a") == small.steps("b") == small.steps("c") == list(range(2 * STEPS_PER_EPOCH))
     assert result.table["last_loss"].nunique() == 1
 
 
 class StopTheNext(FIFOScheduler):
-    """The first epoch of a trial ends all others of its size that wait."""
+    """Stops all waiting trials of a trial's size after its first epoch."""
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         for other in tune_controller.get_trials():
@@ -67,7 +67,7 @@ class StopTheNext(FIFOScheduler):
 
 
 def test_no_process_is_kept_for_a_trial_that_was_stopped_while_it_waited(small: SmallSweeps) -> None:
-    """With the CPUs of such a process there is no room for a trial of another size."""
+    """While the CPUs of such a process are taken, a trial of another size does not fit."""
     space = {"cpus": {"grid_search": [5.0, 5.0, 6.0]}}
     result = run_sweep(small.sweep(space, num_trials=3, max_concurrent=3, scheduler=StopTheNext()), show=False)
     ends = sorted(zip(result.table["config/cpus"], result.table["state"], strict=True))

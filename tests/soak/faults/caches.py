@@ -1,4 +1,4 @@
-"""The cache loses, damages or refuses what was put into it."""
+"""The cache loses, damages or refuses blocks that were put into it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forebay.errors import CacheUnusable
 
 
 def reopened(setting: SoakSetting) -> SoakSetting:
-    """As another process would find the cache: nothing of it has been verified yet."""
+    """The cache as another process would open it: no block has been verified yet."""
     disk = setting.disk
     return setting.with_disk(fb.DiskCache(disk.path, quota_bytes=disk.quota_bytes, min_free_bytes=0))
 
@@ -32,13 +32,13 @@ def blocks_of(setting: SoakSetting) -> list[Path]:
 
 
 def damage(rng: random.Random, setting: SoakSetting, spoil: object) -> int:
-    """Let `spoil` change the content of some blocks, on the disk or by putting other files in their places."""
+    """Let `spoil` change the content of some blocks, in place or by putting other files in their places."""
     found = blocks_of(setting)
     doomed = rng.sample(found, rng.randint(1, len(found))) if found else []
     for path in doomed:
         try:
             stat, content = path.stat(), spoil(bytearray(path.read_bytes()))
-        except FileNotFoundError:  # another process found it damaged, or cleared the cache
+        except FileNotFoundError:  # another process found the damage, or cleared the cache
             continue
         new = path.with_suffix(".new")
         new.write_bytes(content)
@@ -58,7 +58,7 @@ def flip(rng: random.Random):
 
 
 def _damaged_epochs(rng: random.Random, folder: Path, spoil: object) -> CaseOutcome:
-    """Damage between epochs or in the middle of one: every damaged block is found, and made again."""
+    """Damage blocks between epochs or during one: every damaged block is found and built again."""
     setting = draw(rng, folder, cached=True, warmth=rng.choice(["warm", "partial"]))
     if rng.random() < 0.5:
         setting = reopened(setting)
@@ -95,12 +95,12 @@ def truncated_cache_file(rng: random.Random, folder: Path) -> CaseOutcome:
     "cache-deleted", expected="equal, or `CacheUnusable` naming the directory; works again when opened anew", quick=2
 )
 def cache_deleted(rng: random.Random, folder: Path) -> CaseOutcome:
-    """The whole directory, or a part of it, goes while it is in use."""
+    """Delete the directory, or a part of it, while it is in use."""
     setting = draw(rng, folder, cached=True)
     part = rng.choice(["", "", "blocks", "temp", "index", "locks", "quarantine"])
 
     def strike() -> None:
-        # Somebody may be adding files meanwhile.
+        # A worker may be adding files meanwhile.
         for _ in range(3):
             shutil.rmtree(setting.disk.path / part, ignore_errors=True)
 
@@ -122,7 +122,7 @@ def cache_cleared(rng: random.Random, folder: Path) -> CaseOutcome:
 
 @fault("disk-full", expected="equal: what does not fit is handed out uncached", quick=2)
 def disk_full(rng: random.Random, folder: Path) -> CaseOutcome:
-    """A tiny file system under the cache, or one that somebody else fills and frees meanwhile."""
+    """A tiny file system under the cache, or one that another process fills and frees meanwhile."""
     if mounts.problem():
         return CaseOutcome("skipped", mounts.problem())
     cache = folder / "cache"
@@ -168,7 +168,7 @@ def file_size_limit(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder, cached=True, warmth="cold")
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # Room for the index and small blocks; the limit is this process's own.
+    # Room for the index and small blocks. The limit holds for this process only.
     resource.setrlimit(resource.RLIMIT_FSIZE, (rng.choice([2, 8, 64, 256]) << 10, most))
     try:
         outcome = compare(setting, lambda: epoch(setting), CacheUnusable, names=str(setting.disk.path))
@@ -208,7 +208,7 @@ def quota_shrunk(rng: random.Random, folder: Path) -> CaseOutcome:
     for _ in range(2):
         check(shrunk, epoch(shrunk))
         now, total = disk_bytes(blocks), disk_bytes(setting.disk.path)
-        # Above its quota it may still write down who uses it: that room is part of every quota.
+        # Above its quota it may still record its users: that room is part of every quota.
         assert total <= smaller or now <= most, f"blocks grew from {most} to {now} bytes under a quota of {smaller}"
     check_cache(setting)
     return CaseOutcome("equal")
@@ -225,7 +225,7 @@ def read_only_remount(rng: random.Random, folder: Path) -> CaseOutcome:
     changed = []
 
     def strike(step: int) -> None:
-        # Refused while something is being written; the kernel's own remount after an error is not.
+        # Refused while a file is being written. The kernel's own remount after an error is not refused.
         if step >= when and not changed and mounts.remount(cache, "ro"):
             changed.append(step)
 
@@ -296,7 +296,7 @@ def descriptors_run_out(rng: random.Random, folder: Path) -> CaseOutcome:
 
 @fault("clock-jumps", expected="equal: deadlines do not look at the wall clock")
 def clock_jumps(rng: random.Random, folder: Path) -> CaseOutcome:
-    """The wall clock goes back and forth by up to ten years, at every look, while reads fail and are tried again."""
+    """The wall clock jumps back and forth by up to ten years at every look, while reads fail and are retried."""
     from tests.soak.strikes import Dice, reads
 
     setting = draw(rng, folder)

@@ -28,7 +28,7 @@ class Stop(Exception):
 
 @fault("early-break", expected="equal: the next loop goes on where this one was left", quick=2)
 def early_break(rng: random.Random, folder: Path) -> CaseOutcome:
-    """A trainer that leaves its loop now and then: by break, by an exception, by a new iterator or a seek."""
+    """A trainer that sometimes leaves its loop: by break, by an exception, by a new iterator or a seek."""
     setting = draw(rng, folder, ranks=1)
     dice, seen = random.Random(rng.random()), Seen()
     with setting.loader(tally=seen.tally) as loader:
@@ -40,7 +40,7 @@ def early_break(rng: random.Random, folder: Path) -> CaseOutcome:
 
 
 def _some_steps(dice: random.Random, loader: fb.Loader, seen: Seen) -> None:
-    """Train until the loop ends, in one of the ways a loop ends."""
+    """Train until the loop ends, in one of several ways."""
     how = dice.choice(["break", "exception", "seek"])
     done = loader.cursor()
     try:
@@ -72,7 +72,7 @@ class Storm:
         self._strikes = rng.sample(names, rng.randint(2, 4)) if setting.cache.disk else []
 
     def read(self, _uri: str) -> None:
-        """Before each read."""
+        """Called before each read."""
         failing, throttled, slow = self._dice
         if slow.hit():
             time.sleep(0.002)
@@ -82,7 +82,7 @@ class Storm:
             raise OSError(SLOW_DOWN)
 
     def step(self, _step: int) -> None:
-        """Before each step."""
+        """Called before each step."""
         if not self._strikes or self._rng.random() > 0.2:
             return
         strike = self._rng.choice(self._strikes)

@@ -61,7 +61,7 @@ def truncated_object(rng: random.Random, folder: Path) -> CaseOutcome:
 
 @fault("replaced-object", expected="`SourceChanged` naming the object and both versions; equal as above", quick=2)
 def replaced_object(rng: random.Random, folder: Path) -> CaseOutcome:
-    """Other rows under the same name: of them, none may ever be handed out."""
+    """Other rows under the same name: none of them may ever be delivered."""
     setting = draw(rng, folder)
     path, how = rng.choice(setting.files()), rng.choice(["rename", "in place"])
     other = folder / "other.parquet"

@@ -31,7 +31,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 class Child:
-    """A fork of this process that runs `work` and then ends as the end of a program would."""
+    """A fork of this process that runs `work` and then ends as a program ends."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._process = _FORK.Process(target=_as_program, args=(work,))
@@ -93,7 +93,7 @@ def write_steps(setting: SoakSetting, path: Path, on_step: Callable[[int], objec
 
 def _ids(batch: fb.Batch) -> list[int]:
     ids = np.array(batch["id"][: batch.rows])
-    # The parent reads ids only: the rest of a row is compared here, against what they say.
+    # The parent reads ids only: the rest of a row is compared here with the content that its id demands.
     assert all(np.array_equal(batch[name][: batch.rows], array) for name, array in row_of(ids).items())
     return ids.tolist()
 
@@ -118,7 +118,7 @@ def wait_for_steps(path: Path, steps: int, child: Child) -> None:
 
 
 def check_resumed(rng: random.Random, setting: SoakSetting, path: Path) -> None:
-    """Go on from the last cursor, perhaps with another number of ranks: together it must be the whole epoch."""
+    """Continue from the last cursor, possibly with another number of ranks: both parts together are the whole epoch."""
     seen, cursor = read_steps(path)
     if cursor is None:
         check(setting, epoch(setting))
@@ -167,7 +167,7 @@ def kill_trainer(rng: random.Random, folder: Path) -> CaseOutcome:
 
 @fault("kill-9-writer", expected="equal: other processes go on, what was half-written is swept away", quick=2)
 def kill_writer(rng: random.Random, folder: Path) -> CaseOutcome:
-    """One of two processes that fill a cache dies in the middle of it."""
+    """One of two processes that fill a cache dies in the middle."""
     setting = draw(rng, folder, cached=True, warmth=rng.choice(["cold", "partial"]))
     blocks, temp = setting.disk.path / "blocks", setting.disk.path / "temp"
     paths = [folder / "steps-0", folder / "steps-1"]
@@ -307,7 +307,7 @@ def fork_in_mid_read(rng: random.Random, folder: Path) -> CaseOutcome:
 
 
 def spawned_epoch(setting: SoakSetting, loaders: list[fb.Loader], path: Path) -> None:
-    """In a new interpreter: the rest of the epoch of the loaders that travelled here."""
+    """Train the rest of the epoch in a new interpreter, with the loaders that were pickled into it."""
     rest = Seen()
     take_steps(setting, [iter(loader) for loader in loaders], rest)
     for loader in loaders:
@@ -348,7 +348,7 @@ def racing_processes(rng: random.Random, folder: Path) -> CaseOutcome:
     paths = [folder / f"steps-{client}" for client in range(number)]
 
     def work(path: Path) -> None:
-        # A client of its own, as a process that was started elsewhere would have.
+        # An own client, as a process that was started elsewhere would have.
         mine = setting.with_disk(pickle.loads(pickle.dumps(setting.disk)))
         barrier.wait(patience(PATIENCE_S))
         seen = epoch(mine)

@@ -23,14 +23,14 @@ PASSING = (
     lambda: TimeoutError("timed out"),
     lambda: OSError("When reading information for key 'a' in bucket 'b': AWS Error NETWORK_CONNECTION"),
 )
-# As pyarrow 26 words it.
+# The wording of pyarrow 26.
 SLOW_DOWN = (
     "AWS Error SLOW_DOWN during GetObject operation: Please reduce your request rate. (HTTP status 503, retry-after)"
 )
 
 
 def run(setting: SoakSetting, strike: Strike, *errors: type[ForebayError], names: str = ".parquet") -> CaseOutcome:
-    """One epoch while `strike` has its way, then the cache without it."""
+    """Run one epoch while `strike` is active, then check the cache without it."""
     with reads(strike):
         outcome = compare(setting, lambda: epoch(setting), *errors, names=names)
     check_cache(setting)
@@ -79,7 +79,7 @@ def no_permission(rng: random.Random, folder: Path) -> CaseOutcome:
 
 @fault("throttled", expected="equal, after retries with growing waits; `ReadFailed` when it never ends")
 def throttled(rng: random.Random, folder: Path) -> CaseOutcome:
-    """A store that lets a few requests through, then refuses all for a while."""
+    """A store that accepts a few requests, then refuses all for a while."""
     setting = draw(rng, folder)
     lock, count, burst = threading.Lock(), [0], rng.randint(1, 3)
     pause = rng.randint(4, 12)
@@ -214,7 +214,7 @@ def damaged_in_flight(rng: random.Random, folder: Path) -> CaseOutcome:
             return found
         damaged = bytearray(found.to_pybytes())
         with lock:
-            # The second half holds pages' data; a header's own minimum and maximum are under no checksum.
+            # The second half holds pages' data. No checksum covers the minimum and maximum in a header.
             damaged[bits.randrange(len(damaged) // 2, len(damaged))] ^= 1 << bits.randrange(8)
         return pa.py_buffer(bytes(damaged))
 

@@ -1,4 +1,4 @@
-"""Modules of the benches, imported when a test asks for them: some import Ray, which sets variables."""
+"""Modules of the benches, imported on request: some import Ray, which sets variables."""
 
 from __future__ import annotations
 

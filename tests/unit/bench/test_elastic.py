@@ -1,4 +1,4 @@
-"""The elastic bench: what it reads out of a run's log, and how it says so."""
+"""The elastic bench: the figures that it reads from a run's log, and their presentation."""
 
 from __future__ import annotations
 

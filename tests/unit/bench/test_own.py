@@ -1,4 +1,4 @@
-"""Our own figures: each script runs as a user runs it, in small, and writes what its readers expect."""
+"""Our own figures: each script runs as a user runs it, in small, and writes the output that its readers expect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM_FIGURES = {
     "slowdown": 2,
 }
 AS_THE_OTHERS = ("first_batch", "lanes", "memory", "readers")
-"""They take longest, and use of Forebay what the others use."""
+"""They take longest, and use the same parts of Forebay as the others."""
 
 
 def test_all_scripts_are_known() -> None:

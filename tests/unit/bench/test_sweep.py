@@ -1,4 +1,4 @@
-"""The sweep bench: a source that counts, what its counts say about row groups, and how the document says so."""
+"""The sweep bench: a counting source, conclusions about row groups from its counts, and their text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_row_groups_are_counted_whoever_reads_them(bench: Bench, tmp_path: Path)
         client = store(source.endpoint)
         for group in groups + groups[:4]:
             with client.open_input_file(f"bucket/{group.path}") as file:
-                # As readers do: a bit more than the row group, and in two steps.
+                # Like a reader: a bit more than the row group, and in two steps.
                 middle = (group.start + group.stop) // 2
                 file.read_at(middle - group.start, group.start)
                 file.read_at(group.stop - middle + 100, middle)
@@ -74,7 +74,7 @@ def test_transform_is_one_function_of_rows_and_trials_check_what_came(bench: Ben
     rows[:, 0] = np.arange(50)
     made, again = (work.arrays(part, part[:, 1], log) for part in (rows, rows[::-1]))
     np.testing.assert_array_equal(made["x"], again["x"][::-1])
-    # These values are of a normal variable already.
+    # These values already belong to a normal variable.
     assert np.abs(made["x"] - rows[:, 1:])[np.abs(rows[:, 1:]) < 2].max() < 0.01
     assert len(work.read_log(log)) == 2
     account = work.WorkTotals("0")

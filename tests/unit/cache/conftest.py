@@ -66,12 +66,12 @@ def disk_bytes() -> Callable[[Path], int]:
                     found = os.lstat(Path(top, name))
                 except FileNotFoundError:
                     continue
-                seen[found.st_ino] = found  # a file that was just renamed is met twice
+                seen[found.st_ino] = found  # a file that was just renamed can be listed twice
         return seen
 
     def measure(folder: Path) -> int:
         first, second = walk(folder), walk(folder)
-        # What both have met was there at once: during one walk a file may go and another one come.
+        # Files in both walks existed together: during one walk a file may go and another one come.
         seen = [found for inode, found in first.items() if inode in second]
         return max(sum(found.st_blocks * 512 for found in seen), sum(found.st_size for found in seen))
 

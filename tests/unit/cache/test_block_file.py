@@ -159,7 +159,7 @@ def test_hostile_header_is_refused_or_harmless(
             block = map_block(path, KEY, verify=verify)
         except BadBlock:
             continue
-        # What is accepted lies within the file: reading all of it is safe.
+        # Accepted arrays lie within the file, so reading all of them is safe.
         assert sum(len(array.tobytes()) for array in block.arrays.values()) <= len(content)
 
 

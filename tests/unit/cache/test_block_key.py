@@ -16,7 +16,7 @@ ROW_GROUP = RowGroup(uri="/d/a.parquet", index=3, rows=10, bytes=80, file_size=9
 
 
 def test_key_is_pinned() -> None:
-    # Cached blocks of released versions are found by this: a change here throws all caches away.
+    # Released versions find their cached blocks by this key: a change here invalidates all caches.
     assert block_key(ROW_GROUP, "f" * 64) == "d101a52323c13c42f38887f82e8d6557247958af"
 
 

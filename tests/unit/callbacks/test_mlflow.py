@@ -25,7 +25,7 @@ def reported(step: int, loss: float) -> Reported:
 
 @pytest.fixture
 def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a server or a database is what it would rather have
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow prefers a server or a database
     return (tmp_path / "mlruns").as_uri()
 
 

@@ -26,7 +26,7 @@ STARTED = Started(name="ctr", world_size=2, epochs=3, num_batches=1000)
 
 
 class Show:
-    """A progress whose clock the test winds."""
+    """A progress bar whose clock the test sets."""
 
     def __init__(self, *, terminal: bool) -> None:
         self.now = 0.0

@@ -30,7 +30,7 @@ def ended(epoch: int) -> EpochEnded:
 
 
 def sizes(callback: Callback, asked: Control, epochs: int) -> Iterator[int]:
-    """The workers that are wanted for each epoch, as a run would tell it."""
+    """Target for each epoch, as a run would ask for it."""
     for epoch in range(epochs):
         callback(STARTED, asked)
         callback(reported(epoch), asked)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboardX.proto.event_pb2 import Event, SessionLog  # of Ray Train; sets a variable when it is imported
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # of Ray Train, sets a variable at import
 
 from forebay.callbacks.tensorboard import TensorBoard
 from forebay.errors import InvalidOption
@@ -26,9 +26,9 @@ ENDED = EpochEnded(
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """The scalars and texts that TensorBoard shows: where a session starts, it forgets what is there from its step on.
+    """Scalars and texts that TensorBoard shows. At the start of a session it drops later steps that it has.
 
-    Files have records of a length, its checksum, an event, and its checksum.
+    A file is a sequence of records: a length, its checksum, an event, and its checksum.
     """
     found: dict[str, list[Any]] = defaultdict(list)
     for path in sorted(folder.iterdir()):

@@ -34,7 +34,7 @@ def newest_step(commits: CheckpointStore) -> int | None:
 
 
 class CheckpointStoreLaws(ABC):
-    """Subclass it with the fixture `config`, and `open`: the commits of that run as another process sees them."""
+    """Laws to subclass, with the fixture `config` and `open`: the run's store as another process opens it."""
 
     @abstractmethod
     def open(self, config: CheckpointConfig) -> CheckpointStore: ...

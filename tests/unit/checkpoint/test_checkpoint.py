@@ -191,9 +191,9 @@ def test_every_flipped_byte_of_a_commit_is_noticed(folder: Path) -> None:
 def assert_not_taken(directory: DirectoryStore) -> None:
     try:
         found = directory.newest()
-    except CursorMismatch:  # the flip hit the version: a commit of another release is refused aloud
+    except CursorMismatch:  # the flip hit the version: a checkpoint of another release raises an error
         return
-    # White space of the seal carries nothing.
+    # White space of the seal has no meaning.
     assert found is None or found.cursor == checkpoint_at(1).cursor
 
 
@@ -276,7 +276,7 @@ def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_saved(folder:
     with pytest.raises(BadJob, match=said):
         directory.save(checkpoint_at(1, objects={"s": {"best": value}}))
     assert directory.newest() is None
-    # None at first: the type that does not come back shows up at a later save.
+    # None at first: a type that cannot be restored appears at a later save.
     directory.save(checkpoint_at(2, objects={"s": {"best": None}}))
     with pytest.raises(BadJob, match=said):
         directory.save(checkpoint_at(3, objects={"s": {"best": value}}))

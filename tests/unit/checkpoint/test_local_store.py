@@ -1,4 +1,4 @@
-"""Commits of the local driver where storage is elsewhere: `memory://` is not this machine's disk either."""
+"""Checkpoints of the local driver with remote storage: `memory://` is not this machine's disk either."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def spools(tmp_path: Path) -> Path:
 
 
 def left_behind(config: CheckpointConfig, spools: Path, *steps: int) -> None:
-    """As a process leaves the spool that is killed after the first upload."""
+    """Make the spool of a process that was killed after the first upload."""
     commits = SpooledStore(config, str(spools))
     for step in steps:
         commits.save(checkpoint_at(step))

@@ -32,7 +32,7 @@ from forebay.errors import WriteFailed
 
 
 class StoreNode:
-    """A store, what was replicated from it, and the worker beside it."""
+    """A store, its replica, and the worker beside it."""
 
     def __init__(self, folder: Path) -> None:
         self.uploads = Uploader(CheckpointConfig(uri=str(folder / "checkpoints"), storage_every_s=1e6, keep_every=50))
@@ -460,7 +460,7 @@ def test_what_is_given_up_while_a_flush_looks_into_storage_is_not_written(
 
 
 class Hurdle:
-    """Holds up the copies that are being written into a store, each until it is let go."""
+    """Holds up the copies that are written into a store, each until the test releases it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: list[threading.Event] = []

@@ -1,4 +1,4 @@
-"""`forebay cache ls` tells bytes, blocks, hits, age and users of each data set, whatever lies in the directory."""
+"""`forebay cache ls` shows bytes, blocks, hits, age and users of each data set, whatever lies in the directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call = Callable[..., Any]
 
 @pytest.fixture
 def warm(forebay: Call, job_words: Call, tmp_path: Path) -> Path:
-    """A cache of three blocks, that were stored once and hit once."""
+    """A cache of three blocks that were stored once and hit once."""
     for _ in range(2):
         assert forebay("warm", *job_words(), "--json").code == 0
     return tmp_path / "cache"

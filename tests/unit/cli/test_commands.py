@@ -103,7 +103,7 @@ def test_run_trains_and_reports(forebay: Call, job_words: Call, tmp_path: Path) 
     result = json.loads(forebay("run", "--driver", "local", *job_words(name="again"), "--json").out)
     assert [epoch["rows"] for epoch in result["epochs"]] == [100, 100]
     assert [epoch["tally"].get("parquet_opens", 0) for epoch in result["epochs"]] == [0, 0]
-    # Where the second epoch is prepared while the first one ends, it is the first one's time.
+    # Preparing the second epoch while the first one ends counts as time of the first.
     for stage in ("map_s", "gather_s", "wait_s"):
         assert sum(epoch["tally"].get(stage, 0) for epoch in result["epochs"]) > 0
     assert all(Path(plot).stat().st_size > 1000 for plot in result["plots"])

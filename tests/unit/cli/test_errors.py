@@ -1,4 +1,4 @@
-"""Bad input through the user's door: exit code 2, one clear sentence, no traceback unless --debug."""
+"""Bad input on the command line: exit code 2, one clear sentence, no traceback unless --debug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forebay run` of a file with a function `sweep`: what is refused before anything is trained."""
+"""`forebay run` of a file with a function `sweep`: errors that come before any training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forebay warm` shows how much of how much, how fast and how long still, for one node and for several."""
+"""`forebay warm` shows amount, total, speed and time left, for one node and for several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard can be imported, asks only for what is exported, and no panel hides another."""
+"""The dashboard can be imported, queries only exported metrics, and no panel hides another."""
 
 from __future__ import annotations
 

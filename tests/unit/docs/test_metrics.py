@@ -1,4 +1,4 @@
-"""The page on metrics says what is exported: every name, its unit and its meaning, and nothing else."""
+"""The page on metrics lists every exported name, its unit and its meaning, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 def rows(width: int) -> list[tuple[str, ...]]:
-    """Cells of the table rows of this width, without heads and backticks."""
+    """Cells of the table rows of this width, without headers and backticks."""
     lines = (line for line in PAGE.read_text().splitlines() if line.startswith("| `"))
     cells = (tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines)
     return [

@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def blocks(page: str) -> list[str]:
-    """Its ```python blocks; ```python notest is left out."""
+    """The page's ```python blocks, without those marked ```python notest."""
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""The tutorial's code is run as it stands."""
+"""The tutorial's code runs unchanged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_job_runs_and_goes_on_by_name(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))  # the job leaves the cache where it is by default
+    monkeypatch.setenv("HOME", str(tmp_path))  # the job keeps the default place of the cache
     job, own, _ = code_blocks()
     text = job if loop == "fit" else job.replace("class Model", own + "\n\nclass Model")
     Path("my_job.py").write_text(text)

@@ -16,7 +16,7 @@ class Unpicklable(Exception):
 
 
 class TwoArguments(Exception):
-    """Pickles, but cannot be built again from its `args`."""
+    """Can be pickled, but not built again from its `args`."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}")

@@ -32,7 +32,7 @@ def train(worker: Worker) -> None:
 
 @pytest.fixture
 def make_job(data: Data, tmp_path: Path) -> Callable[..., Job]:
-    """`make(**options) -> Job` that keeps to the test's own folder."""
+    """`make(**options) -> Job` with its storage in the test's own folder."""
     own = {
         "train": train,
         "data": data,

@@ -1,4 +1,4 @@
-"""A small data set with uneven row groups, and what every loader test needs to read it."""
+"""A small data set with uneven row groups, and fixtures to read it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import forebay as fb
 
-# Uneven, one-row and empty row groups, and a file without any.
+# Uneven, one-row and empty row groups, and a file without row groups.
 FILES = {"a.parquet": [30, 1, 0, 50], "b.parquet": [], "c.parquet": [7, 64], "d.parquet": [1, 1, 22]}
 NUM_ROWS = 176
 

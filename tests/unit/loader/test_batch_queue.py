@@ -1,4 +1,4 @@
-"""The queue of finished batches: bounded, in order, and it lets both sides go when closed."""
+"""The queue of finished batches: bounded, in order, and closing it releases both sides."""
 
 from __future__ import annotations
 

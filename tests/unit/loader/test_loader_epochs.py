@@ -1,4 +1,4 @@
-"""The next epoch is prepared while one ends, where it is known that there is one."""
+"""The next epoch is prepared while one ends, if another one is known to follow."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_epochs_are_the_same_prepared_or_not(small: Any, cache: fb.DiskCache, ep
 def test_the_next_epoch_begins_before_it_is_asked_for(small: Any, cache: fb.DiskCache) -> None:
     with small.loader(cache, epochs=2) as loader:
         for _ in loader:
-            # A trainer that takes longer than the loader; a faster one gets the next epoch when it asks for it.
+            # A trainer that takes longer than the loader: a faster one gets the next epoch when it asks for it.
             wait_for(lambda: gather_threads() == 0 or loader.tally["hits"] > 0)
         wait_for(lambda: loader.tally["hits"] > 0)
     assert gather_threads() == 0

@@ -36,7 +36,7 @@ Ids = Callable[[object], list[list[int]]]
 
 def loader_threads() -> list[str]:
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    return [name for name in others if name != "fsspecIO"]  # fsspec's own, for as long as the process lives
+    return [name for name in others if name != "fsspecIO"]  # fsspec's own, which lives as long as the process
 
 
 def until_no_thread_is_left() -> None:
@@ -61,7 +61,7 @@ def test_batches_are_tensors_of_the_promised_form(small: Any) -> None:
 
 
 def test_the_memory_of_an_epoch_is_that_of_the_next(small: Any, cache: fb.DiskCache) -> None:
-    """Batches fall by a row within an epoch, and the next one begins with larger ones."""
+    """Batches shrink by a row within an epoch, and the next epoch begins with larger ones."""
     with small.loader(cache, global_batch=15) as loader:
         first, second = ([batch["id"].untyped_storage().data_ptr() for batch in loader] for _ in range(2))
     assert set(second) & set(first)
@@ -76,7 +76,7 @@ def test_a_held_batch_never_changes(small: Any, cache: fb.DiskCache) -> None:
                 copies.append(batch["dense"][1:].clone())
     gc.collect()
     assert all(torch.equal(kept, copy) for kept, copy in zip(held, copies, strict=True))
-    held[0].fill_(3.0)  # a batch belongs to who holds it
+    held[0].fill_(3.0)  # a batch belongs to its holder
     assert not torch.equal(held[0], copies[0])
 
 
@@ -162,7 +162,7 @@ def test_close_while_an_iteration_opens_what_it_reads(small: Any, monkeypatch: p
 def test_reads_stay_within_the_byte_budget(
     parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trainer that stops taking batches stops the reads: ahead of need goes no further than the budget."""
+    """A trainer that stops taking batches stops the reads: the loader reads ahead within its budget only."""
     manifest = fb.scan(str(parquet_folder({"a.parquet": [100] * 60})), columns=["id", "x0"])
     plan = fb.build_plan(manifest, lanes=2, window_rows=100)
     transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense("x0"))
@@ -299,9 +299,9 @@ def test_close_does_not_wait_twice(small: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_many_blocks_take_few_descriptors(parquet_folder: Callable[..., Path], cache: fb.DiskCache) -> None:
-    """A map must not keep its file open: a node has thousands of blocks and often 1,024 descriptors."""
+    """A map must not keep its file open: a node has thousands of blocks and often a limit of 1,024 descriptors."""
     manifest = fb.scan(str(parquet_folder({"a.parquet": [5000] * 20})), columns=["id", "x0"])
-    # The first window is the whole lane: all blocks are asked for at once, and none is let go of.
+    # The first window is the whole lane: all blocks are requested at once, and none is released.
     plan = fb.build_plan(manifest, lanes=2, window_rows=1 << 19)
     with fb.Loader(plan, fb.Transform(x=fb.Dense(["x0", "id"])), cache, global_batch=64) as loader:
         list(loader)
@@ -310,7 +310,7 @@ def test_many_blocks_take_few_descriptors(parquet_folder: Callable[..., Path], c
         next(batches)
         assert len(loader._pipeline._prefetcher._users) == 20
         for pending in list(loader._pipeline._prefetcher._futures.values()):
-            pending.result(timeout=30)  # who is looking for a block has its file open
+            pending.result(timeout=30)  # a worker that looks up a block has its file open
         assert len(list(Path("/proc/self/fd").iterdir())) - before < 10
 
 

@@ -147,7 +147,7 @@ def test_set_epoch_refuses_what_it_cannot_do(small: Any) -> None:
 
 
 def test_a_trainer_that_counts_batches_never_asks_past_the_last(small: Any, epoch_ids: Ids) -> None:
-    """A loop that takes `len(loader)` batches leaves its iterator suspended behind the last one."""
+    """A loop that takes `len(loader)` batches leaves its iterator suspended after the last one."""
     with small.loader() as loader:
         expected = [epoch_ids(loader) for _ in range(3)]
     with small.loader(epochs=3) as loader:

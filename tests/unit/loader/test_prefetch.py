@@ -1,4 +1,4 @@
-"""Blocks are asked for before they are needed, within the budget, and let go when done."""
+"""Blocks are requested before they are needed, within the budget, and released after use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROW_BYTES = 10
 
 
 class RequestRecorder:
-    """Notes what is asked for."""
+    """Records requests."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []

@@ -1,4 +1,4 @@
-"""Copying batches to a device takes time that is counted, for the loader whose batches they are."""
+"""The time of copying batches to a device is counted for the loader of those batches."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from forebay.storage.retry import ReadPolicy
 
 @pytest.fixture(scope="session")
 def quick() -> ReadPolicy:
-    """Three attempts with next to no waits."""
+    """Three attempts with almost no waits."""
     return ReadPolicy(attempts=3, deadline_s=60.0, first_wait_s=0.001, max_wait_s=0.002)
 
 
@@ -35,7 +35,7 @@ def write_table(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def alter() -> Callable[..., None]:
-    """`alter(path, {position: xor mask})`: flips bits in place and keeps size and modification time."""
+    """`alter(path, {position: xor mask})` flips bits in place and keeps size and modification time."""
 
     def flip(path: Path, masks: dict[int, int]) -> None:
         before = path.stat()

@@ -206,7 +206,7 @@ def test_a_million_row_groups_are_cheap() -> None:
 
 
 def test_the_manifest_is_pure() -> None:
-    """It must load where there is no storage, no Arrow and no clock."""
+    """It must load without storage, Arrow and a clock."""
     forbidden = ["pyarrow", "torch", "ray", "forebay.storage", "fsspec"]
     program = f"import sys, forebay.manifest.manifest; print([name for name in {forbidden} if name in sys.modules])"
     assert (

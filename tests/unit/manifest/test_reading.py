@@ -198,7 +198,7 @@ def test_a_touched_and_a_deleted_file(parquet_folder: Folder) -> None:
 
 
 def test_a_file_replaced_while_it_is_read(parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first look finds the old version, the pages come from the new one."""
+    """The check sees the old version, and the pages come from the new one."""
     manifest = scan(parquet_folder({"a.parquet": [5]}))
     open_input = reading.open_input
 
@@ -212,7 +212,7 @@ def test_a_file_replaced_while_it_is_read(parquet_folder: Folder, monkeypatch: p
 
 
 def test_a_rewrite_that_storage_does_not_show(parquet_folder: Folder) -> None:
-    """Stores without modification times: fewer row groups, or other numbers of rows, are noticed all the same."""
+    """Some stores have no modification times. A changed number of row groups or rows is noticed there too."""
     path = parquet_folder({"a.parquet": [5, 7]}) / "a.parquet"
     scanned = scan(path)
     for rows in ([5], [5, 8]):
@@ -240,7 +240,7 @@ def test_a_rewrite_with_other_columns_that_storage_does_not_show(
 
 
 class Faulty(io.RawIOBase):
-    """A file whose reads fail while `left` says so."""
+    """A file whose reads fail while `left` is positive."""
 
     def __init__(self, path: str, left: list[str]) -> None:
         self._file = Path(path).open("rb")  # noqa: SIM115
@@ -275,7 +275,7 @@ def test_storage_that_fails_while_pages_are_read(
     manifest, left, tally = scan(parquet_folder({"a.parquet": [5, 6]})), [], Counters()
     monkeypatch.setattr(reading, "open_input", lambda uri: pa.PythonFile(Faulty(uri, left), mode="r"))
     reader = RowGroupReader(manifest, quick, tally)
-    reader.read(0)  # the footer is known from now on, so that the next reads are of pages
+    reader.read(0)  # the footer is known from here on, so the next reads are of pages
     left += ["connection reset"] * faults
     assert reader.read(1, ["id"])["id"].to_pylist() == list(range(5, 11))
     assert tally["retries"] >= 1
@@ -321,7 +321,7 @@ def test_no_permission(parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The first read hangs until the test is over."""
+    """The first read hangs until the test ends."""
     open_input, release, asked = reading.open_input, threading.Event(), []
 
     def hang_once(uri: str) -> pa.NativeFile:

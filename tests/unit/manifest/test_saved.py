@@ -1,4 +1,4 @@
-"""Saved and loaded: equal, or refused."""
+"""Saved manifests load back equal, or are refused."""
 
 from __future__ import annotations
 

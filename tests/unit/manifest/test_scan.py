@@ -1,4 +1,4 @@
-"""From folders to manifests, and every way a folder can be wrong."""
+"""Manifests of folders, and every defect that a folder can have."""
 
 from __future__ import annotations
 

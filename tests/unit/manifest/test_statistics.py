@@ -1,4 +1,4 @@
-"""Bounds in a footer that are too short for their type: found before pyarrow decodes them, which ends the process."""
+"""Bounds in a footer that are too short for their type are found before pyarrow decodes them and crashes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check(path: Path) -> None:
 
 @pytest.fixture
 def damaged(write_table: Callable[..., Path]) -> Path:
-    """The bound of `x`, once as min and once as max of each kind, has lost a byte."""
+    """The bound of `x` has lost a byte, once as min and once as max of each kind."""
     path = write_table("a.parquet", {"x": [1.2345678901234567], "id": [1]}, use_dictionary=False)
     whole = path.read_bytes()
     start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
@@ -45,7 +45,7 @@ def test_short_bounds_are_refused_when_they_are_needed(damaged: Path) -> None:
 
 
 def test_it_is_still_needed(damaged: Path) -> None:
-    """The day that pyarrow raises an error of its own, the check can go."""
+    """Once pyarrow raises an error of its own, the check can be removed."""
     look = f"import pyarrow.parquet as pq; pq.read_metadata({str(damaged)!r}).row_group(0).column(0).statistics"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, check=False)
     assert done.returncode < 0, "check_statistics is no longer needed"

@@ -1,4 +1,4 @@
-"""A cursor survives JSON exactly, and refuses what is not one."""
+"""A cursor survives JSON exactly. Anything else is refused."""
 
 from __future__ import annotations
 

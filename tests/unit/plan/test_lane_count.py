@@ -1,4 +1,4 @@
-"""How many lanes and how large windows are by default."""
+"""Default number of lanes and default size of windows."""
 
 from __future__ import annotations
 

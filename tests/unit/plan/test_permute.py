@@ -1,4 +1,4 @@
-"""Permutations: exact literals, bijections, and randomness that a statistician would not tell from the real thing."""
+"""Permutations: exact literals, bijections, and randomness that statistics cannot distinguish from real."""
 
 from __future__ import annotations
 

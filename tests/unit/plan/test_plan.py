@@ -162,7 +162,7 @@ def test_parts_of_a_batch_are_even_also_of_one_smaller_than_the_lanes(
     for batch in (lanes // 2, lanes + lanes // 3, 3 * lanes - 1):
         for position in (0, 777, 3001):
             parts = [len(pairs(plan, 0, position, batch, World(rank=rank, size=size))) for rank in range(size)]
-            # Lanes that the ranks share evenly leave one row of difference; others as much as lanes differ, and a few.
+            # With lanes that divide evenly, ranks differ by one row. Otherwise by as many as lanes differ, and a few.
             uneven = 0 if lanes % size == 0 else -(-batch // lanes) + size
             assert max(parts) - min(parts) <= 1 + uneven, (batch, position, parts)
 

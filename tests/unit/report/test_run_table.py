@@ -1,4 +1,4 @@
-"""The table and the plots of a run: complete, and right where numbers are odd."""
+"""The table and the plots of a run: complete, and right for unusual numbers."""
 
 from __future__ import annotations
 

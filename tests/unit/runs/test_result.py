@@ -1,4 +1,4 @@
-"""A result survives its file, whatever its numbers are."""
+"""A result is equal after its file is read back, whatever its numbers are."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_json_round_trip(epochs: list[EpochEnded], steps: list[Reported], stoppe
 
 
 def test_diverged_run_is_json_for_everybody() -> None:
-    """RFC 8259 knows no NaN: a browser, jq and most databases refuse a file with one."""
+    """RFC 8259 knows no NaN: browsers, jq and most databases refuse a file with one."""
     numbers = {"loss": float("nan"), "max": float("inf"), "min": float("-inf"), "auc": 0.5}
     epoch = EpochEnded(
         epoch=0, step=1, metrics=numbers, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0, tally=numbers

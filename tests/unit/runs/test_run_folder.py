@@ -1,4 +1,4 @@
-"""A run has its folder to itself, as long as its process lives."""
+"""A run has its folder to itself while its process lives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launch reaches another process whole, though that process knows nothing of the user's files."""
+"""A spec reaches another process complete, although that process does not have the user's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that answer, fail, hang, or are no longer wanted."""
+"""Calls that answer, fail, hang, or are no longer needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One spelling per place, whatever the user writes."""
+"""One spelling per place, for all spellings of the user."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from forebay.testing.data.click_log import write_click_log
 STUDIES = Path(__file__).parents[3] / "studies"
 
 
-# For the whole module: importing Ray sets a variable, which a test may not.
+# Imported once for the module: importing Ray sets a variable, which a test may not do.
 @pytest.fixture(scope="module")
 def study() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:

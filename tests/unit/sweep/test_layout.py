@@ -1,4 +1,4 @@
-"""Names of runs and trials, there and back."""
+"""Names of runs and trials, in both directions."""
 
 from __future__ import annotations
 

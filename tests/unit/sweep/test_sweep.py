@@ -44,7 +44,7 @@ class Doubling:
     every: int
 
     def __call__(self, event: Event, control: Control) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 def doubling(every: int = 30) -> Sequence[Callback]:

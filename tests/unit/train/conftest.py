@@ -64,7 +64,7 @@ class Ranks:
         from_ranks = [os.pipe() for _ in range(NUM_PROCESSES)]
         theirs = [(to[0], back[1]) for to, back in zip(to_ranks, from_ranks, strict=True)]
         pairs = [f"{read_end},{write_end}" for read_end, write_end in theirs]
-        # Their names for the pipes are the same as ours; none inherits another's end, so closing ends them.
+        # They use the same numbers for the pipes as we do. None inherits another's end, so closing ends them.
         subprocess.run(
             [sys.executable, "-c", RANK_PROCESS, *pairs], pass_fds=[end for ends in theirs for end in ends], check=True
         )
@@ -74,7 +74,7 @@ class Ranks:
         self._answers = [open(back[0], "rb") for back in from_ranks]  # noqa: SIM115, PTH123
 
     def __call__(self, size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-        """`work(collective, *args)` on `size` ranks; their answers by rank. Fails with what any of them raised."""
+        """Run `work(collective, *args)` on `size` ranks. Returns answers by rank, or fails with the ranks' errors."""
         self._calls += 1
         meeting = (self._folder / f"meeting-{self._calls}").as_uri()
         cloudpickle.register_pickle_by_value(sys.modules[work.__module__])

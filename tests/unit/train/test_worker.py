@@ -1,4 +1,4 @@
-"""The worker in a world of one: what it counts, tells, saves and puts back."""
+"""The worker in a world of one: counting, reporting, saving and restoring."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Killed(Exception):
 
 
 class WorkerModel(nn.Module):
-    """With dropout: its training depends on the random generator, row by row."""
+    """Model with dropout: its training depends on the random generator, row by row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class WorkerModel(nn.Module):
 
 
 class WorkerRun:
-    """Runs one train function again and again over the same commits, as a driver would."""
+    """Runs one train function again and again over the same checkpoints, as a driver would."""
 
     def __init__(self, assignment: TrainSpec, folder: Path, recorder: Any) -> None:
         self.assignment, self.folder, self.recorder = assignment, folder, recorder
@@ -328,7 +328,7 @@ def test_an_exception_in_the_loop_leaves_no_thread(make_run: Callable[..., Worke
         make_run().worker().run(train)
     deadline = time.monotonic() + PATIENCE_S
     while left := [thread.name for thread in threading.enumerate() if thread not in before]:
-        # A read under way is not waited for: its thread ends with it.
+        # Closing does not wait for a running read: its thread ends with it.
         assert time.monotonic() < deadline, f"still there: {left}"
         time.sleep(0.01)
 
@@ -373,7 +373,7 @@ def test_held_out_data_is_read_once_through(make_run: Callable[..., WorkerRun], 
         for batch in worker.loader():
             if batch.ends_epoch:
                 seen.append(sorted(row for part in worker.held_out() for row in part["id"].tolist()))
-                next(worker.held_out())  # left early: it must not keep a thread
+                next(worker.held_out())  # left early, so it must not keep a thread
             worker.commit()
 
     run.worker().run(train)

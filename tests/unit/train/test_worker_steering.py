@@ -31,7 +31,7 @@ MakeRun = Callable[..., "SteeredRun"]
 
 @dataclass(frozen=True)
 class Objection:
-    """A monitor that objects to steps whose first row is one of `rows` (1000 * epoch + id), `times` times at most."""
+    """A monitor that objects to steps whose first row is one of `rows` (1000 * epoch + id), at most `times` times."""
 
     rows: frozenset[int]
     action: Action
@@ -99,7 +99,7 @@ class SteeredRun:
             optimizer.zero_grad()
             assert optimizer.param_groups[0]["lr"] == 0.01, "the scaled rate is seen from outside"
             worker.commit(loss=loss, row=1000 * batch.epoch + ids[0])
-        # What was rejected last has no successor.
+        # The last rejected batch has no successor.
         del self.batches[worker.step :], self.rates[worker.step :]
         self.weights = [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -124,7 +124,7 @@ def make_run(make_data: Callable[..., Data], tmp_path: Path, make_recorder: type
 
 
 def at_commit(number: int, **order: Any) -> Callable[[int], Commands]:
-    """Orders that are given from the saved commit `number` on."""
+    """Commands that are sent from the saved commit `number` on."""
     return lambda question: Commands(**order) if question >= number else Commands()
 
 
@@ -226,7 +226,7 @@ def test_job_with_another_batch_goes_on_with_its_own(make_run: MakeRun) -> None:
 def test_skipped_batch_leaves_no_trace_and_every_other_row_is_trained_once(
     make_run: MakeRun, step: int, checkpoint_every: int
 ) -> None:
-    """The first batch of a run, the last one of an epoch, the last one of all, and some between."""
+    """The first batch of a run, the last of an epoch, the last of all, and some between."""
     whole = make_run("whole")
     whole.train()
     bad = whole.batches[step]
@@ -248,7 +248,7 @@ def test_skipped_batch_stays_skipped_after_a_resume(make_run: MakeRun) -> None:
     objection = Objection(frozenset([whole.batches[3][0]]), Action.SKIP)
     run = make_run(checkpoint_every=2, epochs=1, monitors=(objection,))
     run.train(steps=4)
-    # Steps 1 and 2 were saved, then 3 and the bad one rejected; 3 and its successor saved.
+    # Steps 1 and 2 were saved. Step 3 and the bad one were rejected. Then 3 and its successor were saved.
     assert run.recorder.of(RolledBack)[0].to_step == 2
     again = make_run(checkpoint_every=2, epochs=1)
     again.batches = run.batches
@@ -257,7 +257,7 @@ def test_skipped_batch_stays_skipped_after_a_resume(make_run: MakeRun) -> None:
 
 
 def test_last_batch_that_is_left_ends_the_epoch(make_run: MakeRun) -> None:
-    """Evaluation is due where `ends_epoch` says so, also when the batches behind are skipped."""
+    """Evaluation is due where `ends_epoch` says so, also when the batches after it are skipped."""
     whole = make_run("whole", epochs=1)
     whole.train()
     run, ends = make_run(checkpoint_every=3, monitors=(Objection(frozenset([whole.batches[5][0]]), Action.SKIP),)), []

@@ -1,4 +1,4 @@
-"""A dataset: a manifest and a transform that fit each other."""
+"""A dataset: a manifest and a transform that fit together."""
 
 from __future__ import annotations
 

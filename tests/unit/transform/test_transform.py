@@ -205,7 +205,7 @@ def test_the_same_features_have_the_same_fingerprint() -> None:
 
 
 def test_fingerprints_are_pinned() -> None:
-    # Cached blocks are found by these: a change must be meant, and then goes with a new LAYOUT_VERSION.
+    # Cached blocks are found by these: change them only on purpose, together with LAYOUT_VERSION.
     assert Transform(**ORIGINAL).fingerprint == "912977498db8cd90685516d1d7a1d7c94284a036674f2fd014da2d8677dab7fd"
 
 

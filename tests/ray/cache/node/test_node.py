@@ -1,4 +1,4 @@
-"""Cache actor of a node: one, pinned, found by name, restarted when killed, with the same blocks as without it."""
+"""Cache actor of a node: single, pinned, found by name, restarted when killed, with correct blocks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def manifest(parquet_folder: WriteParquet) -> Manifest:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Iterator[CacheSpec]:
-    """A cache of this test alone, whose actors end with it."""
+    """A cache for this test only. Its actors end with the test."""
     made = CacheSpec(path=str(tmp_path / "cache"), quota_bytes=16 << 20, min_free_bytes=0)
     yield made
     if ray.is_initialized():
@@ -275,7 +275,7 @@ def test_three_nodes_have_an_actor_each_and_any_driver_finds_them(
         with closing(client.source(Dataset(manifest, TRANSFORM), tallies[name])) as source:
             futures = [source.request(index) for index in range(NUM_ROW_GROUPS)]
             assert sum(future.result(60).rows for future in futures) == manifest.num_rows
-    # These three nodes are one machine, with one disk: what one stored, the others find.
+    # These three nodes are one machine with one disk: each finds the blocks that the others stored.
     assert sum(tally["parquet_opens"] for tally in tallies.values()) == NUM_ROW_GROUPS
     assert sum(tally["hits"] for tally in tallies.values()) == 2 * NUM_ROW_GROUPS
 

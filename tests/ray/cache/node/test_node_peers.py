@@ -35,7 +35,7 @@ from forebay.world import World
 
 NUM_BLOCKS, BLOCK_ROWS, GLOBAL_BATCH, LANES = 24, 4000, 6000, 6
 TRANSFORM = Transform(x=Dense(["id", "x0", "x1", "x2"], dtype="float64"))
-BLOCK_BYTES = BLOCK_ROWS * 4 * 8  # enough to travel through the object store and not within a message
+BLOCK_BYTES = BLOCK_ROWS * 4 * 8  # large enough for the object store: smaller ones travel inside a message
 COUNTED = ("hits", "stores", "bypasses", "peer_hits", "parquet_opens")
 
 

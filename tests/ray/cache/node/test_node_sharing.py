@@ -1,4 +1,4 @@
-"""Jobs and trials of one node, each a process with its own loader: they share blocks, and read each block once."""
+"""Jobs and trials of one node, each a process with its own loader, share blocks and read each block once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNTED = ("hits", "stores", "bypasses", "peer_hits", "parquet_opens")
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Iterator[CacheSpec]:
-    """A cache of this test alone, whose actor ends with it."""
+    """A cache for this test only. Its actor ends with the test."""
     yield CacheSpec(path=str(tmp_path / "cache"), quota_bytes=16 << 20, min_free_bytes=0)
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == NAMESPACE:
@@ -53,7 +53,7 @@ def read_epochs(plan: Plan, spec: CacheSpec, num_epochs: int) -> tuple[list[list
 def test_two_jobs_and_four_trials_read_the_source_once(parquet_folder: Callable[..., Path], spec: CacheSpec) -> None:
     manifest = scan(parquet_folder({"a.parquet": [100] * 7, "b.parquet": [50] * 6}))
     job, other_job = (build_plan(manifest, seed=seed, lanes=4) for seed in (1, 2))
-    # The jobs go through the data twice and at once, each in its own order; the trials are four of the first job.
+    # The jobs read the data twice at the same time, each in its own order. The trials are four copies of the first job.
     users = [(job, 2), (other_job, 2), *[(job, 1)] * 4]
     read = ray.remote(num_cpus=1)(read_epochs)
     replies = ray.get([read.remote(plan, spec, num_epochs) for plan, num_epochs in users], timeout=300)

@@ -1,4 +1,4 @@
-"""Pool workers: requested one by one, warm before they count, kept when a world ends, and given up when not wanted."""
+"""Pool workers: requested one by one, ready once warm, kept when a world ends, and dismissed when not needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "pool"
 
 
 class PoolProcess:
-    """Stands for a backend's worker: it is warm at once, or fails."""
+    """Stands for a backend's worker. It is warm at once, or fails."""
 
     def warm_up(self, fails: bool) -> Ready:
         if fails:
@@ -49,7 +49,7 @@ MakePool = Callable[..., WorkerPool]
 
 @pytest.fixture
 def make_pool(ray_session: None) -> Iterator[MakePool]:
-    """A pool whose workers take 2 CPUs each, of which four fit."""
+    """A pool whose workers take 2 CPUs each. Four workers fit."""
     made: list[WorkerPool] = []
 
     def make(*, fails: bool = False) -> WorkerPool:
@@ -63,7 +63,7 @@ def make_pool(ray_session: None) -> Iterator[MakePool]:
 
 
 def hear_until(pool: WorkerPool, **states: int) -> list[Message]:
-    """Messages until as many workers are in each state as given."""
+    """Collect messages until the given number of workers is in each state."""
     heard: list[Message] = []
     deadline = time.monotonic() + 60.0
     while (found := Counter(worker.state for worker in pool.workers.values())) != states:
@@ -143,7 +143,7 @@ def test_failed_start_is_reported_and_the_next_one_waits(make_pool: MakePool) ->
 def test_place_of_a_process_that_is_known_to_be_there_is_kept_until_it_is_stopped(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray declares an actor dead before it ends the process, and has been seen to leave one alive."""
+    """Ray reports an actor dead before it ends the process. It sometimes leaves the process alive."""
     monkeypatch.setattr("forebay.driver.elastic.pool.KILLED_S", 0.0)
     pool = make_pool()
     pool.spawn(1)

@@ -1,4 +1,4 @@
-"""The Ray Train driver: the laws of all drivers on a Ray of many CPUs, and how it finds or starts its Ray."""
+"""The Ray Train driver: the laws of all drivers on a Ray of many CPUs, and its search for a Ray."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bench(tmp_path: Path) -> DriverBench:
 class TestRayTrain(UnderRay):
     driver_path = "forebay.driver.ray_train.driver:RayTrainDriver"
     titles = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
-    # The run itself is every driver's: the local driver has these cases, Horovod the one of workers that hang.
+    # Every driver has the same run: the local driver has these cases, Horovod has the case of workers that hang.
     variations = frozenset(
         {
             "test_callback_that_raises_ends_the_run_and_the_others_are_told",
@@ -88,7 +88,7 @@ class TestRayTrain(UnderRay):
         with pytest.raises(KeyboardInterrupt):
             self.run(bench, "crowded", heard, give_up, workers=4, resources=Resources(cpus=3))
         said = [event.what for event in heard if isinstance(event, Preparing)]
-        # Some of them may have a place by then.
+        # Some workers may have been placed by then.
         waits = r"still waiting for 4 workers of 3 CPUs and 0 GPUs; [258] CPUs and 0 GPUs are free in the cluster"
         assert re.fullmatch(waits, said[-1])
 
@@ -151,9 +151,9 @@ class Meddling:
 
 @pytest.mark.usefixtures("ray_session")
 def test_workers_that_could_not_meet_are_given_another_try(bench: DriverBench, tmp_path: Path) -> None:
-    """As when one of them dies meanwhile, and the others' connections break before its death is known.
+    """Like a worker that dies while the others meet: their connections break before its death is known.
 
-    The one that failed is not taken into the next world: it would not find the others there.
+    The worker that failed is not in the next world, because it would not find the others there.
     """
     heard = Heard()
     job = bench.job("apart", workers=2, max_failures=1)

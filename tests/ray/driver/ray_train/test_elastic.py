@@ -36,7 +36,7 @@ def bench(tmp_path: Path) -> DriverBench:
 
 @pytest.fixture
 def small_nodes(ray_off: None) -> Iterator[SmallNodes]:
-    """The driver's node and two others, of one CPU each."""
+    """The driver's node and two other nodes, of one CPU each."""
     nodes = SmallNodes(others=2, cpus=1, head_cpus=1)
     try:
         yield nodes
@@ -44,7 +44,7 @@ def small_nodes(ray_off: None) -> Iterator[SmallNodes]:
         nodes.close()
 
 
-# As `ray.cluster_utils.AutoscalingCluster` has it, which ends every Ray of the machine when it starts and when it ends.
+# Like `ray.cluster_utils.AutoscalingCluster`, which however ends every Ray of the machine when it starts and ends.
 FAKE_PROVIDER = {
     "type": "fake_multinode",
     "use_node_id_as_ip": True,
@@ -88,7 +88,7 @@ AUTOSCALING = {
 
 @pytest.fixture
 def autoscaling_cluster(ray_off: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A head of one CPU, to which Ray's fake provider adds one more node of one CPU on demand."""
+    """A head of one CPU, to which Ray's fake provider adds a node of one CPU on demand."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     address = f"{ray.util.get_node_ip_address()}:{port}"
@@ -110,7 +110,7 @@ def autoscaling_cluster(ray_off: None, tmp_path: Path, monkeypatch: pytest.Monke
         yield
     finally:
         ray.shutdown()
-        # The provider's nodes are children of the cluster's monitor, which would leave them behind.
+        # The provider's nodes are children of the cluster's monitor, which does not end them.
         below = psutil.Process().children(recursive=True)
         cluster.shutdown()
         for process in below:
@@ -148,7 +148,7 @@ def test_unmet_target_is_demand_while_training_goes_on(autoscaling_cluster: None
 
 @pytest.mark.variation
 def test_fixed_run_moves_from_a_node_that_is_taken_back(small_nodes: SmallNodes, bench: DriverBench) -> None:
-    """At the same size: there is room elsewhere."""
+    """The run keeps its size: there is room on other nodes."""
     heard, drained = Heard(), list[str]()
 
     def drain(event: Event, control: Control) -> None:

@@ -1,4 +1,4 @@
-"""The private names of Ray Train that the driver stands on: this fails on the day one of them moves."""
+"""The private names of Ray Train that the driver depends on. The test fails when one of them moves."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_group_starts_its_workers_and_lets_go_of_them_by_these_names() -> None:
 
 
 def test_worker_actor_can_be_warmed_up_and_begin_anew() -> None:
-    # Ray adds a parameter of its own to a class that was made an actor in this process.
+    # Ray adds a parameter to a class that became an actor in this process.
     assert set(parameters(RayTrainWorker.__init__)) <= {"_ray_trace_ctx"}
     assert {"execute", "get_metadata", "init_train_context", "run_train_fn"} <= set(dir(RayTrainWorker))
     assert "training_thread_runner=ThreadRunner()" in inspect.getsource(RayTrainWorker.init_train_context)
@@ -119,7 +119,7 @@ def test_a_rank_that_only_missed_a_lost_one_is_not_named() -> None:
 
 
 def test_an_error_of_the_start_arrives_as_itself_and_is_told_in_one_line() -> None:
-    """As a `TrainingFailedError`, which the controller does not wrap, of the kind that `max_failures` counts."""
+    """Raised as a `TrainingFailedError`, which the controller does not wrap and which `max_failures` counts."""
     broken = RayTaskError("meet", "a traceback", RuntimeError("Connection closed by peer\nat pair.cc:547"))
     lost = WorkerGroupStartupFailedError("At least one of the worker actors failed to initialize.")
     lost.__cause__ = RayActorError()

@@ -24,7 +24,7 @@ LATE_S = 3.0
 
 
 class Peer:
-    """An actor with one thread, as a train function that never gives up the interpreter's lock leaves it."""
+    """An actor with one thread, like a worker whose train function never releases the GIL."""
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -82,7 +82,7 @@ def test_busy_peer_is_not_lost_but_a_killed_one_is(make_actors: Callable[[int], 
     peers[1].sleep.remote(60.0)
     assert _lost_peers(coordinator, World(rank=0, size=3), 1.0) == []
     kill(peers[2])
-    # Although the other one still owes its answer.
+    # Although the other peer has not answered yet.
     assert _lost_peers(coordinator, World(rank=0, size=3), 60.0) == [2]
 
 

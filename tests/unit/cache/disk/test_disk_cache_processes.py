@@ -109,8 +109,8 @@ def test_bounds_hold_at_every_moment_with_eight_writers(
     assert [writer.returncode for writer in writers] == [0] * NUM_WRITERS
     samples += [int(writer.stdout.read()) for writer in writers if writer.stdout]
     assert max(samples) <= most, f"{max(samples)} bytes in a cache that may have {most}"
-    # Against the free disk, what is being written counts twice, so writers that come together leave more of it.
-    # At some moment, not at the end: the last thing may have been that an idle data set made room for a block.
+    # Bytes being written count twice against the free disk, so simultaneous writers leave more of it.
+    # Checked during the run, not at the end: the last action may be the eviction of an idle data set.
     assert max(samples) > (0.7 if bound == "quota" else 0.4) * most, "and the room is used"
     cache = DiskCache(path, quota_bytes=quota, min_free_bytes=0)
     before = cache.used_bytes

@@ -165,7 +165,7 @@ def test_a_forked_child_cannot_release_what_its_parent_holds(filled: DiskCache, 
 
 
 def test_a_forked_child_does_not_keep_it_for_a_dead_parent(filled: DiskCache, python: Start) -> None:
-    # The child says "holding": a child that has not run yet still has what it was forked with.
+    # The child reports "holding": a child that has not run yet still has the state of the fork.
     code = HOLDER.replace("print(", "import os\nif os.fork():\n    time.sleep(60)\nprint(", 1)
     process = python(code, filled.path, "", 0)
     assert process.stdout and process.stdout.readline() == "holding\n"

@@ -179,7 +179,7 @@ def test_what_is_no_plain_file_is_no_block(
     outside = tmp_path / "other" / "blocks" / f"{key}.block"
     content = outside.read_bytes()
     cache = opened(tmp_path / "cache")
-    # One more than are kept in quarantine, so that some are removed.
+    # One more than the quarantine keeps, so that some are removed.
     for number in range(9):
         plant(cache.path_of(key), outside)
         assert cache.get(key, tally) is None
@@ -312,7 +312,7 @@ def test_a_name_in_the_index_does_not_lead_out(tmp_path: Path, block_of: BlockOf
 
 
 def test_no_error_but_ours_comes_out_of_a_directory_of_garbage(tmp_path: Path, key_of: KeyOf) -> None:
-    """Every file of ours holds noise, and there is a file in place of each folder in turn."""
+    """Every file of ours holds noise, and a file stands in place of each folder in turn."""
     for folder in ("blocks", "temp", "quarantine", "locks", "users", "index"):
         root = tmp_path / folder
         root.mkdir()

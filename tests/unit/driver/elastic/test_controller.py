@@ -1,4 +1,4 @@
-"""The controller, with a coordinator in this process, a pool and a backend that play a script: no Ray."""
+"""The controller with a coordinator in this process, and a scripted pool and backend: no Ray."""
 
 from __future__ import annotations
 

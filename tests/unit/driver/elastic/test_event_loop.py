@@ -19,7 +19,7 @@ from forebay.runs.status import RunStatus
 
 
 class Actor:
-    """A coordinator as Ray's handle to it, but in this process."""
+    """A coordinator with the interface of Ray's handle, but in this process."""
 
     def __init__(self, loop: asyncio.Runner, workers: int) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""A Horovod world's end is found out from answers and from silence: the clock is the test's."""
+"""The end of a Horovod world is detected from answers and from silence. The test sets the clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[DetectorClock]:
 
 
 def detector(*answers: tuple[str, Answer], size: int = 3, lost: str = "") -> FailureDetector:
-    """Of a world of the workers a, b, c, by rank."""
+    """Detector of a world of the workers a, b and c, by rank."""
     made = FailureDetector("mine", "abc"[:size], HANG_S)
     for name in lost:
         made.note(Lost(name=name))

@@ -1,4 +1,4 @@
-"""The local driver: the laws of all drivers with processes, and what is its own: training in this process."""
+"""The local driver: the laws of all drivers with processes, and its own: training in this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from forebay.train.worker import TrainFunction, Worker
 
 class TestLocalProcesses(DriverSuite):
     driver_path = "forebay.driver.local.driver:LocalDriver"
-    # Every change starts new processes; test_elastic.py has one of each, and a killed worker is among the others.
+    # Every change starts new processes. test_elastic.py has each kind of change, and other tests here kill a worker.
     variations = frozenset(
         {
             "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",
@@ -51,7 +51,7 @@ class TestLocalProcesses(DriverSuite):
         ]
 
     def lose_memory(self, run: str) -> int:
-        return 0  # it keeps commits on disk
+        return 0  # it keeps checkpoints on disk
 
     def test_rank_that_returns_early_is_the_one_to_blame(self, bench: DriverBench) -> None:
         def train(worker: Worker) -> None:

@@ -47,7 +47,7 @@ def assert_close(left: Result, right: Result) -> None:
 
 
 def test_resized_run_trains_every_row_once_and_comes_to_the_same_model(bench: DriverBench) -> None:
-    # Commits are saved at the end of epochs only: that is where callbacks are waited for.
+    # Checkpoints are saved at the end of epochs only: that is where the run waits for callbacks.
     options = {"epochs": 3, "checkpoint_every": 1000}
     steer = Steer(workers={0: 3, 1: 2}, batch={1: 40})
     elastic = Elastic(min_workers=1, max_workers=3, start=1)

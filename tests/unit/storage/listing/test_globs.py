@@ -1,4 +1,4 @@
-"""Patterns, against the standard library's own."""
+"""Patterns, compared with the standard library's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files are found, in what order, and what is said when none is."""
+"""Files that are found, their order, and the error if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of table formats are refused wherever a listing meets them, and plain folders are not."""
+"""Every listing refuses folders of table formats and accepts plain folders."""
 
 from __future__ import annotations
 

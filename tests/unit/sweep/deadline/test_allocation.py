@@ -60,7 +60,7 @@ def test_a_better_promise_never_gets_less_with_the_same_bounds(found, atoms, pol
     target_workers = allocate(alike, atoms, policy)
     if all(target_workers.values()):
         for better in alike:
-            # One atom may be the last of those that are dealt.
+            # One atom may be the last to be allocated.
             assert all(
                 target_workers[better.trial_id] >= target_workers[worse.trial_id] - (policy == "softmax")
                 for worse in alike

@@ -18,7 +18,7 @@ def run(target: int, world: int | None = None, low: int = 1, high: int = ATOMS) 
 
 
 class AllocatedRuns:
-    """Runs whose workers come and go when the test says so."""
+    """Runs whose workers come and go as the test says."""
 
     def __init__(self, **allocations: TrialAllocation) -> None:
         self.there: dict[str, TrialAllocation] = dict(allocations)
@@ -112,7 +112,7 @@ def test_bounds_of_a_run_hold():
 
 
 class Steering:
-    """A scheduler that knows what it wants."""
+    """A scheduler with given targets."""
 
     def __init__(self, target_workers: Mapping[str, int], trials_to_stop: Mapping[str, str]) -> None:
         self._shares, self._ending = target_workers, trials_to_stop

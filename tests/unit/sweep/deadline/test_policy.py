@@ -96,7 +96,7 @@ def test_a_rung_is_judged_by_all_who_came_so_far_as_of_today() -> None:
     assert not fails_rung(first, {1: [0.3]}, reduction=3)
     assert not fails_rung(first, {1: [0.3, 0.2, 0.1]}, reduction=3)
     assert fails_rung(first, {1: [0.3, 0.4, 0.2]}, reduction=3)
-    # At three epochs it is the score of the third that counts.
+    # At three epochs, the score of the third counts.
     assert not fails_rung(trial("late", 0.1, 0.2, 0.9), {1: [0.1, 0.5, 0.6], 3: [0.9, 0.8]}, reduction=3)
 
 
@@ -158,7 +158,7 @@ def test_who_cannot_end_another_epoch_ends_now() -> None:
     assert not can_end_epoch(slow, view(slow, now_s=900.0))
     begun = trial("slow", 0.5, epoch_s=100.0, max_workers=1, since_result_s=50.0)
     assert can_end_epoch(begun, view(begun, now_s=940.0))
-    # One that has to start first needs that time as well.
+    # A trial that has to start first needs that time as well.
     assert not can_end_epoch(waiting("new", epoch_s=10.0, max_workers=1), view(now_s=985.0))
     assert can_end_epoch(waiting("new", epoch_s=10.0, max_workers=1), view(now_s=980.0))
 
@@ -173,7 +173,7 @@ def test_a_guess_is_no_reason_to_end() -> None:
 def test_more_workers_only_when_the_change_pays() -> None:
     one = trial("a", 0.5)
     assert is_growth_worthwhile(one, 2, view(one, now_s=0.0), RULES)
-    # Two workers are 1.74 times as fast: with 4 s left, 2 of them lost, they come less far.
+    # Two workers are 1.74 times as fast. With 4 s left, of which a resize takes 2, they get less far.
     assert not is_growth_worthwhile(one, 2, view(one, now_s=995.0), RULES)
     few_more = trial("a", 0.5, workers=20, max_workers=40)
     assert not is_growth_worthwhile(few_more, 21, view(few_more), RULES)
@@ -239,7 +239,7 @@ def test_promise_adds_what_others_gained_at_the_same_age() -> None:
     now = view(young, old, learning_curve=learning_curve)
     assert forecast(young, now) == pytest.approx(0.95)
     assert forecast(old, now) == pytest.approx(current_level(old.scores))
-    # Without the time for those epochs, the older one is ahead.
+    # Without time for those epochs, the older trial is ahead.
     late = view(young, old, learning_curve=learning_curve, now_s=996.0, atoms=1)
     assert forecast(young, late) < forecast(old, late)
 
@@ -256,7 +256,7 @@ def test_scaling_is_learnt_from_trials_that_changed() -> None:
 
 
 def test_it_ends_better_than_asha_on_simulated_sweeps() -> None:
-    """A cut of `bench/deadline/__main__.py`. The document has a thousand."""
+    """A small part of `bench/deadline/__main__.py`, whose document covers a thousand sweeps."""
     from bench.deadline import report, setting, world
 
     won = {workers: [] for workers in (1, 2)}

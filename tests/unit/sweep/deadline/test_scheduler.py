@@ -1,4 +1,4 @@
-"""`DeadlineScheduler` as Tune calls it, with trials that are only a status."""
+"""`DeadlineScheduler` as Tune calls it, with trials that consist of a status only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StatusTrial:
 
 
 class SchedulerController:
-    """Tune's controller: adds trials, starts whom the scheduler chooses, and hands in results."""
+    """Tune's controller: adds trials, starts those that the scheduler chooses, and reports results."""
 
     def __init__(self, scheduler: DeadlineScheduler, trials: int) -> None:
         self.now, self.requeued = 100.0, 0
@@ -95,7 +95,7 @@ def test_a_trial_begins_only_where_nobody_holds_its_worker() -> None:
 def test_a_result_decides_who_goes_on() -> None:
     controller = begun()
     controller.start_all()
-    # Less loss is better; without others there is nothing to fail by.
+    # Less loss is better. Without other trials there is no comparison to lose.
     assert [controller.report(0, 0.2), controller.report(1, 0.9)] == [TrialScheduler.CONTINUE, TrialScheduler.STOP]
     controller.scheduler.on_trial_complete(controller, controller.trials[1], {})
     assert controller.start_all() == ["4"]
@@ -127,19 +127,19 @@ def test_runs_that_are_followed_commit_first() -> None:
     assert controller.scheduler.trials_to_stop() == {"0": NO_TIME}
     controller.now += 0.25
     controller.scheduler.note_allocations({}, 4)
-    # The next time, ends are known to take so long.
+    # From now on, the scheduler knows how long an end takes.
     assert controller.scheduler._experience.costs.stop_s == pytest.approx(0.25)
 
 
 def test_a_run_without_a_result_is_ended_and_not_waited_for() -> None:
-    """Its last result would have no metric, which Tune does not take."""
+    """Its last result would have no metric, which Tune does not accept."""
     controller = begun(trials=1)
     controller.start_all()
     controller.scheduler.note_allocations({}, 4)
     controller.now += 99.5
     controller.start_all()
     assert controller.statuses == [Trial.TERMINATED]
-    # Its coordinator is there only now.
+    # Its coordinator exists only from now on.
     controller.scheduler.note_allocations(
         {"0": TrialAllocation(target=1, world_size=0, min_workers=1, max_workers=4)}, 4
     )
@@ -189,7 +189,7 @@ def test_recalled_it_goes_on_where_it_was() -> None:
     scheduler.set_limits(8, (1, 8), epochs=1000)
     scheduler.restore_scores(60.0, {"1": [0.5, 0.4], "2": [0.9]}, "min")
     controller = SchedulerController(scheduler, 3)
-    # No new trial begins so late: those that were under way go on, the better one first.
+    # No new trial begins so late. Trials under way continue, the better one first.
     assert controller.start_all() == ["1"]
     assert scheduler.elapsed_s == pytest.approx(60.0)
 
@@ -207,7 +207,7 @@ def test_no_more_trials_train_at_once_than_may() -> None:
     scheduler.set_limits(8, (1, 8), epochs=1000, max_live=2)
     controller = SchedulerController(scheduler, 4)
     assert controller.start_all() == ["0", "1"]
-    # One that still commits counts.
+    # A trial that still commits counts.
     controller.stop_trial(controller.trials[0])
     parting = {each: TrialAllocation(target=1, world_size=1, min_workers=1, max_workers=8) for each in ("0", "1")}
     scheduler.note_allocations(parting, 8)

@@ -73,7 +73,7 @@ def test_silent_runs_hold_what_they_were_given(monkeypatch: pytest.MonkeyPatch) 
     workers.resize("a", 4)
     runs.silent = {"ctr.a"}
     assert workers.allocations()["a"].target == 4
-    # Until it says so itself it may not have let go of any.
+    # Until it reports so itself, it may still have all of them.
     workers.resize("a", 2)
     assert workers.allocations()["a"].target == 4
     runs.silent = set()

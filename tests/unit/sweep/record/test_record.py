@@ -36,7 +36,7 @@ def test_time_counts_while_a_trial_runs() -> None:
 def test_an_epoch_that_is_told_again_is_no_news() -> None:
     one = trial("a", 0.5, 0.6)
     assert one.with_point(Point(at_s=90.0, epoch=2, value=0.6, workers=3)) == one
-    # After another trial's commit was taken over, the same epoch may come out otherwise.
+    # After a fork from another trial's checkpoint, the same epoch may have another result.
     assert one.with_point(Point(at_s=90.0, epoch=2, value=0.7, workers=3)).epochs == 2
 
 

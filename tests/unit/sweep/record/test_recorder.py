@@ -75,7 +75,7 @@ def test_states_and_values_of_trials(tmp_path: Path) -> None:
     assert (told.record.slots_in_use, told.record.best_value, told.record.deadline_left_s) == (4, 0.8, 54.0)
     assert told.record.trials["a"].run == "ctr.a.1"
     told.end_epoch(one, 2, auc=0.75, finished=True, done=True)
-    # A scheduler that stops a trial marks its result as done, too.
+    # A scheduler that stops a trial also marks its result as done.
     told.end_epoch(two, 2, auc=0.7, done=True)
     one.status = two.status = Trial.TERMINATED
     three.status = Trial.PAUSED
@@ -103,7 +103,7 @@ def test_nobody_is_told_that_trials_are_over_which_are_only_cut_off(tmp_path: Pa
     one.status = Trial.RUNNING
     told.pass_time(2.0)
     seen = told.seen
-    one.status = Trial.TERMINATED  # as Tune does with all of them once the sweep is interrupted
+    one.status = Trial.TERMINATED  # as Tune does with all trials once the sweep is interrupted
     told.recorder.on_experiment_end(told.trials)
     assert told.seen == seen and told.record.trials["a"].state == "stopped"
 
@@ -156,7 +156,7 @@ def test_the_best_keeps_its_run_and_config_when_the_trial_takes_over_others(tmp_
     told = Told(tmp_path)
     one = told.add("a", lr=0.1)
     told.end_epoch(one, 1, auc=0.5, run="ctr.a", config={"lr": 0.1})
-    # Tune tells of a result after its scheduler, which may have given the trial its next config by then.
+    # Tune calls back with a result after its scheduler, which may already have set the trial's next config.
     one.set_config({"lr": 0.9})
     told.end_epoch(one, 2, auc=0.8, run="ctr.a", config={"lr": 0.1})
     told.end_epoch(one, 3, auc=0.6, run="ctr.a.1", config={"lr": 0.9})
@@ -191,7 +191,7 @@ def test_epochs_that_nobody_told_are_found_in_the_runs(tmp_path: Path) -> None:
     told.end_epoch(one, 3, auc=0.6, run="ctr.a")
     told.end_epoch(two, 2, auc=0.5, run="ctr.b.1")
     save_epochs(tmp_path, "ctr.a", 0.5, 0.9, 0.6, float("nan"))
-    # The first two are those of the trial it has branched from.
+    # The first two belong to the trial from which it was forked.
     save_epochs(tmp_path, "ctr.b.1", 0.99, 0.5, 0.7)
     one.status = two.status = Trial.TERMINATED
     told.pass_time(1.0)

@@ -15,7 +15,7 @@ from forebay.sweep.report.live import LiveView, LogLines, TerminalTable, html_ta
 
 
 class TableLog:
-    """Lines whose clock the test winds."""
+    """Lines whose clock the test sets."""
 
     def __init__(self) -> None:
         self.now, self.file = 0.0, io.StringIO()
@@ -126,13 +126,13 @@ def test_a_terminal_never_loses_the_footing(width: int, number: int) -> None:
     lines = file.getvalue().splitlines()
     assert len(lines) <= 24 and lines[-1].endswith("until the deadline")
     shown = sum("6d6ab_" in line and "best auc" not in line for line in lines)
-    # An empty line, head, rule, an empty line and two of the footing leave 18; "and N more" takes one of them.
+    # An empty line, head, rule, an empty line and two footer lines leave 18. "and N more" takes one of them.
     assert shown == (number if number <= 18 else 17)
     assert any(f"and {number - shown} more" in line for line in lines) is (number > 18)
 
 
 def drawn(made: Record, width: int) -> tuple[list[str], str]:
-    """The words of the head, and the line of the only trial."""
+    """The words of the header, and the line of the only trial."""
     file = io.StringIO()
     Console(file=file, width=width, highlight=False).print(trial_table(made, width=width))
     _, head, _, line, *_ = file.getvalue().splitlines()

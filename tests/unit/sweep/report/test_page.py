@@ -106,7 +106,7 @@ def test_the_picture_of_the_metric_shows_states_names_and_the_deadline() -> None
         trial("1a_00000", 0.6, 0.9, state="finished"),
         trial("1a_00001", 0.7, 0.8, state="paused"),
         trial("1a_00002", 0.5, state="failed"),
-        trial("1a_00003", 0.7, 0.8, state="stopped"),  # ends where 00001 does: no room for its name
+        trial("1a_00003", 0.7, 0.8, state="stopped"),  # ends at the same point as 00001: no room for its name
         deadline_at_s=80.0,
     )
     axes = metric_figure(made).axes[0]

@@ -31,7 +31,7 @@ from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
 
 STEPS = 4
-"""Per epoch of 32 rows."""
+"""Steps per epoch of 32 rows."""
 Make = Callable[..., Job]
 
 

@@ -14,7 +14,7 @@ from forebay.sweep.tune.resume import ResumeCheck, load_known_trials
 
 
 def noted(folder: Path, *trials: str) -> Path:
-    """As Tune's controller writes it."""
+    """Write the folder as Tune's controller does."""
     states = [[json.dumps({"trial_id": each}), "{}"] for each in trials]
     (folder / "tune").mkdir(exist_ok=True)
     file = folder / "tune" / "experiment_state-2026-01-02_03-04-05.json"

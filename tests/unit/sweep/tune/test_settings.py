@@ -14,7 +14,7 @@ from forebay.sweep.tune.settings import SilentReporter, tune_settings
 
 
 class Committing:
-    """Actors as Tune's actor manager knows them: each turn takes a second, and they need `seconds` to end."""
+    """Actors of Tune's actor manager: each turn takes a second, and they need `seconds` to end."""
 
     def __init__(self, controller: Any, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.killed = 0.0, deque[str]()
@@ -53,7 +53,7 @@ def test_a_process_that_is_kept_for_a_later_trial_lets_go_of_its_own(
     actor = SimpleNamespace(cleanup=SimpleNamespace(remote=lambda: cleaned.append("actor")))
 
     def cache(controller: Any, trial: Any) -> bool:
-        # As Tune does for one that is kept: the trial knows nothing of it any more.
+        # As Tune does for an actor that it keeps: the trial no longer refers to it.
         if is_kept:
             trial.temporary_state.ray_actor = None
         return is_kept

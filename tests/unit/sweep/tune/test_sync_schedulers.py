@@ -1,4 +1,4 @@
-"""Rounds of HyperBand and of synchronous population-based training end although a trial never reports."""
+"""Rounds of HyperBand and of synchronous population-based training end even if a trial never reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forebay.sweep.tune.sync_schedulers import end_stalled_rounds
 
 
 class SyncController:
-    """As much of Tune's controller as these schedulers ask for."""
+    """The part of Tune's controller that these schedulers use."""
 
     search_alg = None
 
@@ -30,7 +30,7 @@ class SyncController:
         return self.live
 
     def add(self, name: str, status: str = Trial.PENDING) -> Trial:
-        """As Tune does when it draws, and after a restart."""
+        """Add a trial as Tune does, when it draws one and after a restart."""
         trial = Trial("any", trial_id=name, config={"lr": 0.1}, stub=True)
         trial.set_status(status)
         self.trials.append(trial)
@@ -99,7 +99,7 @@ def test_brackets_do_not_wait_for_trials_that_are_over_since_before_a_restart(hy
 
 
 def test_brackets_catch_up_with_trials_that_are_further(hyperband: SyncController) -> None:
-    # Those of the first two brackets make way: the third one begins with one epoch, then three, then nine.
+    # Trials of the first two brackets are stopped. The third bracket begins with one epoch, then three, then nine.
     others = [hyperband.add(f"other{number}") for number in range(8)]
     a, b = hyperband.add("a"), hyperband.add("b")
     for other in others:

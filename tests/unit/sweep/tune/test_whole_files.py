@@ -16,7 +16,7 @@ from forebay.sweep.tune.filesystems import whole_files
 
 @pytest.fixture
 def room_for_1000_bytes() -> Iterator[None]:
-    """In every file of this process: what storage that is full looks like from here."""
+    """Limit every file of this process to 1000 bytes, which looks like full storage."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))

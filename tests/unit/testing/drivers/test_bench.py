@@ -1,4 +1,4 @@
-"""The conformance suite's own instruments: the model that counts rows, the log of attempts, the script of changes."""
+"""Instruments of the conformance suite: the model that counts rows, the log of attempts, the script of changes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_model_that_saw_other_rows_is_found_out(bench: DriverBench, fault: str) 
                 train_step(model, optimizer, batch, worker.world.size)
             if fault == "forget" and worker.step == 5:
                 with torch.no_grad():
-                    model.counts.zero_()  # as if an older model went on at a newer cursor
+                    model.counts.zero_()  # as if an older model continued at a newer cursor
             worker.commit(loss=0.0)
 
     result = run(bench.job("faulty", train=train), "local")

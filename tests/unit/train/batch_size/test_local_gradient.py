@@ -1,4 +1,4 @@
-"""Fails when torch moves the private name that `LocalGradient` leans on, or changes the order of its callbacks."""
+"""Fails when torch moves the private name that `LocalGradient` depends on, or reorders its callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Against linear regression on normal rows, whose gradient noise is known.
+"""Noise scale on linear regression of normal rows, whose gradient noise is known.
 
 A row's gradient is (x . d - e) x with d = w - w*, so |G|^2 = |d|^2 and tr(cov) = (n + 1) |d|^2 + n s^2.
 """
@@ -37,7 +37,7 @@ def begin(policy: NoiseScale, model: nn.Module, world_size: int = 1) -> LiveNois
 
 
 def rows_of_ranks(size: int, world_size: int, *, even: bool) -> list[int]:
-    """Uneven as lanes can make them, and of three ranks the last one without any row."""
+    """Rows of each rank: as uneven as lanes can make them. The last of three ranks has none."""
     if even or world_size == 1:
         return [size // world_size] * world_size
     return {2: [size // 4, size - size // 4], 3: [size // 3, size - size // 3, 0]}[world_size]
@@ -96,7 +96,7 @@ def test_the_batch_grows_to_the_noise_scale_and_no_further() -> None:
     answers = regress(SingleProcessCollective(), policy, 960, True, [8])["answers"]
     assert sorted(set(answers)) == [8, 16, 32]
     assert answers == sorted(answers)
-    # A pair takes two steps, so a decision takes 120 or more.
+    # A pair takes two steps, so a decision takes 120 steps or more.
     assert answers.index(16) >= 120 // 16 - 1 and answers.index(32) - answers.index(16) >= 120 // 16
     answers = regress(SingleProcessCollective(), policy, 336, True, [300])["answers"]
     assert answers[-1] == 75 and sorted(set(answers)) == [75, 150, 300], "half as large, twice"
@@ -158,7 +158,7 @@ def test_gradients_without_noise() -> None:
     both = nn.ModuleList([model, unused])
     live = begin(NoiseScale(min_batch=1, max_batch=8, every=3, horizon=1), both)
     for step in range(1, 6):
-        # In the first step of the pair both have a gradient, in its second only one.
+        # Both ranks have a gradient in the first step of the pair, only one in the second.
         loss = model(torch.ones(1, 1)).sum() + (unused(torch.ones(1, 1)).sum() * 0 if step == 4 else 0)
         one_step(live, loss)
         both.zero_grad()

@@ -1,4 +1,4 @@
-"""Against the formula, written out in NumPy and float64."""
+"""Adasum, compared with the formula in NumPy and float64."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def train(collective: Collective) -> dict[str, Any]:
     for step in range(2):
         for each, gradients in ((model, reduced), (plain, local)):
             inner = each.module if each is model else each
-            # A rank whose rows have no weight, and a layer of its own length each.
+            # A rank whose rows have no weight, and a layer of another length on each rank.
             loss = each(rows + step).square().mean() * SHARES[size][rank]
             loss.backward()
             gradients.append([parameter.grad.reshape(-1).numpy().copy() for parameter in inner.parameters()])

@@ -1,4 +1,4 @@
-"""Bit-equal losses and models in worlds of 1, 2, 3 and 4, each rank with one thread."""
+"""Bit-equal losses and models in worlds of 1, 2, 3 and 4, with one thread per rank."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tensors_of(collective: Collective) -> TensorCollectives:
 
 
 class Mlp(nn.Module):
-    """With dropout, an embedding, and a layer that some batches do not use."""
+    """Model with dropout, an embedding, and a layer that some batches do not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_losses_and_models_are_bit_equal_in_every_world(
             assert answer["unused"] == alone["unused"]
             assert answer["seen"] != alone["seen"]
     if kind is Mlp and lanes == 4:
-        # The parameters of `rare`: not used in some steps, and then without a gradient in every world.
+        # The parameters of `rare`: some steps do not use them, and then they have no gradient in any world.
         assert {step[3] for step in alone["unused"]} == {False, True}
 
 

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, over gloo."""
+"""Ranks in their own processes, over gloo."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Ranks = Callable[..., list[Any]]
 
 
 def build_model(dropout: float = 0.0) -> nn.Module:
-    """Registered in another order than it is run in, as bucket layouts care."""
+    """Model whose layers are registered in another order than they run, which matters for bucket layouts."""
 
     class UnevenModel(nn.Module):
         def __init__(self) -> None:
@@ -96,7 +96,7 @@ def test_laws_of_a_collective(ranks: Ranks, size: int) -> None:
 
 
 def gradients(collective: Collective, data: Data, folder: Path, recorder: Any) -> dict[str, Any]:
-    """The averaged gradient of every step of one epoch on fixed parameters, and what this rank's batches were."""
+    """The averaged gradient of every step of one epoch on fixed parameters, and this rank's batches."""
     worker = Worker(TrainSpec(data=data), collective, None, DirectoryStore(folder), recorder)
     steps: list[np.ndarray] = []
     weights: list[float] = []
@@ -120,7 +120,7 @@ def gradients(collective: Collective, data: Data, folder: Path, recorder: Any) -
 def test_gradients_do_not_depend_on_the_world(
     ranks: Ranks, make_data: Callable[..., Data], make_recorder: type, tmp_path: Path, rows: tuple[int, ...]
 ) -> None:
-    # Fewer rows than lanes in the last or only batch: then some rank has a dummy row of weight 0.
+    # With fewer rows than lanes in the last or only batch, some rank has a dummy row of weight 0.
     data = make_data(rows=rows, global_batch=4)
     alone = gradients(SingleProcessCollective(), data, tmp_path / "1", make_recorder())
     dummies = 0
@@ -247,7 +247,7 @@ def meet_late(collective: TorchCollective, folder: Path) -> str:
             is_over.touch()
         while not is_over.exists():
             time.sleep(0.01)
-    # The one that is left at the end.
+    # The process that is still there at the end.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     return raised
 

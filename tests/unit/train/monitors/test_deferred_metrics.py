@@ -1,4 +1,4 @@
-"""Numbers of steps come back as they were given, whatever is done to their tensors since."""
+"""Metrics of steps come back unchanged, whatever happened to their tensors since."""
 
 from __future__ import annotations
 

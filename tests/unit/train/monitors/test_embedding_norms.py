@@ -1,4 +1,4 @@
-"""Rows that run away are found in every kind of table, before the loss shows them, and at little cost."""
+"""Growing rows are found in every kind of table, before the loss shows them, and at little cost."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_rows_of_every_column_are_measured(
 
 
 def test_other_rows_are_measured_at_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bags of one dimension, nothing tells the columns."""
+    """Each measurement looks at other rows of the batch, so that every row gets its turn."""
     monkeypatch.setattr(table_norms, "SLICE_NUMBERS", 4)
     model = nn.Sequential(nn.Embedding(100_000, 4), nn.Embedding(9, 4))
     live = begin(EmbeddingNorms(10), model)

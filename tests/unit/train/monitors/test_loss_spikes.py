@@ -1,4 +1,4 @@
-"""A loss is compared with the median of those before it, and with nothing else."""
+"""A loss is compared with the median of the losses before it, and with nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Monitors as one: the gravest verdict of all monitors and all ranks is obeyed by all ranks."""
+"""Monitors as one: all ranks follow the most severe verdict of all monitors and all ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_gravest_counts_and_among_equals_the_earliest(verdicts: list[Verdict
 
 @dataclass(frozen=True)
 class Remembering:
-    """Adds up what it sees."""
+    """Adds up its inputs."""
 
     name: str = "seen"
 
@@ -110,7 +110,7 @@ def test_going_back_to_another_commit_is_a_new_start() -> None:
 
 @dataclass(frozen=True)
 class OneRankObjects:
-    """Rank 1 wants to leave out what step 3 was trained on, once."""
+    """Rank 1 objects once to the batch of step 3."""
 
     def attach(self, setup: TrainSetup) -> LiveObjection:
         assert setup.world_size == 2

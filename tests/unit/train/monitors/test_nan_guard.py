@@ -39,14 +39,14 @@ class Loop:
 
 
 def overflow(model: nn.Module) -> None:
-    """One number of a weight's gradient that is on neither of its probed lines."""
+    """Make one number of a weight's gradient infinite, outside its probed row and column."""
     model[0].weight.grad[3, 4] = math.inf
 
 
 def test_healthy_steps_pass() -> None:
     loop = Loop(NanGuard())
     for _ in range(5):
-        loop.train(auc=math.nan)  # an AUC of nothing but clicks is none, and no reason to go back
+        loop.train(auc=math.nan)  # an AUC of clicks alone is undefined, and no reason to roll back
     assert loop.live.verdict() == Verdict()
     assert loop.live.verdict() == Verdict()
     assert loop.live.state_dict() == {}
@@ -91,7 +91,7 @@ def test_unseen_gradient_is_found_in_the_parameters_and_named_the_second_time() 
 
     def three_steps() -> None:
         for step in range(3):
-            # A model whose inputs are 0 there, so that no loss shows it.
+            # A model whose inputs are 0 at that number, so that no loss shows it.
             inputs = torch.randn(4, 6)
             inputs[:, 4] = 0
             loop.train(inputs=inputs.clone(), spoil=overflow if step == 1 else None, loss_of_another_kind=0.0)

@@ -49,7 +49,7 @@ class Trained:
             self.checkpointed.add(scheduler=self.scheduler)
 
     def go(self, steps: int) -> list[float]:
-        """The rates of these steps."""
+        """Make `steps` steps. Returns their learning rates."""
         rates = []
         for step in range(steps):
             rates.append(float(self.optimizer.param_groups[0]["lr"]))

@@ -42,7 +42,7 @@ def layout(collective: Collective, options: StrategyOptions) -> dict[str, Any]:
 
 
 def test_buckets_are_settled_at_construction(ranks: Ranks, make_data: Callable[..., Data]) -> None:
-    """Fails when torch moves one of the private names that `FixedBuckets` leans on."""
+    """Fails when torch moves one of the private names that `FixedBuckets` depends on."""
     answers = ranks(2, layout, options_of(make_data()))
     assert answers[0] == answers[1], "rank 0's parameters on all ranks"
     assert answers[0]["kind"] == FixedBuckets.__name__

@@ -1,4 +1,4 @@
-"""Feature groups over tables as they come: in chunks, sliced, with nulls, empty, dictionary-encoded."""
+"""Feature groups over all forms of tables: in chunks, sliced, with nulls, empty, dictionary-encoded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def column(values: Sequence[Any], kind: pa.DataType) -> pa.Table:
 
 
 def in_chunks(table: pa.Table, cuts: Sequence[int]) -> pa.Table:
-    """The same table, cut at `cuts`, each piece a slice of a longer array."""
+    """The same table, cut at `cuts`. Each piece is a slice of a longer array."""
     padded = pa.concat_tables([table, table]).combine_chunks()
     edges = [0, *sorted(min(cut, table.num_rows) for cut in cuts), table.num_rows]
     pieces = [padded.slice(start, stop - start) for start, stop in itertools.pairwise(edges)]
@@ -263,7 +263,7 @@ class TestCategorical:
         feature = Categorical("c", vocabulary={"c": ("bb", "")}) if fitted else Categorical("c", buckets=50)
         expected = only(feature, plain).tolist()
         pieces = in_chunks(plain, cuts)
-        # Every chunk gets a dictionary of its own.
+        # Every chunk gets its own dictionary.
         encoded = [chunk.dictionary_encode() for chunk in pieces["c"].chunks]
         dictionaries = pa.table({"c": pa.chunked_array(encoded, pa.dictionary(pa.int32(), pa.string()))})
         assert only(feature, pieces).tolist() == expected

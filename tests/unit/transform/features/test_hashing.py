@@ -1,4 +1,4 @@
-"""Golden values: these hashes decide which cached id a value has. A change here needs a new LAYOUT_VERSION."""
+"""Golden values: these hashes decide the cached id of a value. A change needs a new LAYOUT_VERSION."""
 
 from __future__ import annotations
 

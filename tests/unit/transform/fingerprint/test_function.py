@@ -1,4 +1,4 @@
-"""A function's identity: stable where the function is the same, different where anything it depends on is."""
+"""A function's identity: stable while the function is the same, different if any of its dependencies differs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ CHANGES = [
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """`load(source, name="own_transform") -> module` from a file of its own."""
+    """`load(source, name="own_transform") -> module` from its own file."""
     folders = (tmp_path / f"version{number}" for number in itertools.count())
 
     def load_source(source: str, name: str = "own_transform") -> ModuleType:

@@ -1,4 +1,4 @@
-"""A function that hands out the same memory again is found out."""
+"""A function that returns the same memory twice is detected."""
 
 from __future__ import annotations
 
