@@ -1,4 +1,4 @@
-"""What a bench ran on, for its document."""
+"""Description of the machine that a bench ran on, for its document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each peer's own virtual environment, made once and used again."""
+"""Virtual environment of each peer, made once and reused."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bench.loader.peers import OWN, VENVS
 
 
 class CannotInstall(RuntimeError):
-    """A peer's environment could not be made; the message is pip's last word."""
+    """Raised if the environment of a peer cannot be made. The message is pip's last line."""
 
 
 def interpreter(name: str, folder: Path) -> Path:
-    """The Python of environment `name` below `folder`, made if it is not there or was made of something else.
+    """Python of environment `name` below `folder`, made if it is missing or was made from other packages.
 
     Raises:
-        CannotInstall: pip failed; its log lies beside the environment.
+        CannotInstall: pip failed. Its log is beside the environment.
     """
     if name == OWN:
         return Path(sys.executable)

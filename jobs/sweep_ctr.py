@@ -18,7 +18,7 @@ import forebay as fb
 
 @wraps(train_ctr)
 def elastic_ctr(**parameters: object) -> fb.Job:
-    """The same job with 1 to `workers` workers: the sweep decides how many."""
+    """Job of train_ctr.py with 1 to `workers` workers. The sweep decides how many."""
     job = train_ctr(**parameters)
     return replace(job, workers=1, elastic=fb.Elastic(min_workers=1, max_workers=job.workers))
 
@@ -46,7 +46,7 @@ def sweep(
             deadline, every trial trains all its epochs.
         policy: Order in which trials get the free workers: best trial first, evenly, or by forecast.
         workers: Largest number of workers per trial.
-        at_once: Largest number of trials that train at a time; default: as many as the cluster has room for.
+        at_once: Largest number of trials that train at a time. Default: as many as the cluster has room for.
         data: Parquet folder, file or glob. Without it, a click log of `rows` rows is written to data/ once.
     """
     return fb.Sweep(

@@ -17,7 +17,7 @@ from forebay.errors import InvalidOption
 from forebay.testing.data.click_log import write_click_log
 
 WIDTH = 32
-"""Of the vector that stands for a user or an item."""
+"""Width of the vector of a user or an item."""
 
 
 def job(
@@ -40,7 +40,7 @@ def job(
     name: str | None = None,
     checkpoint_every: int = 100,
 ) -> fb.Job:
-    """A click-through-rate model.
+    """Click-through-rate model.
 
     Args:
         data: Parquet folder, file or glob. Without it a click log of `rows` rows is written to data/ once.
@@ -49,7 +49,7 @@ def job(
         held_out: Share of the row groups that is only evaluated on.
         buckets: Rows of the embedding table that all categorical columns share by hashing.
         dim: Width of an embedding.
-        lanes: Most workers the run can ever have. Default: chosen from the data.
+        lanes: Largest number of workers that the run can ever have. Default: chosen from the data.
     """
     manifest = fb.scan(data or click_log(rows))
     features = split_features(manifest, label, user)
@@ -88,20 +88,20 @@ def train(worker: fb.Worker, features: dict[str, list[str]], buckets: int, dim: 
 
 
 def click_log(rows: int) -> str:
-    """Write the made-up click log, once, and say how good a model can get on it."""
+    """Write the made-up click log, once, and print the best possible AUC on it."""
     log = write_click_log(Path("data") / f"clicks-{rows}", rows=rows, progress=say_progress)
     print(f"{log.rows:,} rows in {log.path}; no model can exceed an AUC of {log.best_auc:.4f} on them", flush=True)
     return str(log.path)
 
 
 def say_progress(done: int, total: int) -> None:
-    """Say so about ten times. Called after each of 120 row groups."""
+    """Print the progress about ten times. Called after each of 120 row groups."""
     if done * 10 // total > (done - total // 120) * 10 // total:
         print(f"writing the click log: {done:,} of {total:,} rows", flush=True)
 
 
 def split_features(manifest: fb.Manifest, label: str, user: list[str] | None) -> dict[str, list[str]]:
-    """Floats are dense, integers and strings categorical. Lists and the rest are left out."""
+    """Choose the features: floats are dense, integers and strings categorical. Lists and other types are left out."""
     kinds = {field.name: kind_of(field.type) for field in manifest.fields if field.name != label}
     names = {kind: [name for name, found in kinds.items() if found == kind] for kind in ("dense", "ids")}
     if user is None:
@@ -124,7 +124,7 @@ def kind_of(type_name: str) -> str:
 
 
 class ClickTower(nn.Module):
-    """Dense features and embedded ids of one side to a vector [rows, WIDTH]."""
+    """Layers that map dense features and embedded ids of one side to a vector [rows, WIDTH]."""
 
     def __init__(self, num_inputs: int) -> None:
         super().__init__()

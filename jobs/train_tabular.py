@@ -1,4 +1,4 @@
-"""Train on a CSV of people: the 1994 US census (UCI Adult), strings, missing values and all.
+"""Train on a CSV of people: the 1994 US census (UCI Adult), with its strings and missing values.
 
 forebay run --driver local jobs/train_tabular.py csv=../shared/data/adult.data
 """
@@ -57,11 +57,11 @@ def job(
     storage: str = "runs",
     name: str | None = None,
 ) -> fb.Job:
-    """Does a person earn more than 50,000 dollars?
+    """Predict whether a person earns more than 50,000 dollars.
 
     Args:
-        csv: The file `adult.data` of the UCI data set; it is converted to Parquet next to the runs.
-        ids: How a category becomes an id: its place in a vocabulary that is fitted on the training part, or a hash.
+        csv: File `adult.data` of the UCI data set. It is converted to Parquet next to the runs.
+        ids: Ids of categories: places in a vocabulary that is fitted on the training part, or hashes.
     """
     manifest = fb.scan(to_parquet(Path(csv), Path(storage) / "data" / "adult.parquet"))
     training, evaluation = manifest.split(0.2, seed=seed)
@@ -109,7 +109,7 @@ def to_parquet(source: Path, target: Path) -> str:
 
 
 class Census(nn.Module):
-    """Embedded categories, and numbers both as they are and on a logarithmic scale, through a small network."""
+    """Network over embedded categories, and over numbers both as they are and on a logarithmic scale."""
 
     def __init__(self, sizes: tuple[int, ...], dim: int) -> None:
         super().__init__()

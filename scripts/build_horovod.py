@@ -1,13 +1,13 @@
-"""Build Horovod's wheel for the PyTorch that is installed here, keep it for the next time, and install it.
+"""Build Horovod's wheel for the installed PyTorch, keep it for the next time, and install it.
 
     python scripts/build_horovod.py [--wheel-only] [--or-skip]
 
-Needs pip, PyTorch, a C++ compiler and make; nothing of Forebay. The wheel lies in
+Needs pip, PyTorch, a C++ compiler and make, but nothing of Forebay. The wheel is in
 `${XDG_CACHE_HOME:-~/.cache}/forebay/wheels`, in a folder named after everything it depends on, so that another clone
 or virtual environment with the same Python and PyTorch takes it from there.
 
-Horovod 0.28.1 asks for C++14, the headers of PyTorch 2.13 need C++20: the compiler is called through a wrapper that
-swaps `-std`. Set `HOROVOD_GPU_OPERATIONS=NCCL` for GPUs, as Horovod's own installation guide says.
+Horovod 0.28.1 sets C++14, but the headers of PyTorch 2.13 need C++20. So the compiler is called through a wrapper that
+swaps `-std`. Set `HOROVOD_GPU_OPERATIONS=NCCL` for GPUs, as in Horovod's own installation guide.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LINES_SHOWN = 40
 
 
 def main() -> int:
-    """Build, or find, the wheel; install it unless it is there."""
+    """Build or find the wheel, and install it unless that is done. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Build, keep and install Horovod for the PyTorch installed here.")
     parser.add_argument("--wheel-only", action="store_true", help="print the wheel's path, install nothing")
     parser.add_argument("--or-skip", action="store_true", help="leave it without a compiler, or with a build for GPUs")
@@ -56,18 +56,18 @@ def main() -> int:
     else:
         say(f"   Installing {wheel}")
         pip("install", "--force-reinstall", "--no-deps", str(wheel))
-        # Its requirements are small and name no PyTorch; what is there stays as it is.
+        # Its requirements are small and do not include PyTorch, so installed packages stay as they are.
         pip("install", str(wheel))
     return 0
 
 
 def say(line: str) -> None:
-    """Tell a person; stdout has nothing but the wheel's path, for `$(...)`."""
+    """Print to standard error. stdout has only the wheel's path, for `$(...)`."""
     print(line, file=sys.stderr, flush=True)
 
 
 def what_is_missing() -> str:
-    """What the build needs and this machine lacks; empty where nothing is missing."""
+    """Missing requirement of the build. Empty if nothing is missing."""
     if compiler() is None:
         return "there is no C++ compiler (g++, clang++ or $CXX). Install one, for example with apt-get install g++"
     if shutil.which("make") is None:
@@ -76,19 +76,21 @@ def what_is_missing() -> str:
 
 
 def compiler() -> str | None:
-    """The path of a C++ compiler."""
+    """Path of a C++ compiler, or None."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
 def local_version() -> str:
-    """Horovod's version with that of PyTorch behind the `+`: no wheel of an index sorts above it."""
+    """Horovod's version with that of PyTorch after the `+`: no wheel of an index sorts above it."""
     torch = "".join(sign if sign.isalnum() else "." for sign in version("torch"))
     return f"{HOROVOD}+torch{torch}{_gpu_text()}"
 
 
 def is_served(found: str | None, *, any_gpu: bool) -> bool:
-    """Whether the Horovod of version `found` will do; with `any_gpu` also one that was built for GPUs, unasked."""
+    """Whether the Horovod of version `found` is good enough. With `any_gpu`, also one built for GPUs without being
+    asked.
+    """
     if found is None or not any_gpu:
         return found == local_version()
     return re.fullmatch(rf"{re.escape(local_version())}(\.({'|'.join(GPU_OPERATIONS)}))*", found) is not None
@@ -99,7 +101,7 @@ def _gpu_text() -> str:
 
 
 def installed() -> str | None:
-    """The version of the Horovod that is installed here."""
+    """Version of the installed Horovod, or None."""
     try:
         return version("horovod")
     except PackageNotFoundError:
@@ -107,7 +109,7 @@ def installed() -> str | None:
 
 
 def cache_folder() -> Path:
-    """Where the wheel for this Python, PyTorch and platform lies, or will."""
+    """Folder of the wheel for this Python, PyTorch and platform."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     libc = "-".join(platform.libc_ver()).strip("-") or "libc"
     place = f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}-{libc}".replace(".", "_")
@@ -115,32 +117,32 @@ def cache_folder() -> Path:
 
 
 def kept_wheel(folder: Path) -> Path | None:
-    """The wheel in `folder`, if one is there."""
+    """Wheel in `folder`, or None."""
     return next(iter(sorted(folder.glob("*.whl"))), None)
 
 
 def build() -> Path:
-    """The wheel, built unless another process has just done so. A build that is cut off leaves no wheel behind."""
+    """Wheel, built unless another process has just built it. An interrupted build leaves no wheel behind."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder / ".lock"):
         wheel = kept_wheel(folder)
         if wheel is not None:
             return wheel
-        for left in folder.glob("building-*"):  # by a build that was cut off; its lock is ours now
+        for left in folder.glob("building-*"):  # Left by an interrupted build: this process holds its lock now.
             shutil.rmtree(left)
-        # Horovod's CMake files take the folder they are in for a regular expression.
+        # Horovod's CMake files use their folder's path as a regular expression.
         is_plain = re.fullmatch(r"[\w./-]*", str(folder)) is not None
         with tempfile.TemporaryDirectory(prefix="building-", dir=folder if is_plain else None) as scratch:
             made = _build_in(Path(scratch), folder / "build.log")
             copied = Path(shutil.copy(made, folder / "wheel.part"))
-            # A rename within one folder: a wheel is there as a whole, or not at all.
+            # A rename within one folder: the wheel is there completely or not at all.
             return copied.rename(folder / made.name)
 
 
 @contextmanager
 def only_one(path: Path) -> Iterator[None]:
-    """Hold the lock at `path`, which the kernel lets go of however this process ends."""
+    """Hold the lock at `path`. The kernel releases it however this process ends."""
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,10 +155,10 @@ def only_one(path: Path) -> Iterator[None]:
 def _build_in(scratch: Path, log: Path) -> Path:
     tools = scratch / "tools"
     say(f"   Building Horovod {HOROVOD} for PyTorch {version('torch')} (2-3 minutes on 2 cores; log: {log})")
-    # Beside the environment, not in it. CMake 4 refuses files as old as Horovod's.
+    # In a folder beside the environment, not in it. CMake 4 refuses files as old as Horovod's.
     wanted = ["setuptools>=77", "wheel", "packaging", *([] if shutil.which("cmake") else ["cmake>=3.18,<4"])]
     pip("install", "--target", str(tools), *wanted)
-    # Without build isolation: an isolated build would not see the PyTorch it is made for, and fetch another.
+    # Without build isolation: an isolated build would not see the installed PyTorch and would fetch another.
     alone = ["--no-deps", "--no-build-isolation", "--no-cache-dir"]
     environment = _environment(scratch, tools)
     source = scratch / "source"
@@ -175,7 +177,7 @@ def _build_in(scratch: Path, log: Path) -> Path:
                 str(scratch),
                 *map(str, source.iterdir()),
             ],
-            # Only now: pip refuses a source whose version is not the one it asked the index for.
+            # Set only now: pip refuses a source whose version differs from the one it requested from the index.
             env=environment | {"HOROVOD_LOCAL_VERSION": local_version().partition("+")[2]},
             stdout=lines,
             stderr=subprocess.STDOUT,
@@ -189,7 +191,7 @@ def _build_in(scratch: Path, log: Path) -> Path:
 
 
 def has_library(wheel: Path) -> bool:
-    """Horovod's setup passes over a framework it could not build for; then there is no compiled library within."""
+    """Whether the wheel has a compiled library: Horovod's setup skips a framework that it could not build for."""
     with zipfile.ZipFile(wheel) as parts:
         return any(name.startswith(LIBRARY) and name.endswith(".so") for name in parts.namelist())
 
@@ -201,9 +203,9 @@ def _environment(scratch: Path, tools: Path) -> dict[str, str]:
         "CXX": str(_wrapped_compiler(scratch)),
         "PYTHONPATH": str(tools),
         "PATH": os.pathsep.join([str(tools / "bin"), os.environ.get("PATH", os.defpath)]),
-        "TMPDIR": str(scratch),  # pip builds there: nothing is left in /tmp either
-        "MAKEFLAGS": f"-j{min(cores, 8)}",  # setup.py's own -j8 takes a gigabyte a job
-        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # where the system's CMake is 4 or newer
+        "TMPDIR": str(scratch),  # pip builds in this folder, so nothing is left in /tmp either.
+        "MAKEFLAGS": f"-j{min(cores, 8)}",  # setup.py's own -j8 takes a gigabyte per job.
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # If the system's CMake is 4 or newer.
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_MPI": "1",
@@ -225,7 +227,7 @@ def _wrapped_compiler(scratch: Path) -> Path:
 
 
 def pip(*arguments: str, environment: Mapping[str, str] | None = None) -> None:
-    """Run this interpreter's pip; raises what it fails with."""
+    """Run this interpreter's pip. Raises `CalledProcessError` if it fails."""
     command = [sys.executable, "-m", "pip", *arguments, "-qq", "--progress-bar", "off", "--disable-pip-version-check"]
     subprocess.run(command, check=True, env=environment, stdout=sys.stderr)  # noqa: S603 - our own interpreter
 

@@ -41,16 +41,16 @@ def job(
     storage: str = "runs",
     name: str | None = None,
 ) -> fb.Job:
-    """Which digit, or whatever else, is in the picture?
+    """Classify pictures: digits by default.
 
     Args:
         data: Parquet with a column `image` of PNG or JPEG files (or structs with their `bytes`, as Hugging Face writes
-            them) and a column `label` of numbers from 0; empty: scikit-learn's 1,797 handwritten digits.
-        start: Workers at first; all of `max_workers` if not given.
-        size: Pictures are made grey, and this many pixels wide and high.
+            them) and a column `label` of numbers from 0. Default: scikit-learn's 1,797 handwritten digits.
+        start: Number of workers at first. Default: `max_workers`.
+        size: Width and height in pixels. Pictures are converted to grey.
     """
     manifest = fb.scan(data or write_digits(Path(storage) / "data" / "digits.parquet"))
-    training, evaluation = manifest.split(0.2, seed=0)  # the same for every seed of the training
+    training, evaluation = manifest.split(0.2, seed=0)  # The same split for every seed of the training.
     transform = fb.Transform(fn=partial(decode, size=size))
     return fb.Job(
         train=partial(train, lr=lr),
@@ -82,7 +82,9 @@ def train(worker: fb.Worker, lr: float) -> None:
 
 
 def accuracy(worker: fb.Worker, model: nn.Module) -> dict[str, float]:
-    """The share of held-out pictures that all ranks together get right. Raises `BadJob` without held-out data."""
+    """Share of held-out pictures that are classified correctly, over all ranks. Raises `BadJob` without
+    held-out data.
+    """
     batches = worker.held_out()
     if batches is None:
         raise BadJob("accuracy() needs held-out data, and this job has none. Set held_out= in the Job.")
@@ -99,7 +101,7 @@ def accuracy(worker: fb.Worker, model: nn.Module) -> dict[str, float]:
 
 
 def moved(images: Tensor) -> Tensor:
-    """Each picture turned, scaled and shifted a little: a larger training set from the same pixels."""
+    """Turn, scale and shift each picture a little: a larger training set from the same pixels."""
     angle, scale = torch.empty(2, len(images)).uniform_(-1, 1)
     angle, scale = angle * 0.2, 1 + scale * 0.1
     shift = torch.empty(len(images), 2).uniform_(-0.15, 0.15)
@@ -112,7 +114,7 @@ def moved(images: Tensor) -> Tensor:
 class SmallResNet(nn.Module):
     """Three stages of two residual blocks (He et al., arXiv 1512.03385) with 16, 32 and 64 channels.
 
-    Group norm instead of batch norm: what a picture comes to must not depend on how a batch is shared among workers.
+    Group norm instead of batch norm: the output for a picture must not depend on the other pictures of its worker.
     """
 
     def __init__(self, classes: int = 10) -> None:
@@ -146,7 +148,7 @@ class Residual(nn.Module):
 
 
 def decode(rows: pa.RecordBatch, size: int) -> Mapping[str, np.ndarray]:
-    """`image` float32 [rows, 1, size, size] from 0 to 1, `label` int64 [rows]."""
+    """Decode pictures: `image` float32 [rows, 1, size, size] from 0 to 1, `label` int64 [rows]."""
     pictures = [_grey(cell["bytes"] if isinstance(cell, dict) else cell, size) for cell in rows["image"].to_pylist()]
     labels = rows["label"].to_numpy(zero_copy_only=False).astype(np.int64)
     return {"image": np.stack(pictures)[:, None], "label": labels}
@@ -159,9 +161,9 @@ def _grey(encoded: bytes, size: int) -> np.ndarray:
 
 
 def write_digits(path: Path) -> str:
-    """scikit-learn's digits (UCI, 8 x 8 pixels, 16 greys) as PNG files in Parquet, once.
+    """Write scikit-learn's digits (UCI, 8 x 8 pixels, 16 greys) as PNG files in Parquet, once. Returns the path.
 
-    Raises `InvalidOption` where scikit-learn is not installed.
+    Raises `InvalidOption` if scikit-learn is not installed.
     """
     if path.exists():
         return str(path)

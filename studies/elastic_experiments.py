@@ -1,10 +1,10 @@
-"""The experiments of "Elastic Deep Learning with Horovod on Ray" (Uber, 2021), scaled to one machine.
+"""Experiments of "Elastic Deep Learning with Horovod on Ray" (Uber, 2021), scaled to one machine.
 
 python studies/elastic_experiments.py                                  # both drivers, three seeds
 python studies/elastic_experiments.py --driver ray --seeds 1 --epochs 6 --only walk
 python studies/elastic_experiments.py --data s3://lake/pictures --epochs 90 --period-s 60
 
-Each experiment trains studies/elastic_cnn.py with workers that come and go by its own plan. It writes accuracy by
+Each experiment trains studies/elastic_cnn.py and changes the number of workers by its own plan. It writes accuracy by
 epoch, workers by time, and accuracy by time into docs/experiments/elastic.md with plots and a table.
 """
 
@@ -37,7 +37,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Workers at first, and who changes their number: a function of (period in s, epochs, seed)."""
+    """Number of workers at first, and the callbacks that change it: a function of (period in s, epochs, seed)."""
 
     title: str
     start: int
@@ -67,7 +67,7 @@ EXPERIMENTS = {
 
 @dataclass(slots=True)
 class ExperimentRecorder:
-    """A callback that keeps what the plots need: seconds since the first step, rows trained, workers, accuracies."""
+    """Callback that records the data of the plots: seconds since the first step, rows trained, workers, accuracies."""
 
     began: float = 0.0
     workers: int = 0
@@ -98,10 +98,10 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(EXPERIMENTS)}.")] = None,
     seeds: int = 3,
     epochs: int = 12,
-    period_s: Annotated[float, typer.Option(help="Seconds between changes by one worker; by three: thrice.")] = 6.0,
+    period_s: Annotated[float, typer.Option(help="Seconds between changes by one worker (thrice for three).")] = 6.0,
     max_workers: int = 8,
-    work: Annotated[Path, typer.Option(help="Where runs and the cache are kept.")] = REPOSITORY / "runs",
-    out: Annotated[Path, typer.Option(help="Where the document goes.")] = REPOSITORY / "docs" / "experiments",
+    work: Annotated[Path, typer.Option(help="Folder of runs and the cache.")] = REPOSITORY / "runs",
+    out: Annotated[Path, typer.Option(help="Folder of the document.")] = REPOSITORY / "docs" / "experiments",
 ) -> None:
     """Run every experiment with every driver and seed, one after the other, and write the document."""
     console = Console()

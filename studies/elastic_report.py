@@ -1,4 +1,4 @@
-"""What elastic_experiments.py found, as pictures and a document."""
+"""Report of elastic_experiments.py: plots and a document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOG = "https://www.uber.com/blog/horovod-ray/"
 
 
 def write_report(found: Mapping[str, Any], out: Path) -> list[Path]:
-    """Write elastic.md and one picture per driver into `out`; the answer is what was written."""
+    """Write elastic.md and one picture per driver into `out`. Returns the written paths."""
     good = [run for run in found["runs"] if "error" not in run]
     written = []
     for driver in found["options"]["drivers"]:
@@ -35,10 +35,10 @@ def write_report(found: Mapping[str, Any], out: Path) -> list[Path]:
 
 
 def simulated_s(run: Run, rows: float) -> float:
-    """Seconds until `rows` rows were trained if every worker had a core of its own, and resizes took what they took.
+    """Seconds until `rows` rows were trained if every worker had a core of its own, with resizes as long as measured.
 
-    One second of one worker is the time in which the whole machine trains what it trained per second in this run: the
-    machine is shared by all of its workers, so its speed hardly depends on their number.
+    The speed of one worker is taken as that of the whole machine in this run. All workers share the machine, so its
+    speed hardly depends on their number.
     """
     pace = _rows_per_s(run)
     total, before = 0.0, 0.0
@@ -55,7 +55,7 @@ def _rows_per_s(run: Run) -> float:
 
 
 def _gaps(run: Run) -> list[tuple[float, float]]:
-    """(seconds without a step, rows trained before) of each resize."""
+    """(seconds without a step, rows trained before) for each resize."""
     times = [step["at_s"] for step in run["steps"]]
     gaps = []
     for resize in run["resizes"]:
@@ -122,7 +122,7 @@ def _pictures(written: Iterable[Path]) -> list[str]:
 
 
 def _reading(document: Path) -> list[str]:
-    """What a person wrote below the figures; it outlives them, and is theirs to revise."""
+    """The hand-written part below the figures, which a new run keeps."""
     if not document.exists():
         return []
     _, mark, reading = document.read_text().partition("## Reading")

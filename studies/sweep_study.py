@@ -1,10 +1,10 @@
-"""Random search, ASHA and population based training on one budget: which finds the better click model?
+"""Study: random search, ASHA and population based training of a click model on one budget.
 
 python studies/sweep_study.py                                   # ten seeds, about half an hour on two cores
 python studies/sweep_study.py --seeds 1 --only random --only pbt
 
-Every method begins from the same draws of a seed, has the same slots, and may train the same number of epochs in all.
-Trials are chosen by one half of the held-out rows and reported by the other, which no scheduler sees. Writes
+Every method starts from the same draws of a seed, has the same slots, and may train the same total number of epochs.
+Trials are chosen on one half of the held-out rows and reported on the other, which no scheduler sees. Writes
 docs/experiments/sweeps.{json,md,png}.
 """
 
@@ -41,7 +41,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ROWS = 40_000
 FLOATS = [f"f{number}" for number in range(13)]
 IDS = [f"c{number}" for number in (0, 1, 2, 3, 4, 5, 13, 14, 15, 16, 17, 18)]
-"""Those with at most 400 ids: what rarer ones say cannot be learned from so few rows."""
+"""Columns with at most 400 ids: rarer ids cannot be learned from so few rows."""
 BUCKETS, DIM, HIDDEN = 1 << 12, 4, 64
 
 RANGES: Mapping[str, tuple[float, float]] = {"lr": (1e-5, 1e-1), "weight_decay": (1e-6, 1e-1), "dropout": (0.0, 0.6)}
@@ -49,7 +49,7 @@ POPULATION = 8
 EPOCHS = 12
 BUDGET = POPULATION * EPOCHS
 ASHA_TRIALS = 22
-"""With two epochs before the first halving these come to about `BUDGET` epochs; what is beyond is not counted."""
+"""With two epochs before the first halving, this comes to about `BUDGET` epochs. Later ones are not counted."""
 
 
 def job(
@@ -63,11 +63,11 @@ def job(
     storage: str = "runs",
     name: str | None = None,
 ) -> fb.Job:
-    """A small click model, trained by plain SGD with momentum, for which the learning rate decides.
+    """Small click model, trained by plain SGD with momentum, so that the learning rate is decisive.
 
     Args:
         data: Folder of a click log.
-        dropout: Between the two layers.
+        dropout: Dropout between the two layers.
     """
     transform = fb.Transform(
         floats=fb.Dense(FLOATS), ids=fb.Categorical(IDS, buckets=BUCKETS), label=fb.Label("clicked")
@@ -86,7 +86,7 @@ def job(
 
 
 def train(worker: fb.Worker, lr: float, weight_decay: float, dropout: float) -> None:
-    torch.set_num_threads(1)  # as many trials as slots share the cores
+    torch.set_num_threads(1)  # As many trials as slots share the cores.
     optimizer = partial(torch.optim.SGD, lr=lr, momentum=0.9, weight_decay=weight_decay)
     fb.fit(worker, StudyClicks(dropout), optimizer, nn.BCEWithLogitsLoss(), evaluate)
 
@@ -106,7 +106,7 @@ class StudyClicks(nn.Module):
 
 
 def evaluate(worker: fb.Worker, model: nn.Module) -> dict[str, float]:
-    """AUC on each half of the held-out rows: trials are chosen by `auc`, and reported by `test_auc`."""
+    """AUC on each half of the held-out rows: trials are chosen by `auc` and reported by `test_auc`."""
     chosen, tested = ScoreBins(), ScoreBins()
     for batch in worker.held_out() or ():
         logits, labels = model(batch), batch["label"]
@@ -121,7 +121,7 @@ def _auc(bins: ScoreBins) -> float:
 
 @dataclass(slots=True)
 class EpochLedger:
-    """A callback that writes down every epoch that a trial has trained, in the order of their ends."""
+    """Callback that logs every epoch that a trial has trained, in the order of their ends."""
 
     log: str
     run: str = field(default="", init=False)
@@ -138,7 +138,7 @@ class EpochLedger:
 
 
 def ledger(log: str) -> list[EpochLedger]:
-    """The callbacks of a trial."""
+    """Callbacks of a trial."""
     return [EpochLedger(log)]
 
 
@@ -151,7 +151,7 @@ def space() -> dict[str, Any]:
 
 
 def within(config: dict[str, Any]) -> dict[str, Any]:
-    """A config that PBT has changed, back within the ranges that all methods search."""
+    """Clip a config that PBT has changed to the ranges that all methods search."""
     clipped = {name: float(np.clip(config[name], low, high)) for name, (low, high) in RANGES.items()}
     return {**config, **clipped}
 
@@ -165,7 +165,7 @@ def pbt() -> TrialScheduler:
         time_attr="training_iteration",
         perturbation_interval=2,
         hyperparam_mutations=space(),
-        # The ranges span decades: a fifth more or less, as in the paper, would take the whole run to matter.
+        # The ranges span decades. Steps of a fifth, as in the paper, would take the whole run to have an effect.
         perturbation_factors=(2.0, 0.5),
         custom_explore_fn=within,
         log_config=False,
@@ -174,7 +174,7 @@ def pbt() -> TrialScheduler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How many trials begin, and who decides on them; None lets all of them train to the end."""
+    """Number of trials at the start, and the scheduler. None trains all trials to the end."""
 
     title: str
     num_trials: int
@@ -190,14 +190,14 @@ METHODS = {
 
 def main(
     only: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(METHODS)}.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many.")] = 10,
-    first: Annotated[int, typer.Option(help="The first seed; those from 100 on were used to choose sizes.")] = 0,
-    work: Annotated[Path, typer.Option(help="Where runs, data and the cache are kept.")] = REPOSITORY / "runs",
-    out: Annotated[Path, typer.Option(help="Where the document goes.")] = REPOSITORY / "docs" / "experiments",
+    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 10,
+    first: Annotated[int, typer.Option(help="First seed. Those from 100 on were used to choose sizes.")] = 0,
+    work: Annotated[Path, typer.Option(help="Folder of runs, data and the cache.")] = REPOSITORY / "runs",
+    out: Annotated[Path, typer.Option(help="Folder of the document.")] = REPOSITORY / "docs" / "experiments",
 ) -> None:
     """Run every method with every seed, one sweep after the other, and write the document.
 
-    Goes on with what is in sweeps.json, if that was made with the same settings.
+    Continues with the results in sweeps.json if they were made with the same settings.
     """
     console = Console()
     for folder in (work, out):
@@ -206,7 +206,7 @@ def main(
     fixed = {"data": str(log.path), "cache": str(work / "cache")}
     found = _found(out / "sweeps.json", log.best_auc)
     done = {(swept["method"], swept["seed"]) for swept in found["sweeps"]}
-    # Logical CPUs, as many as the population has members: none waits while the others train, with any method.
+    # Logical CPUs, as many as members of the population, so that no member waits for another with any method.
     ray.init(address="local", num_cpus=POPULATION, include_dashboard=False, log_to_driver=False)
     for seed, name in product(range(first, first + seeds), only or METHODS):
         if (name, seed) in done:
@@ -224,7 +224,7 @@ def main(
 
 
 def _found(path: Path, best_auc: float) -> dict[str, Any]:
-    """What was found before with these settings, or nothing yet."""
+    """Earlier results with these settings, or empty ones."""
     settings = {
         "budget": BUDGET,
         "epochs": EPOCHS,
@@ -243,7 +243,7 @@ def _sweep(name: str, seed: int, work: Path, fixed: Mapping[str, Any]) -> dict[s
     method = METHODS[name]
     title = f"study-{name}-{seed}-{int(time.time())}"
     path = work / f"{title}.jsonl"
-    # PBT of Ray Tune draws from here.
+    # PBT of Ray Tune draws from this generator.
     random.seed(seed)
     sweep = fb.Sweep(
         job,
@@ -270,7 +270,7 @@ def _sweep(name: str, seed: int, work: Path, fixed: Mapping[str, Any]) -> dict[s
         "trials": len(result.table),
         "branches": len({line["run"] for line in lines}) - len(result.table),
         "best_config": {name: result.best_config[name] for name in RANGES},
-        # In the order in which they ended.
+        # In the order of their ends.
         "epochs": [[line["auc"], line["test_auc"]] for line in lines],
     }
 

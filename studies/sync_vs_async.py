@@ -1,4 +1,4 @@
-"""What stale updates do to embeddings: parameter servers with asynchronous workers, beside a run of Forebay.
+"""Effect of stale updates on embeddings: parameter servers with asynchronous workers, beside a run of Forebay.
 
 python studies/sync_vs_async.py                   # the sweep of docs/explanation/sync-vs-async.md, less than a minute
 forebay run studies/sync_vs_async.py rate=0.03    # the synchronous half alone
@@ -33,7 +33,7 @@ TABLES = ("users", "items")
 
 
 class AsyncClicks(nn.Module):
-    """The logit of a click: the dot product of a user's and an item's row."""
+    """Logit of a click: the dot product of a user's and an item's row."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -62,11 +62,11 @@ def job(
     storage: str = "runs",
     name: str | None = None,
 ) -> fb.Job:
-    """A click model of two embedding tables, trained for as many updates as the asynchronous workers make.
+    """Click model of two embedding tables, trained for as many updates as the asynchronous workers make.
 
     Args:
-        rate: Of Adam.
-        history: Where the longest row after each update is written, as JSON.
+        rate: Learning rate of Adam.
+        history: JSON file for the length of the longest row after each update.
     """
     plan = fb.build_plan(fb.scan(write_clicks(Path(data))), seed=seed)
     transform = fb.Transform(
@@ -100,11 +100,11 @@ def train(worker: fb.Worker, rate: float, history: str | None) -> None:
         Path(history).write_text(json.dumps({"norms": norms, "tables": state}))
 
 
-# The asynchronous half: each table lives in an actor that applies whatever arrives, whenever it arrives.
+# The asynchronous half: each table is in an actor that applies every gradient as soon as it arrives.
 
 
 class Server:
-    """A parameter server: one table, and the Adam that all workers' gradients of it go through, one after another."""
+    """Parameter server: one table, and one Adam that applies the gradients of all workers one after another."""
 
     def begin(self, name: str, seed: int, rate: float) -> None:
         self._weight = getattr(AsyncClicks(seed), name).weight
@@ -123,12 +123,12 @@ class Server:
             self._norms.append(self._weight.detach().norm(dim=1).max().item())
 
     def history(self) -> tuple[list[float], float, list[list[float]]]:
-        """The longest row after each update, the mean staleness of the updates, and the table."""
+        """Longest row after each update, mean staleness of the updates, and the table."""
         return self._norms, self._staleness / max(self._version, 1), self._weight.tolist()
 
 
 class AsyncTrainer:
-    """A worker: fetches the tables once for `fetch_every` batches, and sends their gradients when it has them."""
+    """Worker that fetches the tables, computes the gradients of `fetch_every` batches, and then sends them."""
 
     def __init__(self, data: str) -> None:
         torch.set_num_threads(1)
@@ -163,10 +163,10 @@ class AsyncTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncOutcome:
-    """One training: `norms` are the longest rows after each update, `loss` is that of the final model on all rows."""
+    """One training. `norms` are the longest rows after each update. `loss` is that of the final model on all rows."""
 
     rate: float
-    fetch_every: int  # 0: synchronous
+    fetch_every: int  # 0 for the synchronous half
     staleness: float
     norms: Sequence[float]
     loss: float
@@ -217,7 +217,7 @@ def sweep(folder: Path, options: argparse.Namespace) -> list[AsyncOutcome]:
 
 
 def write_clicks(folder: Path) -> str:
-    """Users and items with four tastes each; a few of them are in most rows, as in any click log."""
+    """Write clicks of users and items with four tastes each. A few of them are in most rows, as in any click log."""
     if not folder.exists():
         dice = np.random.default_rng(0)
         user, item = (
@@ -265,12 +265,12 @@ def table_of(outcomes: Sequence[AsyncOutcome]) -> str:
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """`6.4 (6.1-6.9)`: the mean, and the least and most over seeds."""
+    """`6.4 (6.1-6.9)`: mean, minimum and maximum over seeds."""
     return f"{mean(values):{form}} ({min(values):{form}}-{max(values):{form}})"
 
 
 def plot(outcomes: Sequence[AsyncOutcome], path: Path) -> None:
-    """One panel per rate: the longest row over updates, the mean and the range over seeds."""
+    """Plot the longest row over updates: one panel per rate, mean and range over seeds."""
     rates = list(dict.fromkeys(each.rate for each in outcomes))
     figure = Figure(figsize=(4.2 * len(rates), 3.6), layout="constrained")
     for axes, rate in zip(figure.subplots(1, len(rates), sharey=True, squeeze=False)[0], rates, strict=True):

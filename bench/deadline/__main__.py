@@ -1,11 +1,11 @@
-"""The deadline bench: `DeadlineScheduler` beside Ray's ASHA, by the same deadline, with the same workers.
+"""Deadline bench: `DeadlineScheduler` beside Ray's ASHA, by the same deadline, with the same workers.
 
 python -m bench.deadline                   # 1,000 synthetic sweeps and 200 of recorded curves, some minutes
 python -m bench.deadline --sweeps 100 --out /tmp/deadline
 python -m bench.deadline --real            # also one real sweep of each on 4 CPUs, some minutes more
 
-Writes deadline.md, deadline.json and deadline.png to docs/benchmarks. Rules were chosen on seeds below `HELD_OUT`, and
-are reported on seeds from there on.
+Writes deadline.md, deadline.json and deadline.png to docs/benchmarks. Rules were chosen on seeds below `HELD_OUT` and
+are reported on the seeds from there on.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from bench.machine import machine
 HELD_OUT = 10_000
 OUT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 ASHA = ((1, 4), (1, 3), (2, 4), (4, 4))
-"""(workers of every trial, reduction factor)"""
+"""Variants of ASHA: (workers of every trial, reduction factor)."""
 
 
 def play(job: tuple[int, str | None, bool]) -> dict[str, Any]:
-    """One sweep under every scheduler: what its best trial is worth at the deadline."""
+    """Play one sweep under every scheduler. Returns the value of its best trial at the deadline for each."""
     seed, family, with_policies = job
     setting = draw(seed, family)
     ended = {asha_name(workers, reduction): play_asha(setting, workers, reduction) for workers, reduction in ASHA}
@@ -52,12 +52,12 @@ def play(job: tuple[int, str | None, bool]) -> dict[str, Any]:
 
 
 def asha_name(workers: int, reduction: int) -> str:
-    """What the document calls it."""
+    """Name of a variant of ASHA in the document."""
     return f"ASHA, {workers} worker{'s' if workers > 1 else ''} per trial, reduction {reduction}"
 
 
 def play_all(seeds: Iterable[int], family: str | None, processes: int, num_policies: int) -> list[dict[str, Any]]:
-    """Many sweeps, in order; the first `num_policies` under our other policies, too."""
+    """Play many sweeps, in order. The first `num_policies` are also played under our other policies."""
     jobs = [(seed, family, number < num_policies) for number, seed in enumerate(seeds)]
     if processes == 1:
         return [play(job) for job in jobs]
@@ -107,7 +107,7 @@ def _simulated(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def document(found: dict[str, Any]) -> str:
-    """deadline.md."""
+    """Text of deadline.md."""
     synthetic, digits = found["synthetic"], found["digits"]
     with_policies = [row for row in synthetic if len(row["ended"]) > len(ASHA) + 1]
     other = strongest(synthetic)

@@ -1,7 +1,7 @@
-"""Real learning curves for the deadline bench: small networks on scikit-learn's digits, recorded once, to a file.
+"""Real learning curves for the deadline bench: small networks on scikit-learn's digits, recorded once into a file.
 
-What a trial tells is the logarithmic loss on one third of the held-out digits, its sign turned, so that higher is
-better; what it is worth is the same on the other digits.
+A trial reports the negative log loss on one third of the held-out digits, so that higher is better. Its true value is
+the same measure on the other held-out digits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONFIGS, EPOCHS = 96, 54
 
 
 def record(configs: int = CONFIGS, epochs: int = EPOCHS) -> dict[str, list[list[float]]]:
-    """`seen` and `true`, one row per configuration, one number per epoch."""
+    """Train `configs` networks for `epochs` epochs. Returns `seen` and `true`: a row per config, a number per epoch."""
     x, y = load_digits(return_X_y=True)
     x_train, x_rest, y_train, y_rest = train_test_split(x / 16.0, y, train_size=600, random_state=0, stratify=y)
     x_seen, x_true, y_seen, y_true = train_test_split(x_rest, y_rest, train_size=400, random_state=0)

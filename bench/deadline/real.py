@@ -1,7 +1,7 @@
-"""The deadline bench for real: one sweep under `DeadlineScheduler` and one under ASHA, on a Ray of 4 CPUs.
+"""Real run of the deadline bench: one sweep under `DeadlineScheduler` and one under ASHA, on a Ray of 4 CPUs.
 
-Trials are the click model of jobs/train_ctr.py. This has to run on machines with fewer cores than workers, so a step
-waits a fixed time for each of its rows, as a busy accelerator would have it wait, and computes little itself.
+Trials are the click model of jobs/train_ctr.py. The bench must run on machines with fewer cores than workers. So a step
+computes little and sleeps a fixed time per row, in place of a busy accelerator.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ from train_ctr import job as train_ctr
 SLOTS, TRIALS, EPOCHS, DEADLINE_S = 4, 12, 80, 240.0
 ROWS, EPOCH_S = 40_000, 6.0
 RATES = (1e-6, 1e-4)
-"""So low that a good trial still learns at the deadline: where training is over by then, there is nothing to win."""
+"""Range of learning rates. They are so low that a good trial still learns at the deadline: otherwise nothing could be
+won.
+"""
 NAMES = {"deadline": "DeadlineScheduler", "asha": "ASHA"}
 
 
 class Paced(TwoTower):
-    """The click model, at the pace of an accelerator: one worker takes `EPOCH_S` for an epoch."""
+    """The click model at the pace of an accelerator: one worker takes `EPOCH_S` for an epoch."""
 
     def forward(self, batch: fb.Batch) -> Tensor:
         if self.training:
@@ -60,7 +62,7 @@ def train(worker: fb.Worker, features: dict[str, list[str]], dim: int, lr: float
 
 
 def job(data: str, cache: str, lr: float = 1e-3, dim: int = 8, elastic: bool = True) -> fb.Job:
-    """A trial's job: 1 to `SLOTS` workers, or always one."""
+    """Job of a trial: 1 to `SLOTS` workers, or always one."""
     made = train_ctr(data=data, workers=1, epochs=EPOCHS, global_batch=1200, buckets=1 << 14, cache=cache, quota_gib=1)
     features = split_features(fb.scan(data), "clicked", None)
     return replace(
@@ -72,7 +74,7 @@ def job(data: str, cache: str, lr: float = 1e-3, dim: int = 8, elastic: bool = T
 
 
 def run_both(out: Path) -> dict[str, Any]:
-    """Run both sweeps, one after the other. Returns their results; writes the plots of their workers."""
+    """Run both sweeps, one after the other, and plot their workers. Returns their results."""
     folder = Path(tempfile.mkdtemp(prefix="dl-"))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *sys.path])
     ray.init(address="local", num_cpus=SLOTS, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)

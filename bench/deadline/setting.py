@@ -1,4 +1,4 @@
-"""The synthetic sweeps of the deadline bench: their curves, workers, costs and deadlines, each drawn from its seed."""
+"""Synthetic sweeps of the deadline bench: curves, workers, costs and deadlines, each drawn from its seed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ FAMILIES = ("power", "exponential", "sigmoid", "overfitting", "crossing")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineSetting:
-    """One sweep: what trial i would tell (`seen`) and be worth (`true`) after each epoch, higher is better.
+    """Setting of one sweep.
 
-    `epoch_s` is each trial's epoch with one worker; with n workers it takes `epoch_s / speedup(n)`.
+    `seen` holds the scores that trial i reports after each epoch, `true` its true values. Higher is better. `epoch_s`
+    is each trial's epoch with one worker. With n workers an epoch takes `epoch_s / speedup(n)`.
     """
 
     seed: int
@@ -46,12 +47,12 @@ class DeadlineSetting:
         return self.seen.shape[1]
 
     def speedup(self, workers: int) -> float:
-        """Sublinear: Amdahl's law where there is a serial part, else a power."""
+        """Sublinear speedup: Amdahl's law if there is a serial part, otherwise a power."""
         return workers / (1 + self.serial * (workers - 1)) if self.serial else workers**self.power
 
 
 def draw(seed: int, family: str | None = None) -> DeadlineSetting:
-    """The sweep of a seed; `family="digits"` takes recorded curves, otherwise it goes round `FAMILIES`."""
+    """Draw the sweep of a seed. `family="digits"` takes recorded curves, otherwise families follow each other."""
     rng = np.random.default_rng(seed)
     family = family or FAMILIES[seed % len(FAMILIES)]
     atoms = int(rng.integers(4, 17))
@@ -82,7 +83,7 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 
 
 def _synthetic(rng: np.random.Generator, family: str, trials: int) -> tuple[Scores, Scores]:
-    """Accuracies between 0 and 1. A tenth of the trials learn nothing; noise is that of the sweep."""
+    """Accuracies between 0 and 1. A tenth of the trials learn nothing. All trials of a sweep have the same noise."""
     age = np.arange(1, int(rng.choice([27, 54, 81])) + 1)
     quality = rng.beta(2, 2, (trials, 1))
     true = np.asarray(CURVES[family](rng, age, quality))
@@ -115,7 +116,7 @@ def _overfitting(rng: np.random.Generator, age: Scores, quality: Scores) -> Scor
 
 
 def _crossing(rng: np.random.Generator, age: Scores, quality: Scores) -> Scores:
-    """The slower a trial learns, the better it ends: curves cross everywhere."""
+    """Curves that cross everywhere: the slower a trial learns, the better it ends."""
     slowness = rng.uniform(0, 1, quality.shape)
     pace = 1.5 * 15**slowness
     return (0.65 + 0.2 * slowness + 0.12 * (quality - 0.5)) * (1 - np.exp(-(age + 0.5) / pace))
@@ -135,7 +136,7 @@ CURVES: dict[str, Callable[[np.random.Generator, Scores, Scores], Scores]] = {
 
 
 def _digits(rng: np.random.Generator, trials: int) -> tuple[Scores, Scores]:
-    """Recorded curves, as many of them as there are."""
+    """Recorded curves, at most as many as there are."""
     seen, true = _recorded()
     chosen = rng.permutation(len(seen))[:trials]
     return seen[chosen], true[chosen]

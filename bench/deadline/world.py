@@ -1,4 +1,4 @@
-"""A cluster and Tune's controller as far as schedulers see them, in simulated time.
+"""Simulated cluster and controller of Tune, as far as schedulers see them, in simulated time.
 
 The schedulers (ours and Ray's ASHA) and the worker allocator are real. Trials train epoch by epoch at the rate of their
 workers. Starts, resizes and ends cost the times of the setting. A trial does not train during a resize, which is
@@ -29,7 +29,7 @@ HAIR = 1e-9
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FakeTrial:
-    """What schedulers see of a trial, and how it does."""
+    """Simulated trial: the attributes that schedulers see, and its progress."""
 
     number: int
     trial_id: str
@@ -85,7 +85,7 @@ class SimulatedWorld:
 
     @property
     def worth(self) -> float:
-        """What the trial and epoch with the best told score are worth."""
+        """True value of the trial and epoch with the best reported score."""
         seen, true = self._setting.seen, self._setting.true
         best = max(
             ((trial.number, int(np.argmax(seen[trial.number, : trial.told]))) for trial in self.trials if trial.told),
@@ -96,10 +96,10 @@ class SimulatedWorld:
 
     @property
     def _begun(self) -> list[FakeTrial]:
-        """Those that hold workers, or have only just let go of them."""
+        """Trials that hold workers or have only just released them."""
         return [trial for trial in self.trials if trial.status == Trial.RUNNING or self.now < trial.leaves_at < NEVER]
 
-    # Tune's controller.
+    # Interface of Tune's controller.
 
     def get_trials(self) -> list[FakeTrial]:
         return self.trials
@@ -111,7 +111,7 @@ class SimulatedWorld:
             self._scheduler.on_trial_remove(self, trial)
         self._leave(trial, Trial.TERMINATED)
 
-    # The trials' workers (`TrialWorkers`).
+    # Interface of the trials' workers (`TrialWorkers`).
 
     def allocations(self) -> Mapping[str, TrialAllocation]:
         return {
@@ -135,7 +135,7 @@ class SimulatedWorld:
         if self._by_id[trial_id].status == Trial.RUNNING:
             self.stop_trial(self._by_id[trial_id])
 
-    # Time.
+    # Simulated time.
 
     def _schedule(self) -> None:
         while True:
@@ -208,13 +208,13 @@ class SimulatedWorld:
 
 
 def play_deadline(setting: DeadlineSetting, rules: Rules | None = None, policy: str = "top") -> float:
-    """What `DeadlineScheduler` ends with."""
+    """Play a sweep under `DeadlineScheduler`. Returns the true value of its best trial."""
     scheduler = DeadlineScheduler(setting.deadline_s, setting.atoms, policy, metric="score", mode="max", rules=rules)
     return SimulatedWorld(setting, scheduler).run()
 
 
 def play_asha(setting: DeadlineSetting, workers_each: int, reduction: int) -> float | None:
-    """What Ray's ASHA ends with when every trial has so many workers; None where not even one trial has a place."""
+    """Play a sweep under Ray's ASHA with `workers_each` workers per trial. None if not even one trial fits."""
     if workers_each > setting.atoms:
         return None
     np.random.seed(0)  # noqa: NPY002 - the class draws a bracket from it

@@ -1,11 +1,11 @@
-"""The elastic bench: what a change of membership costs, for Forebay's drivers and the stock executors, side by side.
+"""Elastic bench: cost of a change of membership, for Forebay's drivers and the stock executors, side by side.
 
-make bench-elastic
-make bench-elastic BENCH_ARGS="--repeats 1 --systems forebay"
+    make bench-elastic
+    make bench-elastic BENCH_ARGS="--repeats 1 --systems forebay"
 
-Each run is a process with a Ray of its own; systems take turns, so that what disturbs the machine disturbs all. What is
-asked of a run and does not come within `elastic_director.LIMIT_S` is told as that, and what was to follow is skipped.
-Writes elastic.md, elastic.json and elastic.png to docs/benchmarks.
+Each run is a process with a Ray of its own. Systems take turns, so that a disturbance of the machine affects all of
+them. A run that does not answer a request within `director.LIMIT_S` is reported as late, and its later requests are
+skipped. Writes elastic.md, elastic.json and elastic.png to docs/benchmarks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bench.processes import REPOSITORY, command, environment
 
 CHILD = "bench.elastic.child"
 PATIENCE_S = {"changes": 150.0, "node": 90.0, "commit": 75.0}
-END_S = 20.0  # what a run may take to end once nothing more is asked of it; one that stands still never does
+END_S = 20.0  # Time limit for a run to end after its last request. One that hangs never ends.
 POLL_S = 0.25
 MEASURES = {
     "changes": ("grow", "kill a worker", "shrink", "commit"),
@@ -45,7 +45,7 @@ WIDE = 10_000  # a layer of 400 MB
 
 @dataclass(frozen=True)
 class ElasticEntry:
-    """One system: its name in the document, its file in `bench/elastic/systems/`, and which variant of that."""
+    """One system: its name in the document, its file in `bench/elastic/systems/`, and the variant."""
 
     name: str
     system: str
@@ -62,9 +62,9 @@ ENTRIES = (
 
 @dataclass
 class Measured:
-    """What was measured of one system over all repeats: lists by `elastic_report.Row.measure`.
+    """Measurements of one system over all repeats: lists by `report.Row.measure`.
 
-    `missing`: why a repeat has no figure.
+    `missing` has the reason for each figure that a repeat lacks.
     """
 
     measured: dict[str, list[float]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Measured:
 
 def main() -> None:
     given = _options()
-    # So that the run in progress ends with us, as it does at an interrupt.
+    # The run in progress must end with this process, as it does at an interrupt.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     started, ran_on = time.time(), machine()
     entries = [entry for entry in ENTRIES if not given.systems or given.systems in entry.system + entry.name.lower()]
@@ -135,8 +135,8 @@ def _options() -> argparse.Namespace:
 
 
 def _turn(entry: ElasticEntry, scenario: str, measured: Measured, step_s: float) -> None:
-    """One run, in a process of its own; its log counts however it ended."""
-    # A path of Ray's sockets may not be long.
+    """Run one scenario in a process of its own. Its log counts however the run ended."""
+    # Paths of Ray's sockets must be short.
     with tempfile.TemporaryDirectory(prefix="fb-", ignore_cleanup_errors=True) as folder:
         log = EventLog(f"{folder}/log")
         width = WIDE if scenario == "commit" else ElasticSetting.width
@@ -154,8 +154,8 @@ def _turn(entry: ElasticEntry, scenario: str, measured: Measured, step_s: float)
 
 
 def _start(system: str, setting: ElasticSetting, log: EventLog, output: Path) -> str:
-    """Run to the end, or for so long; the answer says what went wrong, if something did."""
-    # What a Ray job or a notebook sets for its own process is not meant for another Ray.
+    """Run a system to its end or its time limit. Returns the reason of a failure, or an empty text."""
+    # Variables that a Ray job or a notebook sets for its own process must not reach another Ray.
     variables = environment("RAY_")
     variables |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     line = command(CHILD, system, json.dumps(asdict(setting)))
@@ -166,7 +166,7 @@ def _start(system: str, setting: ElasticSetting, log: EventLog, output: Path) ->
         try:
             how = _wait(child, log, PATIENCE_S[setting.scenario])
         finally:
-            # Its own session, and so all that it left behind.
+            # The child has its own session, so this also ends all processes that it left behind.
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
@@ -175,7 +175,7 @@ def _start(system: str, setting: ElasticSetting, log: EventLog, output: Path) ->
 
 
 def _wait(child: subprocess.Popen[bytes], log: EventLog, patience_s: float) -> str:
-    """Until the process has ended, or is late: what was wrong with its end."""
+    """Wait until the process has ended or is late. Returns the reason if its end was not regular."""
     late_at, words = time.monotonic() + patience_s, f"did not end within {patience_s:.0f} s"
     is_over = False
     while time.monotonic() < late_at:

@@ -1,4 +1,4 @@
-"""One run of one system of the elastic bench, in this process; started by `elastic.py`.
+"""One run of one system of the elastic bench in this process. Started by the bench.
 
 python -m bench.elastic.child SYSTEM '{"scenario": "changes", "log": "...", "folder": "..."}'
 """

@@ -1,4 +1,4 @@
-"""Makes things happen to a run, each once the one before has been carried out and training goes on."""
+"""Director of a run: performs acts on it, each after the previous one has taken effect and training continues."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from itertools import groupby
 from bench.elastic.log import EventLog, changes, members, steps
 
 POLL_S = 0.05
-LIMIT_S = 60.0  # without a change of membership; the same for every system
+LIMIT_S = 60.0  # Time limit in seconds without a change of membership. The same for every system.
 
 
 @dataclass(frozen=True)
 class Act:
-    """To be done once `size` workers have made `after` steps together."""
+    """An act to perform after `size` workers have made `after` steps together."""
 
     what: str
     size: int
@@ -27,7 +27,10 @@ class Act:
 
 
 class Director(threading.Thread):
-    """Follows a log. An act that raises, or has no answer in `limit_s`, is noted there and ends the run."""
+    """Thread that follows a log and performs acts.
+
+    An act that raises, or gets no answer within `limit_s`, is noted there and ends the run.
+    """
 
     def __init__(
         self, log: EventLog, acts: Sequence[Act], end: Callable[[], object], *, limit_s: float = LIMIT_S
@@ -51,9 +54,9 @@ class Director(threading.Thread):
             self._end()
 
     def _await(self, act: Act) -> bool:
-        """Until a membership of `act.size`, later than the one that was acted on last, has made its steps.
+        """Wait for a membership of `act.size`, later than that of the previous act, to make its steps.
 
-        False once no change of membership has come for `limit_s`.
+        Returns False if no change of membership comes within `limit_s`.
         """
         seen, late_at = -1, 0.0
         while True:
@@ -71,10 +74,10 @@ class Director(threading.Thread):
             time.sleep(POLL_S)
 
     def _give_up(self, number: int) -> None:
-        """Note that act `number` cannot be made, because the one before it has no answer."""
+        """Note that act `number` is impossible because the one before it has no answer."""
         made = steps(self._log.read())
         still_s = time.time() - made[-1]["time"] if made else 0.0
-        # Training that goes on as it was is no gap: then all that is known is that nothing came of it.
+        # If training continues unchanged, there is no gap to report: all that is known is that the act had no effect.
         reason = f"> {still_s:.0f} s" if still_s > self._limit_s / 2 else f"not within {self._limit_s:.0f} s"
         before = self._acts[number - 1].what if number else "start"
         self._log.note("late", act=before, reason=reason)

@@ -1,8 +1,8 @@
-"""The log of one run: what every process of it wrote down when, and what that says about changes of membership.
+"""Log of one run: timed notes of all its processes, and the changes of membership that follow from them.
 
-Lines are JSON. Rank 0 writes `step` after every optimizer step and `commit` with its seconds; every rank `born` (when
-its process began) and `ready` (state put back, about to train) and `parted`; the driver `event`; the director `asked`,
-`late` (no answer came), `skipped` and `over`.
+Lines are JSON. Rank 0 writes `step` after every optimizer step, and `commit` with its seconds. Every rank writes `born`
+(when its process began), `ready` (state restored, about to train) and `parted`. The driver writes `event`. The director
+writes `asked`, `late` (no answer came), `skipped` and `over`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class EventLog:
-    """Many processes append to it; each line is one write."""
+    """Log file to which many processes append. Each line is one write."""
 
     path: str
 
     def note(self, what: str, **facts: Any) -> None:
-        """Write down that `what` happens now."""
+        """Note that `what` happens now."""
         line = json.dumps({"what": what, "time": time.time(), "pid": os.getpid(), **facts}) + "\n"
         with Path(self.path).open("ab", buffering=0) as file:
             file.write(line.encode())
 
     def note_birth(self, rank: int, size: int) -> None:
-        """Say since when this process is there: one that was warm is older than the change."""
+        """Note when this process started. The start of a warm process is before the change of membership."""
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])
         born = time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
@@ -47,7 +47,9 @@ class EventLog:
 
 @dataclass(frozen=True)
 class MembershipChange:
-    """Training before and after: `gap_s` from rank 0's last step to its first, as members `old` -> `new` workers."""
+    """Change from `old` to `new` workers. `gap_s` is the time from rank 0's last step before it to its first step
+    after.
+    """
 
     gap_s: float
     old: int
@@ -58,12 +60,12 @@ class MembershipChange:
 
 @dataclass(frozen=True)
 class Answer:
-    """What followed when `what` was asked of a run.
+    """Outcome of the request `what`.
 
-    `changes` are those until the next thing was asked: a worker that is replaced may bring two, one at its end and one
-    at the other's start. `asked_s` is how long training went on before the first of them. `redone` counts rank 0's
-    steps that were made again. `phases`: what was written down between the request and the first step after, and how
-    many seconds after the last step before.
+    - `changes`: changes until the next request. Replacing a worker may bring two: at its end, and at the other's start.
+    - `asked_s`: seconds that training continued before the first change.
+    - `redone`: number of rank 0's steps that were repeated.
+    - `phases`: notes between the request and the first step after it, in seconds after the last step before it.
     """
 
     what: str
@@ -74,17 +76,17 @@ class Answer:
 
 
 def steps(lines: Sequence[Line]) -> list[Line]:
-    """Those of rank 0."""
+    """Steps of rank 0."""
     return [line for line in lines if line["what"] == "step" and line["rank"] == 0]
 
 
 def members(step: Line) -> tuple[int, int]:
-    """Tells one membership from the next: the size of the world, and who rank 0 is."""
+    """Identity of a membership: size of the world, and process of rank 0."""
     return step["size"], step["pid"]
 
 
 def changes(lines: Sequence[Line]) -> list[MembershipChange]:
-    """Every change of membership between two steps of rank 0."""
+    """All changes of membership between two steps of rank 0."""
     return [
         MembershipChange(after["time"] - before["time"], before["size"], after["size"], before["time"], after["time"])
         for before, after in pairwise(steps(lines))
@@ -93,7 +95,7 @@ def changes(lines: Sequence[Line]) -> list[MembershipChange]:
 
 
 def answers(lines: Sequence[Line]) -> list[Answer]:
-    """What came of each thing that was asked; one that brought no change is left out."""
+    """Outcomes of the requests, without those that brought no change."""
     asked = [line for line in lines if line["what"] == "asked"]
     ends = [line["time"] for line in asked[1:]] + [float("inf")]
     found = []
@@ -107,9 +109,9 @@ def answers(lines: Sequence[Line]) -> list[Answer]:
 
 
 def unanswered(lines: Sequence[Line]) -> dict[str, str]:
-    """What was asked in vain, or could not be asked for that reason, and why.
+    """Requests without an answer, and those skipped for that reason, each with the reason.
 
-    `WHAT, back` where training went on after `WHAT`, and only the replacement has not come.
+    `WHAT, back` means: training continued after `WHAT`, and only the replacement did not come.
     """
     answered, found = {answer.what for answer in answers(lines)}, dict[str, str]()
     for line in lines:
@@ -119,13 +121,13 @@ def unanswered(lines: Sequence[Line]) -> dict[str, str]:
             found[line["act"]] = line["reason"]
     asked = [line["act"] for line in lines if line["what"] == "asked"]
     said = {line["what"] for line in lines}
-    if "failed" in said or "over" not in said:  # it ended, or was ended, before its last act
+    if "failed" in said or "over" not in said:  # The run ended, or was ended, before its last act.
         found |= {act: "the run failed" for act in asked if act not in answered | found.keys()}
     return found
 
 
 def commits(lines: Sequence[Line]) -> list[float]:
-    """Seconds of rank 0's commits, but for the first three of each process, which warm up."""
+    """Seconds of rank 0's commits, without the first three of each process, which warm up."""
     by_process: dict[int, list[float]] = {}
     for line in lines:
         if line["what"] == "commit":

@@ -1,4 +1,4 @@
-"""The document of the elastic bench: every event beside its target, for every system, and where the time goes."""
+"""Document of the elastic bench: every event beside its target, for every system, and the phases of slow changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOCK = ("Ray Train", "Elastic Horovod")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `measure` names a list in a system's answer; `targets` are of `OURS`, in `unit`."""
+    """One row of the table. `measure` names a list of `Measured`. `targets` are those of `OURS`, in `unit`."""
 
     title: str
     measure: str
@@ -63,7 +63,7 @@ Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before
 
 
 def report(found: Mapping[str, Any]) -> str:
-    """The whole of elastic.md from what is in elastic.json."""
+    """Text of elastic.md from the contents of elastic.json."""
     machine, options = found["machine"], found["options"]
     facts = machine | options | {"memory_gb": machine["memory_bytes"] / 2**30, "minutes": found["took_s"] / 60}
     facts["limit_s"] = LIMIT_S
@@ -80,7 +80,7 @@ def report(found: Mapping[str, Any]) -> str:
 
 
 def table(systems: Mapping[str, Mapping[str, Any]], repeats: int) -> str:
-    """Events as rows, systems as columns; what misses its target is marked, and what has too few figures."""
+    """Table with events as rows and systems as columns. Missed targets and figures with too few repeats are marked."""
     known = [name for name in (*STOCK, *OURS) if name in systems]
     head = ("event", *(f"{name} (target)" if name in OURS else name for name in known))
     rows = [(f"{row.title}, {row.unit}", *(_cell(row, name, systems[name], repeats) for name in known)) for row in ROWS]
@@ -88,17 +88,17 @@ def table(systems: Mapping[str, Mapping[str, Any]], repeats: int) -> str:
 
 
 def target_of(row: Row, name: str) -> float | None:
-    """In the row's unit; None where there is none to hold a system against."""
+    """Target of a system in the row's unit. None if it has none."""
     return row.targets[OURS.index(name)] if name in OURS else None
 
 
 def values_of(row: Row, answer: Mapping[str, Any]) -> list[float]:
-    """What was measured, in the row's unit."""
+    """Measured values in the row's unit."""
     return [value * row.scale for value in answer["measured"].get(row.measure, [])]
 
 
 def is_missed(row: Row, name: str, answer: Mapping[str, Any]) -> bool:
-    """Whether the median is beyond its target, or nothing came at all."""
+    """Whether the median misses its target or no value came at all."""
     target, values = target_of(row, name), values_of(row, answer)
     if target is None:
         return False
@@ -106,7 +106,7 @@ def is_missed(row: Row, name: str, answer: Mapping[str, Any]) -> bool:
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Gaps by event and system, on a logarithmic scale; medians with ranges, targets as ticks."""
+    """Plot gaps by event and system on a logarithmic scale: medians with ranges, and targets as ticks."""
     rows = [row for row in ROWS if row.unit == "s"]
     systems = [name for name in (*STOCK, *OURS) if name in found["systems"]]
     figure = Figure(figsize=(9, 1.2 + 0.28 * len(rows) * max(len(systems), 1)), layout="constrained")
@@ -148,7 +148,7 @@ def _cell(row: Row, name: str, answer: Mapping[str, Any], repeats: int) -> str:
 
 
 def _timelines(systems: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Of every event that missed its target: what happened when, in the run nearest to the median."""
+    """Phases of every event that missed its target, from the run nearest to the median."""
     parts = []
     for name in OURS:
         answer = systems.get(name)

@@ -1,4 +1,4 @@
-"""What a run of the elastic bench is told."""
+"""Setting of one run of the elastic bench."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ElasticSetting:
-    """`scenario`: "changes" (grow, kill a worker, shrink), "node" (kill a node) or "commit" (only commits).
+    """Setting of one run.
 
-    `log` is the file for what happens, `folder` an empty place, `variant` of the system; a step sleeps `step_s`, the
-    model is a linear layer of `width` x `width` float32, `commits` is how many a "commit" run makes.
+    - `scenario`: "changes" (grow, kill a worker, shrink), "node" (kill a node) or "commit" (only commits).
+    - `log`: path of the event log. `folder`: an empty folder. `variant`: variant of the system.
+    - `step_s`: seconds that a step sleeps. `width`: the model is a linear layer of `width` x `width` float32.
+    - `commits`: number of commits of a "commit" run.
     """
 
     scenario: str

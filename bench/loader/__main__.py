@@ -1,11 +1,11 @@
-"""The side-by-side bench: every system in turn, repeated and interleaved, in one run.
+"""Side-by-side bench: every system in turn, repeated and interleaved, in one run.
 
 make bench
 make bench BENCH_ARGS="--rows 100000 --repeats 2"
 ray job submit --working-dir . -- python -m bench.loader --rows 100000 --out /shared/bench
 
-Writes loader.md, loader.json and loader.png to docs/benchmarks. On a machine with a GPU, let pip find CPU builds of
-torch first (README.md), or the environments of the peers take gigabytes.
+Writes loader.md, loader.json and loader.png to docs/benchmarks. On a machine with a GPU, make pip find CPU builds of
+torch first (README.md). Otherwise the environments of the peers take gigabytes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from bench.machine import machine
 from bench.processes import REPOSITORY, command, environment
 from bench.venvs import CannotInstall, interpreter
 
-# The number of row groups of the warm start's target.
+# Number of row groups that the target of the warm start refers to.
 WARM_ROW_GROUPS = 120
 
 
 def main() -> None:
     given = _options()
     console = Console()
-    # So that the turn in progress ends with us, as it does at an interrupt.
+    # The turn in progress must end with this process, as it does at an interrupt.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     started = time.time()
     entries = [entry for entry in ENTRIES if not given.systems or given.systems in entry.name.lower()]
@@ -53,7 +53,7 @@ def main() -> None:
         (repeat, kind, entry)
         for repeat in range(given.repeats)
         for kind in given.kinds
-        # The wide set is measured once less: the targets are about the other.
+        # The wide set is measured once less: the targets refer to the other one.
         if kind == given.kinds[0] or repeat < max(given.repeats - 1, 1)
         for entry in entries
         if entry.venv not in failed
@@ -98,7 +98,7 @@ def _options() -> argparse.Namespace:
 
 
 def _environments(entries: list[PeerEntry], folder: Path, console: Console) -> tuple[dict[str, Path], dict[str, str]]:
-    """Environment -> its Python, and environment -> why there is none."""
+    """Environment -> its Python, and environment -> reason why it is missing."""
     pythons, failed = {}, {}
     for name in sorted({entry.venv for entry in entries}):
         try:
@@ -111,7 +111,7 @@ def _environments(entries: list[PeerEntry], folder: Path, console: Console) -> t
 
 
 def _warm_start(bench: Bench, given: argparse.Namespace, entries: list[PeerEntry]) -> list[float]:
-    """Seconds from opening to the first batch in a new process, the cache full, per repeat; imports do not count."""
+    """Seconds from opening to the first batch in a new process with a full cache, per repeat. Imports do not count."""
     if not entries:
         return []
     folder = data.make("dense", given.data, rows=given.rows, row_groups=WARM_ROW_GROUPS)
@@ -124,7 +124,7 @@ OWN = ("first_batch", "memory", "plan", "readers", "slowdown")
 
 
 def _own_figures(given: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """What the scripts beside this one measure of Forebay alone; one that fails is a figure that failed."""
+    """Figures of the scripts in `bench.own`, which measure Forebay alone. A script that fails is a failed figure."""
     found: list[dict[str, Any]] = []
     for script in [] if given.no_own else OWN:
         answer = given.cache / f"{script}.json"

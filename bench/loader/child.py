@@ -1,4 +1,4 @@
-"""Measure one system in this process, in whatever environment it runs; started by the bench, once per run.
+"""Measure one system in this process. Started by the bench, once per run, in the system's environment.
 
 python -m bench.loader.child REQUEST.json ANSWER.json
 """
@@ -20,7 +20,7 @@ from bench.loader.setting import LoaderSetting
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:
-    """Open a system and run its phases, each a `peers.Phase`; the answer holds an account of each by name."""
+    """Open a system and run its phases, each a `peers.Phase`. The answer has the totals of each phase by name."""
     paths = {name: Path(request["setting"][name]) for name in ("data", "work", "converted")}
     setting = LoaderSetting(**request["setting"] | paths)
     start = time.perf_counter()
@@ -60,7 +60,7 @@ def main() -> None:
     answer_path.write_text(json.dumps(answer))
     if close is not None:
         close()
-    # Some systems' threads never end; what was measured is written.
+    # Some systems' threads never end. The results are written by now.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,6 +1,6 @@
-"""The trainer of the bench: takes batches, touches every byte, and keeps account of what came and when.
+"""Consumer of the bench in place of a trainer: takes batches, touches every byte, and counts and times what arrives.
 
-The same for every system; it needs NumPy alone and knows none of them.
+It is the same for every system, needs only NumPy and knows none of them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ STEP_S = 0.002
 
 @dataclass(frozen=True)
 class Consumer:
-    """`touch`: read every byte of a batch; `step_s`: then sleep, as while a GPU works."""
+    """Use of a batch: `touch` reads every byte of it, then `step_s` seconds of sleep stand for a step on a GPU."""
 
     touch: bool = True
     step_s: float = 0.0
 
 
 CONSUMERS = {"touch": Consumer(), "step": Consumer(step_s=STEP_S), "count": Consumer(touch=False)}
-"""By name: touches all; touches all and sleeps 2 ms; only counts the rows, to show what touching costs."""
+"""Consumers by name: touch all bytes, touch them and sleep 2 ms, or only count rows to show the cost of touching."""
 
 
 @dataclass
 class ConsumerTotals:
-    """What one epoch brought. `complete` is False where it was stopped at its time limit; then nothing counts as lost.
+    """Totals of one epoch. If `complete` is False, it was stopped at its time limit, and nothing counts as lost.
 
-    `neighbours` is the share of rows that follow the row they follow in the files: near 1 in file order, near 0 if
-    shuffled. `order` is a digest of the order of all rows.
+    `neighbours` is the share of rows that come directly after the row before them in the files. It is near 1 in file
+    order and near 0 if shuffled. `order` is a digest of the order of all rows.
     """
 
     rows: int = 0
@@ -70,15 +70,15 @@ def consume(
     limit_s: float,
     epochs: int = 1,
 ) -> ConsumerTotals:
-    """Run through an epoch, or several. The clock starts before the iterator is made and stops when it has ended.
+    """Consume an epoch, or several. The clock starts before the iterator is made and stops at its end.
 
     Args:
         batches: Name -> packed array or tensor [rows, ...], all of one leading length.
-        consumer: What to do with each.
-        kind: Of the data set: says which column holds the numbers of the rows.
-        num_rows: How many rows an epoch should bring.
-        limit_s: When to stop what takes longer.
-        epochs: How many epochs `batches` holds, one after the other.
+        consumer: Use of each batch.
+        kind: Kind of the data set, which decides the column with the numbers of the rows.
+        num_rows: Expected number of rows in an epoch.
+        limit_s: Time limit.
+        epochs: Number of epochs in `batches`, one after the other.
     """
     account, numbers = ConsumerTotals(), []
     start = time.perf_counter()
@@ -98,7 +98,7 @@ def consume(
             for name, total in touch(batch).items():
                 account.sums[name] = (account.sums.get(name, 0) + total) % (1 << 64)
         numbers.append(row_numbers(batch, kind))
-        del batch  # a loader may use its memory again
+        del batch  # A loader may reuse its memory.
         if consumer.step_s:
             time.sleep(consumer.step_s)
         if time.perf_counter() - start > limit_s:
@@ -107,7 +107,7 @@ def consume(
     account.seconds = time.perf_counter() - start
     account.peak_rss_bytes, account.all_peak_rss_bytes = peak_memory()
     if epochs > 1:
-        account.sums.clear()  # they are compared between single epochs
+        account.sums.clear()  # Sums are compared between single epochs only.
     _close(iterator)
     _check(account, np.concatenate(numbers) if numbers else np.zeros(0, np.int64), num_rows, epochs)
     return account
@@ -116,10 +116,10 @@ def consume(
 def touch(batch: Mapping[str, Any]) -> dict[str, int]:
     """Add up every byte of each array, eight at a time.
 
-    Where rows take a multiple of 8 bytes, the sums over an epoch do not depend on its order: equal sums, equal data.
+    If rows take a multiple of 8 bytes, the sums over an epoch do not depend on its order: equal sums, equal data.
 
     Raises:
-        ValueError: An array is not packed: its rows do not lie one behind the other.
+        ValueError: An array is not packed: its rows are not contiguous.
     """
     sums = {}
     for name, value in batch.items():
@@ -133,12 +133,12 @@ def touch(batch: Mapping[str, Any]) -> dict[str, int]:
 
 
 def peak_memory() -> tuple[int, int]:
-    """Peak resident bytes of this process, and the sum over it and all below it (shared pages count in each)."""
+    """Peak resident bytes of this process, and the sum over it and all its descendants (each counts shared pages)."""
     parents, peaks = {}, {}
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        except OSError:  # it has just ended
+        except OSError:  # The process has just ended.
             continue
         pid = int(status.parent.name)
         parents[pid] = int(lines["PPid"])
@@ -156,7 +156,7 @@ def _close(iterator: Iterator[Any]) -> None:
 
 
 def _check(account: ConsumerTotals, numbers: np.ndarray, num_rows: int, epochs: int) -> None:
-    """Which rows came, and in what order: never trust a loader's own count."""
+    """Check which rows arrived, and in what order, by their own numbers: a loader's own count is not evidence."""
     counts = np.bincount(numbers, minlength=num_rows)
     account.repeated = int((counts - epochs).clip(min=0).sum())
     account.lost = int((epochs - counts).clip(min=0).sum()) if account.complete else 0

@@ -1,4 +1,4 @@
-"""The two data sets of the bench, the same bytes on every machine with the same pyarrow.
+"""Two data sets of the bench: the same bytes on every machine with the same pyarrow.
 
 python -m bench.loader.data --kind dense --rows 1000000 --folder data/bench
 """
@@ -18,18 +18,18 @@ from bench.loader.features import CITIES, KINDS, MAX_TAGS, NUM_IDS
 FILES = 8
 ROW_GROUPS = 64
 ROWS = 1_000_000
-# The number of a row is stored in one of its float32 columns, which holds whole numbers up to here.
+# Row numbers are stored in a float32 column, which represents whole numbers exactly up to this one.
 MOST_ROWS = 1 << 24
 
 
 def make(kind: str, folder: Path, *, rows: int = ROWS, row_groups: int = ROW_GROUPS) -> Path:
-    """Write the data set of `kind` unless it is there, and return its folder.
+    """Write the data set of `kind` unless it exists. Returns its folder.
 
     Args:
         kind: "dense" (100 float32 columns) or "mixed" (13 floats, 26 int64 ids, a list of up to 32 ids, a string).
-        folder: The parent; data sets of other sizes and shapes lie side by side.
-        rows: Of the whole data set, at most 2^24.
-        row_groups: Of the whole data set, over 8 files; snappy, otherwise as pyarrow writes by default.
+        folder: Parent folder. Data sets of other sizes and kinds are beside each other.
+        rows: Rows of the whole data set, at most 2^24.
+        row_groups: Row groups of the whole data set, in 8 files. Snappy, other options as pyarrow's defaults.
     """
     if kind not in KINDS or not row_groups <= rows <= MOST_ROWS:
         raise SystemExit(
@@ -53,7 +53,7 @@ def make(kind: str, folder: Path, *, rows: int = ROWS, row_groups: int = ROW_GRO
 
 
 def digest(folder: Path) -> str:
-    """Of the bytes of all files, in order of their names."""
+    """Digest of the bytes of all files, in the order of their names."""
     sha = hashlib.sha256()
     for path in sorted(folder.glob("*.parquet")):
         sha.update(path.read_bytes())
@@ -83,7 +83,7 @@ def _dense(numbers: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
 def _mixed(numbers: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
     rows, groups = len(numbers), KINDS["mixed"].groups
     columns: dict[str, object] = {name: rng.standard_normal(rows, dtype=np.float32) for name in groups["dense"]}
-    # Some columns with a handful of values, some with millions, as in click logs.
+    # Some columns have a handful of values, some millions, as in click logs.
     ids = [numbers, *(rng.integers(10 ** (1 + place % 7), size=rows) for place in range(1, NUM_IDS))]
     columns |= dict(zip(groups["ids"], ids, strict=True))
     ends = np.concatenate([[0], np.cumsum(rng.integers(MAX_TAGS + 1, size=rows))])

@@ -1,6 +1,6 @@
-"""What a batch of each data set holds, and how Arrow columns become it; for systems that hand out Arrow or columns.
+"""Arrays of a batch of each data set, and their conversion from Arrow columns, for systems that hand out columns.
 
-Needs NumPy and pyarrow alone, of any version from 14 on, so that it can be imported in every system's environment.
+Needs only NumPy and pyarrow, of any version from 14 on, so that every system's environment can import it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ _VOCABULARY = pa.array(CITIES)
 
 @dataclass(frozen=True)
 class Kind:
-    """A data set: array name -> the columns packed into it, row-major [rows, columns]; mixed data has three more."""
+    """Kind of data set: array name -> columns packed into it, row-major [rows, columns]. Mixed data has three more
+    arrays.
+    """
 
     groups: Mapping[str, Sequence[str]]
     number_in: tuple[str, str]
-    """(array, column) whose first column is the number of the row."""
+    """(array, column) of the row numbers."""
     ragged: bool = False
 
 
@@ -41,7 +43,7 @@ KINDS = {
 
 
 def pack(table: pa.Table, kind: str) -> dict[str, np.ndarray]:
-    """The arrays of a batch.
+    """Pack the arrays of a batch.
 
     `x` float32 [rows, 100]; or `dense` float32 [rows, 13], `ids` int64 [rows, 26], `tags` int64 [rows, 32] padded with
     0, `tags_lengths` int32 [rows], `city` int64 [rows, 1]; and `label` float32 [rows].
@@ -56,13 +58,13 @@ def pack(table: pa.Table, kind: str) -> dict[str, np.ndarray]:
 
 
 def city_ids(cities: pa.Array) -> np.ndarray:
-    """2 + the place in the vocabulary, [rows, 1] as Forebay has it; 1 for any other string."""
+    """Ids of cities, int64 [rows, 1] as Forebay has them: 2 + the place in the vocabulary, 1 for any other string."""
     places = pc.fill_null(pc.index_in(cities, value_set=_VOCABULARY), -1)
     return places.to_numpy(zero_copy_only=False).astype(np.int64)[:, None] + 2
 
 
 def pad(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
-    """Lists as a matrix padded with 0, and the length of each."""
+    """Pad lists with 0. Returns the matrix and the length of each list."""
     lengths = np.diff(lists.offsets.to_numpy())
     padded = np.zeros((len(lists), MAX_TAGS), dtype=np.int64)
     padded[np.arange(MAX_TAGS) < lengths[:, None]] = lists.flatten().to_numpy()
@@ -70,7 +72,7 @@ def pad(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def row_numbers(batch: Mapping[str, object], kind: str) -> np.ndarray:
-    """The number of every row of a batch, int64."""
+    """Numbers of the rows of a batch, int64 [rows]."""
     array, column = KINDS[kind].number_in
     values = np.asarray(batch[array])[:, 0] if array in batch else np.asarray(batch[column])
     return values.astype(np.int64)

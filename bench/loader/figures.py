@@ -1,4 +1,4 @@
-"""The targets of the bench: ratios within one run, and whether they were met."""
+"""Figures of the bench: ratios within one run, and whether they meet their targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PETASTORM, PETASTORM_CACHED = "petastorm", "petastorm, disk cache"
 
 
 def values(results: Results, name: str, kind: str, phase: str, what: str = "rows_per_s") -> dict[int, float]:
-    """What was measured of one system in one phase, by repeat."""
+    """Measured values of one system in one phase, by repeat."""
     return {
         result["repeat"]: result["phases"][phase][what]
         for result in results
@@ -23,12 +23,12 @@ def values(results: Results, name: str, kind: str, phase: str, what: str = "rows
 
 
 def ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """Of the repeats that have both: whoever slowed one turn of the machine slowed its neighbours too."""
+    """Ratios of the repeats that have both values. A load that slows one turn also slows its neighbours."""
     return [ours[repeat] / theirs[repeat] for repeat in sorted(ours.keys() & theirs.keys())]
 
 
 def figures(results: Results, warm_s: Sequence[float]) -> list[dict[str, Any]]:
-    """One line per target and data set: figure, target, measured (a median), unit, passed, note."""
+    """One entry per target and data set: figure, target, measured (a median), unit, passed, note."""
     found = []
     for kind in dict.fromkeys(result["kind"] for result in results if "kind" in result):
         found += _ratio_figures(results, kind) + _waiting_figures(results, kind)

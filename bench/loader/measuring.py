@@ -1,4 +1,4 @@
-"""One system's turn: its runs, each in a process of its own, and their answers put together."""
+"""Turn of one system: its runs, each in a process of its own, and their merged answers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from bench.loader.peers import PeerEntry, PeerRun
 from bench.processes import command, environment
 
 _CHILD = "bench.loader.child"
-# Beyond its epochs a run may need this long: Ray starts slowly, and some data must be converted.
+# Extra time for a run beyond its epochs: Ray starts slowly, and some data must be converted.
 _PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
 class Bench:
-    """`work` holds caches, converted data and logs; `pythons` the interpreter of each environment."""
+    """Folders and interpreters of the bench.
+
+    `work` holds caches, converted data and logs. `pythons` has the interpreter of each environment.
+    """
 
     work: Path
     rows: int
@@ -32,7 +35,7 @@ class Bench:
 
 
 def measure(bench: Bench, entry: PeerEntry, kind: str, folder: Path, *, repeat: int) -> dict[str, Any]:
-    """The accounts of all phases by name, the system's facts and the seconds of its conversion; or `error`."""
+    """Measure one system. Returns the totals of all phases by name, its facts and conversion seconds, or `error`."""
     phases: dict[str, Any] = {}
     merged: dict[str, Any] = {"prepare_s": 0.0}
     for run in entry.runs:
@@ -40,7 +43,7 @@ def measure(bench: Bench, entry: PeerEntry, kind: str, folder: Path, *, repeat: 
         if "error" in answer:
             return answer
         phases |= answer["phases"]
-        # A conversion is paid once: later runs find it done.
+        # A conversion is paid once. Later runs find its result.
         merged = answer | {"prepare_s": max(merged["prepare_s"], answer["prepare_s"])}
     return merged | {"phases": phases}
 
@@ -77,8 +80,8 @@ def _run(bench: Bench, entry: PeerEntry, run: PeerRun, kind: str, folder: Path, 
 
 
 def _start(line: list[str], log: Path, patience_s: float) -> str:
-    """Run to the end, or for so long; and say how it ended."""
-    # What a Ray job or a notebook sets for its own process is not meant for another Ray in another environment.
+    """Run a command to its end or its time limit. Returns the reason of a failure, or an empty text."""
+    # Variables that a Ray job or a notebook sets for its own process must not reach another Ray in another environment.
     variables = environment("RAY_", "PYTHON")
     variables |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
     with log.open("w") as output:
@@ -90,7 +93,7 @@ def _start(line: list[str], log: Path, patience_s: float) -> str:
         except subprocess.TimeoutExpired:
             how = f"did not end within {patience_s:.0f} s"
         finally:
-            # Its own session, and so all that it left behind.
+            # The child has its own session, so this also ends all processes that it left behind.
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
@@ -98,7 +101,7 @@ def _start(line: list[str], log: Path, patience_s: float) -> str:
 
 
 def _settle(*folders: Path) -> None:
-    """The same start for everyone: nothing waits to be written, and all sources are in the page cache."""
+    """Make the same start for every system: no pending writes, and all sources in the page cache."""
     os.sync()
     for path in (path for folder in folders for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Who takes part: every system, what it is installed from, and what is measured of it."""
+"""Systems of the bench: the packages that each is installed from, and its measurements."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 
 TORCH = "torch==2.13.0"
 OWN = ""
-"""The environment of Forebay itself: the interpreter that runs the bench."""
+"""Name of Forebay's own environment: the interpreter that runs the bench."""
 
-# Several steps where one resolution cannot hold all of it. An unpinned torch could bring gigabytes of CUDA along.
+# Some need several steps because one resolution cannot hold all packages. An unpinned torch could bring gigabytes of
+# CUDA.
 VENVS: dict[str, list[list[str]]] = {
     "petastorm": [
         ["petastorm==0.13.1", "pyarrow==14.0.2", "numpy<2", "pandas<2.2", "setuptools<70"],
         ["sympy", "networkx", "jinja2", "fsspec", "filelock", "typing-extensions"],
-        # torch asks for a newer setuptools than petastorm runs with, and uses it for compiling alone.
+        # torch requires a newer setuptools than petastorm runs with, and uses it only for compiling.
         ["--no-deps", TORCH],
     ],
     # For the sweep bench, which reads from S3.
@@ -26,7 +27,7 @@ VENVS: dict[str, list[list[str]]] = {
     "torch": [["numpy>=2", "pyarrow>=20", TORCH]],
     "streaming": [
         ["mosaicml-streaming==0.13.0", "pyarrow>=20", TORCH],
-        # It imports torchvision but needs none of its operators; newer ones refuse a torch they were not built for.
+        # It imports torchvision but needs none of its operators. Newer versions refuse a torch they were not built for.
         ["--no-deps", "--force-reinstall", "torchvision==0.15.2"],
     ],
     "litdata": [["litdata==0.2.76", "polars", "pyarrow>=20", "numpy>=2", TORCH]],
@@ -43,7 +44,7 @@ _SEVERAL: Phase = ("several", 4, "touch", 5)
 
 @dataclass(frozen=True)
 class PeerRun:
-    """Phases of one process. `fresh`: with an empty cache; otherwise with what the run before left."""
+    """Phases of one process. With `fresh` the cache is empty, otherwise it is the one that the previous run left."""
 
     phases: tuple[Phase, ...]
     fresh: bool = True
@@ -51,7 +52,7 @@ class PeerRun:
 
 @dataclass(frozen=True)
 class PeerEntry:
-    """One line of the table. The phases after the first repeat leave out `once`."""
+    """One row of the table. After the first repeat, the phases in `once` are left out."""
 
     name: str
     system: str

@@ -1,4 +1,4 @@
-"""The document of the bench: targets first, then every system beside what it delivers."""
+"""Document of the bench: targets first, then the results of every system."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SETS = {
 
 
 def report(found: Mapping[str, Any]) -> str:
-    """The whole of loader.md from what is in loader.json."""
+    """Text of loader.md from the contents of loader.json."""
     machine, options, results = found["machine"], found["options"], found["results"]
     facts = machine | options | {"memory_gb": machine["memory_bytes"] / 2**30, "minutes": found["took_s"] / 60}
     parts = [_INTRODUCTION.format(**facts), "## Targets", targets(found["figures"])]
@@ -43,7 +43,7 @@ def report(found: Mapping[str, Any]) -> str:
 
 
 def targets(figures: Iterable[Mapping[str, Any]]) -> str:
-    """Every figure with its target and whether it was met."""
+    """Table of all figures with their targets, and whether they were met."""
     rows = [
         (
             figure["figure"],
@@ -58,7 +58,7 @@ def targets(figures: Iterable[Mapping[str, Any]]) -> str:
 
 
 def speeds(results: Results, kind: str) -> str:
-    """Rows/s of the first and of later epochs, waiting, the first batch and memory, one line per system."""
+    """Table of rows/s in the first and in later epochs, waiting, first batch and memory, one row per system."""
     rows = []
     for name, own in _by_name(results, kind).items():
         rows.append(
@@ -84,7 +84,9 @@ def speeds(results: Results, kind: str) -> str:
 
 
 def deliveries(results: Results) -> str:
-    """What each says of itself, and what was seen: whether the order came again, and how shuffled it was."""
+    """Table of the properties that each system states, and of the measured order: repeatable or not, and
+    how shuffled.
+    """
     rows = []
     for name, own in _by_name(results, None).items():
         facts = next(result["facts"] for result in own if "facts" in result)
@@ -102,7 +104,7 @@ def _verdict(figure: Mapping[str, Any]) -> str:
 
 
 def _orders(own: Results) -> str:
-    """Compares the order of complete epochs between repeats."""
+    """Comparison of the order of complete epochs between repeats."""
     seen: dict[tuple[str, str], set[str]] = {}
     neighbours = []
     for result in own:
@@ -119,7 +121,7 @@ def _orders(own: Results) -> str:
 
 
 def _contents(own: Results, results: Results) -> str:
-    """Compares the sums of all bytes with those of whoever read the source first; see `consumer.touch`."""
+    """Comparison of the sums of all bytes with those of the system that reads the source first (`consumer.touch`)."""
     verdicts = set()
     for result in own:
         wanted = next((_sums([o]) for o in results if o.get("kind") == result["kind"] and _sums([o])), [None])
@@ -130,7 +132,7 @@ def _contents(own: Results, results: Results) -> str:
 
 
 def _sums(results: Results) -> list[dict[str, int]]:
-    """Of arrays whose rows take a multiple of 8 bytes, in complete epochs that lost and repeated nothing."""
+    """Sums of arrays whose rows take a multiple of 8 bytes, in complete epochs that lost and repeated nothing."""
     accounts = [account for result in results for account in result.get("phases", {}).values()]
     whole = [a for a in accounts if a["complete"] and not a["lost"] and not a["repeated"]]
     found = [{name: a["sums"][name] for name in ("x", "ids", "tags", "city") if name in a["sums"]} for a in whole]

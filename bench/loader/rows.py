@@ -1,4 +1,4 @@
-"""Rows one by one, for systems whose format or loader knows single samples only; and batches of such rows."""
+"""Single rows, and batches of them, for systems whose format or loader knows only single samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CITY_IDS = {city: place + 2 for place, city in enumerate(CITIES)}
 
 
 def samples(path: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """The packed rows of a Parquet file: arrays without their leading length, and Python numbers for scalars."""
+    """Packed rows of a Parquet file: arrays without their leading length, and Python numbers for scalars."""
     file = pq.ParquetFile(path)
     for index in range(file.num_row_groups):
         arrays = pack(file.read_row_group(index), kind)
@@ -25,12 +25,12 @@ def samples(path: Path, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def stack(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """A batch of packed rows."""
+    """Stack packed rows into a batch."""
     return {name: np.array([row[name] for row in rows], dtype=SCALARS.get(name)) for name in rows[0]}
 
 
 def pack_rows(rows: Sequence[Mapping[str, Any]], kind: str) -> dict[str, np.ndarray]:
-    """A batch of rows of one Python value per column."""
+    """Pack rows of one Python value per column into a batch."""
     packed = {}
     for name, columns in KINDS[kind].groups.items():
         dtype = np.int64 if name == "ids" else np.float32

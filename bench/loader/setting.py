@@ -1,4 +1,4 @@
-"""What every system of the bench is told, and what it says of itself."""
+"""Setting that every system of the bench receives, and the facts that it states."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class LoaderSetting:
-    """What to read, and with what.
+    """Setting of one run.
 
     Attributes:
         kind: "dense" or "mixed".
         data: Folder of the Parquet files.
-        num_rows: Rows in it.
-        work: An own folder for caches; empty at a cold start.
-        converted: An own folder for converted data; kept from run to run.
-        variant: Of the system, "" for the plain one.
+        num_rows: Rows in these files.
+        work: Folder for caches of this run. Empty at a cold start.
+        converted: Folder for converted data, kept from run to run.
+        variant: Variant of the system, "" for the plain one.
         batch: Rows per batch.
         threads: Threads or processes that may read and decode.
-        seed: Of the order, where the system has one.
+        seed: Seed of the order, if the system takes one.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class LoaderSetting:
 
 @dataclass(frozen=True)
 class LoaderFacts:
-    """What the numbers stand for."""
+    """Facts that explain the numbers of a system."""
 
     version: str
     shuffled: str
@@ -56,10 +56,10 @@ class System(Protocol):
     facts: LoaderFacts
 
     def prepare(self) -> None:
-        """Convert the data, where that is needed and not done yet; not part of any epoch's time."""
+        """Convert the data if needed and not done yet. Does not count in any epoch's time."""
 
     def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:
-        """The batches of an epoch: name -> packed array or tensor [rows, ...]."""
+        """Batches of an epoch: name -> packed array or tensor [rows, ...]."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""

@@ -1,10 +1,10 @@
-"""How long a training process waits for its first batch when the cache is warm.
+"""Time until the first batch of a training process with a warm cache.
 
-python -m bench.own.first_batch --json first_batch.json [--quick]
+    python -m bench.own.first_batch --json first_batch.json [--quick]
 
-In a fresh process, after the imports: read the saved manifest, build the plan, open the cache, take one batch. At 120
-row groups of the size of the bench, and at 1,000, 10,000 and 100,000 small ones, where only reading the manifest and
-planning may take longer: what the first windows need is as much in all three.
+A fresh process reads the saved manifest, builds the plan, opens the cache and takes one batch. Imports do not count.
+Measured with 120 row groups of the size of the bench, and with 1,000, 10,000 and 100,000 small ones. With small ones,
+only reading the manifest and planning may take longer: the first windows need the same amount of data.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from bench.own.verdict import Figure, main, measure, spread
 MOST_S = 0.3
 MOST_GROWTH = 1.5
 GLOBAL_BATCH = 8192
-LANES = 16  # of one rank; bench.own.lanes measures more
+LANES = 16  # Lanes of one rank. bench.own.lanes measures more of them.
 
 
 def warm(data: str, manifest: str, cache: str) -> int:
-    """Scan, save the manifest, and have what the first batches need in the cache; returns the row groups."""
+    """Scan, save the manifest, and cache what the first batches need. Returns the number of row groups."""
     found = fb.scan(data)
     fb.save_manifest(found, manifest)
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
     with fb.Loader(fb.build_plan(found, lanes=LANES), _transform(found), disk, global_batch=GLOBAL_BATCH) as loader:
-        for _, _ in zip(range(40), loader, strict=False):  # further than a first batch looks ahead
+        for _, _ in zip(range(40), loader, strict=False):  # More batches than a first batch prefetches.
             pass
         stored = -1
-        while stored < len(disk.keys()):  # what is asked for ahead of need arrives
+        while stored < len(disk.keys()):  # Prefetched blocks arrive later than the batches.
             stored = len(disk.keys())
             time.sleep(1.0)
     return len(found)
 
 
 def first_batch(manifest: str, cache: str) -> dict[str, float]:
-    """Seconds until the first batch is there, as a whole and by part; the numba kernels are compiled before."""
+    """Seconds until the first batch, in total and by part. The numba kernels are compiled before."""
     names = (fb.load_manifest, fb.build_plan, fb.DiskCache, fb.Loader, fb.Transform, fb.Counters)
     assert all(names)
     marks = [time.perf_counter()]
@@ -74,7 +74,7 @@ def _transform(manifest: fb.Manifest) -> fb.Transform:
 
 
 def figures(folder: Path, quick: bool) -> list[Figure]:
-    """One figure per data set, and one for the growth from the smallest of the small ones to the largest."""
+    """One figure per data set, and one for the growth from the smallest to the largest of the small ones."""
     rounds = 1 if quick else 7
     wide = make("dense", folder, rows=12_000 if quick else 1_875_000, row_groups=120)
     sets = {"120 row groups": wide}

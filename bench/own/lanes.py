@@ -1,9 +1,9 @@
-"""What lanes cost and what they are good for: the tables of ADR 0020.
+"""Cost and benefit of lanes: the tables of ADR 0020.
 
 python -m bench.own.lanes --json lanes.json [--quick]
 
 Costs of the order are processor seconds, so that other work on the machine does not count. The manifests of the order
-are simulated; the first batches are read from real files by a fresh process, with an empty cache and with a full one.
+are simulated. First batches are read from real files by a fresh process, with an empty cache and with a full one.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MIXED_BATCHES = 64
 
 
 def order(row_groups: int, lanes: int, window_rows: int | None = None) -> dict[str, Any]:
-    """Of one rank that owns all lanes: what its first batch opens, what it holds, how its batches mix."""
-    fb.build_plan(simulated(100)).batch(0, 0, BATCH)  # imports, and compiles the kernels
+    """Measurements of one rank that owns all lanes: blocks opened by its first batch, held rows, mixing of batches."""
+    fb.build_plan(simulated(100)).batch(0, 0, BATCH)  # Imports and compiles the kernels.
     plan = fb.build_plan(simulated(row_groups), lanes=lanes, window_rows=window_rows)
     start = time.process_time()
     plan.batch(0, 0, BATCH)
@@ -55,7 +55,7 @@ def order(row_groups: int, lanes: int, window_rows: int | None = None) -> dict[s
 
 
 def _spans(plan: fb.Plan) -> tuple[Any, Any, Any]:
-    """Blocks, and the positions from and until which they are needed, of all lanes."""
+    """Blocks of all lanes, and the positions from and until which they are needed."""
     columns = []
     for lane in range(plan.lanes):
         span = np.array(list(plan.spans(0, lane)), dtype=np.int64).reshape(-1, 3)
@@ -65,11 +65,12 @@ def _spans(plan: fb.Plan) -> tuple[Any, Any, Any]:
 
 
 def _mixing(plan: fb.Plan) -> dict[str, float]:
-    """How batches of data that is sorted by its file order differ, and how epochs do.
+    """How batches of sorted data differ from each other, and how epochs do.
 
-    `spread`: standard deviation of the batches' mean place in the data, over that of batches drawn at random (1 is
-    ideal). `groups`: row groups in a batch. `again`: of two rows in one batch, how often the next epoch has them in the
-    same hundredth of it as the first epoch (0.01 is ideal).
+    - `spread`: standard deviation of the batches' mean place in the data, over that of random batches (1 is ideal).
+    - `groups`: number of row groups in a batch.
+    - `again`: share of rows from the start of one epoch that are also at the start of the next, over that of random
+      orders (1 is ideal).
     """
     first_row = np.concatenate([[0], np.cumsum(plan.manifest.rows)])
     positions = np.linspace(plan.num_rows * 0.02, plan.num_rows * 0.95, MIXED_BATCHES).astype(np.int64)
@@ -84,7 +85,7 @@ def _mixing(plan: fb.Plan) -> dict[str, float]:
 
 
 def _again(plan: fb.Plan) -> float:
-    """Share of an epoch's first hundredth that the next epoch has in its first hundredth, too."""
+    """Share of an epoch's first hundredth in the first four hundredths of the next one, over that of random orders."""
     stop = min(max(plan.num_rows // 100, 1), 1 << 22)
     wide = min(4 * stop, plan.num_rows)
     first_row = np.concatenate([[0], np.cumsum(plan.manifest.rows)])
@@ -96,7 +97,7 @@ def _again(plan: fb.Plan) -> float:
 
 
 def evenness(lanes: int, batch: int) -> dict[str, list[float]]:
-    """By world size: rows of the largest part over the mean, as lanes are owned now, and as neighbours."""
+    """By world size: rows of the largest part over the mean. For lanes as they are owned, and for adjacent lanes."""
     plan = fb.build_plan(simulated(10_000), lanes=lanes)
     found: dict[str, list[float]] = {"spread": [], "neighbours": []}
     for size in WORLDS:
@@ -118,7 +119,7 @@ def evenness(lanes: int, batch: int) -> dict[str, list[float]]:
 
 
 def first_batch(data: str, cache: str, lanes: int) -> dict[str, float]:
-    """Seconds until the first batch of one rank is there, and bytes that the process took more than before."""
+    """Seconds until the first batch of one rank, and bytes that the process grew by."""
     manifest = fb.scan(data)
     plan = fb.build_plan(manifest, lanes=lanes)
     names = [name for name in manifest.columns if name != "label"]
@@ -139,7 +140,7 @@ def _resident_bytes() -> int:
 
 
 def write(folder: Path, row_groups: int, rows: int) -> Path:
-    """`row_groups` row groups of `rows` rows with eight numbers each, in files of 100 row groups."""
+    """Write `row_groups` row groups of `rows` rows with eight numbers each, in files of 100 row groups."""
     rng = np.random.default_rng(1)
     folder.mkdir()
     names = [f"x{number}" for number in range(8)]
@@ -151,7 +152,7 @@ def write(folder: Path, row_groups: int, rows: int) -> Path:
 
 
 def figures(folder: Path, quick: bool) -> list[Figure]:
-    """Prints the tables of the ADR; the figures are the rows of their cells."""
+    """Print the tables of the ADR. Returns a figure for each row of their cells."""
     groups, lanes = ((100, 1000), (16, 64)) if quick else (GROUPS, LANES)
     found = [*_order_figures(groups, lanes), *_even_figures(lanes)]
     return [*found, *_first_figures(folder, ((100, 100),) if quick else ((100, 10_000), (10_000, 1000)), lanes)]

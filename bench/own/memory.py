@@ -1,9 +1,9 @@
-"""Whether a trainer's resident memory depends on the size of its data set.
+"""Resident memory of a trainer at two sizes of its data set.
 
 python -m bench.own.memory --json memory.json [--quick]
 
-A process trains over a warm cache on x rows and on ten times as many; what it holds is looked up in /proc every few
-batches (Linux only). Memory of its own is what no file backs; all resident memory includes the mapped blocks, which the
+A process trains over a warm cache on x rows and on ten times as many. Its memory is read from /proc every few
+batches (Linux only). Own memory is not backed by a file. All resident memory includes the mapped blocks, which the
 kernel takes back when it needs room, and which all trainers of a node share.
 """
 
@@ -26,7 +26,7 @@ PREFETCH_BYTES = 64 << 20
 
 
 def fill(data: str, cache: str) -> int:
-    """Have the whole data set in the cache; returns its rows."""
+    """Cache the whole data set. Returns its number of rows."""
     manifest = fb.scan(data)
     fb.save_manifest(manifest, f"{data}.manifest.parquet")
     with _loader(manifest, cache, window_rows=1 << 16) as loader:
@@ -34,7 +34,7 @@ def fill(data: str, cache: str) -> int:
 
 
 def train(data: str, cache: str, window_rows: int, pause_s: float) -> dict[str, float]:
-    """The most bytes that one epoch with a small model held beyond what was there when the model was."""
+    """Peak bytes of one epoch with a small model, beyond those before the first batch."""
     layers = [torch.nn.Linear(len(narrow.COLUMNS), 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)]
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.Adam(model.parameters())
@@ -52,7 +52,7 @@ def train(data: str, cache: str, window_rows: int, pause_s: float) -> dict[str, 
     with _loader(manifest, cache, window_rows=window_rows) as loader:
         for number, batch in enumerate(loader):
             step(batch["x"], batch["label"])
-            time.sleep(pause_s)  # slower than the gather, so that all that may be prepared ahead is
+            time.sleep(pause_s)  # Slower than the gather, so that the loader prepares as far ahead as it may.
             if number % 16 == 0:
                 now = _resident()
                 most = {name: max(most[name], now[name] - before[name]) for name in most}
@@ -73,9 +73,9 @@ def _resident() -> dict[str, float]:
 
 
 def figures(folder: Path, quick: bool) -> list[Figure]:
-    """How far ten times the data is from one, in memory of its own and in all resident memory."""
+    """Ratios of memory for ten times the data: own memory, and all resident memory."""
     rounds, rows, row_groups = (1, 2_000, 20) if quick else (3, 62_500, 80)
-    # A window of every lane is mapped at any time, so a data set that hardly holds more than that is no "x".
+    # A window of every lane is always mapped. So a data set that holds hardly more than that is too small for "x".
     options = {"window_rows": 256 if quick else 1 << 16, "pause_s": 0.001}
     sets = {times: folder / f"times-{times}" for times in (1, 10)}
     for times, data in sets.items():

@@ -21,7 +21,7 @@ def transform() -> fb.Transform:
 
 
 def write(folder: Path, *, row_groups: int, rows: int, per_file: int = 1000) -> Path:
-    """Files of `per_file` row groups of `rows` rows, the last of fewer. Full files are one file under many names."""
+    """Write files of `per_file` row groups of `rows` rows. All full files are links to one file."""
     folder.mkdir(parents=True)
     first: Path | None = None
     for number, start in enumerate(range(0, row_groups, per_file)):

@@ -1,4 +1,4 @@
-"""What the order costs at 10^10 rows in 10^6 row groups: per batch, and in memory.
+"""Cost of the order at 10^10 rows in 10^6 row groups: time per batch, and memory.
 
 python -m bench.own.plan --json plan.json [--quick]
 
@@ -25,11 +25,11 @@ GROUPS_PER_FILE = 100
 MOST_BYTES = 200e6
 MOST_GROWTH = 1.5
 BATCH = 8192
-LANES = 16  # of one rank; bench.own.lanes measures more
+LANES = 16  # Lanes of one rank. bench.own.lanes measures more of them.
 
 
 def simulated(row_groups: int) -> Manifest:
-    """`row_groups` row groups of 10,000 rows, a few more or less."""
+    """Manifest of `row_groups` row groups of 10,000 rows, a few more or less."""
     index = np.arange(row_groups)
     files = -(-row_groups // GROUPS_PER_FILE)
     return Manifest(
@@ -46,8 +46,8 @@ def simulated(row_groups: int) -> Manifest:
 
 
 def order(row_groups: int, batches: dict[str, int]) -> dict[str, Any]:
-    """Seconds to build the plan and to take batches, by batch size; bytes that all of it took at most."""
-    fb.build_plan(simulated(100)).batch(0, 0, BATCH)  # imports, and compiles the kernels
+    """Seconds to build the plan, seconds per batch by batch size, and peak bytes of all of it."""
+    fb.build_plan(simulated(100)).batch(0, 0, BATCH)  # Imports and compiles the kernels.
     before = _resident_bytes()
     manifest = simulated(row_groups)
     start = time.perf_counter()
@@ -66,7 +66,7 @@ def order(row_groups: int, batches: dict[str, int]) -> dict[str, Any]:
 
 
 def _seconds_per_batch(plan: fb.Plan, size: int, count: int) -> float:
-    """Of consecutive batches from the middle of epoch 0, whose lanes are ordered already."""
+    """Seconds per batch, over consecutive batches in the middle of epoch 0. Its lanes are ordered by then."""
     position = plan.num_rows // 2
     start = time.perf_counter()
     for number in range(count):

@@ -1,9 +1,9 @@
-"""Whether readers in several processes, on one warm cache, make use of all cores.
+"""Throughput of readers in several processes on one warm cache, against the limit of all cores.
 
 python -m bench.own.readers --json readers.json [--quick]
 
-Each reader takes every batch of an epoch and touches every byte. The limit is what one reader does that may run on one
-core only, times the cores. A reader alone uses more than one core already: it gathers while its trainer works.
+Each reader takes every batch of an epoch and touches every byte. The limit is the rate of one reader on one
+core, times the cores. A reader alone already uses more than one core: it gathers while its trainer works.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ GLOBAL_BATCH = 8192
 
 
 def fill(data: str, cache: str) -> int:
-    """Have all of it in the cache; returns its rows."""
+    """Cache the whole data set. Returns its number of rows."""
     with _loader(data, cache) as loader:
         return sum(batch.rows for batch in loader)
 
 
 def read(data: str, cache: str, readers: int, cores: int, epochs: int, start: str) -> float:
-    """Rows per second of all readers together, each a child by fork or spawn that was handed the parent's loader."""
+    """Rows per second of all readers together. Each is a child by fork or spawn that receives the parent's loader."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     context: Any = multiprocessing.get_context(start)
     ready, go, times = context.Barrier(readers + 1), context.Event(), context.Queue()
@@ -53,7 +53,7 @@ def read(data: str, cache: str, readers: int, cores: int, epochs: int, start: st
 
 
 def _read(loader: fb.Loader, epochs: int, ready: Any, go: Any, times: Any) -> None:
-    touch_all(loader)  # what a process does once: mapping, checking checksums, loading the kernels
+    touch_all(loader)  # One-time work of a process: mapping, verifying checksums, loading the kernels.
     ready.wait(300)
     go.wait()
     start = time.monotonic()
@@ -62,7 +62,7 @@ def _read(loader: fb.Loader, epochs: int, ready: Any, go: Any, times: Any) -> No
 
 
 def touch_all(loader: fb.Loader) -> int:
-    """Read one epoch, every byte of it; returns its rows."""
+    """Read one epoch, every byte of it. Returns its number of rows."""
     rows = 0
     for batch in loader:
         for array in batch.values():
@@ -80,7 +80,7 @@ def _loader(data: str, cache: str) -> fb.Loader:
 
 
 def figures(folder: Path, quick: bool) -> list[Figure]:
-    """Four readers against the limit and against one reader; and readers that were forked against spawned ones."""
+    """Four readers against the limit and against one reader, and forked readers against spawned ones."""
     rows, row_groups, rounds, epochs = (20_000, 8, 1, 1) if quick else (500_000, 32, 5, 3)
     readers = 2 if quick else 4
     data, cache = make("dense", folder, rows=rows, row_groups=row_groups), folder / "cache"

@@ -1,9 +1,9 @@
-"""How much a trainer is slowed down by the data workers that fill a cold cache beside it.
+"""Slowdown of a trainer by the data workers that fill a cold cache beside it.
 
 python -m bench.own.slowdown --json slowdown.json [--quick] [--variants]
 
-The trainer computes without waiting for anything; its steps per second are counted alone and beside data workers that
-never run out of row groups (worse than in a real epoch, where they end up waiting for the trainer), in turn.
+The trainer computes without waiting for data. Its steps per second are counted alone and beside data workers that
+never run out of row groups, in turn. This is worse than a real epoch, in which they finally wait for the trainer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WARM_UP_STEPS = 20
 
 @dataclass(frozen=True)
 class Variant:
-    """Where data workers run, how nice they are, and on which core, if on a certain one."""
+    """Place of the data workers, their niceness, and whether they are pinned to one core."""
 
     place: str
     core_share: float = fb.CacheSpec().core_share
@@ -74,7 +74,7 @@ class Fill:
 
     @property
     def num_stored(self) -> int:
-        """Blocks stored so far."""
+        """Number of blocks stored so far."""
         return int(self._tally["stores"])
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ def _take_place(variant: Variant) -> None:
 
 
 def fill_until_told(variant: str, data: str, cache: str) -> int:
-    """In a process of its own: fill until standard input ends; returns how many blocks were stored."""
+    """Fill the cache until standard input ends. Returns the number of stored blocks. For a process of its own."""
     with closing(Fill(VARIANTS[variant], data, cache)) as fill:
         print("filling", flush=True)
         sys.stdin.read()
@@ -106,7 +106,7 @@ def fill_until_told(variant: str, data: str, cache: str) -> int:
 
 @contextmanager
 def beside(name: str, data: str, cache: str) -> Iterator[None]:
-    """With data workers as in variant `name`."""
+    """Run data workers of variant `name` for the duration of the block."""
     if name == "alone":
         yield
     elif VARIANTS[name].place == "here":
@@ -125,7 +125,7 @@ def beside(name: str, data: str, cache: str) -> Iterator[None]:
 
 
 def trainer(threads: int) -> Callable[[], None]:
-    """One step of a small network on data that is already there."""
+    """One step of a small network on data in memory."""
     import torch  # noqa: PLC0415 - slow to import, and a process that only fills has no use for it
 
     torch.manual_seed(0)
@@ -144,7 +144,7 @@ def trainer(threads: int) -> Callable[[], None]:
 
 
 def train(threads: int, names: Sequence[str], rounds: int, seconds: float, data: str, cache: str) -> dict[str, Any]:
-    """Steps per second of a trainer with so many threads, alone and beside each of `names`, in every round."""
+    """Steps per second of a trainer with `threads` threads, alone and beside each of `names`, in every round."""
     step = trainer(threads)
 
     def rate(name: str) -> float:
@@ -161,7 +161,7 @@ def train(threads: int, names: Sequence[str], rounds: int, seconds: float, data:
 
 
 def figures(folder: Path, quick: bool, names: Sequence[str] = tuple(SHIPPED)) -> list[Figure]:
-    """The slowdown for trainers of one thread and of two."""
+    """Slowdown of trainers with one thread and with two."""
     rows, row_groups, rounds, seconds = (20_000, 8, 1, 0.2) if quick else (500_000, 32, 7, 2.0)
     data = make("dense", folder, rows=rows, row_groups=row_groups)
     found = []
@@ -187,7 +187,7 @@ def _figure(figure: str, lost: Sequence[float], shipped: bool) -> Figure:
 
 
 def all_figures(folder: Path, quick: bool) -> list[Figure]:
-    """As shipped and as it might have been."""
+    """Figures as shipped, and of all other variants."""
     return figures(folder, quick, tuple(VARIANTS))
 
 

@@ -1,4 +1,4 @@
-"""One of our own figures: measured, held against its target, printed and written; and how its script is run.
+"""Figures of Forebay alone: measured, compared with their targets, printed and written. Also runs their scripts.
 
 A script measures in fresh processes of itself, `measure(__spec__.name, "name", argument=...)`, so that one measurement
 leaves nothing behind for the next.
@@ -22,7 +22,7 @@ from bench.processes import command, environment
 
 @dataclass(frozen=True)
 class Figure:
-    """`measured` and `target` in `unit`; `passed` is None where there is no target to hold it against."""
+    """One figure. `measured` and `target` are in `unit`. `passed` is None without a target."""
 
     figure: str
     target: str
@@ -36,7 +36,7 @@ Figures = Callable[[Path, bool], Sequence[Figure]]
 
 
 def main(figures: Figures, children: Mapping[str, Callable[..., Any]]) -> None:
-    """The command line of a script: `--json PATH` and `--quick`, or one measurement of its own (`--child`)."""
+    """Command line of a script: `--json PATH` and `--quick`, or one of its measurements (`--child`)."""
     options = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     options.add_argument("--json", type=Path, help="where to write the figures, as a list")
     options.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast it is")
@@ -45,7 +45,7 @@ def main(figures: Figures, children: Mapping[str, Callable[..., Any]]) -> None:
     given = options.parse_args()
     if given.child:
         call = json.loads(given.child)
-        print(json.dumps(children[call.pop("measure")](**call)), flush=True)  # the last line is the answer
+        print(json.dumps(children[call.pop("measure")](**call)), flush=True)  # The last line is the answer.
         return
     with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=given.folder) as folder:
         found = figures(Path(folder), given.quick)
@@ -55,7 +55,7 @@ def main(figures: Figures, children: Mapping[str, Callable[..., Any]]) -> None:
 
 
 def measure(module: str, name: str, **arguments: Any) -> Any:
-    """The answer of one measurement in a fresh process."""
+    """Answer of one measurement in a fresh process."""
     call = json.dumps({"measure": name} | arguments, default=str)
     line = command(module, "--child", call)
     done = subprocess.run(line, check=True, env=environment(), stdout=subprocess.PIPE, text=True, timeout=1800)  # noqa: S603 - ourselves
@@ -63,7 +63,7 @@ def measure(module: str, name: str, **arguments: Any) -> Any:
 
 
 def interleaved(names: Sequence[str], rounds: int, run: Callable[[str], float]) -> dict[str, list[float]]:
-    """`run(name)` of each name in turn, `rounds` times over: what disturbs the machine disturbs them alike."""
+    """Call `run(name)` for each name in turn, `rounds` times, so that a disturbance affects all of them alike."""
     results: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):

@@ -1,11 +1,11 @@
-"""The sweep bench: what eight trials over one data set read and how long they take, for Forebay and its peers.
+"""Sweep bench: source bytes and wall time of eight trials over one data set, for Forebay and its peers.
 
-make bench-sweep
-make bench-sweep BENCH_ARGS="--rows 50000 --repeats 1"
+    make bench-sweep
+    make bench-sweep BENCH_ARGS="--rows 50000 --repeats 1"
 
-Each sweep is a process of its own, and with Ray a Ray of its own; systems take turns, so that what disturbs the machine
-disturbs all. The data come from a local S3 server that counts what it sends. Writes sweep.md, sweep.json and sweep.png
-to docs/benchmarks.
+Each sweep is a process of its own, with its own Ray if it uses Ray. Systems take turns, so that a disturbance of the
+machine affects all of them. The data come from a local S3 server that counts the bytes it sends. Writes sweep.md,
+sweep.json and sweep.png to docs/benchmarks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ENTRIES = (
 
 def main() -> None:
     given = _options()
-    # So that the sweep in progress ends with us, as it does at an interrupt.
+    # The sweep in progress must end with this process, as it does at an interrupt.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     started, ran_on = time.time(), machine()
     entries = [entry for entry in ENTRIES if not given.systems or given.systems in entry.system + entry.name.lower()]
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _many(source: Source, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """How often Forebay reads and transforms, for more and more trials; a small data set will do."""
+    """Number of reads and transforms of Forebay for more and more trials. A small data set is enough."""
     folder = data.make("dense", given.data, rows=MANY_ROWS, row_groups=MANY_ROW_GROUPS)
     setting = _setting(source, folder, MANY_ROWS, given)
     found = []
@@ -130,7 +130,7 @@ def _setting(source: Source, folder: Path, rows: int, given: argparse.Namespace)
 
 
 def _environments(entries: list[SweepEntry], folder: Path) -> tuple[dict[str, Path], list[dict[str, Any]]]:
-    """Environment -> its Python, and the entries that have none."""
+    """Environment -> its Python, and the entries whose environment is missing."""
     pythons: dict[str, Path] = {}
     failed: dict[str, str] = {}
     for name in sorted({entry.venv for entry in entries}):

@@ -1,4 +1,4 @@
-"""One sweep of one system, in this process; started by `sweep.py`.
+"""One sweep of one system in this process. Started by the bench.
 
 python -m bench.sweep.child SYSTEM SETTING.json ANSWER.json
 """
@@ -30,7 +30,7 @@ def main() -> None:
     draft = answer_path.with_suffix(".draft")
     draft.write_text(json.dumps(answer))
     draft.rename(answer_path)
-    # Whatever is still running is ended by the bench; what was measured is written.
+    # The bench ends everything that still runs. The answer is written by now.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

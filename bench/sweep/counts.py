@@ -1,4 +1,4 @@
-"""How often each row group was sent and transformed, from what the source and the transform wrote down."""
+"""Number of times that each row group was sent and transformed, from the logs of the source and the transform."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.sweep.source import Counts, Range
 
 @dataclass(frozen=True)
 class CountedRowGroup:
-    """Where one lies: bytes of a file, rows of the data set."""
+    """Location of a row group: bytes of a file, rows of the data set."""
 
     path: str
     start: int
@@ -27,12 +27,15 @@ class CountedRowGroup:
 
 @dataclass(frozen=True)
 class SourceTally:
-    """`sent_bytes` by the source in all, `data_bytes` of them of row groups, the rest of footers. `reads`: answers.
+    """Totals of one sweep.
 
-    `sent`: how often each byte of a row group was sent, on average, for the row group sent least and the one sent
-    most; `transformed`: how often each row was, likewise. `passes` and `transform_passes` are means over all. `read` is
-    how often a read began with the first byte of a row group, as each of Forebay's does: unlike `sent`, it leaves out
-    the last of a file's row groups that come along when a footer is read.
+    - `sent_bytes`: all bytes that the source sent. `data_bytes`: those of row groups; the rest is footers.
+    - `reads`: number of answers.
+    - `sent`: times that each byte of a row group was sent, on average, for the least and the most sent row group.
+    - `transformed`: the same for rows that were transformed.
+    - `passes`, `transform_passes`: means over all row groups.
+    - `read`: times that a read began with the first byte of a row group, as each of Forebay's does. Unlike `sent`, it
+      leaves out a file's last row groups, which come along when a footer is read.
     """
 
     sent_bytes: int
@@ -49,7 +52,7 @@ class SourceTally:
 
 
 def row_groups(folder: Path) -> list[CountedRowGroup]:
-    """Of all files, in the order of their names."""
+    """Row groups of all files, in the order of the files' names."""
     found, row = [], 0
     for path in sorted(folder.glob("*.parquet")):
         footer = pq.read_metadata(path)
@@ -64,7 +67,7 @@ def row_groups(folder: Path) -> list[CountedRowGroup]:
 
 
 def tally(groups: Sequence[CountedRowGroup], counts: Counts, transforms: Sequence[Mapping[str, Any]]) -> SourceTally:
-    """Sum up one sweep. `transforms` are the lines of `Setting.transforms_log`."""
+    """Totals of one sweep. `transforms` are the lines of `SweepSetting.transforms_log`."""
     sent = np.array([_sent(group, counts.ranges) for group in groups])
     sizes = np.array([group.stop - group.start for group in groups])
     made = np.array(_transformed(groups, transforms))
@@ -84,7 +87,7 @@ def tally(groups: Sequence[CountedRowGroup], counts: Counts, transforms: Sequenc
 
 
 def _sent(group: CountedRowGroup, ranges: Mapping[Range, int]) -> int:
-    """Bytes of this row group that were sent, each as often as it was."""
+    """Bytes of this row group that were sent. Repeated bytes count each time."""
     return sum(
         max(min(place.stop, group.stop) - max(place.start, group.start), 0) * times
         for place, times in ranges.items()
@@ -93,7 +96,7 @@ def _sent(group: CountedRowGroup, ranges: Mapping[Range, int]) -> int:
 
 
 def _transformed(groups: Sequence[CountedRowGroup], transforms: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Rows of each row group that were transformed, each as often as it was."""
+    """Rows of each row group that were transformed. Repeated rows count each time."""
     spans = Counter(tuple(span) for line in transforms for span in line["spans"])
     return [
         sum(

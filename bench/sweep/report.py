@@ -18,7 +18,7 @@ PEERS = (
     "petastorm in each trial",
     "petastorm in each trial, disk cache",
 )
-"""Systems that the targets refer to: each of their trials feeds itself."""
+"""Systems that the targets refer to: each of their trials reads its own data."""
 
 _INTRODUCTION = """# {trials} trials over one data set
 
@@ -148,7 +148,7 @@ def summary(result: Result) -> str:
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Source bytes and wall time of every system; medians with ranges."""
+    """Source bytes and wall time of every system: medians with ranges."""
     measured = _measured(found["results"])
     names = list(measured)
     figure = Figure(figsize=(11, 0.5 * len(names) + 1.6), layout="constrained")
@@ -166,7 +166,7 @@ def plot(found: Mapping[str, Any], path: Path) -> None:
             text = f"{middle:.3g}"
             panel.annotate(text, (max(values), place), (4, 0), textcoords="offset points", va="center", size=8)
         panel.set_xlabel(label)
-        panel.margins(x=0.12)  # room for the number beside the longest bar
+        panel.margins(x=0.12)  # Space for the number beside the longest bar.
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()

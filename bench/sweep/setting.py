@@ -1,4 +1,4 @@
-"""What a system of the sweep bench is told, and what it says of itself."""
+"""Setting that every system of the sweep bench receives, and the facts that it states."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class SweepSetting:
-    """`trials` trials over one data set, `concurrent` at a time, each through all its rows `epochs` times.
+    """Setting of a sweep: `trials` trials over one data set, `concurrent` at a time, each `epochs` times through all
+    rows.
 
-    The data lie in `bucket/prefix` of the S3 server at `endpoint`: `files`, of `rows` rows, a row group of about
-    `row_group_bytes`. `folder` is an empty place of this run: `trials.jsonl` and `transforms.jsonl` in it are what all
-    trials write down together. `threads` may read and transform for each trial; `variant` is of the system, "" for the
-    plain one.
+    - The data are in `bucket/prefix` of the S3 server at `endpoint`: `files` files with `rows` rows in total. A row
+      group has about `row_group_bytes`.
+    - `folder` is an empty folder of this run. All trials append to `trials.jsonl` and `transforms.jsonl` in it.
+    - `threads` threads may read and transform for each trial.
+    - `variant` is the variant of the system, "" for the plain one.
     """
 
     endpoint: str
@@ -32,18 +34,18 @@ class SweepSetting:
 
     @property
     def trials_log(self) -> str:
-        """One line a trial: see `sweep_work.Account`."""
+        """Log with one line per trial: see `work.WorkTotals`."""
         return str(Path(self.folder) / "trials.jsonl")
 
     @property
     def transforms_log(self) -> str:
-        """One line each time rows were transformed: which, see `sweep_work.spans`."""
+        """Log with one line per transform, with the rows that were transformed: see `work.spans`."""
         return str(Path(self.folder) / "transforms.jsonl")
 
 
 @dataclass(frozen=True)
 class SweepFacts:
-    """What the numbers stand for."""
+    """Facts that explain the numbers of a system."""
 
     version: str
     shares: str

@@ -1,9 +1,9 @@
-"""The source of the sweep bench: a folder as a read-only S3 bucket, which counts every byte that it sends.
+"""Source of the sweep bench: a folder as a read-only S3 bucket that counts every byte it sends.
 
 python -m bench.sweep.source FOLDER        # prints its port, then serves until its input ends
 
-`GET /-/counts` says what was sent since the last `POST /-/counts`. Only what listing and reading need is answered;
-signatures are not looked at. https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Storage_Service.html
+`GET /-/counts` returns the counts since the last `POST /-/counts`. Only listing and reading are answered;
+signatures are ignored. https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Storage_Service.html
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """What was sent: bytes of files (not of listings or headers), answers that held some, and which bytes how often."""
+    """Counts of the source: bytes of files (not of listings or headers), answers with such bytes, times per range."""
 
     sent_bytes: int
     reads: int
@@ -49,22 +49,22 @@ class Counts:
 
 
 class Source:
-    """A server in a process of its own, so that it shares no interpreter with whoever reads."""
+    """Server in a process of its own, so that it shares no interpreter with the readers."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
     @property
     def endpoint(self) -> str:
-        """Where S3 clients find it."""
+        """URL for S3 clients."""
         return f"127.0.0.1:{self.port}"
 
     def forget(self) -> None:
-        """Count from zero."""
+        """Reset the counts to zero."""
         self._ask("POST")
 
     def counts(self) -> Counts:
-        """What was sent since."""
+        """Counts since the last reset."""
         ranges = {Range(*place): times for *place, times in self._ask("GET")}
         sent = sum((place.stop - place.start) * times for place, times in ranges.items())
         return Counts(sent, sum(ranges.values()), ranges)
@@ -89,7 +89,7 @@ def serving(folder: Path) -> Iterator[Source]:
 
 
 class Bucket(BaseHTTPRequestHandler):
-    """One connection."""
+    """Handler of one connection."""
 
     protocol_version = "HTTP/1.1"
     folder: Path
@@ -164,7 +164,7 @@ class Bucket(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        # Before the client has them: it may ask for the counts next.
+        # Count before the client has the bytes: its next request may be for the counts.
         whole, sent = Range(key, start, stop), 0
         with self.lock:
             self.sent[whole] += 1
@@ -176,16 +176,16 @@ class Bucket(BaseHTTPRequestHandler):
                 self._correct(whole, whole._replace(stop=start + sent))
 
     def _correct(self, counted: Range, sent: Range) -> None:
-        """What was counted did not leave, or not all of it."""
+        """Correct a count whose bytes were not sent, or not all of them."""
         with self.lock:
             if not self.sent[counted]:
-                return  # forgotten since
+                return  # Reset in the meantime.
             self.sent[counted] -= 1
             if sent.stop > sent.start:
                 self.sent[sent] += 1
 
     def _wanted(self, size: int) -> tuple[int, int]:
-        """The bytes asked for: `bytes=a-b`, `bytes=a-` or `bytes=-n`."""
+        """Requested bytes: `bytes=a-b`, `bytes=a-` or `bytes=-n`."""
         first, _, last = self.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")
         if not first:
             return max(size - int(last), 0), size

@@ -1,4 +1,4 @@
-"""One system's turn: a sweep in a process of its own, and what the source and its trials wrote down about it."""
+"""Turn of one system: a sweep in a process of its own, and the logs of the source and its trials about it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PATIENCE_S = 300.0
 
 @dataclass(frozen=True)
 class SweepEntry:
-    """One system: its name in the document, its file in `bench/sweep/systems/`, which variant of that, its environment.
+    """One system: its name in the document, its file in `bench/sweep/systems/`, the variant, and its environment.
 
-    `ours` is held against every entry that is not; `once` entries take part in the first round alone.
+    Entries with `ours` are compared with all others. Entries with `once` take part only in the first round.
     """
 
     name: str
@@ -42,13 +42,15 @@ class SweepEntry:
 def turn(
     source: Source, entry: SweepEntry, setting: SweepSetting, groups: list[CountedRowGroup], python: Path
 ) -> dict[str, Any]:
-    """One sweep: its wall time with the start of its process, what was read and transformed, what trials got."""
-    # A path of Ray's sockets may not be long.
+    """Run one sweep. Returns its wall time with the start of its process, the reads, the transforms and the trials'
+    totals.
+    """
+    # Paths of Ray's sockets must be short.
     with tempfile.TemporaryDirectory(prefix="fb-", ignore_cleanup_errors=True) as folder:
         told = asdict(setting) | {"folder": folder, "variant": entry.variant}
         files = {what: Path(folder) / what for what in ("setting", "answer", "output")}
         files["setting"].write_text(json.dumps(told))
-        # The same start for everyone: nothing waits to be written.
+        # Make the same start for every system: no pending writes.
         os.sync()
         source.forget()
         began = time.time()
@@ -77,8 +79,8 @@ def turn(
 
 
 def _start(line: list[str], output: Path, folder: str) -> str:
-    """Run to the end, or for so long; and say how it ended."""
-    # What a Ray job or a notebook sets for its own process is not meant for another Ray in another environment.
+    """Run a command to its end or its time limit. Returns the reason of a failure, or an empty text."""
+    # Variables that a Ray job or a notebook sets for its own process must not reach another Ray in another environment.
     variables = environment("RAY_", "PYTHON", "AWS_")
     variables |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     variables |= {"AWS_EC2_METADATA_DISABLED": "true", "RAY_TMPDIR": folder}
@@ -91,7 +93,7 @@ def _start(line: list[str], output: Path, folder: str) -> str:
         except subprocess.TimeoutExpired:
             how = f"did not end within {_PATIENCE_S:.0f} s"
         finally:
-            # Its own session, and so all that it left behind.
+            # The child has its own session, so this also ends all processes that it left behind.
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()

@@ -1,6 +1,6 @@
-"""The work that is the same for every system of the sweep bench: transform, model, one step; and what each trial got.
+"""Work that is the same for every system of the sweep bench: transform, model, one step, and the totals of a trial.
 
-Needs NumPy and torch alone, of any version that a system brings.
+Needs only NumPy and torch, of any version that a system brings.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ _EDGE = 1e-7
 
 
 def arrays(rows: np.ndarray, label: np.ndarray, log: str, num_quantiles: int = NUM_QUANTILES) -> dict[str, np.ndarray]:
-    """The arrays of a batch, from its columns float32 [rows, 100] and labels float32 [rows].
+    """Arrays of a batch, from its columns float32 [rows, 100] and labels float32 [rows].
 
-    `x` float32 [rows, 99]: each column by its quantiles to a normal variable; `number` float32 [rows]: the row's own
-    number, which the data hold in their first column; `label` float32 [rows].
+    - `x` float32 [rows, 99]: each column mapped by its quantiles to a normal variable
+    - `number` float32 [rows]: the row's own number, which is the first column of the data
+    - `label` float32 [rows]
+
     The arithmetic is that of scikit-learn's `QuantileTransformer(output_distribution="normal")`: two interpolations,
-    from either side, and one back.
+    one from each side, and one back.
     """
     _note(log, {"spans": spans(rows[:, 0].astype(np.int64))})
     ranks = np.linspace(0.0, 1.0, num_quantiles)
@@ -47,19 +49,19 @@ def arrays(rows: np.ndarray, label: np.ndarray, log: str, num_quantiles: int = N
 
 
 def spans(numbers: np.ndarray) -> list[tuple[int, int]]:
-    """Rows that follow each other, as (first, one after the last)."""
+    """Spans of rows that follow each other, as (first, one after the last)."""
     cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(numbers, cuts) if len(part)]
 
 
 def model() -> nn.Module:
-    """99 features through two small layers: a model that waits for its data."""
+    """Model with two small layers over 99 features, fast enough to wait for its data."""
     return nn.Sequential(nn.Linear(NUM_FEATURES, 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0))
 
 
 @dataclass
 class WorkTotals:
-    """What one trial got. Rows are checked by their own numbers, never by a loader's count."""
+    """Totals of one trial. Rows are identified by their own numbers, never by a loader's count."""
 
     trial: str
     rows: int = 0
@@ -72,7 +74,7 @@ class WorkTotals:
     ended: float = 0.0
 
     def take(self, numbers: list[np.ndarray], num_rows: int) -> None:
-        """One epoch: the numbers of its rows in the order they came."""
+        """Add one epoch: the numbers of its rows in the order of arrival."""
         came = np.concatenate(numbers).astype(np.int64) if numbers else np.zeros(0, np.int64)
         counts = np.bincount(came, minlength=num_rows)
         self.epochs += 1
@@ -82,13 +84,13 @@ class WorkTotals:
         self.neighbours = float((np.abs(np.diff(came)) == 1).mean()) if len(came) > 1 else 0.0
 
     def write(self, log: str, loss: float) -> None:
-        """The last word of a trial."""
+        """Write the totals and the loss of the ended trial."""
         self.loss, self.ended = loss, time.time()
         _note(log, asdict(self))
 
 
 class BenchTrainer:
-    """The model of one trial, trained by whoever has batches: name -> tensor."""
+    """Model of one trial, trained on batches: name -> tensor."""
 
     def __init__(self, lr: float, seed: int) -> None:
         torch.set_num_threads(1)
@@ -106,13 +108,13 @@ class BenchTrainer:
 
 
 def read_log(path: str) -> list[dict[str, Any]]:
-    """All lines; none where nobody wrote."""
+    """All lines of a log. Empty if the file does not exist."""
     log = Path(path)
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
 def _note(path: str, facts: Mapping[str, Any]) -> None:
-    # One write of a short line to a file opened for appending: processes do not mix theirs.
+    # A short line is one write to a file opened for appending, so lines of several processes are never mixed.
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, (json.dumps(facts) + "\n").encode())
     os.close(file)

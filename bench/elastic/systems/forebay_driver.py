@@ -1,6 +1,6 @@
-"""Forebay's drivers: the job and the command as a user has them.
+"""Forebay's drivers, with the job and the command of a user.
 
-The cluster that loses a node checks the health of its nodes as quickly as every system's does: see `SmallNodes`.
+The cluster that loses a node checks the health of its nodes as quickly as that of every system: see `SmallNodes`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = 4096
 
 
 def run(setting: ElasticSetting) -> None:
-    """One run through the acts of `setting`."""
+    """Run the acts of `setting`."""
     log = EventLog(setting.log)
     with ExitStack() as stack:
         acts = _node_acts(stack) if setting.scenario == "node" else _acts(setting, log, stack)
@@ -39,7 +39,7 @@ def run(setting: ElasticSetting) -> None:
 
 
 def train(worker: fb.Worker, *, log: EventLog, step_s: float, width: int) -> None:
-    """The bench's step: one linear layer, and a sleep in place of more work."""
+    """Step of the bench: one linear layer, and a sleep in place of more work."""
     world = worker.world
     log.note_birth(world.rank, world.size)
     model, optimizer = worker.setup(torch.nn.Linear(width, width), partial(torch.optim.SGD, lr=1e-3))

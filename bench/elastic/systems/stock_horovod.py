@@ -1,9 +1,10 @@
-"""Elastic Horovod on Ray as it is shipped: `ElasticRayExecutor`, `TorchState`, `hvd.elastic.run`.
+"""Elastic Horovod on Ray as shipped: `ElasticRayExecutor`, `TorchState`, `hvd.elastic.run`.
 
-https://horovod.readthedocs.io/en/stable/elastic_include.html. Shims without which Horovod 0.28.1 does not start on Ray
-2.60: the names `ray.state` and `current_node_id`. Hosts come from a list, since all nodes of one machine have one
-address; one slot each, since a failure takes the whole host off the list, and Horovod does not wait for it again.
-The cluster that loses a node checks the health of its nodes as quickly as every system's does: see `SmallNodes`.
+https://horovod.readthedocs.io/en/stable/elastic_include.html. Horovod 0.28.1 does not start on Ray 2.60 without two
+shims: the names `ray.state` and `current_node_id`. Hosts come from a list, because all nodes of one machine have one
+address. Each host has one slot, because a failure removes the whole host from the list, and Horovod never adds it
+again. The cluster that loses a node checks the health of its nodes as quickly as that of every system: see
+`SmallNodes`.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from horovod.runner.elastic.discovery import HostDiscovery  # noqa: E402
 
 
 class ListedHosts(HostDiscovery):  # type: ignore[misc]
-    """As many hosts of one slot as are wanted; one that Horovod has taken off its list gets a successor.
+    """List of `wanted` hosts with one slot each. A host that Horovod has removed from its list gets a successor.
 
-    `wanted=None`: as many as Ray has nodes alive, which is what Horovod's own `RayHostDiscovery` looks at.
+    `wanted=None`: as many hosts as Ray has nodes alive, which is the number that Horovod's `RayHostDiscovery` uses.
     """
 
     def __init__(self, wanted: int | None) -> None:
@@ -52,14 +53,14 @@ class ListedHosts(HostDiscovery):  # type: ignore[misc]
 
 
 class AnyNode(ElasticRayExecutor):  # type: ignore[misc]
-    """Workers go where there is room, not to the Ray node of the host's name."""
+    """Executor that places workers wherever there is room, not on the Ray node with the host's name."""
 
     def _create_resources(self, hostname: str) -> dict[str, Any]:  # noqa: ARG002 - Horovod's signature
         return {"num_cpus": self.cpus_per_slot, "num_gpus": 0}
 
 
 def run(setting: ElasticSetting) -> None:
-    """One run through the acts of `setting`."""
+    """Run the acts of `setting`."""
     log, enough = EventLog(setting.log), Path(setting.folder) / "enough"
     with ExitStack() as stack:
         hosts = ListedHosts(None if setting.scenario == "node" else 1)

@@ -1,10 +1,10 @@
-"""Ray Train as its documentation has it: elastic `ScalingConfig`, a checkpoint reported at every step.
+"""Ray Train as in its documentation: elastic `ScalingConfig`, a checkpoint reported at every step.
 
 https://docs.ray.io/en/latest/train/user-guides/elastic-training.html. It has no command to resize: the number of
-workers follows the nodes. It grows when a node comes, and shrinks when one is announced to go (as a cloud does, five
-seconds ahead) and is gone. All is at its default, but for two things: new nodes are looked for every second instead of
-every minute (training goes on meanwhile, so that changes no gap), and the cluster checks the health of its nodes as
-quickly as every system's that loses one: see `SmallNodes`.
+workers follows the nodes. It grows when a node joins. It shrinks when a node has announced its end (as a cloud does,
+five seconds ahead) and has left. All options have their defaults, with two exceptions. New nodes are looked for every
+second instead of every minute: training continues meanwhile, so that changes no gap. The cluster that loses a node
+checks the health of its nodes as quickly as that of every system: see `SmallNodes`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from bench.elastic.setting import ElasticSetting
 from forebay.testing.drivers.nodes import SmallNodes
 
 NOTICE_S = 5.0
-STEPS = 5  # its commits take two seconds each: fewer between two acts will do, but more than three, which warm up
+STEPS = 5  # Steps between two acts: its commits take two seconds each. More than three are needed, which warm up.
 
 
 def run(setting: ElasticSetting) -> None:
-    """One run through the acts of `setting`."""
+    """Run the acts of `setting`."""
     log, enough = EventLog(setting.log), Path(setting.folder) / "enough"
     start = 2 if setting.scenario == "node" else 1
     with closing(SmallNodes(others=start - 1, cpus=1, head_cpus=1)) as nodes:
@@ -52,7 +52,7 @@ def run(setting: ElasticSetting) -> None:
                 checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
             ),
         )
-        # Nodes can be added from the main thread alone.
+        # Nodes can only be added from the main thread.
         fit = threading.Thread(target=trainer.fit, daemon=True)
         fit.start()
         Director(log, _acts(setting, log, nodes), end=enough.touch).run()
@@ -60,7 +60,7 @@ def run(setting: ElasticSetting) -> None:
 
 
 def train(config: dict[str, Any]) -> None:
-    """The bench's step, restored from and reported with a checkpoint."""
+    """Step of the bench, restored from a checkpoint and reported with one."""
     log, context = EventLog(config["log"]), ray.train.get_context()
     rank, size, width = context.get_world_rank(), context.get_world_size(), config["width"]
     log.note_birth(rank, size)
@@ -99,7 +99,7 @@ def _report(step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer,
 
 
 def _is_enough(flag: str, size: int) -> bool:
-    """Rank 0 decides for all."""
+    """Whether the flag file exists. Rank 0 decides for all ranks."""
     is_enough = torch.tensor([float(Path(flag).exists())])
     if size > 1:
         dist.broadcast(is_enough, src=0)

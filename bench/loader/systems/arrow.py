@@ -1,8 +1,8 @@
 """pyarrow's Parquet decoder alone: the limit of a cold epoch.
 
-Row groups are decoded by a pool of as many threads as the loaders may use, in file order, a few ahead; nothing is
-packed, shuffled or kept. `ParquetFile.read_row_group` with `use_threads=False` lets the pool, and not Arrow's own,
-decide how many cores work: https://arrow.apache.org/docs/python/parquet.html
+A pool of as many threads as the loaders may use decodes row groups in file order, a few ahead. Nothing is packed,
+shuffled or kept. With `use_threads=False`, the pool decides how many cores work, not Arrow's own pool:
+https://arrow.apache.org/docs/python/parquet.html
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ArrowDecode:
         self._pool = ThreadPoolExecutor(self._threads)
 
     def prepare(self) -> None:
-        """Nothing to convert."""
+        """Do nothing: no conversion is needed."""
 
     def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:  # noqa: ARG002 - the order is that of the files
         tasks = [
@@ -63,7 +63,7 @@ class ArrowDecode:
 
 
 def _columns(table: pa.Table, kind: str) -> dict[str, Any]:
-    """Views of the decoded columns; the bytes of strings and lists are left where they are."""
+    """Views of the decoded columns. The bytes of strings and lists stay where they are."""
     names = [name for names in KINDS[kind].groups.values() for name in names]
     return {name: table[name].chunk(0).to_numpy() for name in (*names, "label")}
 

@@ -1,7 +1,7 @@
-"""Forebay, as its tutorial shows it: scan, plan, transform, a disk cache, one loader.
+"""Forebay as in its tutorial: scan, plan, transform, a disk cache, one loader.
 
-One thread decodes (the default on two cores), and as a variant as many as everybody may use; reading and gathering have
-threads of their own.
+One thread decodes (the default on two cores), or, as a variant, as many as every system may use. Reading and gathering
+have threads of their own.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Forebay:
         self._loader = self._open()
 
     def prepare(self) -> None:
-        """Nothing to convert: the first epoch fills the cache."""
+        """Do nothing: the first epoch fills the cache."""
 
     def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:
         assert self._loader.epoch == number, "epochs come one after the other"
         yield from self._loader
 
     def epochs(self, first: int, count: int) -> Iterator[Mapping[str, Any]]:
-        """Several, of a loader that knows how many: nothing of the first is prepared when the clock starts."""
+        """Several epochs of a loader that knows how many: nothing of the first is prepared when the clock starts."""
         with self._open(epoch=first, epochs=first + count) as loader:
             for _ in range(count):
                 yield from loader
@@ -64,7 +64,7 @@ def _transform(kind: str) -> Transform:
         dense=Dense(groups["dense"]),
         ids=Dense(groups["ids"], dtype="int64"),
         tags=Ragged("tags", max_len=MAX_TAGS),
-        # int64 as in every other system: all of them hand out the same bytes.
+        # int64 as in every other system: all of them must hand out the same bytes.
         city=Categorical(["city"], vocabulary={"city": CITIES}, dtype="int64"),
         label=Label("label"),
     )

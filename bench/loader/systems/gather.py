@@ -1,6 +1,6 @@
-"""Forebay's gather kernel on arrays in memory, all rows planned beforehand: the limit of a cached epoch.
+"""Forebay's gather kernel on arrays in memory, with all rows planned beforehand: the limit of a cached epoch.
 
-No thread, no cache, no file: each batch is copied into one of a few buffers that are used again and again.
+No thread, no cache, no file. Each batch is copied into one of a few buffers that are reused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUM_BUFFERS = 4
 
 
 class BareGather:
-    """Batches of planned rows out of memory."""
+    """Batches of planned rows from memory."""
 
     facts = LoaderFacts(
         version="forebay.kernels.gather",
@@ -46,8 +46,8 @@ class BareGather:
         self._planned: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
 
     def prepare(self) -> None:
-        """Plan the epochs that will be asked for."""
-        for number in range(3):  # later ones are the same again
+        """Plan the epochs that will be requested."""
+        for number in range(3):  # Later epochs reuse these three.
             self._planned[number] = list(self._rows(number))
 
     def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:
@@ -58,12 +58,12 @@ class BareGather:
             yield {name: buffer[: len(row)] for name, buffer in buffers.items()}
 
     def epochs(self, first: int, count: int) -> Iterator[Mapping[str, Any]]:
-        """Several, one after the other."""
+        """Several epochs, one after the other."""
         for number in range(first, first + count):
             yield from self.epoch(number)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def _rows(self, number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         position = 0

@@ -1,7 +1,8 @@
 """Grain: its Parquet source, shuffled in windows, batched, prefetched by processes.
 
-`ParquetIterDataset` reads row groups and hands out rows; it is sharded by file over the processes of `mp_prefetch`, and
-its order is fixed, so a window shuffle is what there is; `batch_fn` packs.
+`ParquetIterDataset` reads row groups and hands out rows. It is sharded by file over the processes of `mp_prefetch`. Its
+order is fixed, so a window shuffle is the only one possible. `batch_fn` packs.
+
 https://google-grain.readthedocs.io/en/latest/data_sources/parquet_dataset_tutorial.html
 https://google-grain.readthedocs.io/en/latest/tutorials/dataset_basic_tutorial.html
 """
@@ -22,7 +23,7 @@ _WINDOW_ROWS = 16_384
 
 
 class GrainParquet:
-    """A pipeline per epoch, with a seed of its own."""
+    """One pipeline per epoch, each with a seed of its own."""
 
     facts = LoaderFacts(
         version=f"grain {version('grain')}",
@@ -36,7 +37,7 @@ class GrainParquet:
         self._setting = setting
 
     def prepare(self) -> None:
-        """Nothing to convert."""
+        """Do nothing: no conversion is needed."""
 
     def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:
         setting = self._setting
@@ -53,7 +54,7 @@ class GrainParquet:
             iterator.close()
 
     def close(self) -> None:
-        """Every epoch closes its own processes."""
+        """Do nothing: every epoch closes its own processes."""
 
 
 open_system = GrainParquet

@@ -1,7 +1,9 @@
-"""litData: its own optimized chunks, or Parquet through its `ParquetLoader`; both through `StreamingDataLoader`.
+"""litData: its own optimized chunks, or Parquet through its `ParquetLoader`, both through `StreamingDataLoader`.
 
-Parquet is indexed first and read by row group (`low_memory=True`, the default) in spawned workers, as its README asks
-for on Linux; chunks are written by `optimize`, 64 MB each, and decoded in windows (`batch_decode="auto"`, the default).
+Parquet is indexed first and read by row group (`low_memory=True`, the default) in spawned workers, as its README
+requires on Linux. Chunks are written by `optimize`, 64 MB each, and decoded in windows (`batch_decode="auto"`, the
+default).
+
 https://github.com/Lightning-AI/litData#stream-parquet
 https://lightning.ai/docs/litdata/features/hugging-face-compatible
 """
@@ -48,7 +50,7 @@ class LitData:
             return
         if self._parquet:
             setting.converted.mkdir(parents=True, exist_ok=True)
-            for path in setting.files:  # links, because it keeps files of its own beside the data and may delete some
+            for path in setting.files:  # Links: litData keeps its own files beside the data and may delete some.
                 os.link(path, setting.converted / path.name)
             litdata.index_parquet_dataset(str(setting.converted), num_workers=setting.threads)
         else:

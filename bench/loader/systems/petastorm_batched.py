@@ -1,8 +1,9 @@
 """petastorm 0.13.1: `make_batch_reader` with a thread pool into `BatchedDataLoader`, columns stacked here.
 
-`BatchedDataLoader` is what its documentation calls significantly faster than `DataLoader`; shuffling within row groups
+Its documentation calls `BatchedDataLoader` significantly faster than `DataLoader`. Shuffling within row groups
 (`shuffle_rows`) costs less than its shuffling queue. `convert_early_to_numpy` moves the conversion into the workers.
 The cache ("local-disk") keeps pickled row groups in diskcache. One reader serves all epochs, as the loader resets it.
+
 https://petastorm.readthedocs.io/en/latest/api.html#module-petastorm.reader
 https://petastorm.readthedocs.io/en/latest/api.html#module-petastorm.pytorch
 """
@@ -42,7 +43,7 @@ class Petastorm:
         )
 
     def prepare(self) -> None:
-        """Nothing to convert."""
+        """Do nothing: no conversion is needed."""
 
     def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:  # noqa: ARG002 - the reader knows no epochs
         if self._loader is None:
@@ -50,7 +51,7 @@ class Petastorm:
         loader, self._loader = self._loader, None
         for batch in loader:
             yield _packed(batch, self._setting.kind)
-        self._loader = loader  # a reader that was left early cannot be reset
+        self._loader = loader  # A reader that was abandoned during an epoch cannot be reset.
 
     def close(self) -> None:
         if self._loader is not None:
@@ -89,7 +90,7 @@ def _packed(batch: Mapping[str, torch.Tensor], kind: str) -> dict[str, torch.Ten
 
 
 def _transform_spec() -> TransformSpec:
-    """Lists must have one length, and strings cannot become tensors: pad and encode, in the workers."""
+    """Transform in the workers: pad lists to one length, and encode strings, which cannot become tensors."""
     fields = [
         ("tags", np.int64, (MAX_TAGS,), False),
         ("tags_lengths", np.int32, (), False),

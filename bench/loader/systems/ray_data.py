@@ -1,8 +1,9 @@
 """Ray Data 2.60: `read_parquet` into `iter_torch_batches`, with and without local shuffle, streamed or materialized.
 
-Batches are packed by an `ArrowBatchCollateFn`, which spares the way through one NumPy array per column; four batches
-are prefetched; with the local shuffle, files are shuffled too. Every epoch
-runs the whole pipeline again unless the data set is materialized.
+Batches are packed by an `ArrowBatchCollateFn`, which avoids one NumPy array per column. Four batches are prefetched.
+With the local shuffle, files are shuffled too. Every epoch runs the whole pipeline again unless the data set is
+materialized.
+
 https://docs.ray.io/en/latest/data/performance-tips.html
 https://docs.ray.io/en/latest/data/api/doc/ray.data.DataIterator.iter_torch_batches.html
 https://docs.ray.io/en/latest/data/shuffling-data.html
@@ -28,7 +29,7 @@ _PREFETCH = 4
 
 
 class RayData:
-    """A Ray of its own, and one data set for all epochs of the process."""
+    """One Ray cluster, and one data set for all epochs of the process."""
 
     def __init__(self, setting: LoaderSetting) -> None:
         warnings.filterwarnings("ignore")
@@ -37,7 +38,7 @@ class RayData:
         context.enable_progress_bars = False
         self._setting = setting
         self._shuffle = setting.variant == "shuffle"
-        # The numbers of rows are compared between epochs: a file shuffle without a seed would differ between runs.
+        # Row numbers are compared between epochs. A file shuffle without a seed would differ between runs.
         shuffle = ray.data.FileShuffleConfig(seed=setting.seed) if self._shuffle else None
         self._data = ray.data.read_parquet([str(path) for path in setting.files], shuffle=shuffle)
         self._keep = setting.variant == "materialized"
@@ -50,7 +51,7 @@ class RayData:
         )
 
     def prepare(self) -> None:
-        """Nothing to convert."""
+        """Do nothing: no conversion is needed."""
 
     def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:
         if self._keep and number == 0:

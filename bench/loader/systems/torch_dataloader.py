@@ -1,8 +1,8 @@
 """PyTorch's `DataLoader` over an iterable Parquet data set: worker processes that make whole batches.
 
-An iterable-style data set that shards its row groups over the workers, with automatic batching off
-(`batch_size=None`), is what the documentation gives for reading
-bulk data; workers stay alive between epochs and prefetch four batches each.
+The data set shards its row groups over the workers, with automatic batching off (`batch_size=None`), as the
+documentation recommends for reading bulk data. Workers stay alive between epochs and prefetch four batches each.
+
 https://docs.pytorch.org/docs/stable/data.html#iterable-style-datasets
 https://docs.pytorch.org/docs/stable/data.html#disable-automatic-batching
 """
@@ -46,7 +46,7 @@ class TorchDataLoader:
         )
 
     def prepare(self) -> None:
-        """Nothing to convert."""
+        """Do nothing: no conversion is needed."""
 
     def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:
         self._rows.number.value = number
@@ -57,11 +57,11 @@ class TorchDataLoader:
 
 
 class ParquetRows(IterableDataset):
-    """Batches of the row groups that fall to this worker; what is left of one row group starts the next batch."""
+    """Batches of the row groups of this worker. The rest of one row group starts the next batch."""
 
     def __init__(self, setting: LoaderSetting) -> None:
         self._setting = setting
-        # Workers that stay alive see a new epoch through shared memory alone.
+        # Workers that stay alive see a new epoch only through shared memory.
         self.number = Value("q", 0)
         self._tasks = [
             (path, index) for path in setting.files for index in range(pq.read_metadata(path).num_row_groups)

@@ -1,4 +1,4 @@
-"""Forebay: `fb.Sweep` over a plain job function; all trials of a node share its cached blocks.
+"""Forebay: `fb.Sweep` over a plain job function. All trials of a node share its cached blocks.
 
 Variants are drivers: "local" trains in the trial's own actor, "ray" makes each trial a nested run of Ray Train. With
 "two transforms" every other trial has a transform of its own.
@@ -28,7 +28,7 @@ _QUOTA_BYTES = 20 << 30
 
 
 def facts(setting: SweepSetting) -> SweepFacts:
-    """What this variant is."""
+    """Facts of this variant."""
     return SweepFacts(
         version=f"forebay, driver {setting.variant!r}",
         shares="transformed blocks, on the node's disk; with the next sweep as well",
@@ -39,7 +39,7 @@ def facts(setting: SweepSetting) -> SweepFacts:
 
 
 def sweep(setting: SweepSetting) -> dict[str, Any]:
-    """Run it, and say when trials could begin."""
+    """Run the sweep. Returns its times, among them when trials could begin."""
     ray.init(
         address="local",
         num_cpus=setting.concurrent + setting.threads,
@@ -48,7 +48,7 @@ def sweep(setting: SweepSetting) -> dict[str, Any]:
         logging_level=logging.ERROR,
     )
     began = time.time()
-    # Once, so that all trials train on the same files, and none of them reads footers.
+    # Scan once, so that all trials train on the same files and none of them reads footers.
     options = f"endpoint_override={setting.endpoint}&scheme=http&region=us-east-1&anonymous=true"
     manifest = fb.scan(f"s3://bucket/{setting.prefix}?{options}", columns=[*COLUMNS, "label"])
     fb.save_manifest(manifest, _manifest_path(setting))
@@ -75,7 +75,7 @@ def sweep(setting: SweepSetting) -> dict[str, Any]:
 
 
 def job(told: str, lr: float = 1e-3, num_quantiles: int = 1000) -> fb.Job:
-    """`told` is the bench's setting as JSON; `num_quantiles` of the transform: two values make two sets of blocks."""
+    """Job of a trial. `told` is the bench's setting as JSON. Two values of `num_quantiles` make two sets of blocks."""
     setting = SweepSetting(**json.loads(told))
     manifest = fb.load_manifest(_manifest_path(setting))
     fn = partial(transform, log=setting.transforms_log, num_quantiles=num_quantiles)
@@ -94,13 +94,13 @@ def job(told: str, lr: float = 1e-3, num_quantiles: int = 1000) -> fb.Job:
 
 
 def transform(batch: pa.RecordBatch, log: str, num_quantiles: int) -> dict[str, np.ndarray]:
-    """A row group at a time."""
+    """Transform one row group."""
     rows = batch.select(COLUMNS).to_tensor(row_major=True).to_numpy()
     return arrays(rows, batch["label"].to_numpy(), log, num_quantiles)
 
 
 def train(worker: fb.Worker, setting: SweepSetting, lr: float) -> None:
-    """`fb.fit` is this loop; here it also keeps account of the rows that came."""
+    """Training loop as in `fb.fit`, which also notes the rows that arrived."""
     torch.set_num_threads(1)
     network, optimizer = worker.setup(model(), partial(torch.optim.Adam, lr=lr))
     criterion, account = nn.BCEWithLogitsLoss(), WorkTotals(f"{lr:.12g}")

@@ -1,10 +1,11 @@
 """petastorm 0.13.1 in each trial: `make_batch_reader`, a thread pool and a `TransformSpec` into `BatchedDataLoader`.
 
-Its Python cannot hold Ray as well, so two processes take one trial after the other, which is less work than a process
-per trial. It reads S3 through s3fs; with the newest pyarrow that it runs with, s3fs must be wrapped as one of pyarrow's
-old file systems. s3fs keeps blocks of a file in place of its default, which reads 50 MB ahead and so reads most of each
-file for every row group. Variant "cache": its "local-disk" cache, of each trial's own, so that later epochs neither
-read nor transform.
+Its Python cannot hold Ray as well. So two processes take one trial after the other, which is less work than a process
+per trial. It reads S3 through s3fs. With the newest pyarrow that it runs with, s3fs must be wrapped as one of pyarrow's
+old file systems. s3fs keeps blocks of a file. Its default would read 50 MB ahead, and so read most of each file for
+every row group. Variant "cache": its "local-disk" cache for each trial, so that later epochs neither read nor
+transform.
+
 https://petastorm.readthedocs.io/en/latest/api.html#module-petastorm.reader
 https://petastorm.readthedocs.io/en/latest/api.html#module-petastorm.transform
 https://petastorm.readthedocs.io/en/latest/api.html#module-petastorm.pytorch
@@ -34,11 +35,11 @@ from bench.sweep.work import COLUMNS, LEARNING_RATES, BenchTrainer, WorkTotals, 
 
 _CACHE_BYTES = 20 << 30
 _BLOCKS = 8
-"""Of a row group, so many are read at once each: columns come in no order, and reading ahead would read them again."""
+"""Number of blocks into which a row group is read. Columns come in no order: reading ahead would read them again."""
 
 
 def facts(setting: SweepSetting) -> SweepFacts:
-    """What this variant is."""
+    """Facts of this variant."""
     return SweepFacts(
         version="petastorm 0.13.1, pyarrow 14.0.2",
         shares="nothing",
@@ -51,7 +52,7 @@ def facts(setting: SweepSetting) -> SweepFacts:
 
 
 def sweep(setting: SweepSetting) -> dict[str, Any]:
-    """Run it, and say when trials could begin."""
+    """Run the sweep. Returns its times, among them when trials could begin."""
     began = time.time()
     low, high = np.log10(LEARNING_RATES)
     rates = 10 ** np.random.default_rng(setting.seed).uniform(low, high, setting.trials)
@@ -62,7 +63,7 @@ def sweep(setting: SweepSetting) -> dict[str, Any]:
 
 
 def trial(setting: SweepSetting, lr: float, number: int) -> float:
-    """One trial; one reader serves all its epochs, as the loader resets it."""
+    """Run one trial. One reader serves all its epochs, as the loader resets it."""
     warnings.filterwarnings("ignore")
     account, trainer, loss = WorkTotals(str(number)), BenchTrainer(lr, setting.seed), 0.0
     cache = f"{setting.folder}/cache-{number}"
@@ -70,7 +71,7 @@ def trial(setting: SweepSetting, lr: float, number: int) -> float:
         for _ in range(setting.epochs):
             numbers, losses = [], []
             for batch in loader:
-                # Its columns come one by one.
+                # Columns arrive separately.
                 x = torch.stack([batch[column] for column in COLUMNS[1:]], dim=1)
                 losses.append(trainer.step({"x": x, "label": batch["label"]}))
                 numbers.append(batch[COLUMNS[0]].numpy())
@@ -113,6 +114,6 @@ def _reader(setting: SweepSetting, cache: str) -> Any:
 
 def _transform(frame: pd.DataFrame, log: str) -> pd.DataFrame:
     made = arrays(frame[COLUMNS].to_numpy(), frame["label"].to_numpy(), log)
-    # One array per row is slow to take apart again: columns stay columns.
+    # One array per row is slow to split again, so columns stay columns.
     columns = dict(zip(COLUMNS, [made["number"], *made["x"].T], strict=True))
     return pd.DataFrame(columns | {"label": made["label"]})

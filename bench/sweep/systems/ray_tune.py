@@ -1,9 +1,10 @@
-"""Ray Tune over function trainables with a Ray Data pipeline in each trial; Ray 2.60, at its documented best.
+"""Ray Tune 2.60 over function trainables with a Ray Data pipeline in each trial, with all documented optimizations.
 
-`read_parquet`, `map_batches` on Arrow batches, `iter_torch_batches` with four batches prefetched. Of four logical CPUs
-trials take one each and Ray Data the rest, as its guide asks for; actors are used again for the next trial. Variants:
-"materialized" keeps the transformed blocks of a trial in the object store for its later epochs, "shared" materializes
-once before the sweep and hands the same blocks to all trials with `with_parameters`.
+`read_parquet`, `map_batches` on Arrow batches, `iter_torch_batches` with four batches prefetched. Of four logical CPUs,
+trials take one each and Ray Data the rest, as its guide recommends. Actors are reused for the next trial. Variants:
+"materialized" keeps the transformed blocks of a trial in the object store for its later epochs. "shared" materializes
+once before the sweep and passes the same blocks to all trials with `with_parameters`.
+
 https://docs.ray.io/en/latest/data/data-internals.html#ray-data-and-tune
 https://docs.ray.io/en/latest/tune/tutorials/tune_get_data_in_and_out.html
 https://docs.ray.io/en/latest/data/iterating-over-data.html
@@ -31,7 +32,7 @@ _PREFETCH = 4
 
 
 def facts(setting: SweepSetting) -> SweepFacts:
-    """What this variant is."""
+    """Facts of this variant."""
     return SweepFacts(
         version=f"Ray Tune and Ray Data {ray.__version__}",
         shares="decoded and transformed blocks, in the object store" if setting.variant == "shared" else "nothing",
@@ -46,7 +47,7 @@ def facts(setting: SweepSetting) -> SweepFacts:
 
 
 def sweep(setting: SweepSetting) -> dict[str, Any]:
-    """Run it, and say when trials could begin."""
+    """Run the sweep. Returns its times, among them when trials could begin."""
     warnings.filterwarnings("ignore")
     ray.init(
         address="local",
@@ -77,7 +78,7 @@ def sweep(setting: SweepSetting) -> dict[str, Any]:
 
 
 def trial(config: dict[str, Any], setting: SweepSetting, shared: Any) -> None:
-    """One trial, as a Tune user writes it."""
+    """Trial as a Tune user writes it."""
     _quiet()
     data = shared if shared is not None else _open(setting)
     if setting.variant == "materialized":
@@ -99,7 +100,7 @@ def _open(setting: SweepSetting) -> Any:
     store = pa.fs.S3FileSystem(anonymous=True, endpoint_override=setting.endpoint, scheme="http", region="us-east-1")
     paths = [f"bucket/{setting.prefix}/{name}" for name in setting.files]
     data = ray.data.read_parquet(paths, filesystem=store, columns=[*COLUMNS, "label"])
-    # A whole block at a time, as Arrow: nothing is copied to cut it up.
+    # Whole blocks as Arrow: nothing is copied to split them.
     return data.map_batches(
         _transform, batch_format="pyarrow", batch_size=None, fn_kwargs={"log": setting.transforms_log}
     )
