@@ -1,4 +1,4 @@
-"""Drivers, and the one verb that runs a job on one of them."""
+"""`Driver` protocol, and the function that runs a job on a driver."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from forebay.runs.result import Result
 
 
 class Driver(Protocol):
-    """Starts the workers of a job, follows them, replaces lost ones, and changes their number.
+    """Starts the workers of a job, watches them, replaces lost ones, and changes their number.
 
     Laws of every driver:
-    - `job.check()` comes before any worker.
+    - `job.check()` is called before any worker starts.
     - Callbacks are called in this process, in the order of events, from the thread that called `run`.
-    - A train function that raises ends the run at once with a `RunFailed` that shows its traceback. A `ForebayError` is
-      raised as itself. A train function that hangs ends the run with `Hung`.
+    - A train function that raises ends the run at once. A `ForebayError` is raised as itself, any other exception as a
+      `RunFailed` with its traceback. A train function that hangs ends the run with `Hung`.
     - Only dead workers are replaced, at most `job.max_failures` times. Training continues from the newest checkpoint.
-    - A run of the same name continues. A finished run returns its result without training. A name that is being run is
-      refused with `InvalidOption`.
+    - A run of the same name continues. A finished run returns its result without training. A name whose run is under
+      way is refused with `InvalidOption`.
     - A train function that returns before the last epoch without a request to stop is a `BadJob`.
     - No process, actor, placement group or environment variable is left behind, whatever is raised.
 
     Laws for elastic jobs:
-    - The world changes only at a checkpoint. A request on `EpochEnded` takes effect at the one that ends the epoch.
+    - The world changes only at a checkpoint. A request on `EpochEnded` takes effect at the checkpoint that ends the
+      epoch.
     - A requested change repeats no step and counts as no failure. The target stays within the job's bounds.
-    - While the target cannot be reached, the workers that are there train on.
-    - `Started.world_size` is always the size that trains. `Resized` comes before it after a requested change.
+    - While the target cannot be reached, training continues with the present workers.
+    - `Started.world_size` is always the world size that trains. After a requested change, `Resized` comes before
+      `Started`.
     """
 
     def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result: ...
 
 
-# By name, so that the local driver is there without Ray.
+# By name: the local driver must import without Ray.
 _DRIVERS = {
     "local": ("forebay.driver.local.driver", "LocalDriver"),
     "ray": ("forebay.driver.ray_train.driver", "RayTrainDriver"),
@@ -47,16 +49,19 @@ _DRIVERS = {
 def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = ()) -> Result:
     """Train `job` and return its result.
 
-    `driver` is `"ray"` (Ray Train: connects to `RAY_ADDRESS` if set, else starts Ray on this machine), `"horovod"`
-    (Elastic Horovod, likewise on Ray's workers), `"local"` (no Ray) or an object of your own. Raises `InvalidOption`
-    for an unknown driver, a `ForebayError` for input that cannot work, and `RunFailed` for a run that ends without
-    finishing.
+    `driver` is `"ray"`, `"horovod"`, `"local"` or an object that implements `Driver`:
+    - `"ray"`: Ray Train. Connects to `RAY_ADDRESS` if that is set, else starts Ray on this machine.
+    - `"horovod"`: Elastic Horovod in Ray actors. Connects in the same way.
+    - `"local"`: processes of this machine, without Ray.
+
+    Raises `InvalidOption` for an unknown driver, another `ForebayError` for invalid input, and `RunFailed` for a run
+    that ends without finishing.
     """
     return (named_driver(driver) if isinstance(driver, str) else driver).run(job, callbacks)
 
 
 def named_driver(name: str) -> Driver:
-    """The driver `name`. Raises `InvalidOption` for one that is unknown, or whose package is not installed."""
+    """Driver called `name`. Raises `InvalidOption` if the name is unknown or its package is not installed."""
     if name not in _DRIVERS:
         raise InvalidOption(
             f"driver={name!r} is unknown. Choose one of {', '.join(map(repr, _DRIVERS))}, or give an object with "

@@ -1,4 +1,4 @@
-"""Exceptions of a train function, as they travel from a worker to the driver."""
+"""Exceptions of a train function, serialized to travel from a worker to the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import cloudpickle
 
 from forebay.errors import ForebayError, RunFailed
 
-# Frames that only lead up to the train function; the person who reads the traceback did not write them.
+# Frames of Forebay that only lead up to the train function. Users did not write them, so the traceback leaves them out.
 _OUR_FILES = (
     "driver/local/child.py",
     "driver/horovod/worker.py",
@@ -33,7 +33,7 @@ class WorkerTraceback(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerError:
-    """Exception of a worker and its place. Picklable, whatever the exception holds."""
+    """Exception of a worker, and the rank that raised it. Picklable, whatever the exception holds."""
 
     rank: int
     summary: str
@@ -42,7 +42,7 @@ class WorkerError:
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> WorkerError:
-        """Describe `error` while it is being handled, with the frames of the train function on."""
+        """Describe `error` while it is being handled. The traceback starts at the frames of the train function."""
         lines = traceback.format_exception(type(error), error, _from_train_function(error.__traceback__))
         return cls(
             rank=rank,
@@ -52,14 +52,16 @@ class WorkerError:
         )
 
     def as_error(self, name: str) -> ForebayError:
-        """The error to raise on the driver: a `ForebayError` as itself, all others as the cause of a `RunFailed`."""
+        """Error to raise on the driver: a `ForebayError` as itself, any other exception as the cause of a
+        `RunFailed`.
+        """
         original = self._original()
         if isinstance(original, ForebayError):
             original.__cause__ = WorkerTraceback(self.traceback)
             return original
         failed = RunFailed(
             f"run {name!r}: the train function raised {self.summary} on rank {self.rank}. It was not tried again: only "
-            f"workers whose process died are replaced. What was committed is kept; correct the function and run "
+            f"workers whose process died are replaced. The newest checkpoint is kept. Correct the function and run "
             f"{name!r} again to continue from there.\n\n{self.traceback}",
             name=name,
             rank=self.rank,
@@ -87,7 +89,7 @@ def _pickle(error: BaseException) -> bytes | None:
 
 
 def _from_train_function(frames: TracebackType | None) -> TracebackType | None:
-    """Without the leading frames of ours. All of them if there are no others."""
+    """Frames without the leading frames of Forebay. All frames if there are no others."""
     first = frames
     while first is not None and first.tb_frame.f_code.co_filename in _OUR_PATHS:
         first = first.tb_next

@@ -14,7 +14,7 @@ from forebay.train.collectives.torch_collective import is_timeout
 from forebay.train.worker import Worker
 
 Watch = Callable[[Callable[[], Mapping[str, float]]], AbstractContextManager[object]]
-"""Given a function that tells what a worker has counted so far, a context to train in."""
+"""Opens a context to train in. Its argument is a function that returns the worker's counters."""
 
 
 def _unwatched(_counted: Callable[[], Mapping[str, float]]) -> AbstractContextManager[object]:
@@ -23,9 +23,10 @@ def _unwatched(_counted: Callable[[], Mapping[str, float]]) -> AbstractContextMa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """End of a worker's part in a world: all epochs are trained, `stopped` gives a reason, or the world is resized.
+    """End of a worker's part in a world: all epochs are trained, the run is stopped, or the world is resized.
 
-    `resize_to` is the world size to go on with from the newest commit, at which every rank has left.
+    `stopped` is the reason of an early stop. `resize_to` is the size of the next world, which continues from the newest
+    checkpoint. Every rank has left its world at that checkpoint.
     """
 
     stopped: str | None = None
@@ -40,7 +41,7 @@ def work(
 ) -> Outcome:
     """Train to the end as one of the workers.
 
-    Raises `BadJob` for a train function that returns before the last epoch without a request to stop, and `Hung` where
+    Raises `BadJob` for a train function that returns before the last epoch without a request to stop. Raises `Hung` if
     another rank did not answer within the job's `hang_timeout_s`.
     """
     world = worker.world
@@ -74,10 +75,10 @@ def _hang_named(launch: WorkerSpec, rank: int) -> Iterator[None]:
         if not is_timeout(error):
             raise
         raise Hung(
-            f"rank {rank} of run {launch.name!r} waited in vain for another rank, with hang_timeout_s="
-            f"{launch.hang_timeout_s:g}: one of them hangs, though its process lives. Look for a rank that takes "
+            f"rank {rank} of run {launch.name!r} got no answer from another rank, with hang_timeout_s="
+            f"{launch.hang_timeout_s:g}: one of them hangs, though its process is alive. Look for a rank that takes "
             "another number of steps, waits for a lock, or reads without an end; if a step may take that long, raise "
-            f"hang_timeout_s. What was committed is kept: run {launch.name!r} again to continue.",
+            f"hang_timeout_s. The newest checkpoint is kept: run {launch.name!r} again to continue.",
             rank=rank,
             timeout_s=launch.hang_timeout_s,
         ) from error

@@ -79,7 +79,7 @@ def save_result(result: Result) -> None:
     try:
         write_json_file(result.path, FILE_NAME, result.to_json())
     except OSError as error:
-        advice = f"{ADVICE} What was committed is kept: run {result.name!r} again to continue."
+        advice = f"{ADVICE} The newest checkpoint is kept: run {result.name!r} again to continue."
         what = f"the result of run {result.name!r}"
         raise write_failed(what, uri, error, advice, name=result.name) from redacted(error)
 

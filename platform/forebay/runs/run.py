@@ -157,7 +157,7 @@ class Run:
         return RunFailed(
             f"run {self.name!r} lost workers {lost} time{'s' if lost > 1 else ''}, and max_failures="
             f"{self.job.max_failures} allows no more. The last time: {last_error}. A SIGKILL that nobody sent is most "
-            f"often the kernel, short of memory. What was committed is kept: run {self.name!r} again to continue.",
+            f"often the kernel, short of memory. The newest checkpoint is kept: run {self.name!r} again to continue.",
             name=self.name,
             failures=lost,
             summary=last_error,

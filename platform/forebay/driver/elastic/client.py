@@ -1,7 +1,7 @@
-"""Remote control of the runs on a cluster: their status, their targets, and their end.
+"""Remote control of the runs on a cluster: status, target and stop.
 
-The one private name of Ray that is needed (`ray._private.services.find_gcs_addresses`: the Rays of this machine, also
-those that a run has started for itself) was checked on Ray 2.60; tests/ray/driver/elastic/test_client.py fails when it
+Uses one private name of Ray: `ray._private.services.find_gcs_addresses` returns all Ray clusters of this machine, also
+those that a run started for itself. It was checked on Ray 2.60. tests/ray/driver/elastic/test_client.py fails when it
 moves.
 """
 
@@ -25,9 +25,9 @@ WHO = "remote control"
 
 @contextmanager
 def reach_cluster() -> Iterator[None]:
-    """Be connected to Ray for the length of the block: to this process's own, at `RAY_ADDRESS`, or on this machine.
+    """Keep a connection to Ray for the length of the block: this process's own, at `RAY_ADDRESS`, or on this machine.
 
-    Raises `InvalidOption` where there is none, where it does not answer, or where this machine has several.
+    Raises `InvalidOption` if there is no cluster, if it does not answer, or if this machine has several.
     """
     if ray.is_initialized():
         yield
@@ -40,24 +40,24 @@ def reach_cluster() -> Iterator[None]:
 
 
 def names(prefix: str = "") -> list[str]:
-    """Names of the runs under way that begin with `prefix`. No run is asked."""
+    """Names of the active runs that begin with `prefix`. Sends no request to the runs."""
     return names_of(RUN_PREFIX, prefix)
 
 
 def runs(prefix: str = "", wait_s: float = ANSWER_S) -> list[RunStatus]:
-    """The runs under way on the cluster this process is connected to, by name; those whose names begin with `prefix`.
+    """Status of the active runs whose names begin with `prefix`, sorted by name.
 
-    A run that does not answer within `wait_s` is left out.
+    Leaves out a run that does not answer within `wait_s` seconds.
     """
     found = ask_all(RUN_PREFIX, lambda coordinator: coordinator.status.remote(), begin=prefix, wait_s=wait_s)
     return sorted(found, key=lambda status: status.name)
 
 
 def scale(name: str, target: int) -> RunStatus:
-    """Set the target of the run `name`. Returns its status before.
+    """Set the target of the run `name`. Returns its status from before the change.
 
-    Raises `InvalidOption` for a run that is not there, one that is not elastic, and a number beyond its bounds: then
-    nothing is changed.
+    Raises `InvalidOption` for an unknown run, a run that is not elastic, and a target out of its bounds. Then nothing
+    is changed.
     """
     coordinator = _coordinator(name)
     status: RunStatus = ray.get(coordinator.status.remote(), timeout=ANSWER_S)
@@ -65,13 +65,13 @@ def scale(name: str, target: int) -> RunStatus:
     if low == high:
         raise InvalidOption(
             f"run {name!r} has a fixed number of workers, {low}: nothing was changed. To scale it, stop it and run it "
-            "again with elastic=Elastic(min_workers=..., max_workers=...) in its job; it goes on from its last commit.",
+            "again with elastic=Elastic(min_workers=..., max_workers=...) in its job; it resumes its checkpoint.",
             name=name,
         )
     if not low <= target <= high:
         raise InvalidOption(
             f"{target} workers are out of bounds for run {name!r}, whose job allows {low} to {high}: nothing was "
-            f"changed, it is to train on {status.target}. Give a number from {low} to {high}.",
+            f"changed, the target is still {status.target}. Give a number from {low} to {high}.",
             name=name,
             min_workers=low,
             max_workers=high,
@@ -81,7 +81,10 @@ def scale(name: str, target: int) -> RunStatus:
 
 
 def stop(name: str, reason: str) -> RunStatus:
-    """Ask the run `name` to commit and end; returns its status before. Raises `InvalidOption` for an unknown name."""
+    """Ask the run `name` to save a checkpoint and end. Returns its status from before.
+
+    Raises `InvalidOption` for an unknown name.
+    """
     coordinator = _coordinator(name)
     status: RunStatus = ray.get(coordinator.status.remote(), timeout=ANSWER_S)
     ray.get(coordinator.ask_stop.remote(reason, WHO), timeout=ANSWER_S)
@@ -89,19 +92,19 @@ def stop(name: str, reason: str) -> RunStatus:
 
 
 def steer(name: str, target: int) -> None:
-    """Set the target of the run `name`, within its bounds, without waiting. A run that has ended is no error."""
+    """Set the target of the run `name`, within its bounds. Does not wait. Ignores a run that has ended."""
     if (coordinator := find(RUN_PREFIX, name)) is not None:
         coordinator.set_target.remote(target, WHO)
 
 
 def part(name: str, reason: str) -> None:
-    """Ask the run `name` to commit and end, without waiting. A run that has ended is no error."""
+    """Ask the run `name` to save a checkpoint and end. Does not wait. Ignores a run that has ended."""
     if (coordinator := find(RUN_PREFIX, name)) is not None:
         coordinator.ask_stop.remote(reason, WHO)
 
 
 def _only_address_here() -> str:
-    """Address of the only Ray of this machine. Raises `InvalidOption` where there is none, or several."""
+    """Address of the only Ray cluster of this machine. Raises `InvalidOption` if there is none, or more than one."""
     addresses = sorted(find_gcs_addresses())
     if not addresses:
         raise InvalidOption(

@@ -1,4 +1,4 @@
-"""Controller of a run's workers: what the coordinator wants, which workers there are, and which nodes go."""
+"""Controller of a run's workers: compares the target with the worker pool and with the nodes that drain."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from forebay.ray_cluster.nodes import draining_nodes, is_urgent
 TICK_S = 0.1
 DRAINING_EVERY_S = 0.5
 PATIENCE_S = 60.0
-"""Two runs that hold half of what each of them needs would wait without end: after this long, one gives way."""
+"""Two runs that each hold half of the workers they need would wait forever. After this time, one frees its workers."""
 PAUSE_S = 2.0
 
 
 class RunAborted(Exception):
-    """The run has ended, for the reason that the coordinator knows."""
+    """The run has ended. The coordinator knows the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorldPaused:
-    """Every rank has left its world at the same commit."""
+    """Every rank has left its world at the same checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldBroken:
-    """Workers were lost, or lost touch; `error` is one line about it."""
+    """Workers died, or lost their connection. `error` is one line about it."""
 
     error: str
 
@@ -44,26 +44,26 @@ WorldEnd: TypeAlias = Completed | Raised | WorldPaused | WorldBroken
 
 
 class Backend(Protocol):
-    """How the ranks of a world meet, and how a broken collective looks; all else is the controller's.
+    """How the ranks of a world connect, and how a broken collective looks. The controller does everything else.
 
-    Laws: no method blocks; `begin` is called where no world is under way, with warm workers by rank; `end_of_world`
-    answers None until every worker of the world has left it or is lost, or one of them has raised.
+    Laws: no method blocks. `begin` is called while no world trains, with warm workers by rank. `end_of_world` returns
+    None until every worker of the world has left it or died, or one of them has raised.
     """
 
     def begin(self, names: Sequence[str]) -> None:
-        """Let the workers `names` train together."""
+        """Start a world of the workers `names`, in the order of their ranks."""
 
     def note(self, message: Message) -> None:
-        """Take in a message of a worker."""
+        """Process a message of a worker."""
 
     def end_of_world(self) -> WorldEnd | None:
-        """How the present world has ended, once it has. Raises `Hung`."""
+        """End of the present world, or None while it trains. Raises `Hung`."""
 
 
 class Controller:
-    """Brings target and workers together. Owns no thread: a backend's loop calls `step`, or `run` is the loop.
+    """Brings target and workers together. It has no thread of its own: a backend's loop calls `step`, or `run` loops.
 
-    `is_resizing`: the world was told to pause for another one at the last `step`.
+    `is_resizing`: at the last `step`, the world was asked to pause for a resize.
     """
 
     def __init__(self, coordinator: ActorHandle, pool: WorkerPool, min_workers: int) -> None:
@@ -75,7 +75,7 @@ class Controller:
         self.is_resizing = False
 
     def run(self, backend: Backend) -> None:
-        """Train to the end. Raises `RunAborted` where the run ends in another way, and `Hung`."""
+        """Train to the end. Raises `RunAborted` if the run ends in another way, and `Hung`."""
         while True:
             for message in self.hear(TICK_S):
                 backend.note(message)
@@ -95,7 +95,7 @@ class Controller:
         return view
 
     def hear(self, wait_s: float) -> list[Message]:
-        """Messages of the workers; losses of those that do not train, and errors of their warm-up, are recorded."""
+        """Messages of the workers. Records losses of workers that do not train, and errors of their warm-up."""
         messages = self._pool.hear(wait_s)
         for message in messages:
             match message:
@@ -108,9 +108,9 @@ class Controller:
         return messages
 
     def step(self, view: RunView) -> tuple[str, ...]:
-        """One look at the workers. Returns the world to begin now, by rank; empty where none is to begin.
+        """Compare the workers with the target once. Returns the world to begin now, by rank. Empty if none is to begin.
 
-        While a world trains, it is told to pause where another one is to follow.
+        A world that trains is asked to pause if another one is to follow.
         """
         self._look_for_draining()
         decision = decide(self._pool_view(view.target))
@@ -126,12 +126,12 @@ class Controller:
         return decision.next_world
 
     def end_world(self) -> tuple[str, ...]:
-        """Note that no worker trains. Returns those that did, by rank."""
+        """Record that no worker trains. Returns the workers of the ended world, by rank."""
         self._waits_since = time.monotonic()
         return self._pool.end_world()
 
     def _is_last(self, end: WorldEnd) -> bool:
-        """Whether the run ends with this world. Tells the coordinator."""
+        """Whether the run ends with this world. Reports the end to the coordinator."""
         match end:
             case Completed():
                 ray.get(self._coordinator.complete.remote(end.stopped))
@@ -143,9 +143,9 @@ class Controller:
         return False
 
     def _order(self, decision: Decision, view: RunView) -> None:
-        """Have the world pause at its next commit if another one is to follow; or take that back."""
+        """Ask the world to pause at its next commit if another one is to follow, or take that back."""
         resize_to = len(decision.next_world) or None
-        # Ranks that still gather hear it once they train.
+        # Ranks that are still joining hear of the resize once they train.
         self.is_resizing = resize_to is not None and not isinstance(view.phase, Starting)
         if resize_to != view.resize_to and not isinstance(view.phase, Starting):
             ray.get(self._coordinator.resize.remote(resize_to))
@@ -181,6 +181,6 @@ class Controller:
 
 
 def first_line(text: str) -> str:
-    """The first line of what is known of a failure, in brackets; empty where nothing is known."""
+    """First line of a failure's text, in brackets. Empty if the text is empty."""
     line = text.strip().partition("\n")[0]
     return f" ({line:.60})" if line else ""

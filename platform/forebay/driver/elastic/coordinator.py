@@ -1,4 +1,4 @@
-"""State shared by a run's driver and workers: its phase, what is asked of it, and its events."""
+"""State shared by a run's driver and workers: its phase, the requests made of it, and its events."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ DRIVER = "driver"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updates:
-    """Events that the driver has not taken yet, in order, and what is asked of the run now, whoever asked.
+    """Events that the driver has not taken yet, in order, and the requests that are open now.
 
-    `count` numbers all events of the run up to these: the argument of `Coordinator.noted` once callbacks know them.
+    `count` is the number of all events of the run up to these. The driver passes it to `Coordinator.noted` once the
+    callbacks have seen them.
     """
 
     events: Sequence[Event]
@@ -47,7 +48,7 @@ class Updates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """The run as the controller of its workers sees it: `world_size` is that of the present attempt."""
+    """The run as the controller of its workers sees it. `world_size` is the size of the present attempt."""
 
     target: int
     world_size: int
@@ -55,7 +56,7 @@ class RunView:
 
     @property
     def resize_to(self) -> int | None:
-        """The world size that the workers were told to pause for."""
+        """World size for which the workers were asked to pause, if any."""
         return self.phase.resize_to if isinstance(self.phase, Resizing) else None
 
     @property
@@ -66,7 +67,7 @@ class RunView:
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One world: `workers` are the handles of the ranks that joined; `waited` are the ranks that wait for others."""
+    """One world. `workers` holds the actor handle of each rank that joined, `waited` the ranks that wait for others."""
 
     number: int
     world_size: int
@@ -75,14 +76,18 @@ class Attempt:
 
 
 class Coordinator:
-    """Runs as a named actor without CPUs, on the driver's node; all methods are short, or wait for one thing.
+    """Named actor without CPUs, on the driver's node. No method computes for long. Some wait for one condition.
 
-    It does not use Ray: workers are opaque handles. It keeps the events until the driver takes them, the phase of the
-    run, the ranks of the present attempt, and what is asked: a target, a stop, a global batch.
+    It does not use Ray: worker handles are opaque to it. It keeps the events until the driver takes them, the phase of
+    the run, the ranks of the present attempt, and the open requests: target, stop, global batch.
 
-    A change of membership: a caller sets the target; the controller gets the next workers ready, and only then calls
-    `resize`; from then on `commands` says so, and all ranks pause at the next commit (under Ray Train each calls
-    `pause`); when all have, `begin` opens the next attempt. A world that trains and is to shrink is told at once.
+    A resize goes through these steps:
+    1. A caller sets the target.
+    2. The controller gets the next workers ready. Then it calls `resize`. A shrink of a world that trains needs no new
+       worker, so `set_target` does this at once.
+    3. `commands` passes the new size on, and all ranks pause at the next commit. Under Ray Train each rank calls
+       `pause`.
+    4. When all ranks have paused, `begin` opens the next attempt.
     """
 
     def __init__(self, start: RunStatus, max_failures: int = 0) -> None:
@@ -102,7 +107,7 @@ class Coordinator:
     # Called by workers.
 
     async def report(self, event: Event) -> int:
-        """Keep an event for the driver. Returns its number."""
+        """Keep an event for the driver. Returns the event's number."""
         async with self._changed:
             self._events.append(event)
             self._num_events += 1
@@ -111,27 +116,29 @@ class Coordinator:
         return self._num_events
 
     async def commands(self) -> Commands:
-        """What is asked of the workers now; rank 0 asks at each commit."""
+        """Commands to the workers now. Rank 0 reads them at each commit."""
         await self.committed()
         return self._commands
 
     async def committed(self) -> None:
-        """Note that rank 0 commits, and knows what is asked."""
+        """Record that rank 0 commits and knows the commands."""
         self._committed_at = time.monotonic()
         self._status = replace(self._status, last_commit_step=self._status.step or None)
 
     async def changed(self, known: Commands) -> None:
-        """Return once something else is asked than `known`, or the attempt is over."""
+        """Return once the commands differ from `known`, or the attempt is over."""
         number = self._attempt.number
         await self._until(lambda: self._commands != known or self._is_over(number))
 
     async def settled_commands(self, count: int) -> Commands:
-        """As `commands`, once the driver's callbacks have heard event number `count`, and all before it."""
+        """Same as `commands`, but waits until the driver's callbacks have seen all events up to number `count`."""
         await self._until(lambda: self._num_noted >= count or self._has_ended)
         return await self.commands()
 
     async def join(self, rank: int, worker: Any) -> int | None:
-        """Enter the present attempt. Returns its number once all ranks have; None if it or the run ends before."""
+        """Enter the present attempt. Returns its number once all ranks have joined. None if it or the run ends
+        before.
+        """
         async with self._changed:
             attempt = self._attempt
             attempt.workers[rank] = worker
@@ -140,18 +147,20 @@ class Coordinator:
         return None if self._is_over(attempt.number) else attempt.number
 
     async def workers(self) -> dict[int, Any]:
-        """The workers of the present attempt, by rank; those of a failed one until the next begins."""
+        """Workers of the present attempt, by rank. After a failure: those of the failed attempt until the next
+        begins.
+        """
         return dict(self._attempt.workers)
 
     async def pause(self, rank: int) -> None:
-        """Note that `rank` has paused: it does not train until the next attempt begins."""
+        """Record that `rank` has paused: it does not train until the next attempt begins."""
         async with self._changed:
             if isinstance(self._phase, AtWork):
                 self._phase = replace(self._phase, paused=self._phase.paused | {rank})
             self._changed.notify_all()
 
     async def missing(self, rank: int, wait_s: float) -> list[int]:
-        """The ranks that `rank` has waited for in vain: those that have not asked the same after `wait_s` seconds."""
+        """Ranks that did not arrive: those that have not called `missing` within `wait_s` seconds of this call."""
         async with self._changed:
             attempt = self._attempt
             attempt.waited.add(rank)
@@ -160,13 +169,14 @@ class Coordinator:
         return sorted(attempt.workers.keys() - attempt.waited)
 
     async def complete(self, stopped: str | None) -> None:
-        """Rank 0's train function has returned; `stopped` says why early."""
+        """Record that rank 0's train function has returned. `stopped` is the reason if it returned early."""
         await self._end(Completed(stopped=stopped))
 
     async def raise_error(self, error: WorkerError, attempt: int | None = None) -> None:
-        """Note what a worker raised in `attempt`, or in none; the first error is the cause, the others follow from it.
+        """Record what a worker raised in `attempt`, or outside of any attempt if None.
 
-        Errors of an attempt that is being replaced are not noted: most likely they followed from the loss.
+        The first error counts as the cause, because later ones follow from it. Errors of an attempt that is being
+        replaced are ignored: most likely they followed from the lost worker.
         """
         if attempt in (None, self._attempt.number):
             await self._end(Raised(error=error))
@@ -174,40 +184,44 @@ class Coordinator:
     # Called by the driver.
 
     async def take(self, wait_s: float) -> Updates:
-        """All events since the last call; waits up to `wait_s` seconds for one, or for a request of others."""
+        """All events since the last call. Waits up to `wait_s` seconds for an event, or for a request from outside."""
         await self._until(lambda: bool(self._events) or self._asked_by_others, wait_s)
         events, self._events, self._asked_by_others = self._events, [], False
         return Updates(events=events, count=self._num_events, target=self._status.target, stop=self._stop)
 
     async def noted(self, count: int) -> None:
-        """The callbacks have heard all events up to number `count`, and their requests were passed on."""
+        """Record that the callbacks have seen all events up to number `count`, and that their requests were
+        passed on.
+        """
         async with self._changed:
             self._num_noted = max(self._num_noted, count)
             self._changed.notify_all()
 
     async def cause(self) -> Cause | None:
-        """Why the run has ended, once it has."""
+        """Cause of the run's end, or None while it has not ended."""
         return self._phase.cause if isinstance(self._phase, Ended) else None
 
     async def give_up(self) -> bool:
-        """Abort a run that was asked to stop, where no rank trains that could commit first; whether it was aborted."""
+        """Abort a run that was asked to stop while no rank trains: none could save a checkpoint. Returns whether it was
+        aborted.
+        """
         is_at_work = isinstance(self._phase, AtWork) and _num_paused(self._phase) < self._attempt.world_size
         if self._stop is not None and not is_at_work:
             await self._end(Aborted())
         return self._phase == Ended(cause=Aborted())
 
     async def abort(self) -> dict[int, Any]:
-        """The driver gives up: no attempt follows. Returns the workers to end."""
+        """End the run on behalf of the driver: no attempt follows. Returns the workers to kill."""
         await self._end(Aborted())
         return dict(self._attempt.workers)
 
     # Called by the run's callbacks, `forebay scale` and sweeps.
 
     async def set_target(self, target: int, who: str = DRIVER) -> int:
-        """Ask for another world size. Returns what was set, within the run's bounds.
+        """Ask for another world size. Returns the target that was set, within the run's bounds.
 
-        A smaller world needs no new worker: the ranks pause for it at their next commit, which is the very one that
-        ends an epoch if a callback asks for it there. A larger one waits for `resize`.
+        A smaller world needs no new worker, so the ranks pause for it at their next commit. A request that a callback
+        makes at the end of an epoch takes effect at the commit that ends the epoch. A larger world waits for `resize`.
         """
         async with self._changed:
             target = min(max(target, self._status.min_workers), self._status.max_workers)
@@ -220,11 +234,11 @@ class Coordinator:
         return target
 
     async def target(self) -> int:
-        """The world size that is asked for."""
+        """World size that is requested now."""
         return self._status.target
 
     async def ask_stop(self, reason: str, who: str = DRIVER) -> None:
-        """Ask for an end at the next commit. The first reason given is the one that is kept."""
+        """Ask the run to end at the next commit. The first reason is kept."""
         async with self._changed:
             if self._stop is None:
                 self._stop = reason
@@ -251,16 +265,16 @@ class Coordinator:
         return RunView(target=self._status.target, world_size=self._attempt.world_size, phase=self._phase)
 
     async def resize(self, resize_to: int | None) -> None:
-        """The next world, of `resize_to`, is ready: the present workers are to pause. None takes that back.
+        """Ask the present workers to pause, because the next world of `resize_to` is ready. None takes that back.
 
-        Workers that know of it already pause all the same.
+        Workers that have seen the request already pause all the same.
         """
         async with self._changed:
             self._order(resize_to)
             self._changed.notify_all()
 
     async def all_paused(self, wait_s: float) -> bool:
-        """Whether every worker of the attempt has paused; waits up to `wait_s` seconds for it."""
+        """Whether every worker of the attempt has paused. Waits up to `wait_s` seconds for it."""
         return await self._until(lambda: _num_paused(self._phase) >= self._attempt.world_size, wait_s)
 
     async def begin(self, world_size: int) -> int:
@@ -272,11 +286,11 @@ class Coordinator:
         return self._attempt.number
 
     async def record_failure(self, error: str, *, world_goes_on: bool = False, is_preempted: bool = False) -> bool:
-        """Count lost workers, and say whether they may be replaced: then the callbacks hear of it.
+        """Count lost workers. Returns whether they may be replaced. If so, the callbacks receive `Failed`.
 
-        With `world_goes_on` the lost worker did not train yet: the others go on, and pause as they were told to.
-        Without it `begin` opens the next attempt. The answer is no after the run has ended, and beyond `max_failures`,
-        to which losses that were preemptions do not count.
+        With `world_goes_on` the lost worker did not train yet. The others continue, and pause as requested. Without it,
+        `begin` opens the next attempt. Returns False after the run has ended, and when there were more than
+        `max_failures` losses. Preemptions do not count towards that number.
         """
         if self._has_ended:
             return False
@@ -287,13 +301,13 @@ class Coordinator:
             return False
         if not world_goes_on:
             async with self._changed:
-                # Its workers stay known: a survivor that notices late still has to find out which one it lost.
+                # Its workers stay known: a survivor that notices late still has to find out which one died.
                 self._close_attempt(Starting(after="failure"))
         await self.report(Failed(error=error, failures=self._num_failures, will_retry=True))
         return True
 
     async def draining(self, node: str, workers: int, deadline_s: float | None) -> None:
-        """Report that `node`, with `workers` of the run on it, is about to be taken away."""
+        """Report that `node`, with `workers` of the run on it, will be taken away."""
         await self.report(Preempted(node=node, workers=workers, deadline_s=deadline_s))
 
     @property
@@ -337,21 +351,21 @@ class Coordinator:
             self._changed.notify_all()
 
     def _close_attempt(self, phase: Starting) -> None:
-        """Later calls of its workers are ignored."""
+        """Close the present attempt. Later calls of its workers are ignored."""
         self._attempt = replace(self._attempt, number=self._attempt.number + 1, waited=set())
         if not self._has_ended:
             self._phase = phase
         self._changed.notify_all()
 
     def _order(self, resize_to: int | None) -> None:
-        """Have a world that trains pause for another one; a stop that was asked for comes first."""
+        """Ask a world that trains to pause for another one. An earlier request to stop has priority."""
         match self._phase:
             case Training(paused=paused) | Resizing(paused=paused):
                 going_on = Training(paused=paused)
                 self._phase = going_on if resize_to is None else Resizing(resize_to=resize_to, paused=paused)
 
     def _observe(self, event: Event) -> None:
-        """Keep the phase and the status up to date."""
+        """Update the phase and the status from an event."""
         match event:
             case Started():
                 self._status = replace(self._status, world_size=event.world_size, epochs=event.epochs)
@@ -371,7 +385,7 @@ class Coordinator:
         if len(self._reported_rows) < 2:
             return 0.0
         (began, before), (_, after) = self._reported_rows[0], self._reported_rows[-1]
-        # Until now, and not until the last step: the rate of a run that stands still sinks.
+        # Up to now, and not up to the last step: so the rate of a run that stands still falls.
         return (after - before) / max(time.monotonic() - began, 1e-9)
 
 

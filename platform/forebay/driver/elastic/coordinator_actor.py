@@ -19,7 +19,9 @@ from forebay.runs.status import RunStatus
 
 @contextmanager
 def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
-    """The coordinator of `run` for the length of the block. Raises `UnderWay` where the run is under way."""
+    """Start the coordinator of `run`, and kill it at the end of the block. Raises `UnderWay` if the run is under
+    way.
+    """
     node = ray.get_runtime_context().get_node_id()
     placed = ray.remote(Coordinator).options(
         name=f"{RUN_PREFIX}{run.name}",

@@ -14,10 +14,10 @@ from forebay.events import Commands, Event
 
 
 class CoordinatorReporter:
-    """A `Reporter` whose events are sent off without waiting. Ends this process when the coordinator is gone.
+    """`Reporter` that sends events without waiting. Ends this process when the coordinator has died.
 
-    Commands seldom change, and no commit should wait for that answer: a pending call to the coordinator returns when
-    they do. One reporter per attempt: it does not know what was asked in an earlier one.
+    Commands seldom change, and no commit should wait for a round trip. So one call to the coordinator stays pending and
+    returns when they change. Use one reporter per attempt: it does not know the commands of an earlier one.
     """
 
     def __init__(self, coordinator: ActorHandle) -> None:
@@ -36,13 +36,13 @@ class CoordinatorReporter:
         return self._known
 
     def settled_orders(self) -> Commands:
-        # Calls of one caller may overtake each other, so that this one says which events it comes after.
+        # Ray may reorder calls of one caller, so this call names the event it comes after.
         number = 0 if self._last_number is None else _answer(self._last_number)
         return self._hear(_answer(self._coordinator.settled_commands.remote(number)))
 
     @property
     def _has_changed(self) -> bool:
-        """Whether the commands have changed, or the coordinator cannot be reached, which the next call finds out."""
+        """Whether the commands have changed or the coordinator cannot be reached. The next call finds out which."""
         return self._change is None or self._change.done()
 
     def _hear(self, commands: Commands) -> Commands:
@@ -56,4 +56,4 @@ def _answer(reply: Any) -> Any:
     try:
         return ray.get(reply)
     except RayActorError:
-        os._exit(1)  # gone with the driver: the run may go on elsewhere, and what this orphan saves would hurt it
+        os._exit(1)  # it died with the driver: what this orphan saves would harm a run that continues elsewhere

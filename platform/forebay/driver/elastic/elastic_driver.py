@@ -1,4 +1,4 @@
-"""Skeleton of the drivers whose worlds change: a run with its coordinator, its stores, and a thread that trains."""
+"""Skeleton of the elastic drivers: a run with its coordinator, its checkpoint stores, and a thread that trains."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from forebay.runs.run import Run
 END_S = 30.0
 
 Trainer: TypeAlias = Callable[[], object]
-"""Trains until the run ends; called in a thread of its own."""
+"""Trains until the run ends. Called in a thread of its own."""
 OpenBackend: TypeAlias = Callable[[Run, ActorHandle], AbstractContextManager[Trainer]]
-"""Given a run and its coordinator, the backend's trainer; the context ends what it has started."""
+"""Opens the trainer of a backend for a run and its coordinator. Leaving the context ends what it has started."""
 
 log = logging.getLogger(__name__)
 
 
 def train_elastic(run: Run, driver: str, open_backend: OpenBackend) -> Result:
-    """Train `run` under the driver of this name, in the present Ray session.
+    """Train `run` in the present Ray session. `driver` is the name of the driver for messages.
 
     Raises `RunFailed` when a train function raises, workers die too often, or Ray cannot be reached any more.
     """
@@ -45,7 +45,7 @@ def train_elastic(run: Run, driver: str, open_backend: OpenBackend) -> Result:
             cause: Cause | None = ray.get(coordinator.cause.remote())
         except RayError as error:
             raise RunFailed(
-                f"run {run.name!r} lost its connection to Ray ({type(error).__name__}). What was committed is kept: "
+                f"run {run.name!r} lost its connection to Ray ({type(error).__name__}). The newest checkpoint is kept: "
                 f"run {run.name!r} again to continue.",
                 name=run.name,
             ) from error
@@ -57,7 +57,7 @@ def train_elastic(run: Run, driver: str, open_backend: OpenBackend) -> Result:
 
 
 def _end_of(run: Run, driver: str, cause: Cause | None, error: BaseException | None) -> Exception:
-    """The error that tells the user of the run's end; `error` is what the trainer raised."""
+    """Error that explains the run's end to the user. `error` is what the trainer raised."""
     end: Exception
     match cause:
         case Raised():
@@ -68,8 +68,8 @@ def _end_of(run: Run, driver: str, cause: Cause | None, error: BaseException | N
             return error
         case _:
             end = RunFailed(
-                f"run {run.name!r}: driver={driver!r} ended it with {type(error).__name__}: {error}. What was "
-                f"committed is kept: run {run.name!r} again to continue.",
+                f"run {run.name!r}: driver={driver!r} ended it with {type(error).__name__}: {error}. The newest "
+                f"checkpoint is kept: run {run.name!r} again to continue.",
                 name=run.name,
             )
     end.__cause__ = end.__cause__ or error
@@ -77,9 +77,10 @@ def _end_of(run: Run, driver: str, cause: Cause | None, error: BaseException | N
 
 
 class TrainingThread:
-    """A trainer in a thread of its own, for the length of a block: no callback of the driver holds it up.
+    """Runs a trainer in a thread of its own for the length of a block, so that callbacks cannot delay it.
 
-    In the main thread, Ray Train's `fit()` would take over SIGINT for good, and answer Ctrl-C by ending the process.
+    In the main thread, Ray Train's `fit()` would replace the SIGINT handler permanently, and Ctrl-C would end the
+    process.
     """
 
     def __init__(self, trainer: Trainer, coordinator: ActorHandle) -> None:
@@ -96,7 +97,7 @@ class TrainingThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Make a trainer that is still running give up: its workers are killed, and not replaced."""
+        """Abort a trainer that is still running: its workers are killed, and not replaced."""
         was_running = self.is_running
         with suppress(RayError):
             workers = ray.get(self._coordinator.abort.remote())
@@ -107,4 +108,4 @@ class TrainingThread:
             log.warning("The run's workers have not ended after %.0f s.", END_S)
 
     def _run(self) -> None:
-        self.error = outcome_of(self._trainer).error  # the thread that waits for it judges
+        self.error = outcome_of(self._trainer).error  # judged by the thread that waits for this one

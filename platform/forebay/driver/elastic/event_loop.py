@@ -1,4 +1,6 @@
-"""Event loop of a driver on Ray: events of the workers go to the run, requests of its callbacks to the coordinator."""
+"""Event loop of a driver on Ray: passes events of the workers to the run, and requests of callbacks to the
+coordinator.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ NEXT_WAIT_S = 60.0
 def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) -> str | None:
     """Pass events and requests on until the run has ended and its last events were taken.
 
-    Returns the reason of a stop that was asked for while no worker trained: then the run is not to wait for workers.
+    Returns the reason of a stop that was requested while no worker trained: then the run does not wait for workers.
     """
     watch = _StartWatch(run)
-    # Requests from before the first worker: the coordinator does not know of them.
+    # Requests made before the first worker started: the coordinator does not know them yet.
     made_with = Commands(target=run.job.start_workers if run.control.is_elastic else None)
     asked = _pass_on(run.control, made_with, coordinator)
     goes_on, gave_up = True, None
@@ -39,7 +41,7 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
             watch.see(event)
             run.tell(event)
             if isinstance(event, Preempted):
-                # Callbacks hear what comes next while the newest commit is on its way to storage.
+                # In a thread: callbacks learn of the next step while the newest checkpoint is being uploaded.
                 threading.Thread(target=flush_stores, args=(run.name,), name="forebay-flush", daemon=True).start()
         asked = _pass_on(run.control, asked, coordinator)
         coordinator.noted.remote(updates.count)
@@ -47,13 +49,13 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
         if gave_up is not None:
             return gave_up
         if goes_on and asked.stop is not None and ray.get(coordinator.give_up.remote()):
-            # One more round, for what was reported until then.
+            # One more round, for the events reported until now.
             gave_up = asked.stop
     return gave_up
 
 
 def _take_over(control: Control, updates: Updates, asked: Commands) -> Commands:
-    """Requests of others; those of the run's own callbacks were passed on before."""
+    """Apply requests from outside to `control`. Requests of the run's own callbacks were passed on before."""
     if control.is_elastic and updates.target != asked.target:
         control.follow(target=updates.target)
     if updates.stop is not None:
@@ -64,7 +66,7 @@ def _take_over(control: Control, updates: Updates, asked: Commands) -> Commands:
 def _pass_on(control: Control, asked: Commands, coordinator: ActorHandle) -> Commands:
     resized, wanted = control.take_resize(), control.orders
     if resized is not None:
-        # Also where it is the target already: a sweep that shares workers among runs gives this run no more.
+        # Also if the target is the same: a sweep that shares workers among runs then gives this run no more.
         ray.get(coordinator.set_target.remote(resized))
     if wanted.global_batch is not None and wanted.global_batch != asked.global_batch:
         ray.get(coordinator.set_batch.remote(wanted.global_batch))
@@ -74,7 +76,7 @@ def _pass_on(control: Control, asked: Commands, coordinator: ActorHandle) -> Com
 
 
 class _StartWatch:
-    """Reports that workers are late: most often the cluster has no room for them."""
+    """Reports that workers are late, most often because the cluster has no room for them."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -10,21 +10,21 @@ from forebay.driver.worker_error import WorkerError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starting:
-    """The ranks of an attempt gather; no rank trains. `after` says why the attempt was opened."""
+    """The ranks of an attempt are joining, and no rank trains. `after` says why the attempt was opened."""
 
     after: Literal["begin", "resize", "failure"] = "begin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Steps are made. `paused` are the ranks that have left at a commit, for a resize that was taken back since."""
+    """Steps are made. `paused` are the ranks that left at a commit for a resize that was taken back since."""
 
     paused: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resizing:
-    """Every rank pauses at the next commit, so that a world of `resize_to` can follow; `paused` are those that have."""
+    """Every rank pauses at the next commit, so that a world of `resize_to` can follow. `paused` are those that have."""
 
     resize_to: int
     paused: frozenset[int] = frozenset()
@@ -32,28 +32,28 @@ class Resizing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """Every rank ends at the next commit. `paused` are the ranks that were told to pause before the stop was asked."""
+    """Every rank ends at the next commit. `paused` are the ranks that were asked to pause before the stop."""
 
     paused: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """Rank 0's train function has returned; `stopped` says why early."""
+    """Rank 0's train function has returned. `stopped` is the reason if it returned early."""
 
     stopped: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """A train function raised `error`, which no other worker's death explains."""
+    """A train function raised `error`, and no worker's death explains it."""
 
     error: WorkerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooManyFailures:
-    """Workers were lost once more than the job allows; `error` is one line about the last time."""
+    """More workers were lost than the job allows. `error` is one line about the last loss."""
 
     error: str
 
@@ -68,7 +68,7 @@ Cause: TypeAlias = Completed | Raised | TooManyFailures | Aborted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """No attempt follows. The first cause is the one that is kept."""
+    """No attempt follows. The first cause is kept."""
 
     cause: Cause
 

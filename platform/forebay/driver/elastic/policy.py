@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 SETTLE_S = 3.0
-"""A requested worker counts as coming for this long: by then a cluster that has room has found it."""
+"""A requested worker counts as coming for this long. A cluster that has room has placed it by then."""
 WARM_S = 60.0
-"""A placed worker counts as coming for this long; a process that takes longer to start joins by a later resize."""
+"""A placed worker counts as coming for this long. A process that takes longer joins by a later resize."""
 
 WorkerState = Literal["requested", "placed", "warm"]
-"""Ray was asked for it; a node has room for it and starts its process; it has imported and opened all it needs."""
+"""`requested` from Ray. `placed` on a node, its process is starting. `warm`: it has imported and opened all it
+needs.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolWorker:
-    """A worker process of the run, or a requested one. `since` is when its state began, on the clock of `PoolView.now`.
+    """Worker process of the run, or a request for one. `since` is when its state began, on the clock of `PoolView.now`.
 
-    A veteran has trained in this run. A leaving worker is on a node that is about to be taken away.
+    A veteran has trained in this run. A leaving worker is on a node that will be taken away.
     """
 
     name: str
@@ -36,9 +38,10 @@ class PoolWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """The workers of a run at one moment. `world` names those that train, by rank; it is empty between two worlds.
+    """Workers of a run at one moment. `world` names those that train, by rank. It is empty between two worlds.
 
-    `workers` lists veterans first, by rank. `is_urgent`: a node of the world goes before a successor could be warm.
+    `workers` lists veterans first, by rank. `is_urgent`: a node of the world will be taken away before a replacement
+    could be warm.
     """
 
     workers: Sequence[PoolWorker]
@@ -51,7 +54,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Number of workers to spawn, names of workers to end, and the next world by rank; empty for no change yet."""
+    """Number of workers to spawn, names of workers to end, and the next world by rank. Empty fields mean no change."""
 
     spawn: int = 0
     dismiss: tuple[str, ...] = ()
@@ -59,13 +62,16 @@ class Decision:
 
 
 def decide(view: PoolView) -> Decision:
-    """The next steps towards `view.target` workers.
+    """Next steps towards `view.target` workers.
 
     Shrinks at once. Grows once every placed worker is warm, in one resize.
 
-    Laws: a world never waits for a worker that cannot start; it never shrinks below `min_workers` by plan; the workers
-    that trained longest stay, and come first; a node that is about to go is left as soon as enough workers are
-    elsewhere, unless there is time for their successors.
+    Laws:
+    - A world never waits for a worker that cannot start.
+    - A resize never shrinks a world below `min_workers`.
+    - The workers that trained longest stay, and get the first ranks.
+    - A world leaves a draining node as soon as enough workers are elsewhere. If there is time, it waits for
+      replacements.
     """
     staying = [worker for worker in view.workers if not worker.is_leaving]
     staying.sort(key=lambda worker: (worker.name not in view.world, not worker.is_warm, worker.state == "requested"))
@@ -96,9 +102,11 @@ def _next_world(view: PoolView, kept: Sequence[PoolWorker], *, has_successors: b
 
 
 def _first_world(view: PoolView, able: tuple[str, ...], *, is_complete: bool) -> tuple[str, ...]:
-    """A world where none trains: the survivors of the last one go on at once, a new one gathers all that are coming."""
+    """World to begin when none trains. Survivors of the last world continue at once. A new world waits for all that are
+    coming.
+    """
     if len(able) < view.min_workers:
-        # Between two worlds a leaving worker is better than none: the next look replaces it.
+        # Between two worlds a leaving worker is better than none: the next decision replaces it.
         leaving = [worker.name for worker in view.workers if worker.is_leaving and worker.is_warm]
         able += tuple(leaving[: view.min_workers - len(able)])
     if len(able) < view.min_workers:

@@ -1,8 +1,8 @@
-"""Worker processes of a run: each in a place of its own in the cluster, warm before it is needed.
+"""Worker processes of a run. Each has its own place in the cluster, and is warm before it is needed.
 
-A place is a placement group of one bundle. One group for all would have to be given up and requested again at every
-change of size, and every process with it. A place that the cluster has no room for stays requested: that is the demand
-which Ray's autoscaler sees, while training goes on without it.
+A place is a placement group of one bundle. A group for all workers would have to be removed and requested again at
+every resize, and every process with it. A place that the cluster has no room for stays requested: Ray's autoscaler sees
+it as demand, while training goes on without it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from forebay.ray_cluster.placement import new_place
 from forebay.world import World
 
 RETRY_S = 1.0
-"""Pause after a failed start, times the failed starts in a row: a process may fail within milliseconds."""
+"""Pause after a failed start, times the failed starts in a row. A process may fail within milliseconds."""
 KILLED_S = 5.0
-"""A dismissed worker whose process is still there after this long is asked to end itself."""
+"""A dismissed worker whose process still runs after this time is asked to end itself."""
 CLOSE_S = 10.0
 CLOSE_POLL_S = 0.1
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Answer of a worker that has done all it can do without the others; `error` is what it raised instead."""
+    """Answer of a worker that has done all it can do without the others. `error` is what it raised instead."""
 
     node: str
     error: WorkerError | None = None
@@ -44,14 +44,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnedWorker:
-    """A worker process as it was requested: its actor, and the reference of its `Ready`."""
+    """Worker process as it was requested: its actor, and the reference of its `Ready`."""
 
     actor: ActorHandle
     ready: Any
 
 
 class Message(Protocol):
-    """A message of the worker `name`. Backends add messages of their own."""
+    """Message from the worker `name`. Backends add messages of their own."""
 
     @property
     def name(self) -> str: ...
@@ -67,7 +67,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmed:
-    """The worker is ready to train, or has raised while it got ready."""
+    """The worker is ready to train, or has raised during its warm-up."""
 
     name: str
     ready: Ready
@@ -75,17 +75,17 @@ class Warmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The worker's process has ended; `why`, where more is known."""
+    """The worker's process has ended. `why` holds more if it is known."""
 
     name: str
     why: str = ""
 
 
 class Processes(Protocol):
-    """How a backend starts its worker processes, and what it knows of their life.
+    """How a backend starts its worker processes, and how it watches them.
 
-    Laws: `spawn` does not block; `running` names processes that are known to be there, also after Ray has declared them
-    dead; `stop` returns at once, and the process ends itself.
+    Laws: `spawn` does not block. `running` names processes that are known to run, even after Ray has declared them
+    dead. `stop` returns at once, and the process ends itself.
     """
 
     def spawn(self, name: str, place: PlacementGroup) -> SpawnedWorker: ...
@@ -99,7 +99,7 @@ class Processes(Protocol):
 
 
 class WorkerPool:
-    """All workers of one run: those of the present world, by rank, and those to come. Used by one thread."""
+    """All workers of one run: those of the present world, by rank, and those that are coming. Used by one thread."""
 
     def __init__(
         self,
@@ -120,22 +120,24 @@ class WorkerPool:
     def spawn(self, count: int) -> None:
         """Request more workers, unless the last ones have just failed to start.
 
-        Each has a placement group of its own, which tells whether there is room; an actor tells so only when its
-        process has started.
+        Each gets a placement group of its own, because its state shows whether the cluster has room. An actor shows
+        that only after its process has started.
         """
         if time.monotonic() >= self._spawn_at:
             for _ in range(count):
                 self._start(new_place(self._run, self._bundle))
 
     def dismiss(self, names: Iterable[str]) -> None:
-        """End workers, and free their places. They are forgotten at once."""
+        """End workers, and free their places. Removes them from the pool at once."""
         for name in list(names):
             self._forget(name)
             if name not in self._processes.running:
                 self._free_place(name)
 
     def replace(self, names: Iterable[str]) -> None:
-        """End workers, and start another process in the place of each, which moves if its node is lost."""
+        """End workers, and start another process in the place of each. A place whose node is lost moves to another
+        node.
+        """
         for name in list(names):
             self._forget(name)
             self._start(self._places.pop(name))
@@ -146,7 +148,7 @@ class WorkerPool:
         self._spawn_at = time.monotonic() + pause_s
 
     def form_world(self, names: Sequence[str]) -> list[World]:
-        """Make `names`, in the order of their ranks, the present world. Returns the place of each in it."""
+        """Make `names`, in the order of their ranks, the present world. Returns the `World` of each rank."""
         assert not self.world, "one world after the other"
         self.rank_world(names)
         nodes = [self.workers[name].node for name in names]
@@ -156,26 +158,26 @@ class WorkerPool:
         ]
 
     def rank_world(self, names: Sequence[str]) -> None:
-        """Set the order of the present world's ranks: a backend may have one of its own."""
+        """Set the order of the present world's ranks. A backend may have an order of its own."""
         self.world = tuple(names)
         veterans = {name: replace(self.workers[name], is_veteran=True) for name in names}
         self.workers = veterans | {name: each for name, each in self.workers.items() if name not in veterans}
 
     def end_world(self) -> tuple[str, ...]:
-        """Note that no worker trains. Returns those that did, by rank."""
+        """Record that no worker trains. Returns the workers of the ended world, by rank."""
         world, self.world = self.world, ()
         return world
 
     def actor(self, name: str) -> ActorHandle:
-        """The actor of a worker of the pool."""
+        """Actor of a worker of the pool."""
         return self._actors[name]
 
     def kill(self, name: str) -> None:
-        """End a worker that does not leave its world; `Lost` follows."""
+        """End a worker that does not leave its world. `Lost` follows."""
         ray.kill(self._actors[name])
 
     def hear(self, wait_s: float) -> list[Message]:
-        """Messages of the pool's workers, noted in `workers`; waits up to `wait_s` seconds for the first."""
+        """Messages of the pool's workers, also recorded in `workers`. Waits up to `wait_s` seconds for the first."""
         self._look_for_places()
         self._stop_dismissed()
         heard: list[Message] = []
@@ -187,10 +189,10 @@ class WorkerPool:
             return [message for message in heard if self._note(message)]
 
     def listen(self, name: str, reference: Any, message: Callable[[Any], Message]) -> None:
-        """Put `message(answer)` into the inbox once the worker `name` has answered; `Lost` if it dies before."""
+        """Put `message(answer)` into the inbox once the worker `name` has answered, or `Lost` if it dies before."""
 
         def done(future: Any) -> None:
-            # Ray reports a death this way too, if often later than a connection does.
+            # Ray reports a death here too, though often later than a connection does.
             error = future.exception()
             self._inbox.put(Lost(name=name, why=str(error)) if error else message(future.result()))
 
@@ -198,12 +200,12 @@ class WorkerPool:
 
     @property
     def is_half_placed(self) -> bool:
-        """Whether some of the workers to come have a place in the cluster, and others wait for one."""
+        """Whether some of the coming workers have a place in the cluster while others wait for one."""
         coming = [worker for name, worker in self.workers.items() if name not in self.world]
         return len({worker.state == "requested" for worker in coming}) == 2
 
     def close(self) -> None:
-        """End all workers, and wait until the processes that are known to be there are gone."""
+        """End all workers, and wait until the processes that are known to run have ended."""
         for name in list(self.workers):
             self._forget(name)
         deadline = time.monotonic() + CLOSE_S
@@ -222,7 +224,7 @@ class WorkerPool:
         self.listen(name, spawned.ready, lambda ready: Warmed(name=name, ready=ready))
 
     def _note(self, message: Message) -> bool:
-        """Whether the message is new: not of a worker that was dismissed, or was lost before."""
+        """Whether the message is new: its worker was not dismissed or lost before."""
         name = message.name
         if isinstance(message, Lost) and name not in self.workers and name not in self._processes.running:
             self._free_place(name)
@@ -252,20 +254,22 @@ class WorkerPool:
                 self.workers[name] = replace(worker, state="placed", since=time.monotonic())
 
     def _stop_dismissed(self) -> None:
-        """A process that Ray has declared dead, and left alive, holds its node's memory, and its GPU, until then."""
+        """Stop processes that Ray declared dead but left alive: each still holds memory and GPU of its node."""
         latest = time.monotonic() - KILLED_S
         for name in self._processes.running:
             if self._dismissed_at.get(name, math.inf) < latest:
                 self._processes.stop(name)
 
     def _forget(self, name: str) -> None:
-        """End a worker, also one that only lost its connection."""
+        """End a worker, even if only its connection was lost."""
         del self.workers[name]
         self._dismissed_at[name] = time.monotonic()
         ray.kill(self._actors.pop(name))
 
     def _free_place(self, name: str) -> None:
-        """Only once its process is gone: otherwise Ray would end it again, and not as quietly."""
+        """Remove a placement group, once its process has ended: otherwise Ray would kill the process again, and
+        log it.
+        """
         place = self._places.pop(name, None)
         if place is not None:
             remove_placement_group(place)

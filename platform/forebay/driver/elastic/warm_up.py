@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def make_a_step() -> None:
-    """Make one step of a tiny model, for what torch sets up when it is first used."""
-    # By the first step of any optimizer: 1 to 3 s, which no process but a worker is to spend.
+    """Make one step of a tiny model, so that torch sets up what it needs on first use."""
+    # The first step of any optimizer imports it: 1 to 3 s. Only worker processes should pay that.
     import torch._dynamo  # noqa: PLC0415
 
     model = torch.nn.Linear(2, 1)

@@ -1,4 +1,4 @@
-"""Horovod as a backend of the elastic core: how its processes are started, and how the ranks of a world meet."""
+"""Horovod as a backend of the elastic core: starts its processes, and connects the ranks of a world."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from forebay.driver.horovod.world import RankAssignment
 
 
 class HorovodProcesses:
-    """`Processes` that keep a connection to the driver, whose end is the end of one of the two."""
+    """`Processes` that keep a connection to the driver. When the driver or a process dies, the connection closes."""
 
     def __init__(
         self, coordinator: ActorHandle, payload: bytes, bundle: Mapping[str, float], inbox: queue.SimpleQueue[Message]
@@ -57,7 +57,7 @@ class HorovodProcesses:
 
 
 class HorovodBackend:
-    """`Backend` whose worlds meet at a rendezvous of their own, on the driver's node."""
+    """`Backend` whose worlds meet at a rendezvous server on the driver's node. Every world gets a new server."""
 
     def __init__(self, run: str, pool: WorkerPool, address: str, hang_timeout_s: float) -> None:
         self._run, self._pool, self._address, self._hang_timeout_s = run, pool, address, hang_timeout_s
@@ -91,7 +91,7 @@ class HorovodBackend:
         return self._detector.end()
 
     def close(self) -> None:
-        """No rank is to meet in the present world any more."""
+        """Close the rendezvous of the present world: no rank can join it any more."""
         if self._rendezvous is not None:
             self._rendezvous.close()
             self._rendezvous = None

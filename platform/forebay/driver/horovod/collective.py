@@ -1,4 +1,4 @@
-"""Workers that speak Horovod: gloo between CPUs, NCCL between GPUs where Horovod was built with it."""
+"""`Collective` over Horovod: gloo between CPUs, NCCL between GPUs if Horovod was built with it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from forebay.world import World
 
 T = TypeVar("T")
 
-# Names are the same on all ranks and in all worlds: Horovod's own, counted ones differ between an old process and a
-# new one. One may be used again as soon as the operation is over, which each of ours is when the method returns.
+# Names are the same on all ranks and in all worlds: the names that Horovod counts itself differ between an old process
+# and a new one. A name may be used again as soon as its operation is over, and ours are over when the method returns.
 _ALL_REDUCE, _ALL_GATHER = "forebay/all_reduce", "forebay/all_gather_object"
 _SIZE, _BROADCAST = "forebay/broadcast_object/size", "forebay/broadcast_object"
 PIECE_BYTES = 1 << 30
@@ -26,7 +26,7 @@ PIECE_BYTES = 1 << 30
 class HorovodCollective:
     """`Collective` over Horovod's global process set, which must be initialised: see `horovod_world`.
 
-    Whatever waits for other ranks does so within `patience`.
+    Every wait for other ranks is inside `patience`.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class HorovodCollective:
         self._num_models = 0
 
     def next_model_name(self) -> str:
-        """A name for the operations of one more model: the same on all ranks, and used once in this world."""
+        """Name for the operations of one more model: the same on all ranks, and used once in this world."""
         self._num_models += 1
         return f"forebay.model{self._num_models - 1}"
 
     def tensor_collectives(self) -> HorovodTensorCollectives:
-        """How ranks exchange for reductions of Forebay's own."""
+        """Collectives on tensors, for reductions that Forebay computes itself."""
         return HorovodTensorCollectives(self._patience)
 
     def all_reduce(self, values: np.ndarray) -> np.ndarray:
@@ -59,7 +59,7 @@ class HorovodCollective:
     def all_gather_object(self, value: T) -> list[T]:
         with self._patience:
             gathered = self._hvd.allgather(_packed(value), name=_ALL_GATHER)
-        # A pickle knows where it ends: nobody has to be told the sizes, which would be another exchange.
+        # A pickle knows where it ends. So the ranks need not exchange the sizes, which would be another collective.
         stream = io.BytesIO(gathered.numpy())
         return [cloudpickle.load(stream) for _ in range(self.world.size)]
 
@@ -69,14 +69,14 @@ class HorovodCollective:
             size = self._hvd.broadcast(torch.tensor([packed.numel()]), root_rank=0, name=_SIZE).item()
             if not self.world.is_first:
                 packed = torch.empty(size, dtype=torch.uint8)
-            # In pieces: Horovod counts in 32 bits here and there, and a state may be larger.
+            # In pieces: Horovod counts in 32 bits in some places, and a state may be larger.
             for piece in torch.split(packed, PIECE_BYTES):
                 self._hvd.broadcast_(piece, root_rank=0, name=_BROADCAST)
         shared: T = value if self.world.is_first else _unpacked(packed)
         return shared
 
     def all_reduce_async(self, flat: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
-        """Begin to sum `flat` over ranks, in place. The answer waits for the sum."""
+        """Begin to sum `flat` over ranks, in place. Returns a function that waits for the sum."""
         handle = self._hvd.allreduce_async_(flat, op=self._hvd.Sum, name=name)
 
         def wait() -> torch.Tensor:
@@ -88,7 +88,7 @@ class HorovodCollective:
 
     @torch.no_grad()
     def broadcast_tensors(self, tensors: Iterable[torch.Tensor], name: str) -> None:
-        """Copy rank 0's values into `tensors` of all ranks: those of one dtype and device in one message."""
+        """Copy rank 0's values into `tensors` on all ranks. Tensors of one dtype and device travel in one message."""
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.numel():
@@ -102,11 +102,11 @@ class HorovodCollective:
 
 
 def is_broken(error: BaseException | None) -> bool:
-    """Whether `error` is, or follows from, Horovod's word that the world has come apart."""
+    """Whether `error` is Horovod's error for a broken world, or follows from one."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        # By name: where Horovod is not installed, nothing can be its error.
+        # Compared by name, because Horovod may not be installed.
         if type(error).__name__ == "HorovodInternalError":
             return True
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""Horovod driver: worlds that change at a commit, in processes that stay."""
+"""Horovod driver: worlds change at a commit, and processes stay."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from forebay.runs.worker_spec import pack
 class HorovodDriver:
     """`Driver` on Elastic Horovod, with Ray's actors as its workers.
 
-    Workers that stay keep their process when the world changes: they leave one Horovod and enter the next. Raises
-    `InvalidOption` where Horovod is not installed.
+    Workers that stay keep their process when the world changes: they shut one Horovod world down and initialise the
+    next. Raises `InvalidOption` if Horovod is not installed.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How one Horovod world ends: found out from its workers' answers, and from their silence."""
+"""Detects how a Horovod world ends, from its workers' answers and from their silence."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from forebay.driver.worker_main import Outcome
 from forebay.errors import Hung
 
 MEET_S = 1.0
-"""How long after a death others may still wait for the dead worker to meet them; Horovod cannot call them back."""
+"""How long after a death other workers may wait to meet the dead one. Horovod cannot cancel that wait."""
 QUIET_S = 5.0
-"""How long the members of a world that came apart may differ in noticing it, if none of them has died."""
+"""If no worker has died, how far apart in time the workers of a broken world may notice that it is broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Answered:
 
 
 class FailureDetector:
-    """Watches one world, from its making to the moment when the last of its workers has left it or died."""
+    """Watches one world from its creation until the last of its workers has left it or died."""
 
     def __init__(self, run: str, names: Sequence[str], hang_timeout_s: float) -> None:
         self._run, self._names, self._hang_timeout_s = run, tuple(names), hang_timeout_s
@@ -42,7 +42,7 @@ class FailureDetector:
         self._left_at: float | None = None
 
     def note(self, message: Message) -> None:
-        """Take in what a worker of this world has told, or that it is lost."""
+        """Record a message of a worker of this world, or its loss."""
         match message:
             case Entered():
                 self._entered.add(message.name)
@@ -58,19 +58,19 @@ class FailureDetector:
 
     @property
     def has_met(self) -> bool:
-        """Whether all ranks have met."""
+        """Whether all ranks have entered the world."""
         return len(self._entered) == len(self._names)
 
     def stuck(self) -> list[str]:
-        """Workers that wait to meet a dead one, and have to be ended."""
+        """Workers that wait to meet a dead one, and have to be killed."""
         if not self._lost or self._silent_s <= MEET_S:
             return []
         return [name for name in self._silent if name not in self._entered]
 
     def end(self) -> WorldEnd | None:
-        """How the world has ended, once it has. Raises `Hung` for workers that are silent for too long.
+        """End of the world, or None while it goes on. Raises `Hung` for workers that are silent for too long.
 
-        Rank 0's answer counts first, for it saves the checkpoints.
+        Rank 0's answer counts first, because it saves the checkpoints.
         """
         for answer in self._answers.values():
             if isinstance(answer, WorkerError):
@@ -85,7 +85,7 @@ class FailureDetector:
             return WorldBroken(error=f"lost {_named('worker', self._ranks(self._lost))}")
         broken = [answer for answer in self._answers.values() if isinstance(answer, Broken)]
         if broken:
-            return WorldBroken(error=f"the workers lost touch{first_line(broken[0].raised.summary)}")
+            return WorldBroken(error=f"the workers lost their connection{first_line(broken[0].raised.summary)}")
         return WorldPaused()
 
     @property
@@ -95,7 +95,7 @@ class FailureDetector:
 
     @property
     def _silent_s(self) -> float:
-        """Seconds since the world came apart."""
+        """Seconds since the world broke."""
         return 0.0 if self._broken_at is None else time.monotonic() - self._broken_at
 
     def _ranks(self, names: Sequence[str] | set[str]) -> list[int]:
@@ -103,18 +103,18 @@ class FailureDetector:
 
     def _check_silence(self) -> None:
         if self._broken_at is None:
-            # A rank that hangs outside of a collective keeps no other waiting once these are done, except the driver.
+            # Once the others have left, a rank that hangs outside of a collective delays only the driver.
             if self._left_at is not None and time.monotonic() - self._left_at > self._hang_timeout_s:
                 raise self._hung()
-        # After a death, each of the others notices when it next needs the dead one.
+        # After a death, each other rank notices only when it next needs the dead one.
         elif self._silent_s > (self._hang_timeout_s if self._lost else QUIET_S):
             raise self._hung()
 
     def _hung(self) -> Hung:
         ranks = self._ranks(self._silent)
         return Hung(
-            f"{_named('rank', ranks)} of run {self._run!r} hung: the others waited in vain (hang_timeout_s="
-            f"{self._hang_timeout_s:g}), though the process lives. Look for a rank that takes another number of steps, "
+            f"{_named('rank', ranks)} of run {self._run!r} hung: the others got no answer (hang_timeout_s="
+            f"{self._hang_timeout_s:g}), though it is alive. Look for a rank that takes another number of steps, "
             "waits for a lock, or reads without an end; if a step may take that long, raise hang_timeout_s. The newest "
             f"checkpoint is kept: run {self._run!r} again to continue.",
             ranks=ranks,

@@ -1,4 +1,4 @@
-"""Gradients averaged by Horovod within `backward()`: fixed buckets, so that equal inputs give equal sums to the bit."""
+"""Gradients averaged by Horovod within `backward()`. Fixed buckets make equal inputs give equal sums, to the bit."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from forebay.errors import BadJob
 BUCKET_BYTES = 25 << 20
 
 Reduce = Callable[[torch.Tensor, Sequence[int], str], Callable[[], torch.Tensor]]
-"""Given tensors laid end to end, their lengths, and a name that is the same on all ranks, begin to reduce them.
+"""Begins to reduce a flat tensor. Arguments: tensors laid end to end, their lengths, a name that is equal on all ranks.
 
-The last of the tensors is to be summed over ranks, whatever becomes of the others. The answer waits for the result; all
-ranks ask for results in the same order.
+Returns a function that waits for the result. The last of the tensors must be summed over ranks, however the others are
+reduced. All ranks wait for results in the same order.
 """
 
 
 class ReducedGradients:
     """Hooks on `parameters` that leave the same gradients on all ranks when `backward()` returns.
 
-    A bucket is on its way as soon as its last gradient is there, while `backward()` goes on. What belongs into which
-    bucket is settled here, in reverse order of the parameters, roughly that of arrival; Horovod's own tensor fusion
-    lays tensors together as they happen to come, and from three ranks on a ring's sum depends on the place in the
-    buffer. A parameter that no rank has used keeps the gradient it had; one that only some have used gets the mean.
+    A bucket is sent as soon as its last gradient is there, while `backward()` goes on. The buckets are fixed here, in
+    reverse order of the parameters, which is roughly the order of arrival. Horovod's own tensor fusion packs tensors in
+    the order in which they happen to arrive. From three ranks on, a ring's sum depends on the place in the buffer.
 
-    `scale` is multiplied into every gradient before it is reduced.
+    A parameter that no rank has used keeps the gradient it had. A parameter that only some ranks have used gets the
+    mean.
+
+    Every gradient is multiplied by `scale` before it is reduced.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], reduce: Reduce, *, scale: float, name: str) -> None:
@@ -45,7 +47,7 @@ class ReducedGradients:
         def arrived(_parameter: torch.Tensor) -> None:
             if not self._is_queued:
                 self._is_queued = True
-                # The engine calls it when this backward() has done everything else; DDP ends its own the same way.
+                # The engine calls it at the end of this backward(). DDP ends its own the same way.
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001
             bucket.take(place)
 
@@ -60,7 +62,7 @@ class ReducedGradients:
 
 
 class _Bucket:
-    """Some parameters' gradients laid end to end, and behind them, for each, how many ranks have one."""
+    """Gradients of some parameters, laid end to end. Behind them, for each: the number of ranks that have one."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], reduce: Reduce, *, scale: float, name: str) -> None:
         self.parameters = parameters
@@ -73,7 +75,7 @@ class _Bucket:
         self._result: Callable[[], torch.Tensor] | None = None
 
     def take(self, place: int) -> None:
-        """The gradient of parameter number `place` is there."""
+        """Copy the gradient of parameter number `place` into the bucket. Sends the bucket when it is full."""
         gradient = self.parameters[place].grad
         assert gradient is not None, "the hook comes after the gradient"
         if gradient.is_sparse:
@@ -92,9 +94,9 @@ class _Bucket:
             self._send()
 
     def send_rest(self) -> None:
-        """Send what no gradient came for, too: another rank may have used it, and waits for this one.
+        """Send a bucket that is not full: another rank may have used its parameters, and waits for this one.
 
-        A gradient of an earlier `backward()` is in the sum that the other rank sends, so this one sends it as well.
+        A gradient of an earlier `backward()` is in the sum that the other rank sends, so this rank sends it as well.
         """
         if self._result is None:
             for parameter, part, is_here in zip(self.parameters, self._parts, self._here, strict=True):
@@ -107,7 +109,7 @@ class _Bucket:
             self._send()
 
     def hand_out(self) -> None:
-        """Wait for the other ranks, and put the reduced gradients in place."""
+        """Wait for the other ranks, and copy the reduced gradients back to the parameters."""
         assert self._result is not None, "send_rest() comes first"
         *parts, used = torch.split(self._result(), self._lengths)
         for parameter, part, is_here in zip(self.parameters, parts, self._here, strict=True):
@@ -132,7 +134,7 @@ class _Bucket:
 
 
 def _partition(parameters: Sequence[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
-    """Parameters of one type and device together, in their order, up to `BUCKET_BYTES`."""
+    """Buckets of at most `BUCKET_BYTES`: parameters of one dtype and device, in their order."""
     open_buckets: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         kind = (parameter.dtype, parameter.device)

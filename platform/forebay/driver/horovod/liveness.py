@@ -1,7 +1,7 @@
-"""A connection between each worker and the driver, whose end is the end of one of the two.
+"""TCP connection between each worker and the driver. It closes when either of the two processes ends.
 
-The kernel closes it within milliseconds of a process's death, whatever else died with it; Ray takes seconds to notice
-that a node is gone. What stands on it: who the worker is, on which node, and which world it has entered.
+The kernel closes it within milliseconds of a process's death. Ray takes seconds to notice a lost node. The worker sends
+its name, its node, and the number of each world that it has entered.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from forebay.driver.elastic.pool import Connected, Lost
 
 CONNECT_S = 30.0
 POLL_S = 0.1
-# A machine that loses its power closes nothing: it is asked for a sign of life, and given up after some 20 s.
+# A machine that loses its power closes no connection: keepalive probes give it up after some 20 s.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
-    """The worker has met the others of world number `world`."""
+    """The worker has met the other ranks of world number `world`."""
 
     name: str
     world: int
@@ -38,7 +38,7 @@ Sign = Connected | Entered | Lost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineAddress:
-    """Where the driver listens, and the word by which it knows its workers."""
+    """Address of the driver's server, and the token by which it recognises its workers."""
 
     host: str
     port: int
@@ -46,7 +46,7 @@ class LineAddress:
 
 
 class LivenessServer:
-    """The driver's ends. `tell` is called, in threads, with every sign of a worker, the last one being `Lost`."""
+    """The driver's side. Calls `tell` from its threads with every message of a worker. The last one is `Lost`."""
 
     def __init__(self, host: str, tell: Callable[[Sign], None]) -> None:
         token = secrets.token_hex(16)
@@ -76,19 +76,19 @@ class LivenessServer:
 
     @property
     def names(self) -> list[str]:
-        """The workers whose processes are there."""
+        """Names of the workers whose processes run."""
         with self._lock:
             return list(self._open)
 
     def end(self, name: str) -> None:
-        """Have a worker end itself, if it is there; `Lost` follows once it has."""
+        """Ask a worker to end itself, if it runs. `Lost` follows once it has."""
         with self._lock:
             line = self._open.get(name)
         if line is not None:
             _hang_up(line)
 
     def close(self) -> None:
-        """Take no new lines, and have all workers end themselves that are there."""
+        """Accept no new connections, and ask all running workers to end themselves."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -114,24 +114,26 @@ def _hello(next_line: Callable[[], bytes], token: str) -> dict[str, str] | None:
         hello = json.loads(next_line() or b"{}")
         return hello if hmac.compare_digest(str(hello.get("token")), token) else None
     except (OSError, ValueError):
-        return None  # whoever it was, it was no worker
+        return None  # the peer is not a worker of this run
 
 
 def _listen(next_line: Callable[[], bytes], name: str, tell: Callable[[Sign], None]) -> None:
-    # A connection that was reset is as good as closed.
+    # A connection that was reset counts as closed.
     with suppress(OSError):
         while line := next_line():
             tell(Entered(name=name, world=int(line)))
 
 
 def _hang_up(line: socket.socket) -> None:
-    """The worker reads that there is nothing more to come; its own end stays open until its process is gone."""
+    """Close the driver's direction: the worker reads end of file. Its own direction stays open until its process
+    ends.
+    """
     with suppress(OSError):
         line.shutdown(socket.SHUT_WR)
 
 
 class LivenessClient:
-    """The worker's end. Ends this process when the driver is gone or hangs up: nobody would read what it does."""
+    """The worker's side. Ends this process when the driver has died or hangs up: its results would not be read."""
 
     def __init__(self, address: LineAddress, *, name: str, node: str) -> None:
         self._socket = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
@@ -142,7 +144,7 @@ class LivenessClient:
         threading.Thread(target=self._wait, name="forebay-lifeline", daemon=True).start()
 
     def entered(self, world: int) -> None:
-        """Say that this worker has met the others of world number `world`."""
+        """Report that this worker has met the other ranks of world number `world`."""
         self._socket.sendall(b"%d\n" % world)
 
     def _wait(self) -> None:
@@ -155,7 +157,7 @@ class LivenessClient:
 
 
 def keep_alive(line: socket.socket) -> None:
-    """Notice within half a minute that the other machine has gone without a word."""
+    """Turn keepalive on, so that a machine that vanished without closing is noticed within half a minute."""
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE.items():
         if hasattr(socket, option):  # Linux; others have their own names

@@ -1,4 +1,4 @@
-"""Where the ranks of one Horovod world meet: Horovod's own rendezvous, of which every world gets a new one."""
+"""Rendezvous of the ranks of one Horovod world. Every world gets a new server of Horovod's own."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ POLL_S = 0.05
 
 
 class Assignments:
-    """What Horovod's elastic rendezvous asks its driver: who has which rank. `slots` are Horovod's, by host."""
+    """Answers for Horovod's elastic rendezvous server: the rank of each host. `slots` are Horovod's, by host."""
 
     def __init__(self, slots: Sequence[Any]) -> None:
         self._slots = {slot.hostname: slot for slot in slots}
 
     def record_ready(self, host: str, local_rank: int) -> None:
-        """Nobody is waited for here: all members of a world are there before it is made."""
+        """Do nothing: all members of a world are ready before it is created."""
 
     def get_slot_info(self, host: str, _local_rank: int) -> Any:
-        """The rank of `host`, or Horovod's word for none."""
+        """Slot of `host`, or Horovod's value for an unknown host."""
         from horovod.runner.common.util.hosts import INVALID_SLOT_INFO  # noqa: PLC0415 - an extra
 
         return self._slots.get(host, INVALID_SLOT_INFO)
 
     def register_worker_server(self, *_: object) -> None:
-        """Workers are told of changes at their commits, not by Horovod."""
+        """Do nothing: workers learn of changes at their commits, not from Horovod."""
 
 
 class Rendezvous:
-    """A server on `address`, for one world of `hosts` in the order of their ranks.
+    """Server on `address` for one world of `hosts`, in the order of their ranks.
 
-    A worker that was given up while it waited to meet the others of an earlier world cannot meddle with a later one:
-    it knows another port.
+    A worker that was given up while it waited in an earlier world cannot disturb a later one: it knows another port.
     """
 
     def __init__(self, address: str, hosts: Sequence[str]) -> None:
@@ -42,7 +41,7 @@ class Rendezvous:
 
         slots = get_host_assignments([HostInfo(host, 1) for host in hosts], len(hosts), len(hosts))
         self._server = RendezvousHTTPServer((address, 0), create_rendezvous_handler(Assignments(slots)), 0)
-        # A request of a process that was killed in its midst must not hold up the end.
+        # A pending request of a process that was killed must not delay the shutdown.
         self._server.daemon_threads = True
         self._server.init(slots)
         self.place: tuple[str, int] = (address, self._server.server_port)
@@ -52,7 +51,7 @@ class Rendezvous:
         self._thread.start()
 
     def close(self) -> None:
-        """Meet no more."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Data parallel training over Horovod: gradients averaged in fixed buckets, or combined by Adasum."""
+"""Data parallel training over Horovod: gradients are averaged in fixed buckets, or combined by Adasum."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class HorovodDataParallel(DataParallel):
         if any(True for _ in model.buffers()):
 
             def broadcast_statistics(module: nn.Module, _inputs: Any) -> None:
-                # Only where all ranks compute alike: one may evaluate what, or as often as, no other does.
+                # Only when all ranks compute the same: a rank may evaluate more often than the others.
                 if module.training and torch.is_grad_enabled():
                     collective.broadcast_tensors(module.buffers(), f"{name}.buffers")
 
-            # Statistics that a rank gathers, such as batch norm's, are rank 0's on all, as under DDP.
+            # Statistics that ranks collect, such as those of batch norm, follow rank 0, as under DDP.
             model.register_forward_pre_hook(broadcast_statistics)
         return model
 
     def _reducer(self, collective: HorovodCollective) -> tuple[Reduce, float]:
-        """How to reduce a flat tensor, and what to multiply it with before."""
+        """Function that reduces a flat tensor, and the factor to multiply it with before."""
 
         def mean(flat: torch.Tensor, _lengths: Sequence[int], name: str) -> Callable[[], torch.Tensor]:
             return collective.all_reduce_async(flat, name)
@@ -51,7 +51,7 @@ class HorovodDataParallel(DataParallel):
 
             return wait
 
-        # Not Horovod's own Adasum, which needs MPI, and worlds that are a power of two.
+        # Not Horovod's own Adasum: it needs MPI, and world sizes that are a power of two.
         return (adaptive, 1.0) if self._options.reduction == "adasum" else (mean, 1 / collective.world.size)
 
 

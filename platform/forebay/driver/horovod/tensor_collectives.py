@@ -14,7 +14,7 @@ _ALL_REDUCE, _BROADCAST = "forebay/tensors/all_reduce", "forebay/tensors/broadca
 
 
 class HorovodTensorCollectives:
-    """`TensorCollectives` over Horovod's global process set. Waits for other ranks within `patience`."""
+    """`TensorCollectives` over Horovod's global process set. Every wait for other ranks is inside `patience`."""
 
     def __init__(self, patience: AbstractContextManager[object]) -> None:
         import horovod.torch as hvd  # noqa: PLC0415 - an extra

@@ -1,7 +1,7 @@
-"""How long a rank waits for the others in a collective: Horovod 0.28.1 itself, over gloo, would wait for ever.
+"""Time limit of a collective: over gloo, Horovod 0.28.1 itself would wait for missing ranks forever.
 
-Its stall check looks for ranks that are missing among `global_ranks_`, a vector that `GlooController::DoInitialization`
-reserves and never resizes: over gloo it is empty, and nobody is ever missing.
+Its stall check looks for missing ranks in `global_ranks_`, a vector that `GlooController::DoInitialization` reserves
+and never resizes. Over gloo it is empty, so no rank is ever reported as missing.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from types import TracebackType
 
 CHECKS = 20
-"""How often within the time-out it is looked at."""
+"""Number of checks per time limit."""
 
 
 class CollectiveWatchdog:
-    """A context around whatever waits for other ranks; after `timeout_s` seconds in one, `give_up` is called once.
+    """Context around every wait for other ranks. After `timeout_s` seconds in one context, `give_up` is called once.
 
-    It is called in another thread, and must free the waiting one. Contexts are entered by one thread, not nested.
+    It is called in another thread, and must unblock the waiting one. Contexts are entered by one thread, not nested.
     """
 
     def __init__(self, timeout_s: float, give_up: Callable[[], object]) -> None:
@@ -35,7 +35,7 @@ class CollectiveWatchdog:
         self._since = None
 
     def close(self) -> None:
-        """Watch no more; `give_up` is not called after this, nor under way."""
+        """Stop watching. Waits for a call of `give_up` that is under way. None follows."""
         self._over.set()
         self._thread.join()
 

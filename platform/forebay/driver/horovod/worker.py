@@ -1,4 +1,4 @@
-"""Worker process of the Horovod driver: warm before it is needed, and in one world after the other."""
+"""Worker process of the Horovod driver: warm before it is needed, and then in one world after another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from forebay.train.worker import Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """The world came apart; `raised` is the error by which this rank noticed."""
+    """The world broke. `raised` is the error by which this rank noticed."""
 
     raised: WorkerError
 
@@ -48,7 +48,7 @@ class SpawnRequest:
 
 
 class HorovodWorker:
-    """The actor. Ray gives it its GPUs, by `CUDA_VISIBLE_DEVICES`."""
+    """Actor of one worker. Ray assigns its GPUs by `CUDA_VISIBLE_DEVICES`."""
 
     def __init__(self, request: SpawnRequest) -> None:
         self._request = request
@@ -56,7 +56,7 @@ class HorovodWorker:
         self._line = LivenessClient(request.address, name=request.name, node=self._node)
 
     def warm_up(self) -> Ready:
-        """Do all that takes time and needs no other worker."""
+        """Do everything that takes time and needs no other worker."""
         error = outcome_of(self._warm_up).error  # whatever it is, the driver judges
         return Ready(node=self._node, error=None if error is None else WorkerError.of(error, rank=0))
 
@@ -71,11 +71,11 @@ class HorovodWorker:
         make_a_step()
 
     def train(self, place: RankAssignment) -> Answer:
-        """Train in one world until it ends, the run does, or this worker is told to pause."""
+        """Train in one world until the world or the run ends, or this worker pauses for a resize."""
         launch, coordinator = self._launch, self._request.coordinator
         tags = {"role": "trainer", "run": launch.name, "node": self._node[:NODE_DIGITS]}
 
-        # Here and not in a method: Ray puts frames of its own between those of an actor.
+        # A function here instead of a method: Ray adds frames of its own between those of an actor.
         def train() -> Outcome:
             with horovod_world(place, self._device, launch.hang_timeout_s) as collective:
                 self._line.entered(place.number)
@@ -89,6 +89,6 @@ class HorovodWorker:
         outcome = outcome_of(train)
         if outcome.error is None:
             return outcome.result()
-        # Whatever it is, SystemExit too, is the driver's to judge.
+        # Any exception, SystemExit too: the driver judges it.
         raised = WorkerError.of(outcome.error, place.world.rank)
         return Broken(raised=raised) if is_broken(outcome.error) else raised

@@ -1,4 +1,4 @@
-"""Horovod for the length of one world: a process may go through many, one after the other."""
+"""One Horovod world: initialised and shut down within a process, which may go through many worlds in turn."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from forebay.driver.horovod.watchdog import CollectiveWatchdog
 from forebay.train.collectives.collective import Collective, SingleProcessCollective
 from forebay.world import World
 
-# What Horovod reads from the environment, besides who is where. A variable that is set already is left alone.
+# Settings that Horovod reads from the environment, besides the ranks. A variable that is already set is kept.
 SETTINGS: Mapping[str, str] = {
-    # Horovod lays tensors together as they happen to come, which no later run repeats; our buckets are fixed.
+    # Horovod fuses tensors in the order in which they happen to arrive, which no later run repeats. Our buckets are
+    # fixed.
     "HOROVOD_FUSION_THRESHOLD": "0",
-    # It shouts about every peer that is lost, which is the driver's to tell.
+    # Otherwise it logs every lost peer; the driver reports those.
     "HOROVOD_LOG_LEVEL": "fatal",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAssignment:
-    """A worker's place in one world. `number` counts the worlds of a run, `rendezvous` is where its ranks meet.
+    """A worker's place in one world. `number` counts the worlds of a run. `rendezvous` is the address where its ranks
+    meet.
 
-    `host` is what Horovod knows the worker by: each is a host of its own, with one slot, so that it comes and goes
-    alone.
+    `host` is the name by which Horovod knows the worker. Each worker is a host of its own with one slot, so that it
+    comes and leaves alone.
     """
 
     number: int
@@ -40,10 +42,10 @@ class RankAssignment:
 
 @contextmanager
 def horovod_world(place: RankAssignment, device: torch.device, hang_timeout_s: float) -> Iterator[Collective]:
-    """Meet the other ranks, and part at the end. A world of one needs nobody, and no Horovod.
+    """Connect to the other ranks, and disconnect at the end of the block. A world of one needs no Horovod.
 
-    Raises Horovod's own error where the world comes apart. Should a rank die while the others wait for it here, Horovod
-    ends their processes: they cannot be called back.
+    Raises Horovod's own error if the world breaks. If a rank dies while the others wait for it here, Horovod ends their
+    processes, because it cannot cancel the wait.
     """
     if place.world.size == 1:
         yield SingleProcessCollective(device)
@@ -54,7 +56,7 @@ def horovod_world(place: RankAssignment, device: torch.device, hang_timeout_s: f
     if device.type == "cuda":
         torch.cuda.set_device(device)
     hvd.init()
-    # As `hvd.shutdown()`, but for the handles of operations, which the waiting thread still holds.
+    # Same as `hvd.shutdown()`, but keeps the handles of operations, which the waiting thread still uses.
     patience = CollectiveWatchdog(hang_timeout_s, hvd.mpi_ops._basics.shutdown)  # noqa: SLF001 - no public way
     try:
         yield HorovodCollective(place.world, device, patience)
@@ -84,9 +86,9 @@ def _environment(place: RankAssignment, hang_timeout_s: float) -> dict[str, str]
 
 
 def use_interface_of(address: str) -> None:
-    """Let this process's gloo speak through the network interface that has `address`: the node's, as Ray knows it.
+    """Bind this process's gloo to the network interface that has `address`, the node's address in Ray.
 
-    The host's name, which gloo would look up otherwise, may stand for an address that nobody can reach.
+    Otherwise gloo would look up the host name, which may resolve to an address that no other node can reach.
     """
     import psutil  # noqa: PLC0415 - Horovod brings it
 

@@ -1,4 +1,4 @@
-"""One worker process of the local driver: trains as one rank, and talks to its driver over one connection."""
+"""Worker process of the local driver: trains as one rank, with one connection to its driver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NODE = "local"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The driver's first message: who the worker is, where the ranks meet, and the pickled `Launch`."""
+    """The driver's first message: the rank of the worker, the rendezvous of the ranks, and the pickled `WorkerSpec`."""
 
     world: World
     rendezvous: str
@@ -38,7 +38,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """The worker asks for its orders, as they are when callbacks have heard all that it reported before."""
+    """Request of the worker for its commands, once callbacks have seen all events that it reported before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Done:
 
 Message = Event | SyncRequest | Done | WorkerError
 Instruction = Start | Commands | Synced
-"""Messages of the driver: the rank of the worker, then its commands at each change and on request."""
+"""Messages of the driver: first the rank of the worker, then the commands at each change and on request."""
 
 
 class DriverLink:
@@ -80,7 +80,7 @@ class DriverLink:
         return self._orders
 
     def settled_orders(self) -> Commands:
-        # Behind all events in the one line to the driver, who tells them in that order.
+        # On the same connection, behind all earlier events: the driver processes messages in order.
         self._outbox.put(SyncRequest())
         return self._settled.get()
 
@@ -112,7 +112,7 @@ def main(descriptor: int) -> None:
     start = connection.recv()
     assert isinstance(start, Start)
     with closing(DriverLink(connection)) as link:
-        # Whatever it raises, SystemExit too, is the driver's to judge.
+        # Catches everything, SystemExit too: the driver judges it.
         if error := outcome_of(lambda: link.report(Done(outcome=_train(start, link)))).error:
             _tell_and_stay(error, start, link)
 
@@ -133,9 +133,10 @@ def _train(start: Start, link: DriverLink) -> Outcome:
 
 
 def _tell_and_stay(error: BaseException, start: Start, link: DriverLink) -> NoReturn:
-    """Wait for the driver to end this process.
+    """Report the error, then wait until the driver ends this process.
 
-    Leaving, the process group included, would break the other ranks' connections, and their errors would hide this one.
+    If this process left, or only left the process group, the connections of the other ranks would break. Their errors
+    would then hide this one.
     """
     link.report(WorkerError.of(error, start.world.rank))
     while True:

@@ -1,4 +1,4 @@
-"""The local driver: one worker in this process, or some in processes of this machine. Needs no Ray."""
+"""Local driver: one worker in this process, or several in processes of this machine. Needs no Ray."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ class LocalDriver:
         with Run(job, callbacks) as run:
             if run.is_finished:
                 return run.result
-            # An elastic worker may have to make room for two, which a process cannot do for the one that holds it.
+            # In processes if the job is elastic: its only worker may have to be replaced by two, which cannot happen in
+            # this process.
             return _run_here(run) if job.elastic is None and job.workers == 1 else _run_processes(run)
 
 
 class DirectReporter:
-    """A `Reporter` for a worker in the driver's own process: the worker waits while callbacks run."""
+    """`Reporter` of a worker in the driver's own process. The worker waits while callbacks run."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -71,7 +72,7 @@ def _run_here(run: Run) -> Result:
 
 @contextmanager
 def _generators_put_back(device: torch.device) -> Iterator[None]:
-    """A run seeds this process's random generators. The notebook around it should not notice."""
+    """Restore this process's random generators, which the run seeds, so that the notebook around it does not notice."""
     state = rng.capture(device)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The worker processes of the local driver, from their start to the verdict on how they ended."""
+"""Worker processes of the local driver, from their start to the cause of their end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from forebay.events import Commands, Event
 from forebay.world import World
 
 EXIT_S = 10.0
-# A rank whose peer was killed raises too, and may be heard first; the peer's end of file follows within this time.
+# A rank whose peer was killed raises too, and its error may arrive first. The peer's end of file follows within this
+# time.
 PEER_S = 1.0
 POLL_S = 0.1
 
@@ -58,7 +59,7 @@ class WorkerProcess:
             return
 
     def how_it_ended(self) -> str:
-        """For a message: the exit code or the signal of a process whose connection closed."""
+        """Exit code or signal of a process whose connection closed, as text for a message."""
         try:
             code = self._process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
@@ -66,13 +67,13 @@ class WorkerProcess:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def end(self) -> None:
-        """Kill the process unless it has ended. Nothing of it is left afterwards."""
+        """Kill the process unless it has ended, and wait for it. Leaves no zombie."""
         self.connection.close()
         self._process.kill()
         self._process.wait()
 
     def leave(self) -> None:
-        """Let a process that is done end by itself."""
+        """Wait for a process to end that has finished its work."""
         try:
             self._process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
@@ -94,13 +95,13 @@ class RankProcesses:
             self._members[0].send(orders)
 
     def settle(self, orders: Commands) -> None:
-        """Answer rank 0, who has asked for its orders and waits for them."""
+        """Answer rank 0, which has asked for its commands and waits for them."""
         self._members[0].send(Synced(orders=orders))
 
     def events(self) -> Iterator[Event | SyncRequest | None]:
-        """Yield the events of the workers, and None at times while there are none, until all are done.
+        """Yield the events of the workers until all are done. Yields None when there is none for a while.
 
-        Raises `WorkerLost` when a process died, `WorkerRaised` when a train function raised.
+        Raises `WorkerLost` when a process died, and `WorkerRaised` when a train function raised.
         """
         silent = {member.connection: member for member in self._members}
         raised: list[WorkerError] = []
@@ -114,7 +115,7 @@ class RankProcesses:
                         deadline = min(deadline, time.monotonic() + (PEER_S if len(silent) > 1 else 0))
                         del silent[ready]
                     case Done() as done:
-                        # All ranks come to the same end.
+                        # All ranks have the same outcome.
                         self.outcome = done.outcome
                         del silent[ready]
                     case event:
@@ -122,13 +123,15 @@ class RankProcesses:
             if raised and (time.monotonic() >= deadline or not silent):
                 raise WorkerRaised(_cause(raised))
             yield None
-        # A rank that leaves has nothing left to do, and the next world waits.
+        # After a resize, a rank that leaves has nothing left to do, and the next world waits.
         for member in self._members if self.outcome.resize_to is None else ():
             member.leave()
 
 
 def _cause(raised: list[WorkerError]) -> WorkerError:
-    """The first one. But where a rank knows what is the matter, the others only lost their connection to it."""
+    """The first error, unless another one is Forebay's own: that one is the cause, and the others lost their
+    connection.
+    """
     return next((each for each in raised if each.summary.startswith("forebay.errors.")), raised[0])
 
 
@@ -141,7 +144,7 @@ def _receive(connection: Connection, member: WorkerProcess) -> Message:
 
 @contextmanager
 def worker_processes(size: int, payload: bytes) -> Iterator[RankProcesses]:
-    """Start `size` workers on this machine. None is left afterwards, however the block ends."""
+    """Start `size` workers on this machine. All have ended when the block is left, also by an exception."""
     members: list[WorkerProcess] = []
     with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
         rendezvous = (Path(folder) / "ranks").as_uri()
@@ -162,6 +165,8 @@ def _entry(descriptor: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Our environment, with gloo kept on this machine: the host's name may resolve to nothing a worker can reach."""
+    """This process's environment, with gloo bound to the loopback interface: the host name may resolve to an address
+    that no worker can reach.
+    """
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     return {**({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}), **os.environ}

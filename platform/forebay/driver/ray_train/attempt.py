@@ -1,4 +1,4 @@
-"""State that a worker process keeps of its world, so that it can leave it and take part in the next."""
+"""State of a worker process in its present world, so that it can leave that world and join the next."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ LEAVE_S = 4.0
 
 
 class RayAttempt:
-    """The one train function that runs in this process, in a thread of Ray Train's."""
+    """The train function that runs in this process, in a thread of Ray Train."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()
 
     def begin(self) -> None:
-        """Called by the thread that is to train."""
+        """Begin an attempt. Called by the thread that trains."""
         self._thread = threading.current_thread()
         self._is_over = threading.Event()
 
     def wait_for_end(self) -> None:
-        """Called by that thread when it has paused: Ray Train would take a return for the end of the run."""
+        """Block the training thread once it has paused: Ray Train would take a return for the end of the run."""
         self._is_over.wait()
 
     def leave(self) -> bool:
-        """End the attempt, process group included. Returns whether this process can take part in another one.
+        """End the attempt and its process group. Returns whether this process can take part in another attempt.
 
-        It cannot if the train function does not return within `LEAVE_S`, nor if the group could not be made: torch has
-        counted that group, and would look for the next one under another name than a new process does.
+        It cannot if the train function does not return within `LEAVE_S`. It cannot either if the group could not be
+        created: torch has counted that group, so it would look for the next one under another name than a new process
+        does.
         """
         if self._thread is not None:
             self._is_over.set()
@@ -47,4 +48,4 @@ class RayAttempt:
 
 
 attempt = RayAttempt()
-"""Of this process."""
+"""The attempt of this process."""

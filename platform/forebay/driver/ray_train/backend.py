@@ -1,4 +1,4 @@
-"""Ray Train as a backend of the elastic core: its controller asks for the next world, and workers outlive theirs."""
+"""Ray Train as a backend of the elastic core. Its controller asks for the next world. Workers outlive their world."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from forebay.driver.elastic.pool import WorkerPool
 from forebay.driver.ray_train.worker import leave
 
 PAUSING_S = 0.5
-"""How long to wait for workers to pause before their health is looked at again."""
+"""How long to wait for workers to pause before their health is checked again."""
 LEAVE_S = 5.0
 """How long a worker may take to leave a world that has ended."""
 
 
 class RayTrainWorlds:
-    """The next world of a run, asked for by Ray Train's controller: it starts the world itself."""
+    """Decides the next world of a run when Ray Train's controller asks. Ray Train starts the world itself."""
 
     def __init__(
         self, controller: Controller, coordinator: ActorHandle, pool: WorkerPool, *, adopts_survivors: bool
@@ -30,7 +30,7 @@ class RayTrainWorlds:
         self._adopts_survivors = adopts_survivors
 
     def start(self) -> int | None:
-        """The size of a world that can begin now, where none is at work. Raises `RunAborted`."""
+        """Size of a world that can begin now, called while none trains. None to wait. Raises `RunAborted`."""
         if self._pool.world:
             self._collect(adopt=self._adopts_survivors)
         self._controller.hear(0)
@@ -40,11 +40,11 @@ class RayTrainWorlds:
         return self._begin(view)
 
     def go_on(self) -> int | None:
-        """The size of the world to change to now, where one is at work. Raises `RunAborted`."""
+        """Size of the world to change to now, called while one trains. None for no change. Raises `RunAborted`."""
         self._controller.hear(0)
         view = self._controller.view()
         if isinstance(view.phase, Ended):
-            # In all other cases Ray Train notices the end itself.
+            # Ray Train notices every other end itself.
             if isinstance(view.phase.cause, TooManyFailures):
                 raise RunAborted
             return None
@@ -70,15 +70,15 @@ class RayTrainWorlds:
         return len(names)
 
     def _collect(self, *, adopt: bool) -> None:
-        """Take back the workers of a world that has ended; those that are dead, or do not leave it, are replaced.
+        """Take back the workers of a world that has ended. Workers that died, or do not leave it in time, are replaced.
 
-        Without `adopt`, all are.
+        Without `adopt`, all are replaced.
         """
         names = self._controller.end_world()
         leaves = {name: self._pool.actor(name).execute.remote(leave) for name in names} if adopt else {}
         if leaves:
             ray.wait(list(leaves.values()), num_returns=len(leaves), timeout=LEAVE_S)
-        # In the same place: until Ray has freed the old one and found another, 0.7 s pass.
+        # In the same place: Ray needs 0.7 s to free one and find another.
         self._pool.replace(name for name in names if name not in leaves or not _has_left(leaves[name]))
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class RayTrainDriver:
-    """`Driver` on Ray Train. One worker is one actor; blocks come from the cache actor of its node."""
+    """`Driver` on Ray Train. Each worker is an actor. Blocks come from the cache actor of its node."""
 
     def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result:
         """Train `job` on Ray. Raises `RunFailed` when its train function raises, or workers die too often."""
@@ -46,7 +46,9 @@ def _open_backend(run: Run, coordinator: ActorHandle) -> Iterator[Trainer]:
 
 
 def _clear_away(run: Run) -> None:
-    """Remove what Ray Train leaves behind. How the run ended is more important than what cannot be removed."""
+    """Remove what Ray Train leaves behind. Failures are only logged, so that they do not hide the outcome of the
+    run.
+    """
     try:
         remove_places(lambda name: name == run.name)
     except (RayError, OSError) as error:
@@ -58,7 +60,7 @@ def _clear_away(run: Run) -> None:
 
 
 def _remove_ray_folder(run: Run) -> None:
-    """Ray Train needs a folder for checkpoints, of which Forebay makes none there."""
+    """Remove the folder that Ray Train requires for checkpoints. Forebay saves none there."""
     folder = resolve(below(run.path, RAY_FOLDER))
     if folder.fs.get_file_info(folder.path).type == FileType.Directory:
         folder.fs.delete_dir(folder.path)

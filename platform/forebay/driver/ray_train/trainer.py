@@ -1,4 +1,4 @@
-"""`TorchTrainer` as Forebay uses it: its world is the coordinator's to set, and its workers outlive a change of it.
+"""Subclass of `TorchTrainer`: the coordinator sets its world size, and its workers outlive a change of world.
 
 Every private name of Ray Train that Forebay touches is in this file, checked on Ray 2.60:
 `TorchTrainer._initialize_and_run_controller` (where policies are put in), `TorchTrainer._create_default_callbacks`,
@@ -49,15 +49,15 @@ from forebay.train.collectives.torch_collective import MEET_S
 
 CHECKED_VERSION = "2.60"
 RAY_FOLDER = "ray"
-"""Below the run's folder: Ray Train needs a place for checkpoints, of which Forebay makes none there."""
+"""Folder below the run's folder. Ray Train requires one for checkpoints. Forebay saves none there."""
 POLL_S = 0.2
-# The first removes one placement group, which is not how ours are kept: the driver removes what is left. The second
-# shows every worker the GPUs of all workers of its node, but CUDA looks once, and the workers of a node change.
+# The first removes one placement group, but our workers have one each: the driver removes them. The second shows every
+# worker the GPUs of all workers of its node, but CUDA looks only once, and the workers of a node change.
 LEFT_OUT = (PlacementGroupCleanerCallback, AcceleratorSetupCallback)
 
 
 def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
-    """The trainer of `run`, ready for `fit()`."""
+    """Trainer of `run`, ready for `fit()`."""
     job = run.job
     folder = resolve(run.path)
     payload = ray.put(pack(run.launch))
@@ -79,7 +79,7 @@ def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
             storage_path=folder.path,
             storage_filesystem=folder.fs,
             failure_config=FailureConfig(max_failures=job.max_failures),
-            # What goes wrong is raised or told as an event; Ray's own log files keep the rest.
+            # Failures are raised or reported as events. Ray's own log files keep the rest.
             logging_config=LoggingConfig(log_level="CRITICAL"),
         ),
     )
@@ -87,7 +87,7 @@ def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """Arguments of the controller, which runs in another process; `payload` is what workers are warmed up with."""
+    """Arguments of the controller, which runs in another process. `payload` warms the workers up."""
 
     coordinator: ActorHandle
     payload: Any
@@ -96,7 +96,7 @@ class ControllerConfig:
 
 
 class ForebayTrainer(TorchTrainer):  # type: ignore[misc]
-    """Ray Train with Forebay's answer to changes of the world, planned or not."""
+    """Ray Train with Forebay's scaling and failure policies."""
 
     def __init__(self, *, controller: ControllerConfig, **options: Any) -> None:
         super().__init__(train_loop, **options)
@@ -105,7 +105,7 @@ class ForebayTrainer(TorchTrainer):  # type: ignore[misc]
     def _initialize_and_run_controller(self, **parts: Any) -> Any:
         if not {"failure_policy", "scaling_policy"} <= parts.keys():
             raise RunFailed(
-                f"Ray {ray.__version__} builds its training controller another way than Ray {CHECKED_VERSION}, which "
+                f"Ray {ray.__version__} builds its training controller differently from Ray {CHECKED_VERSION}, which "
                 f"this driver was written for. Install ray=={CHECKED_VERSION}.*, or use driver='local'.",
                 version=ray.__version__,
             )
@@ -119,10 +119,10 @@ class ForebayTrainer(TorchTrainer):  # type: ignore[misc]
 
 
 class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
-    """As many workers as the coordinator wants, of those that are warm.
+    """Policy that takes as many workers as the coordinator wants, if they are warm.
 
-    Ray Train's own elastic policy reserves the most it may have with an AutoscalingCoordinator, which starves the next
-    run of the cluster; here, places are asked for one by one.
+    Ray Train's own elastic policy reserves its maximum with an AutoscalingCoordinator, which starves the next run of
+    the cluster. Here, places are requested one by one.
     """
 
     def __init__(self, scaling_config: ScalingConfig, config: ControllerConfig) -> None:
@@ -131,7 +131,7 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
         self._open_worlds: RayTrainWorlds | None = None
 
     def after_controller_start(self, train_run_context: Any) -> None:  # noqa: ARG002
-        """Open the pool of workers, here in the controller's process; nothing is reserved."""
+        """Open the worker pool in the controller's process. Reserves nothing."""
         config = self._config
         processes = RayTrainProcesses(self._bundle, WorkerGroup._get_worker_runtime_env({}), config.payload)  # noqa: SLF001
         pool = WorkerPool(config.run, self._bundle, queue.SimpleQueue[Message](), processes)
@@ -141,15 +141,15 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
         TrainController.worker_group_cls = PoolGroups(pool)
 
     async def before_controller_shutdown(self) -> None:
-        """End the workers, those on standby too."""
+        """End all workers, also those on standby."""
         self._close()
 
     def before_controller_abort(self) -> None:
-        """As above."""
+        """End all workers, also those on standby."""
         self._close()
 
     def make_decision_for_non_running_worker_group(self) -> Any:
-        """The first world, or the one after a failure."""
+        """Decide on the first world, or on the next one after a failure."""
         return self._decision(self._worlds.start())
 
     def make_decision_for_running_worker_group(
@@ -157,7 +157,7 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
         worker_group_state: Any,  # noqa: ARG002 - asked by keyword
         worker_group_status: Any,  # noqa: ARG002
     ) -> Any:
-        """The next world, once the present one has paused for it."""
+        """Decide on the next world, once the present one has paused for it."""
         return self._decision(self._worlds.go_on(), is_running=True)
 
     def _decision(self, workers: int | None, *, is_running: bool = False) -> Any:
@@ -185,7 +185,7 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
 
 
 class RayTrainProcesses:
-    """`Processes` of Ray Train's worker actors, of whose life only Ray knows."""
+    """`Processes` of Ray Train's worker actors. Only Ray knows whether they are alive."""
 
     running: Collection[str] = ()
 
@@ -199,20 +199,20 @@ class RayTrainProcesses:
         return SpawnedWorker(actor=actor, ready=actor.execute.remote(warm_up, self._payload))
 
     def stop(self, name: str) -> None:
-        """Not called: no process is known to be there."""
+        """Do nothing: no process is listed in `running`."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 class PoolGroups:
-    """Stands where Ray Train's controller looks for the class of its worker groups."""
+    """Replaces the worker group class in Ray Train's controller."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
 
     def create(self, train_run_context: Any, worker_group_context: Any, callbacks: Any) -> PoolGroup:
-        """As `WorkerGroup.create`."""
+        """Same as `WorkerGroup.create`."""
         group = PoolGroup(train_run_context, worker_group_context, callbacks)
         group.pool = self._pool
         group._start()  # noqa: SLF001
@@ -220,22 +220,22 @@ class PoolGroups:
 
 
 class CouldNotMeet(WorkerGroupError):  # type: ignore[misc]
-    """The workers did not begin together: most often one of them has just died, which the others meet as an error."""
+    """The workers did not begin together, most often because one of them has just died and the others raised."""
 
     @classmethod
     def of(cls, error: Exception) -> CouldNotMeet:
-        """What was raised in one of them, as Ray passes it on."""
+        """Build it from the exception of a worker, as Ray passes it on."""
         cause = getattr(error, "cause", None) or error.__cause__ or error
         return cls(f"{type(cause).__name__}: {cause}", {})
 
     @property
     def reason(self) -> str:
-        """One line of what was raised."""
+        """First line of the exception's text."""
         return str(self._error_message).partition("\n")[0]
 
 
 class PoolGroup(WorkerGroup):  # type: ignore[misc]
-    """A worker group of the pool's present world, whose workers stay when it ends."""
+    """Worker group of the pool's present world. Its workers stay alive when it ends."""
 
     pool: WorkerPool
 
@@ -243,7 +243,7 @@ class PoolGroup(WorkerGroup):  # type: ignore[misc]
         try:
             super()._start_impl(worker_group_state_builder)
         except (RayError, WorkerGroupStartupFailedError) as error:
-            # Ray Train itself would end the run, or try again for ever, as either is known first.
+            # Depending on which error it sees first, Ray Train itself would end the run or try again forever.
             if self.has_started():
                 ray.kill(self._worker_group_state.sync_actor)
             raise CouldNotMeet.of(error) from error
@@ -261,14 +261,14 @@ class PoolGroup(WorkerGroup):  # type: ignore[misc]
         return ranked
 
     def shutdown(self) -> None:
-        """End the group, not its workers."""
+        """End the group, but not its workers."""
         self._assert_active()
         ray.kill(self._worker_group_state.sync_actor)
         self._clear_state()
 
 
 class NoPlacementGroup(PlacementGroupHandle):  # type: ignore[misc]
-    """Every worker has a place of its own."""
+    """Empty handle: every worker has a place of its own."""
 
     placement_group = None
 
@@ -279,11 +279,11 @@ class NoPlacementGroup(PlacementGroupHandle):  # type: ignore[misc]
         return True
 
     def shutdown(self) -> None:
-        """There is none."""
+        """Do nothing: there is no group."""
 
 
 class ReplaceTheDead(DefaultFailurePolicy):  # type: ignore[misc]
-    """Only lost processes are worth another attempt: an exception of the train function would be raised again."""
+    """Failure policy that retries only after lost processes: a train function would raise its exception again."""
 
     def __init__(self, failure_config: FailureConfig, coordinator: ActorHandle) -> None:
         super().__init__(failure_config)
@@ -301,12 +301,12 @@ class ReplaceTheDead(DefaultFailurePolicy):  # type: ignore[misc]
 
 
 def _is_preempted(error: WorkerGroupError) -> bool:
-    """Whether a worker died because its node was drained, which Ray's `max_failures` does not count either."""
+    """Whether a worker died because its node was drained. Ray's `max_failures` does not count that either."""
     return any(isinstance(failure, RayActorError) and failure.preempted for failure in error.worker_failures.values())
 
 
 def lost_workers_text(error: WorkerGroupError) -> str:
-    """One line about the lost workers; a rank that only missed a lost one is not mentioned."""
+    """One line about the lost workers. Leaves out a rank that failed only because it missed a lost one."""
     if isinstance(error, CouldNotMeet):
         return f"the workers could not meet ({error.reason})"
     failures = error.worker_failures

@@ -1,4 +1,4 @@
-"""Worker process of Ray Train: Forebay's worker, in the process group that Ray Train has made."""
+"""Worker process of Ray Train: runs Forebay's worker in the process group that Ray Train has created."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ from forebay.world import World
 log = logging.getLogger(__name__)
 
 PEER_TIMEOUT_S = 5.0
-"""A process that was killed is known within milliseconds. One that is silent for longer is most likely busy: a train
-function that holds the interpreter's lock answers nobody."""
+"""A killed process is known within milliseconds. One that is silent for longer is most likely busy: a train function
+that holds the interpreter's lock cannot answer.
+"""
 NODE_TIMEOUT_S = 60.0
-"""A node that was lost is known as slowly as the cluster checks its health. Waited for only by a rank whose connection
-to another broke."""
+"""A lost node is known only as fast as the cluster checks its health. Only a rank whose connection to another broke
+waits this long.
+"""
 SAME_TIME_S = 0.1
 LAST_WORD_S = 5.0
 
@@ -50,13 +52,13 @@ class RunEnding(Exception):
 
 
 class PeerLost(Exception):
-    """A collective failed because another worker's process had died; the train function is not to blame."""
+    """A collective failed because another worker's process had died. The train function is not the cause."""
 
 
 def warm_up(payload: bytes) -> Ready:
-    """Do what takes time before the first step, and needs no other worker: called while the others train."""
+    """Do what takes time before the first step and needs no other worker. Called while the others train."""
     make_a_step()
-    # Whatever it raises, the train loop meets it again, and reports it.
+    # Errors are only logged: the train loop will raise the same error, and report it.
     if error := error_of(lambda: _open_job(payload)):
         log.warning("A worker could not be warmed up.", exc_info=error)
     return Ready(node=ray.get_runtime_context().get_node_id())
@@ -74,7 +76,7 @@ def leave() -> bool:
 
 
 def train_loop(config: dict[str, Any]) -> None:
-    """The train function given to Ray Train; `config` holds the coordinator and a reference to the packed `Launch`."""
+    """Train function given to Ray Train. `config` holds the coordinator and a reference to the packed `WorkerSpec`."""
     attempt.begin()
     coordinator: ActorHandle = config["coordinator"]
     world = _world()
@@ -120,7 +122,9 @@ def _world() -> World:
 
 
 def _told(error: BaseException, world: World, coordinator: ActorHandle) -> WorkerError:
-    """What to tell of what was raised here; of an error that only followed from another rank's, after that rank's."""
+    """Report of an error raised here. An error that follows from another rank's waits, so that the cause is reported
+    first.
+    """
     if isinstance(error, Hung) or not _is_its_own(error):
         missing = ray.get(coordinator.missing.remote(world.rank, LAST_WORD_S))
         if isinstance(error, Hung) and missing:
@@ -135,14 +139,14 @@ def _naming(error: Hung, missing: list[int]) -> Hung:
 
 
 def _is_its_own(error: BaseException) -> bool:
-    """Whether `error` came up in this rank's own doing, and not because its connection to another one broke."""
+    """Whether `error` came from this rank's own code, and not from a broken connection to another rank."""
     text = str(error)
     is_collective = isinstance(error, torch.distributed.DistError) or "gloo" in text or "NCCL" in text
     return not (is_collective or isinstance(error, Hung))
 
 
 def _lost_peers(coordinator: ActorHandle, world: World, wait_s: float) -> list[int]:
-    """Ranks of this attempt whose process is gone: then the error at hand only followed from that."""
+    """Ranks of this attempt whose process has died: then the error at hand only follows from their loss."""
     workers: dict[int, ActorHandle] = ray.get(coordinator.workers.remote())
     answers = {peer.__ray_ready__.remote(): rank for rank, peer in workers.items() if rank != world.rank}
     give_up, lost = time.monotonic() + wait_s, list[int]()

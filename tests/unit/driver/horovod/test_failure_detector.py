@@ -63,7 +63,7 @@ def test_rank_0_has_the_last_word() -> None:
 def test_lost_workers_are_named_by_rank_and_those_that_only_noticed_are_not() -> None:
     assert detector(("a", LOST_TOUCH), lost="cb").end() == WorldBroken(error="lost workers 1, 2")
     assert detector(*everywhere(LOST_TOUCH)).end() == WorldBroken(
-        error="the workers lost touch (HorovodInternalError: reset)"
+        error="the workers lost their connection (HorovodInternalError: reset)"
     )
 
 
