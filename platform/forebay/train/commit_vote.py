@@ -14,10 +14,10 @@ from forebay.train.state.epoch_totals import EpochFacts, over_ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitVote:
-    """One rank's part of the one exchange at a checkpoint. It is sent pickled, so it is kept small.
+    """Contribution of one rank to the single exchange at a checkpoint. It is sent pickled, so it is kept small.
 
-    `rng` holds the states of its random generators, as `rng.light` makes them. `measured` is for the batch policy.
-    Only rank 0's `orders` count.
+    `rng` holds the states of its random generators, as `rng.light` makes them. `measured` is for the batch policy. Only
+    rank 0's `orders` count.
     """
 
     facts: EpochFacts

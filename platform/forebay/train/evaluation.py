@@ -11,19 +11,22 @@ from forebay.train.worker import Worker
 
 NUM_BINS = 1 << 16
 SPREAD = 4.0
-"""Logits are squashed by sigmoid(logit / SPREAD). A plain sigmoid gives every logit above 11 the last bin; this one
-still tells logits of 20 apart, and near 0 its bins are 0.00025 wide."""
+"""Logits are mapped to bins by sigmoid(logit / SPREAD).
+
+A plain sigmoid puts every logit above 11 into the last bin. This one still separates logits of 20, and near 0 its bins
+are 0.00025 wide.
+"""
 
 
 class ScoreBins:
-    """Counts of negatives and positives per bin of the score; adds up over batches and ranks."""
+    """Counts of negatives and positives per bin of the score. They can be added over batches and ranks."""
 
     def __init__(self) -> None:
         self.counts = np.zeros((2, NUM_BINS), dtype=np.int64)
         self.num_nan = 0
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count rows. `logits` are floats, `labels` 0 or 1 (anything above 0.5 is positive), both of n elements."""
+        """Count rows. `logits` are floats, `labels` 0 or 1 (anything above 0.5 is positive). Both have n elements."""
         scores = logits.detach().reshape(-1).double()
         squashed = torch.sigmoid(scores / SPREAD)
         bins = (squashed * NUM_BINS).nan_to_num().long().clamp_(max=NUM_BINS - 1)
@@ -34,7 +37,10 @@ class ScoreBins:
 
 
 def area(counts: np.ndarray) -> float:
-    """AUC of int64 counts [2, bins] (negatives, positives); ties within a bin count half. NaN if a class is missing."""
+    """AUC of int64 counts [2, bins] (negatives, positives).
+
+    Ties within a bin count half. NaN if a class is missing.
+    """
     negatives, positives = counts.astype(np.float64)
     pairs = negatives.sum() * positives.sum()
     if pairs == 0:
@@ -44,17 +50,18 @@ def area(counts: np.ndarray) -> float:
 
 
 def evaluate_auc(worker: Worker, model: nn.Module) -> dict[str, float]:
-    """`{"auc": ...}` of the model's logits against `batch["label"]` on the job's held-out data, for `fit(evaluate=)`.
+    """`{"auc": ...}` of the model's logits for `batch["label"]` (0 or 1) on the job's held-out data, for
+    `fit(evaluate=)`.
 
-    The same on every rank and, up to the width of a bin, for every world size; NaN if any logit is NaN. Raises `BadJob`
-    for a job without held-out data.
+    The result is the same on every rank and, up to the width of a bin, for every world size. It is NaN if any logit is
+    NaN. Raises `BadJob` for a job without held-out data.
     """
     batches = worker.held_out()
     if batches is None:
         raise BadJob("evaluate_auc needs held-out data, and this job has none. Set held_out= in the Job.")
     bins = ScoreBins()
     for batch in batches:
-        logits = model(batch)  # also for a dummy row: a model on several ranks must be called alike on all of them
+        logits = model(batch)  # Also for a dummy row: all ranks must call a model equally often.
         if batch.weight > 0:
             bins.add(logits, batch["label"])
     total = worker.all_reduce(np.append(bins.counts.ravel(), bins.num_nan))

@@ -1,4 +1,4 @@
-"""The reference training loop. Where it does not fit, copy it and change it."""
+"""Reference training loop. If it does not fit, copy it and change it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from forebay.train.worker import Worker
 
 Evaluate = Callable[[Worker, nn.Module], Mapping[str, float]]
-"""Metrics of a model, computed by all ranks together; see `forebay.train.evaluation.evaluate_auc`."""
+"""Function that all ranks call together for the metrics of a model: see `forebay.train.evaluation.evaluate_auc`."""
 
 
 def fit(
@@ -21,11 +21,11 @@ def fit(
     criterion: Callable[[Tensor, Tensor], Tensor],
     evaluate: Evaluate | None = None,
 ) -> nn.Module:
-    """Train `model` for all epochs that are left of the run, and return it.
+    """Train `model` for all remaining epochs of the run, and return it.
 
     Args:
-        worker: What the train function was given.
-        model: Called with a batch (array name -> tensor); it need not be set up.
+        worker: Argument of the train function.
+        model: Called with a batch: array name -> tensor [rows, ...]. `fit` calls `worker.setup` on it.
         optimizer: Called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`.
         criterion: Mean loss of (model output, `batch["label"]`), e.g. `nn.BCEWithLogitsLoss()`.
         evaluate: Called after the last step of each epoch, in eval mode and without gradients.

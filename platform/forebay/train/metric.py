@@ -8,9 +8,10 @@ Metric = torch.Tensor | float
 
 
 def scalar(name: str, value: Metric) -> Metric:
-    """Return a metric without its graph, in float64: 10^5 float32 losses would not add up. Never waits for the device.
+    """Return a metric without its graph. Never waits for the device.
 
-    Raises `InvalidOption` for a tensor of more than one number.
+    Tensors become float64, because a sum of 10^5 float32 losses would be inexact. Raises `InvalidOption` for a tensor
+    with more than one number.
     """
     if not isinstance(value, torch.Tensor):
         return float(value)

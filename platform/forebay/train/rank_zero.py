@@ -1,4 +1,4 @@
-"""Results that rank 0 waits for without a limit, sent to all ranks: commands at the end of an epoch, or storage."""
+"""Results that rank 0 waits for without a limit, such as storage or commands at the end of an epoch, on all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forebay.foreign_code import outcome_of
 from forebay.train.collectives.collective import Collective
 
 BEAT_S = 1.0
-"""Interval of broadcasts: ranks that wait longer than a collective's timeout would call rank 0 hung."""
+"""Interval of broadcasts. Without them, ranks that wait longer than a collective's timeout would call rank 0 hung."""
 
 T = TypeVar("T")
 
@@ -23,9 +23,9 @@ def settled_orders(reporter: Reporter, collective: Collective) -> Commands:
 
 
 def broadcast_from_rank_zero(call: Callable[[], T], collective: Collective) -> T:
-    """Return `call()` of rank 0 on all ranks, however long it takes.
+    """Return the result of `call()` on rank 0 on all ranks, however long it takes.
 
-    Rank 0 calls it in a thread, and tells the other ranks every `BEAT_S` seconds that it goes on.
+    Rank 0 calls it in a thread, and informs the other ranks every `BEAT_S` seconds that it is still running.
     """
     if collective.world.size == 1:
         return call()
@@ -39,7 +39,7 @@ def broadcast_from_rank_zero(call: Callable[[], T], collective: Collective) -> T
 def _start(call: Callable[[], T]) -> Future[T]:
     answer: Future[T] = Future()
 
-    # What it raises is raised again where the result is read.
+    # An exception is raised again where the result is read.
     Thread(target=lambda: outcome_of(call).settle(answer), name="forebay-rank-zero", daemon=True).start()
     return answer
 
@@ -48,5 +48,5 @@ def _answer(pending: Future[T]) -> tuple[T] | None:
     try:
         return (pending.result(timeout=BEAT_S),)
     except TimeoutError:
-        # The call may have raised it, or ended just now.
+        # The call may have raised this error itself, or ended just now.
         return (pending.result(),) if pending.done() else None

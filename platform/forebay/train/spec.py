@@ -1,4 +1,4 @@
-"""What one worker must know of a job."""
+"""Specification of a worker's part of a job."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from forebay.train.monitors.monitor import Monitor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
-    """The part of a job that reaches a worker: its data, its length, and the interval of checkpoints.
+    """Part of a job that reaches a worker: its data, its length, and the interval of checkpoints.
 
-    `checkpoint_every` counts steps between checkpoints; the end of an epoch is saved too. `monitors` watch training,
-    `batch` decides on the rows per step, which begin with those of `data`, and `rate` lets the learning rate follow.
+    `checkpoint_every` counts steps between checkpoints. The end of an epoch is saved too. `monitors` observe training.
+    `batch` decides on the rows per step, which begin with those of `data`. `rate` makes the learning rate follow them.
     """
 
     data: Data

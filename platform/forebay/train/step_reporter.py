@@ -9,18 +9,18 @@ from forebay.events import Reported, Reporter
 from forebay.train.metric import Metric, scalar
 
 REPORT_EVERY_S = 0.1
-"""Steps in between are not reported: reading a loss waits for the device."""
+"""Minimum seconds between reports. Reading a loss waits for the device."""
 
 
 class StepReports:
-    """Reports steps of one rank: those that are due, and of the others at most one every `REPORT_EVERY_S`."""
+    """Step reports of one rank: those that are due, and at most one of the others every `REPORT_EVERY_S`."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._reported_at = float("-inf")
 
     def report(self, metrics: Mapping[str, Metric], *, due: bool, place: Mapping[str, float]) -> None:
-        """Report `metrics` as a `Reported` of `place` (its other fields)."""
+        """Report `metrics` as a `Reported`. `place` holds its other fields."""
         now = time.monotonic()
         if due or now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now

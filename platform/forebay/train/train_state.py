@@ -23,9 +23,10 @@ from forebay.train.state.stateful import StatefulObjects
 
 
 class TrainState:
-    """The same on every rank, except for the totals. Communicates with no other rank and no storage.
+    """State of a run on one rank: the same on every rank, except for the totals.
 
-    `restored` is the snapshot that was restored, until the next step.
+    It does not communicate with other ranks or storage. `restored` is the snapshot that was restored, until the next
+    step.
     """
 
     def __init__(self, spec: TrainSpec) -> None:
@@ -44,7 +45,7 @@ class TrainState:
         return self.progress.data.global_batch
 
     def attach(self, setup: TrainSetup) -> None:
-        """Track the model and its optimizer, and put to work what watches and steers them."""
+        """Track the model and its optimizer, and attach monitors, batch policy and rate scaling to them."""
         self.objects.add(model=setup.model, optimizer=setup.optimizer)
         self.monitors.attach(setup)
         self.batch_size.attach(setup)
@@ -69,7 +70,9 @@ class TrainState:
         return verdict, measured
 
     def decide_batch(self, requested: int | None, measured: Sequence[tuple[float, ...]]) -> None:
-        """Choose the global batch from here on. A size `requested` from outside overrides the job's policy."""
+        """Choose the global batch from here on. A size `requested` by a callback or command overrides the
+        job's policy.
+        """
         cursor = self.progress.cursor
         place = TrainPosition(
             epoch=cursor.epoch, position=cursor.position, step=self.step, global_batch=cursor.global_batch

@@ -1,4 +1,4 @@
-"""The object a train function receives: its rank in the run, its data, and the step boundary that saves its state."""
+"""Object that a train function receives: its rank in the run, its data, and the step boundary that saves its state."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Worker:
             worker.commit(loss=loss)
     ```
 
-    Every method is called by all ranks alike. `stopped` says why the run ended before its last epoch, or is None.
-    `resize_to` is the world size with which the run goes on from the newest checkpoint, or None. This worker then ends,
-    or trains in the next world.
+    All ranks must call every method alike. `stopped` is the reason of an end before the last epoch, or None.
+    `resize_to` is the world size with which the run continues from the newest checkpoint, or None.
+    Then this worker ends, or trains in the next world.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Worker:
 
     @property
     def seed(self) -> int:
-        """The job's seed; all generators were seeded with it before the train function was called."""
+        """Seed of the job. All generators were seeded with it before the train function was called."""
         return self._spec.seed
 
     @property
@@ -114,12 +114,12 @@ class Worker:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next step, from 0; equal to `epochs` when all are done."""
+        """Epoch of the next step, from 0. Equal to `epochs` when all are done."""
         return self._progress.cursor.epoch
 
     @property
     def global_batch(self) -> int:
-        """Rows of the next step, over all ranks (the last batches of an epoch may be smaller)."""
+        """Rows of the next step, over all ranks. The last batches of an epoch may be smaller."""
         return self._state.global_batch
 
     @property
@@ -128,7 +128,7 @@ class Worker:
         return self.epoch >= self.epochs and self.stopped is None
 
     def run(self, train: TrainFunction) -> None:
-        """Seed all generators, so that every rank builds the same model, call `train`, and close its loaders."""
+        """Call `train`, after seeding all generators so that every rank builds the same model. Closes its loaders."""
         rng.seed_everything(self.seed)
         try:
             train(self)
@@ -145,7 +145,7 @@ class Worker:
         `optimizer` is called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`. The state of the newest
         checkpoint is restored into both. The returned model reduces gradients over ranks.
 
-        `strategy` names how ranks train together: "ddp" holds the whole model on every rank. Raises `InvalidOption`,
+        `strategy` is the name of a strategy: "ddp" holds the whole model on every rank. Raises `InvalidOption`,
         before anything is built, for a strategy that the job's driver does not have.
         """
         spec = self._spec
@@ -164,14 +164,14 @@ class Worker:
             raise BadJob("track() was called in the training loop. Call it between setup() and worker.loader().")
         self._state.objects.add(**others)
         if self._state.restored is not None:
-            # All of it again: building a scheduler changes the learning rates of the optimizer.
+            # Restore everything again: building a scheduler changes the learning rates of the optimizer.
             self._restore(self._state.restored)
 
     def loader(self) -> Iterator[Batch]:
         """Yield this rank's batches of all remaining epochs, on its device, from the last commit on.
 
-        Ends early after a commit at which the run is to stop, or to continue with another world size. Raises
-        `BadJob` if an epoch ends uncommitted.
+        A batch maps array names to tensors [rows, ...]. Ends early after a commit at which the run must stop or
+        continue with another world size. Raises `BadJob` if an epoch ends uncommitted.
         """
         self._progress.discard_pending()
         while self._goes_on:
@@ -181,16 +181,16 @@ class Worker:
                 yield from self._batches(loader, data)
 
     def backward(self, batch: Batch, loss_of: LossOf) -> torch.Tensor:
-        """Leave the gradient of the global batch's mean loss in `.grad`, and return the loss, for `commit(loss=...)`.
+        """Leave the gradient of the global batch's mean loss in `.grad`. Returns the loss, for `commit(loss=...)`.
 
-        `loss_of` returns the mean loss over the rows of the batch it is called with. It is called once, or with
-        `reduction="exact"`, which requires this method, once for each lane of this rank. Elsewhere it is short for
-        `loss = loss_of(batch) * batch.weight; loss.backward()`.
+        `loss_of` returns the mean loss over the rows of the batch it is called with. It is usually called once, as in
+        `loss = loss_of(batch) * batch.weight; loss.backward()`. With `reduction="exact"`, which requires this method,
+        it is called once for each lane of this rank.
         """
         return weighted_backward(batch, loss_of) if self._strategy is None else self._strategy.backward(batch, loss_of)
 
     def held_out(self) -> Iterator[Batch] | None:
-        """Yield this rank's part of the held-out data once, on its device. Returns None where the job has none.
+        """Yield this rank's part of the held-out data once, on its device. Returns None if the job has none.
 
         The row of a batch with `weight == 0` is a dummy and must not be counted.
         """
@@ -198,10 +198,10 @@ class Worker:
         return None if held_out is None else self._evaluation(held_out)
 
     def commit(self, **metrics: Metric) -> None:
-        """Count one step; call it after every `optimizer.step()`.
+        """Count one step. Call it after every `optimizer.step()`.
 
         Every `checkpoint_every` steps, and at the end of an epoch, a checkpoint of all state is saved. Other steps wait
-        for no device. `EpochEnded` reports each metric's mean over the epoch's commits and all ranks. Where a monitor
+        for no device. `EpochEnded` reports each metric's mean over the epoch's commits and all ranks. If a monitor
         rejects the steps since the newest checkpoint, all state returns to that checkpoint, as `restore` does.
 
         Raises:
@@ -219,7 +219,10 @@ class Worker:
         self._state.scale_rate()
 
     def report(self, **metrics: Metric) -> None:
-        """Report metrics at once. Like those of `commit`, they count for the current epoch."""
+        """Report metrics at once. Like those of `commit`, they count for the current epoch.
+
+        Raises `InvalidOption` for a metric that is not a single number.
+        """
         self._state.totals.add_metrics(metrics)
         self._report(self._progress.cursor.epoch, self._progress.cursor.position, metrics, due=True)
 
@@ -228,16 +231,16 @@ class Worker:
         return self._collective.all_reduce(values)
 
     def counted(self) -> dict[str, float]:
-        """Return this rank's counters since its process started (`forebay.metrics.METRICS`), held-out data included."""
+        """Return this rank's counters since its process started, with held-out data (`forebay.metrics.METRICS`)."""
         return counted_together(self._state.tally.as_dict(), self._state.held_out_tally.as_dict())
 
     def restore(self) -> bool:
-        """Restore all state from the newest checkpoint, the position in the data too. Returns False without one.
+        """Restore all state from the newest checkpoint, including the position in the data. Returns False without one.
 
-        `setup` does this. Within the training loop it goes back: the next batch is the first after that checkpoint.
+        `setup` calls it. In the training loop, the next batch is then the first one after that checkpoint.
         Raises `CursorMismatch` for a checkpoint of another plan, `BadJob` for one that does not fit the model.
         """
-        # In a thread of rank 0: storage may take longer than a collective may.
+        # In a thread of rank 0: storage may take longer than a collective's timeout.
         checkpoint = broadcast_from_rank_zero(partial(self._checkpoints.newest, {WHOLE}), self._collective)
         if checkpoint is None:
             return False
@@ -245,7 +248,7 @@ class Worker:
         snapshot = Snapshot.from_checkpoint(checkpoint)
         self._restore(snapshot)
         if self.world.is_first:
-            # Again: workers may have trained for epochs after the driver that should have received these died.
+            # Report them again: the driver may have died before it received them, and the workers trained on.
             for ended in snapshot.ended:
                 self._reporter.report(ended)
         return True
@@ -275,9 +278,9 @@ class Worker:
             self._progress.require_committed()
 
     def _start_here(self, loader: Loader) -> None:
-        """Seek to the cursor, and set the random generators as an undisturbed run would have them there."""
+        """Seek to the cursor, and set the random generators to their states in an undisturbed run."""
         if self._state.monitors.is_on and self.step == 0 and self._state.restored is None:
-            # A monitor that rejects the very first steps needs a checkpoint to go back to.
+            # A monitor that rejects the very first steps needs a checkpoint to return to.
             self._save_checkpoint(EpochFacts(), ())
         loader.seek(self._progress.cursor)
         states = self._state.restored.rng if self._state.restored else ()
@@ -309,7 +312,7 @@ class Worker:
         self._report(epoch, position, {**metrics, **measured}, due=True)
         self._state.close_epoch(epoch, position, decision.facts)
         if not self._goes_on:
-            # A run whose end callbacks know of must be complete in storage.
+            # A run whose end is known to callbacks must be complete in storage.
             self._save_checkpoint(EpochFacts(), decision.rng)
             self._flush()
         closed = time.perf_counter()
@@ -337,7 +340,7 @@ class Worker:
             self.resize_to = orders.resize_to(self.world.size)
 
     def _is_rejected(self, verdict: Verdict) -> bool:
-        """Return whether the steps since the newest checkpoint are rejected, so that none is saved."""
+        """Return whether the steps since the newest checkpoint are rejected. Then none is saved."""
         match verdict.action:
             case Action.GO_ON:
                 return False

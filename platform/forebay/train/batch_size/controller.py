@@ -66,7 +66,7 @@ class BatchSizeController:
     def restore(self, state: Mapping[str, Any]) -> int:
         """Load `state`. Returns the rows per step.
 
-        A job that starts with another global batch than the one that made `state` continues with its own.
+        If the job that made `state` started with another global batch, this job continues with its own.
         """
         is_ours = state.get("base") == self._base
         self._batch = state["batch"] if is_ours else self._base

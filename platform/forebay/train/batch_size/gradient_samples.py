@@ -18,8 +18,9 @@ from forebay.train.batch_size.local_gradient import LocalGradient, squared_norm
 class GradientSample:
     """Squared norms of mean gradients over parts of a batch of B `rows`, and over all of it.
 
-    `small` is the sum of (b / B) |g_part|^2 over `parts` parts of b rows: in expectation |G|^2 + parts * tr(cov) / B,
-    however unevenly the rows are shared out. `large` is |g|^2 of the whole: |G|^2 + tr(cov) / B.
+    `small` is the sum of (b / B) |g_part|^2 over `parts` parts of b rows. Its expectation is |G|^2 + parts * tr(cov) /
+    B for any distribution of the rows over parts. `large` is |g|^2 of the whole batch: in expectation |G|^2 + tr(cov) /
+    B.
     """
 
     small: float
@@ -29,7 +30,7 @@ class GradientSample:
 
     @property
     def is_sound(self) -> bool:
-        """False where gradients overflowed, or where only one part had rows."""
+        """False if gradients overflowed, or if only one part had rows."""
         return self.parts > 1 and math.isfinite(self.small) and math.isfinite(self.large)
 
     @property
@@ -39,7 +40,7 @@ class GradientSample:
 
     @property
     def signal(self) -> float:
-        """Unbiased estimate of |G|^2, of the gradient without noise; may come out negative."""
+        """Unbiased estimate of |G|^2, the squared gradient without noise. It may be negative."""
         return self.large - self.trace / self.rows
 
 
@@ -57,11 +58,11 @@ class Sampler(Protocol):
         ...
 
     def discard(self) -> None:
-        """Forget all steps since `pop_samples`."""
+        """Discard all steps since `pop_samples`."""
 
 
 class RankParts:
-    """Compares the ranks' parts of one batch with the whole: two norms per step, no copy."""
+    """Comparison of the ranks' parts of one batch with the whole: two norms per step, no copy."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], world_size: int) -> None:
         self._gradient, self._world_size = LocalGradient(parameters), world_size
@@ -99,9 +100,9 @@ class RankParts:
 
 
 class StepPairs:
-    """Compares two successive steps with their mean: for a world of one. Keeps a copy of the gradient for one step.
+    """Comparison of two successive steps with their mean, for a world of one. Keeps one copy of the gradient.
 
-    The second gradient is of parameters one step later, so the change of the gradient by a step counts as noise.
+    The second gradient belongs to parameters one step later, so the change of the gradient by a step counts as noise.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -139,7 +140,7 @@ class StepPairs:
             self._first = {place: gradient.detach().clone() for place, gradient in gradients.items()}
             return
         first, self._first = self._first, {}
-        # Their difference, not their product: between gradients that are alike it keeps its digits.
+        # The difference, not the product: for similar gradients it keeps its digits.
         change = [gradient - first[place] if place in first else gradient for place, gradient in gradients.items()]
         change += [gradient for place, gradient in first.items() if place not in gradients]
         self._now = torch.stack([squared_norm(each) for each in (first.values(), change, gradients.values())])

@@ -1,4 +1,4 @@
-"""A rank's gradient before and after the reduction over ranks, observed in single steps at no cost in the others."""
+"""Observation of a rank's gradient before and after the reduction over ranks. Only armed steps have a cost."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch.utils.hooks import RemovableHandle
 
 
 class LocalGradient:
-    """Observes one `backward()`: this rank's gradient as it arrives, and `.grad` at the end.
+    """Observer of one `backward()`: this rank's gradient as it arrives, and `.grad` at the end.
 
-    Hooks on the parameters themselves see a gradient before it is accumulated, and so before any collective, DDP's or
-    Horovod's, sees it. Hooks run only in the step after `arm`. A callback of the autograd engine reads the final
-    `.grad` at the end of `backward()`, before it is clipped or unscaled.
-    `queue_callback` is private, and DDP and FSDP use it. Checked on torch 2.13:
-    tests/unit/train/batch_size/test_local_gradient.py fails when it moves.
+    Hooks on the parameters themselves see a gradient before it is accumulated, and so before any collective of DDP or
+    Horovod sees it. Hooks run only in the step after `arm`. A callback of the autograd engine reads the final `.grad`
+    at the end of `backward()`, before it is clipped or unscaled. `queue_callback` is private, and DDP and FSDP use it.
+    Checked on torch 2.13: tests/unit/train/batch_size/test_local_gradient.py fails if it changes.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -58,7 +57,7 @@ class LocalGradient:
         self._squares.append(squared_norm([gradient]))
 
     def _last_but_one(self) -> None:
-        # DDP queues its own callback when its last bucket is full, after ours: go behind it.
+        # DDP queues its own callback when its last bucket is full, which is later. Queue this one behind it.
         Variable._execution_engine.queue_callback(self._end)  # noqa: SLF001
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""Learning rates that follow the global batch, unseen by schedulers."""
+"""Learning rates that follow the global batch. Schedulers do not see the scaling."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from forebay.train.batch_size.policy import RateScaling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
-    """The rate in proportion to the global batch: twice the rows per step, twice the rate.
+    """Learning rate in proportion to the global batch: twice the rows per step, twice the rate.
 
-    For plain SGD while the batch is below the gradient's noise scale. After the batch has grown, the rate climbs to its
+    For plain SGD while the batch is below the gradient's noise scale. After the batch has grown, the rate rises to its
     new value over `warmup_steps` steps, by the same amount in each (Goyal et al. 2017, "Accurate, Large Minibatch SGD",
-    arXiv 1706.02677, sections 2.1 and 2.2); after it has shrunk, the rate falls at once.
+    arXiv 1706.02677, sections 2.1 and 2.2). After the batch has shrunk, the rate falls at once.
     """
 
     warmup_steps: int = 0
@@ -35,10 +35,10 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqrtScaling:
-    """The rate in proportion to the square root of the global batch; else as `LinearScaling`.
+    """Learning rate in proportion to the square root of the global batch. Otherwise like `LinearScaling`.
 
-    For Adam and its kin, whose step is already divided by the gradient's size (Malladi et al. 2022, "On the SDEs and
-    Scaling Rules for Adaptive Gradient Algorithms", arXiv 2205.10287).
+    For Adam and similar optimizers, whose step is already divided by the gradient's size (Malladi et al. 2022, "On the
+    SDEs and Scaling Rules for Adaptive Gradient Algorithms", arXiv 2205.10287).
     """
 
     warmup_steps: int = 0
@@ -61,8 +61,8 @@ def _ramp(before: float, goal: float, steps: int, warmup_steps: int) -> float:
 class LRScaling:
     """Multiplies an optimizer's learning rates within `step()` only.
 
-    Outside of it every parameter group has the rate that the train function and its schedulers gave it, in state dicts
-    as well. Where a step raises, torch calls no hook: the rates return at the next step, state dict or `set_batch`.
+    Outside of it, also in state dicts, every parameter group has the rate that the train function and its schedulers
+    gave it. If a step raises, torch calls no hook, and the rates return at the next step, state dict or `set_batch`.
     Raises `InvalidOption` for an optimizer without learning rates.
     """
 
@@ -78,7 +78,7 @@ class LRScaling:
         optimizer.register_step_pre_hook(self._scale)
         optimizer.register_step_post_hook(lambda *_: self._reset())
         optimizer.register_state_dict_pre_hook(lambda _: self._reset())
-        # Before the groups are replaced: what was put aside belongs to the old ones.
+        # Before the groups are replaced: the unscaled rates belong to the old ones.
         optimizer.register_load_state_dict_pre_hook(lambda *_: self._reset())
 
     def set_batch(self, *, global_batch: int, previous_batch: int, steps_since_change: int) -> None:
@@ -96,7 +96,7 @@ class LRScaling:
         for group in optimizer.param_groups:
             rate = group["lr"]
             if isinstance(rate, torch.Tensor):
-                # In place: captured graphs read the rate from this very tensor.
+                # In place: captured graphs read the rate from this tensor.
                 self._unscaled.append((group, rate.clone()))
                 rate.mul_(self.factor)
             else:

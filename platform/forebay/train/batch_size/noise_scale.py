@@ -18,13 +18,13 @@ from forebay.train.setup import TrainSetup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseScale:
-    """Doubles the global batch where the gradient's noise scale is twice as large, halves it where it is half as large.
+    """Batch policy that doubles the global batch if the noise scale is twice as large, and halves it if half as large.
 
     The noise scale is the batch at which the gradient's noise is as large as the gradient: tr(cov) / |mean|^2 over
     single rows (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A). It
-    is estimated from the gradients of two batch sizes: the ranks' parts against the whole, or, in a world of one, two
-    steps in succession against their mean; there one copy of the gradient is kept for one step. Rows of one part must
-    be weighted alike, and `batch.weight` be used.
+    is estimated from the gradients of two batch sizes: the ranks' parts and the whole, or, in a world of one, two
+    successive steps and their mean. A world of one keeps a copy of the gradient for one step. Rows of one part must
+    have equal weights, and the loss must be multiplied by `batch.weight`.
 
     Args:
         min_batch: Smallest global batch, in rows.
@@ -32,7 +32,7 @@ class NoiseScale:
         every: Steps between two samples. Other steps cost nothing.
         horizon: Number of samples in an estimate, and between two decisions.
 
-    Raises `InvalidOption` for bounds that are none.
+    Raises `InvalidOption` for bounds that are not an interval.
     """
 
     min_batch: int
@@ -49,9 +49,9 @@ class NoiseScale:
             )
 
     def validate(self, reduction: str, data: Data) -> None:
-        """Raise `InvalidOption` where ranks do not average their gradients, which the estimate needs.
+        """Check that ranks average their gradients, which the estimate needs, and that `data` allows both bounds.
 
-        And `InvalidOption` for bounds that `data` cannot be cut into.
+        Raises `InvalidOption` otherwise.
         """
         if reduction != "mean":
             raise InvalidOption(
@@ -85,7 +85,7 @@ class Estimate:
 
     @property
     def noise_scale(self) -> float:
-        """Noise scale in rows; infinite where no signal is measurable."""
+        """Noise scale in rows. Infinite if no signal is measurable."""
         return self.trace / self.signal if self.signal > 0 else math.inf
 
     def with_sample(self, sample: GradientSample, horizon: int) -> Estimate:
@@ -112,14 +112,14 @@ class LiveNoiseScale:
         self.estimate = Estimate()
 
     def step(self, *, rows: int, size: int) -> None:
-        """See `LiveBatchPolicy`. Raises `BadJob` where one step takes several `backward()`."""
+        """See `LiveBatchPolicy`. Raises `BadJob` if one step calls `backward()` several times."""
         self._sampler.finish_step(rows=rows, size=size)
         self._steps += 1
         if self._steps % self._options.every == 0:
             self._sampler.start()
 
     def measured(self) -> tuple[float, ...]:
-        """The fields of `GradientSample`, sample by sample."""
+        """Fields of `GradientSample`, sample by sample."""
         return tuple(number for sample in self._sampler.pop_samples() for number in astuple(sample))
 
     def global_batch(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
@@ -136,7 +136,7 @@ class LiveNoiseScale:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The estimate, and when to sample next. Of a world of one, the first step of a pair is not saved."""
+        """Estimate, and the step of the next sample. In a world of one, the first step of a pair is not saved."""
         estimate = (self.estimate.trace, self.estimate.signal, self.estimate.samples)
         return {"steps": self._steps, "since_change": self._since_change, "estimate": estimate}
 
@@ -150,7 +150,7 @@ class LiveNoiseScale:
 
 
 def _over_ranks(measured: Sequence[tuple[float, ...]]) -> Iterator[GradientSample]:
-    """One sample of what ranks saw of the same steps."""
+    """Combine the ranks' measurements into one sample per step."""
     ranks = np.array(measured, dtype=np.float64).reshape(len(measured), -1, 4)
     for small, parts, large, rows in zip(*ranks[:, :, :2].sum(0).T, *ranks[0, :, 2:].T, strict=True):
         yield GradientSample(float(small), float(parts), float(large), float(rows))

@@ -21,13 +21,13 @@ class TrainPosition:
 
 
 class LiveBatchPolicy(Protocol):
-    """An active batch policy on one rank. Laws: as `LiveMonitor`. Its measurements are in its state."""
+    """Active batch policy on one rank. Laws: as `LiveMonitor`. Its measurements are part of its state."""
 
     def step(self, *, rows: int, size: int) -> None:
         """Count one step: `rows` were this rank's, `size` the global batch's. Never waits for the device."""
 
     def measured(self) -> tuple[float, ...]:
-        """Return this rank's measurements since the last call. Called at every checkpoint; may wait."""
+        """Return this rank's measurements since the last call. Called at every checkpoint. May wait for the device."""
         ...
 
     def global_batch(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
@@ -43,13 +43,14 @@ class BatchPolicy(Protocol):
     """Configuration of a batch policy, held by a job: frozen, picklable."""
 
     def validate(self, reduction: str, data: Data) -> None:
-        """Raise `InvalidOption` where the policy cannot work with gradients reduced in this way. Called by `Job`.
+        """Check that the policy can work with gradients reduced in this way. Called by `Job`.
 
-        Raises as `data.validate_batch_size` for batch sizes that it may choose and `data` cannot have.
+        Raises `InvalidOption` otherwise, and like `data.validate_batch_size` for possible batch sizes that `data`
+        cannot have.
         """
 
     def attach(self, setup: TrainSetup) -> LiveBatchPolicy:
-        """Return the active policy. Called by `Worker.setup`, on every rank, before the model is wrapped."""
+        """Return the active policy. Called by `Worker.setup` on every rank, before the model is wrapped."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The global batch by epoch."""
+"""Batch policy: global batch by epoch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from forebay.train.setup import TrainSetup
 
 @dataclass(frozen=True, slots=True)
 class BatchSchedule:
-    """Rows per step from given epochs on; epochs before the first one have the global batch of the job's data.
+    """Rows per step from given epochs on. Epochs before the first one have the global batch of the job's data.
 
-    A pure function of the epoch: it says the same again at every commit, so what a callback asks for in between lasts
+    A pure function of the epoch. It decides again at every checkpoint, so a callback's request in between lasts only
     until the next one. Raises `InvalidOption` for an empty schedule, an epoch below 1 or a batch without rows.
 
     >>> BatchSchedule({30: 2048, 60: 4096}).rows(45)
@@ -40,33 +40,33 @@ class BatchSchedule:
         object.__setattr__(self, "rows_from", dict(sorted(epochs.items())))
 
     def rows(self, epoch: int) -> int | None:
-        """Rows per step in `epoch`, or None before the first epoch that is scheduled."""
+        """Rows per step in `epoch`, or None before the first scheduled epoch."""
         due = [rows for start, rows in self.rows_from.items() if start <= epoch]
         return due[-1] if due else None
 
     def validate(self, reduction: str, data: Data) -> None:  # noqa: ARG002 - a `BatchPolicy`; any reduction will do
-        """Raise `InvalidOption` for rows that `data` cannot be cut into."""
+        """Check that `data` can be cut into batches of all scheduled sizes. Raises `InvalidOption` otherwise."""
         for epoch, rows in self.rows_from.items():
             data.validate_batch_size(f"batch=BatchSchedule({{{epoch}: {rows}}})", rows)
 
     def attach(self, setup: TrainSetup) -> BatchSchedule:  # noqa: ARG002 - a `BatchPolicy`; it is its own live part
-        """A function of the place alone has nothing to look at."""
+        """Return itself: a function of the epoch needs nothing to observe."""
         return self
 
     def step(self, *, rows: int, size: int) -> None:
-        """Nothing is learned from a step."""
+        """Do nothing."""
 
     def measured(self) -> tuple[float, ...]:
-        """Nothing."""
+        """Return no measurements."""
         return ()
 
     def global_batch(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:  # noqa: ARG002
-        """The rows of the place's epoch."""
+        """Rows per step in the epoch of `place`."""
         return self.rows(place.epoch) or place.global_batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the place says it all."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to go on from."""
+        """Do nothing: there is no state."""

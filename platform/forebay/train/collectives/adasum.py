@@ -19,7 +19,7 @@ _NO_NORM = sys.float_info.min**0.5
 def register_adasum(model: DistributedDataParallel) -> None:
     """Make `backward()` of `model` leave the Adasum of the ranks' gradients instead of their mean.
 
-    Once, before the first step. Raises `InvalidOption` for sparse gradients, which lie in no bucket.
+    Call it once, before the first step. Raises `InvalidOption` for sparse gradients, which are in no bucket.
     """
     sparse = [name for name, module in model.module.named_modules() if getattr(module, "sparse", False)]
     if sparse:
@@ -27,12 +27,12 @@ def register_adasum(model: DistributedDataParallel) -> None:
             f'reduction="adasum" needs dense gradients, but {", ".join(sparse)} was built with sparse=True. Build it '
             'with sparse=False, or use reduction="mean".'
         )
-    # DDP compares a hook's annotations with classes, and finds strings in this file: one without any.
+    # DDP compares a hook's annotations with classes, but they are strings in this file. A lambda has none.
     model.register_comm_hook(TorchTensorCollectives(), lambda collectives, bucket: adasum_hook(collectives, bucket))  # noqa: PLW0108
 
 
 def adasum_hook(collectives: TensorCollectives, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-    """A communication hook of DistributedDataParallel. It is done when it returns, so it hides behind no computing."""
+    """Communication hook of DistributedDataParallel. It blocks until it is done: no overlap with computing."""
     buffer = bucket.buffer()
     combined = adasum(buffer, [gradient.numel() for gradient in bucket.gradients()], collectives)
     devices = [buffer.device] if buffer.device.type != "cpu" else None
@@ -42,16 +42,17 @@ def adasum_hook(collectives: TensorCollectives, bucket: dist.GradBucket) -> torc
 
 
 def adasum(buffer: Tensor, lengths: Sequence[int], collectives: TensorCollectives) -> Tensor:
-    """Adasum over ranks of `buffer`, which holds one tensor after the other, each of which is combined by itself.
+    """Adasum over ranks of `buffer`, which holds several tensors one after the other. Each is combined separately.
 
-    Two gradients a, b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b; more become that of halves, down to pairs of
-    neighbours (Maleki et al. 2021, "Scaling Distributed Training with Adaptive Summation", MLSys, arXiv 2006.02924). In
-    a world that is no power of two, ranks from the largest power p on are first combined with ranks 0, 1, ... each, and
-    p go on. As in Horovod's, dot products are those of whole parameters, added up in float64.
+    Two gradients a, b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b. More than two are combined as the Adasum of
+    two halves, down to pairs of neighbours (Maleki et al. 2021, "Scaling Distributed Training with Adaptive Summation",
+    MLSys, arXiv 2006.02924). If the world size is not a power of two, let p be the largest power below it: ranks from p
+    on are first combined with ranks 0, 1, ... one by one, and p ranks remain. As in Horovod, dot products are those of
+    whole parameters, summed in float64.
 
     Args:
-        buffer: [sum of lengths]; half precision is combined in float32.
-        lengths: Elements of each tensor, in their order; the same on all ranks.
+        buffer: [sum of lengths]. Half precision is combined in float32.
+        lengths: Numbers of elements of the tensors, in their order. The same on all ranks.
         collectives: Exchange of tensors between the ranks.
 
     Returns:
@@ -72,7 +73,7 @@ def adasum(buffer: Tensor, lengths: Sequence[int], collectives: TensorCollective
 
 
 _Span = tuple[int, slice]
-"""A tensor's number, and where it lies in this rank's slice."""
+"""Number of a tensor, and its place in this rank's slice."""
 
 
 def _spans(lengths: Sequence[int], begin: int, length: int) -> Iterator[_Span]:
@@ -85,7 +86,7 @@ def _spans(lengths: Sequence[int], begin: int, length: int) -> Iterator[_Span]:
 
 
 def _combine(a: Tensor, b: Tensor, spans: list[_Span], num_tensors: int, collectives: TensorCollectives) -> Tensor:
-    """Row i of `a` with row i of `b`; both [pairs, n]."""
+    """Combine row i of `a` with row i of `b`, both [pairs, n]."""
     products = torch.zeros(3, num_tensors, len(a), dtype=torch.float64, device=a.device)
     for number, span in spans:
         ours, theirs = a[:, span].double(), b[:, span].double()
@@ -101,5 +102,5 @@ def _combine(a: Tensor, b: Tensor, spans: list[_Span], num_tensors: int, collect
 
 
 def _kept(dot: Tensor, squared: Tensor) -> Tensor:
-    """How much of a gradient goes into the sum. All of one that is zero, so that an idle rank changes nothing."""
+    """Factor of a gradient in the sum. It is 1 for a zero gradient, so that an idle rank changes nothing."""
     return torch.where(squared > _NO_NORM, 1 - dot / (2 * squared), 1.0)

@@ -1,4 +1,4 @@
-"""Exchange of values between the ranks of a run, and the case of a single process."""
+"""Exchange of values between the ranks of a run, and its implementation for a single process."""
 
 from __future__ import annotations
 
@@ -66,4 +66,4 @@ class SingleProcessCollective:
 
 
 Reduction = Literal["mean", "adasum", "exact"]
-"""How the gradients of all ranks become one."""
+"""Rule by which the gradients of all ranks are combined."""

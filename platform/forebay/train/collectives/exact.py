@@ -17,23 +17,23 @@ from forebay.train.state import rng
 from forebay.world import World
 
 LossOf = Callable[[Batch], Tensor]
-"""Mean loss of the rows of a batch, or of a part of one."""
+"""Function that returns the mean loss of the rows of a batch, or of a part of one."""
 
 
 class ExactReduction:
-    """Computes the gradient of a global batch from the gradients of its lanes, each computed by itself.
+    """Gradient of a global batch from the separately computed gradients of its lanes.
 
-    The computation for a lane - shapes, rows and their order, random numbers - is then the same on any rank, and lanes
-    are summed in a tree that is fixed for the run (`LaneTree`). Losses, gradients and so the model are bit-equal in
-    every world, on devices of one kind with one number of threads (Li et al. 2022, "EasyScale", arXiv 2208.14228, has
-    the idea of virtual workers that stay). It costs: each lane is a small batch of its own.
+    The computation for a lane - shapes, rows and their order, random numbers - is then the same on any rank. Lanes are
+    summed in a tree that is fixed for the run (`LaneTree`). Losses, gradients and the model are therefore bit-equal in
+    every world, on devices of one kind with one number of threads. The idea of virtual workers that stay is from Li et
+    al. 2022, "EasyScale", arXiv 2208.14228. Cost: each lane is a small batch of its own.
 
     Args:
-        model: Not wrapped, on its device; the same on all ranks after this call.
-        optimizer: Of its parameters; it refuses a step that `backward` has not prepared.
-        plan: Which rows belong to which lane.
+        model: Not wrapped, on its device. It is the same on all ranks after this call.
+        optimizer: Optimizer of its parameters. It refuses a step that `backward` has not prepared.
+        plan: Assigns rows to lanes.
         tensors: Exchange of tensors between the ranks.
-        seed: The job's; dropout draws from (seed, epoch, position, lane).
+        seed: Seed of the job. Dropout draws from (seed, epoch, position, lane).
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class ExactReduction:
         optimizer.register_step_post_hook(lambda *_: self._used())
 
     def backward(self, batch: Batch, loss_of: LossOf) -> Tensor:
-        """Add the gradient of the global batch's mean loss to `.grad`, and return that loss; the same on all ranks.
+        """Add the gradient of the global batch's mean loss to `.grad`. Returns that loss, the same on all ranks.
 
-        `loss_of` is called once per lane that this rank owns and that has rows in the batch, and must not call
-        `backward()` itself. Raises `BadJob` for a model that changes its buffers, as batch norm does.
+        `loss_of` is called once for each lane of this rank that has rows in the batch. It must not call `backward()`
+        itself. Raises `BadJob` for a model that changes its buffers, as batch norm does.
         """
         before = [parameter.grad for parameter in self._parameters]
         versions = self._buffer_versions()
@@ -72,11 +72,11 @@ class ExactReduction:
         return total[-1].clone()
 
     def _parts(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
-        """Yield the rows of each lane: two rows of a lane are as many rows apart as lanes are owned."""
+        """Yield the rows of each lane: rows of one lane are as far apart as the number of lanes that this rank owns."""
         count = len(self._owned)
         first = self._plan.rows_before(batch.position, self._owned)
         for offset in range(min(count, batch.rows)):
-            # Always a copy: kernels choose their algorithm by strides and alignment, too.
+            # Always copies: kernels also choose their algorithm by strides and alignment.
             arrays = {
                 name: values[offset : batch.rows : count].clone(memory_format=torch.contiguous_format)
                 for name, values in batch.items()

@@ -1,4 +1,4 @@
-"""A sum over lanes whose order of additions no world size changes."""
+"""Sum over lanes in an order of additions that is the same in every world size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, order=True)
 class LaneNode:
-    """Sum of lanes [number * 2^level, (number + 1) * 2^level) of the order in which ranks own them."""
+    """Sum of lanes [number * 2^level, (number + 1) * 2^level), numbered in the order in which ranks own them."""
 
     level: int
     number: int
@@ -21,11 +21,11 @@ class LaneNode:
 
 
 class LaneTree:
-    """Sums values in the order of lanes: lanes 0 and 1, 2 and 3, then the sums of those, and so on.
+    """Tree of sums in the order of lanes: lanes 0 and 1, 2 and 3, then the sums of those, and so on.
 
-    A sum is made as soon as both of its halves are there, so the sums of a run of lanes, whichever rank owns it, are
-    those of the tree over all `lanes`, and at most 2 log2(lanes) of them are kept. Whoever adds the sums of all runs,
-    in the order of lanes, has the tree's root.
+    A sum is computed as soon as both of its halves are known. So the sums of consecutive lanes are those of the tree
+    over all `lanes`, whichever rank owns them. At most 2 log2(lanes) of them are kept. Adding the sums of all ranks in
+    the order of lanes gives the tree's root.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -33,14 +33,14 @@ class LaneTree:
         self._sums: list[tuple[LaneNode, Tensor]] = []
 
     def add(self, node: LaneNode, values: Tensor) -> None:
-        """Add the next node's values [n]. The tree keeps them, and adds to them in place."""
+        """Add the next node's values [n]. The tree keeps this tensor and adds to it in place."""
         self._sums.append((node, values))
         while self._grows():
             pass
 
     @property
     def sums(self) -> list[Tensor]:
-        """The partial sums, one per node of `nodes_of`."""
+        """Partial sums, one per node of `nodes_of`."""
         return [values for _, values in self._sums]
 
     @property
@@ -52,7 +52,7 @@ class LaneTree:
         if node.reaches(self._lanes) and node.number % 2 == 0:
             if node.number == 0:
                 return False
-            # The last of an odd number has no partner: it is the sum of the level above, too.
+            # The last of an odd number has no partner: it is also the sum of the level above.
             self._sums[-1] = (LaneNode(node.level + 1, node.number // 2), values)
             return True
         if len(self._sums) < 2:

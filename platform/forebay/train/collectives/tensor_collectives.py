@@ -1,6 +1,6 @@
-"""Exchange of tensors for reductions that no all-reduce offers.
+"""Exchange of tensors for reductions that all-reduce does not offer.
 
-Every rank reduces one slice of all ranks' buffers (`all_to_all`), and all ranks get the whole (`all_gather`).
+Every rank reduces one slice of all ranks' buffers (`all_to_all`), and all ranks receive the whole (`all_gather`).
 """
 
 from __future__ import annotations

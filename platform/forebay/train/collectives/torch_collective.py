@@ -18,9 +18,9 @@ from forebay.world import World
 T = TypeVar("T")
 
 MEET_S = 120.0
-"""Shortest time ranks wait for each other at the start, when one may still be importing."""
+"""Minimum time in seconds that ranks wait for each other at the start, when one may still be importing."""
 BOX_BYTES = 1 << 15
-"""Size of a value that fits into the one exchange of a gather, as a rank's vote at a checkpoint does."""
+"""Size of a value that fits into the single exchange of a gather, as a rank's vote at a checkpoint does."""
 _SIZE_BYTES = 8
 
 TIMEOUT_WORDS = (
@@ -32,13 +32,14 @@ TIMEOUT_WORDS = (
 
 
 class TorchCollective:
-    """`Collective` over the default process group, which must exist: see `process_group`, or let Ray Train make it."""
+    """`Collective` over the default process group. The group must exist: `process_group` makes it, or Ray Train."""
 
     def __init__(self, world: World, device: torch.device | str, *, timeout_s: float) -> None:
         assert (dist.get_rank(), dist.get_world_size()) == (world.rank, world.size), "World of another process group"
         self.world = world
         self.device = torch.device(device)
-        # The group was made with the timeout that ranks need to meet. No public way; checked on torch 2.13.
+        # The group was made with the longer timeout that ranks need to meet. There is no public way. Checked on torch
+        # 2.13.
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))  # noqa: SLF001
         # NCCL moves only tensors on its GPU.
         self._transit = self.device if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -52,7 +53,7 @@ class TorchCollective:
         return total.cpu().numpy()
 
     def all_gather_object(self, value: T) -> list[T]:
-        # One exchange where all values are small; `all_gather_object` has one more, for the sizes.
+        # One exchange if all values are small. `all_gather_object` always has a second one for the sizes.
         packed = cloudpickle.dumps(value)
         boxes = self._boxes(packed, BOX_BYTES)
         sizes = [int.from_bytes(box[:_SIZE_BYTES], "little") for box in boxes]
@@ -61,11 +62,11 @@ class TorchCollective:
         return [cloudpickle.loads(box[_SIZE_BYTES:]) for box in boxes]
 
     def _boxes(self, packed: bytes, room: int) -> list[bytes]:
-        """Return the first `room` bytes of every rank's pickle, each after its size."""
+        """Return the first `room` bytes of every rank's pickle, each with its size before it."""
         box = (len(packed).to_bytes(_SIZE_BYTES, "little") + packed[:room]).ljust(_SIZE_BYTES + room, b"\0")
         sent = torch.frombuffer(bytearray(box), dtype=torch.uint8).to(self._transit)
         boxes = torch.empty(self.world.size * len(box), dtype=torch.uint8, device=self._transit)
-        # Into views of one tensor: torch 2.13 renamed `all_gather_into_tensor`, and warns of the old name.
+        # Gather into views of one tensor: torch 2.13 renamed `all_gather_into_tensor` and warns of the old name.
         dist.all_gather(list(boxes.chunk(self.world.size)), sent)
         return [part.tobytes() for part in boxes.cpu().numpy().reshape(self.world.size, -1)]
 
@@ -78,7 +79,7 @@ class TorchCollective:
 def is_timeout(error: BaseException) -> bool:
     """Whether a collective ended because a living peer did not take part in time.
 
-    torch gives these errors no class of their own (checked on 2.13: gloo's, NCCL's watchdog's, the store's).
+    torch has no class for these errors (checked on 2.13: those of gloo, of NCCL's watchdog and of the store).
     """
     text = str(error).lower()
     return any(words in text for words in TIMEOUT_WORDS)
@@ -90,8 +91,8 @@ def process_group(
 ) -> Iterator[TorchCollective]:
     """Join the ranks that meet at `init_method` (`tcp://host:port` or `file:///path`), and leave at the end.
 
-    A collective that waits longer than `timeout_s` for a peer raises, and so does the meeting, after `MEET_S` at least.
-    torch's own default, half an hour, is how long a job would hang after it lost a worker.
+    A collective that waits longer than `timeout_s` for a peer raises. So does the meeting, after `MEET_S` at least.
+    With torch's default of half an hour, a job would hang that long after the loss of a worker.
     """
     backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
     dist.init_process_group(

@@ -10,7 +10,7 @@ from torch import Tensor
 from forebay.train.metric import Metric, scalar
 
 CHUNK = 512
-"""Values per tensor: a scalar takes a whole block of a GPU's memory, a row of them no more than that."""
+"""Values per tensor. A scalar takes a whole block of a GPU's memory, and so does a row of this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Reading:
 
 
 class DeferredMetrics:
-    """Keeps a number per step and name. `add` never waits for a device; `read_all` waits once."""
+    """Store of one number per step and name. `add` never waits for a device. `read_all` waits once."""
 
     def __init__(self) -> None:
         self._labels: list[tuple[int, str]] = []
@@ -31,7 +31,7 @@ class DeferredMetrics:
         self._chunks: list[list[float] | Tensor] = []
 
     def add(self, step: int, name: str, value: Metric) -> None:
-        """Keep a copy of `value`: a train function may write the next loss over the tensor of this one."""
+        """Keep a copy of `value`: a train function may overwrite its tensor with the next loss."""
         number = scalar(name, value)
         if isinstance(number, Tensor) and isinstance(value, Tensor) and number.data_ptr() == value.data_ptr():
             number = number.clone()

@@ -1,4 +1,4 @@
-"""Monitor of embedding rows that grow without bound: their norms show it long before the loss does."""
+"""Monitor of embedding rows that grow without bound. Their norms show it long before the loss does."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ EVERY = 8
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingNorms:
-    """A monitor for embedding rows whose length (Euclidean norm) exceeds `limit`.
+    """Monitor for embedding rows whose length (Euclidean norm) exceeds `limit`.
 
-    It watches every `nn.Embedding` and `nn.EmbeddingBag` of the model, and parameters of two dimensions whose names fit
-    one of `tables`. Every few steps it measures, of one table after the other, a sample of the rows that the last batch
-    looked up, and the next slice, so that every row is measured in turn. When a row is too long, its table is measured
-    as a whole, so that the reason counts the runaway rows.
+    It observes every `nn.Embedding` and `nn.EmbeddingBag` of the model, and two-dimensional parameters whose names
+    match one of `tables`. Every few steps it measures one of the tables in turn: a sample of the rows that the last
+    batch looked up, and the next slice of the table, so that in time every row is measured. When a row is too long, its
+    whole table is measured, so that the reason counts the runaway rows.
 
-    `action` is "warn" (again whenever the longest row has doubled), "roll back" or "stop". Leaving out a batch would
-    not help, since a row grows over many.
+    `action` is "warn" (again whenever the longest row has doubled), "roll back" or "stop". Skipping a batch would not
+    help, because a row grows over many of them.
     """
 
     limit: float
@@ -49,7 +49,7 @@ class EmbeddingNorms:
             )
 
     def attach(self, setup: TrainSetup) -> LiveEmbeddingNorms:
-        """Return a `LiveMonitor` for one rank. Raises `InvalidOption` where the model has no table."""
+        """Return a `LiveMonitor` for one rank. Raises `InvalidOption` if the model has no table."""
         tables = list(_tables_of(setup.model, self.tables))
         if not tables:
             raise InvalidOption(
@@ -75,7 +75,7 @@ class LiveEmbeddingNorms:
             table.measure(self._limit, turn=self._turn // len(self._tables))
             table.is_next = False
             self._turn += 1
-        # The table that is measured after the next step keeps what that step looks up.
+        # The table that is measured after the next step records the rows looked up by that step.
         self._next.is_next = (step + 1) % EVERY == 0
 
     def verdict(self) -> Verdict:
@@ -108,7 +108,7 @@ class LiveEmbeddingNorms:
 
     @property
     def _next(self) -> TableNorms:
-        """The table that is measured next."""
+        """Table to measure next."""
         return self._tables[self._turn % len(self._tables)]
 
     def _reason(self, table: TableNorms) -> str | None:
@@ -127,7 +127,7 @@ class LiveEmbeddingNorms:
 
 
 def _tables_of(model: nn.Module, patterns: Sequence[str]) -> Iterator[TableNorms]:
-    """Yield each table once, also where two modules share it."""
+    """Yield each table once, even if two modules share it."""
     seen: set[int] = set()
     for module_name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) not in seen:

@@ -1,4 +1,4 @@
-"""Monitor of losses that jump: the first sign of a bad batch, or of a step that is too long."""
+"""Monitor of sudden increases of the loss: the first sign of a bad batch, or of a step that is too long."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from forebay.train.setup import TrainSetup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpikes:
-    """A monitor for steps whose loss stands out from the steps before.
+    """Monitor for steps whose loss is far above that of the steps before.
 
-    A loss is a spike when it exceeds the median of the last `window` losses by more than `factor - 1` times that
-    median: with 3, when it is three times as high. Nothing is judged before there are `window` losses. `metric` names
-    the loss among those given to `commit`; each rank judges its own. `action`: as for `NanGuard`.
+    A loss is a spike if it exceeds the median of the last `window` losses by more than `factor - 1` times that median.
+    With `factor=3` it is a spike if it is three times as high. The first `window` losses are never spikes. `metric`
+    names the loss among those given to `commit`. Each rank judges its own. `action`: as for `NanGuard`.
 
-    Leaving out the batches at which the loss spikes is what PaLM's training did (Chowdhery et al. 2022, section 5.1).
+    PaLM's training skipped the batches at which the loss spiked (Chowdhery et al. 2022, section 5.1).
     """
 
     factor: float = 3.0
@@ -62,7 +62,7 @@ class LiveLossSpikes:
         ordered = sorted(self._losses)
         for reading in self._unread.read_all():
             if not math.isfinite(reading.value):
-                continue  # not a matter of size: NanGuard's
+                continue  # Not a question of size: left to `NanGuard`.
             if len(ordered) == self._spikes.window:
                 self._median = ordered[len(ordered) // 2]
                 margin = (self._spikes.factor - 1) * abs(self._median)

@@ -1,4 +1,4 @@
-"""Protocol of monitors: they see every step of a rank, and judge the steps before a checkpoint is saved."""
+"""Protocol of monitors: they observe every step of a rank, and judge the steps before a checkpoint is saved."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from forebay.train.setup import TrainSetup
 
 
 class Action(IntEnum):
-    """Consequence of a verdict. Of several verdicts the gravest counts."""
+    """Consequence of a verdict. The gravest of several verdicts counts."""
 
     GO_ON = 0
     WARN = 1
     SKIP = 2
-    """Go back to the newest checkpoint, and train on without the batch at fault."""
+    """Go back to the newest checkpoint, and continue without the batch at fault."""
     ROLL_BACK = 3
     """Go back to the newest checkpoint, and train the same batches again."""
     STOP = 4
@@ -26,9 +26,9 @@ class Action(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A monitor's judgement of the steps since the last checkpoint.
+    """Judgement of a monitor on the steps since the last checkpoint.
 
-    `step` is the first bad step (as `Worker.step` counts it after its commit), None where no single step is to blame.
+    `step` is the first bad step (as `Worker.step` counts it after its commit), or None if no single step is to blame.
     """
 
     action: Action = Action.GO_ON
@@ -37,9 +37,10 @@ class Verdict:
 
 
 class LiveMonitor(Protocol):
-    """An active monitor on one rank, built each time the train function is entered.
+    """Active monitor on one rank, built each time the train function is entered.
 
-    Laws: `step` never waits for the device; `verdict` may. Ranks may judge differently: the worker combines verdicts.
+    Laws: `step` never waits for the device. `verdict` may wait. Ranks may judge differently: the worker combines
+    verdicts.
     """
 
     def step(self, step: int, metrics: Mapping[str, Metric]) -> None:
@@ -50,7 +51,7 @@ class LiveMonitor(Protocol):
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Return what it measured since the last call, for the record. Names begin with the monitor's."""
+        """Return measurements since the last call, for the record. Their names begin with the monitor's name."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,7 +59,7 @@ class LiveMonitor(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`, also after a roll-back, and forget everything seen since."""
+        """Continue from `state_dict`, also after a roll-back, and discard everything observed since."""
 
 
 class Monitor(Protocol):
@@ -75,7 +76,7 @@ _ACTIONS = {"warn": Action.WARN, "skip": Action.SKIP, "roll back": Action.ROLL_B
 
 
 def action_of(word: ActionWord | Action) -> Action:
-    """Return the action that `word` names. Raises `InvalidOption` for any other word.
+    """Return the action of the name `word`. Raises `InvalidOption` for an unknown name.
 
     >>> action_of("roll back").name
     'ROLL_BACK'

@@ -1,4 +1,4 @@
-"""All monitors of a job on one rank, as one."""
+"""Set of all monitors of a job on one rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MonitorSet:
         return bool(self._live)
 
     def attach(self, setup: TrainSetup) -> None:
-        """Start the monitors. Their names come from their class, and their order within a class."""
+        """Start the monitors. Each is named after its class and its position among those of the same class."""
         self._live = {}
         for monitor in self._monitors:
             kind = type(monitor).__name__
@@ -46,7 +46,7 @@ class MonitorSet:
         return gravest([monitor.verdict() for monitor in self._live.values()])
 
     def metrics(self) -> dict[str, float]:
-        """Return what all of them measured since the last call."""
+        """Return the measurements of all monitors since the last call."""
         return {name: value for monitor in self._live.values() for name, value in monitor.metrics().items()}
 
     def state(self) -> dict[str, dict[str, Any]]:

@@ -25,13 +25,13 @@ GRADIENT = "gradient"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NanGuard:
-    """A monitor for values that are not finite.
+    """Monitor for values that are not finite.
 
-    Every step it reads the metrics that fit `metrics`, and the gradients of one dimension (biases, scales; where the
-    model has none, the first row of all others). This costs next to nothing and is enough: an error that is not
-    finite spoils the gradients of all layers below it. All parameters are read before a checkpoint. Where they show
-    what no step has shown, the steps since the last checkpoint are trained again, with each gradient read in full, so
-    that the batch at fault can be named.
+    Every step it reads the metrics whose names match `metrics`, and the one-dimensional gradients (biases, scales). If
+    the model has none, it reads the first row of all others. This costs next to nothing and is enough: an error that is
+    not finite spoils the gradients of all layers below it. All parameters are read before a checkpoint. If they show an
+    error that no step has shown, the steps since the last checkpoint are trained again. Then each gradient is read in
+    full, so that the verdict can name the batch at fault.
 
     `action` is "skip" (go back to the newest checkpoint, and leave out the batch), "roll back" (train the same batches
     again), "stop" or "warn".
@@ -112,7 +112,7 @@ class LiveNanGuard:
         return self._wanted[name]
 
     def _found(self) -> tuple[int | None, str] | None:
-        """Return the first bad step, where it is known, and its description."""
+        """Return the first bad step, if known, and its description."""
         bad = [reading for reading in self._readings.read_all() if not math.isfinite(reading.value)]
         if bad:
             names = dict.fromkeys(reading.name for reading in bad if reading.step == bad[0].step)
@@ -124,13 +124,13 @@ class LiveNanGuard:
         return only_step, f"parameter {name!r} not finite" + ("" if only_step is None else f" after step {only_step}")
 
     def _bad_parameter(self) -> str | None:
-        """Return the name of a parameter with NaN or infinity. Buffers may hold one by right, as masks do."""
+        """Return the name of a parameter with NaN or infinity. Buffers are not read: masks hold infinity."""
         watched = [
             (name, parameter.detach())
             for name, parameter in self._model.named_parameters()
             if parameter.is_floating_point() and parameter.numel()
         ]
-        # One pass at the speed of memory, read once. A sum of finite numbers may overflow: then all are read.
+        # One pass at the speed of memory, read once. A sum of finite numbers may overflow. Then all are read.
         totals: dict[torch.device, list[Tensor]] = {}
         for _, parameter in watched:
             totals.setdefault(parameter.device, []).append(parameter.sum().double())
@@ -139,7 +139,7 @@ class LiveNanGuard:
         return next((name for name, parameter in watched if not bool(torch.isfinite(parameter).all())), None)
 
     def _probe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - a hook of torch
-        # Here a GradScaler has a fused optimizer leave out this step.
+        # A GradScaler makes a fused optimizer skip this step.
         if getattr(optimizer, "found_inf", None) is not None:
             return
         with torch.no_grad():
@@ -149,7 +149,7 @@ class LiveNanGuard:
             for gradient in gradients:
                 for part in _all_of(gradient) if self._closely else _first_row(gradient):
                     parts.setdefault(part.device, []).append(part)
-            # In float64 no sum of finite numbers overflows: it is finite exactly where all of them are.
+            # In float64 a sum of float32 numbers cannot overflow: it is finite if and only if all of them are.
             self._probes += [torch.cat(found).sum(dtype=torch.float64) for found in parts.values()]
 
 

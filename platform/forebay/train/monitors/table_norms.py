@@ -12,7 +12,7 @@ SLICE_NUMBERS = 1 << 18
 """Numbers of a table per measurement: 1 MiB of float32. A table of 1,000,000 x 32 takes 123 measurements."""
 
 TOUCHED_ROWS = 512
-"""Rows of the last batch that are measured too, at least: rows that grow are looked up often."""
+"""Minimum number of rows of the last batch that are measured too. Growing rows are looked up often."""
 
 
 class TableNorms:
@@ -27,7 +27,7 @@ class TableNorms:
             module.register_forward_pre_hook(self._keep_ids, with_kwargs=True)
 
     def start(self, row: int) -> None:
-        """Continue the sweep from `row`, and forget all norms."""
+        """Continue the sweep from `row`, and discard all norms."""
         self.row = row % self.num_rows
         self.is_next = False
         self.is_measured = False
@@ -38,7 +38,10 @@ class TableNorms:
 
     @torch.no_grad()
     def measure(self, limit: float, turn: int) -> None:
-        """Measure one slice, and rows that were looked up, others at every `turn`. Never waits for the device."""
+        """Measure one slice, and a sample of the rows that were looked up, another one at every `turn`.
+
+        Never waits for the device.
+        """
         norms = _norms(self._weight[self.row : self.row + self._slice])
         self._longest = torch.maximum(self._longest, norms.max())
         self._runaway = self._runaway + (norms > limit).sum()
@@ -72,7 +75,7 @@ class TableNorms:
         return longest, row, runaway
 
     def _keep_ids(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # In a compiled model this flag would be part of the compiled code: there, the sweep is enough.
+        # In a compiled model this flag would be part of the compiled code. There the sweep is enough.
         if self.is_next and module.training and not torch.compiler.is_compiling():
             self._looked_up = (args[0] if args else kwargs["input"]).detach()
 
@@ -80,7 +83,7 @@ class TableNorms:
 def _sample(ids: Tensor, turn: int) -> Tensor:
     """Return ids of all columns, for ids of any shape (rows, ...)."""
     stride = max(ids.numel() // TOUCHED_ROWS, 1)
-    # A stride that shares a factor with the width would meet the same few columns in every row.
+    # A stride that shares a factor with the width would select the same few columns in every row.
     width = math.prod(ids.shape[1:])
     while math.gcd(stride, width) > 1:
         stride -= 1

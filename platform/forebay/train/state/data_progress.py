@@ -19,7 +19,7 @@ Span = tuple[int, int, int]
 class PendingBatches:
     """Batches drawn since the last commit: the end of the last one, their rows, and the cursor after them.
 
-    `size` counts the rows of all ranks, `rows` those of this one. Where nothing of the epoch is left, `position` is the
+    `size` counts the rows of all ranks, `rows` those of this rank. If nothing of the epoch is left, `position` is the
     end of the part that is read.
     """
 
@@ -59,11 +59,11 @@ class DataProgress:
         return drawn
 
     def discard_pending(self) -> None:
-        """Forget uncommitted batches: they are drawn again."""
+        """Discard uncommitted batches. They are drawn again."""
         self._pending = None
 
     def require_committed(self) -> None:
-        """Raise `BadJob` where an epoch has ended and its last batches were not committed."""
+        """Check that the last batches of an ended epoch were committed. Raises `BadJob` otherwise."""
         if self._pending is not None:
             raise BadJob(
                 f"epoch {self._pending.epoch} ended without a commit. Call worker.commit() after every "
@@ -72,9 +72,9 @@ class DataProgress:
             )
 
     def mark_saved(self) -> None:
-        """Forget the steps before the cursor: a checkpoint has them."""
+        """Discard the steps before the cursor: a checkpoint has them."""
         self._steps.clear()
-        # A loader may still have the skipped end of the last epoch before it.
+        # A loader may not yet have passed the skipped end of the last epoch.
         self.skipped = tuple(span for span in self.skipped if span[0] >= self.cursor.epoch - 1)
 
     def restore(self, cursor: Cursor, skipped: tuple[Span, ...]) -> None:
@@ -93,8 +93,8 @@ class DataProgress:
     def set_global_batch(self, global_batch: int) -> None:
         """Use batches of `global_batch` rows from the cursor on.
 
-        A size of which no batch is left in this epoch (with `last="drop"`) has to wait: an epoch ends with a batch.
-        Raises `InvalidOption` for a size that leaves nothing to train on.
+        With `last="drop"`, a size for which the rest of this epoch is too small starts with the next epoch: an epoch
+        ends with a batch. Raises `InvalidOption` for a size that leaves nothing to train on.
         """
         data = self.data
         if global_batch != data.global_batch:
@@ -104,7 +104,7 @@ class DataProgress:
         self.cursor = replace(self.cursor, global_batch=self.data.global_batch)
 
     def end_of_skipped_epoch(self) -> int | None:
-        """Return the position of the epoch's end if all that is left of it is skipped, else None."""
+        """Return the position of the epoch's end if its whole rest is skipped, else None."""
         position = self._past_skipped(self.cursor)
         return None if self._size(position) else position
 

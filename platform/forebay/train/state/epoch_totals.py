@@ -18,7 +18,7 @@ TRAINER_METRICS = ("wait_s", "copy_s", "batches", "rows")
 class EpochFacts:
     """Totals of a part of an epoch in plain numbers, as ranks exchange them and checkpoints save them.
 
-    `rows` are global rows, `spent` holds seconds. A metric is kept as its sum and its number of values.
+    `rows` are global rows. `spent` holds seconds. A metric is kept as its sum and its number of values.
     """
 
     rows: int = 0
@@ -28,7 +28,10 @@ class EpochFacts:
     tally: Mapping[str, float] = field(default_factory=dict)
 
     def for_rank(self, rank: int) -> EpochFacts:
-        """Return the totals `rank` resumes from, in a world of any size: only rank 0 takes over sums over ranks."""
+        """Return the totals from which `rank` resumes, in a world of any size.
+
+        Only rank 0 takes over sums over ranks.
+        """
         return self if rank == 0 else replace(self, tally={})
 
     def epoch_ended(self, *, epoch: int, step: int, dropped_rows: int) -> EpochEnded:
@@ -48,9 +51,9 @@ class EpochFacts:
 
 
 def over_ranks(ranks: Sequence[EpochFacts]) -> EpochFacts:
-    """Combine the totals of all ranks: tallies are summed, metrics and times averaged.
+    """Combine the totals of all ranks: counters are summed, metrics and times averaged.
 
-    Time in checkpoints is that of the slowest rank, the one that writes: the others wait for it in their next step.
+    Time in checkpoints is that of the slowest rank, the one that writes. The others wait for it in their next step.
     """
     spent = _mean([rank.spent for rank in ranks])
     return EpochFacts(
@@ -65,7 +68,7 @@ def over_ranks(ranks: Sequence[EpochFacts]) -> EpochFacts:
 class EpochTotals:
     """Totals of the current epoch on this rank, continued from `start`.
 
-    Metrics may be tensors: they are summed on their device, and read (which waits for it) only in `facts`.
+    Metrics may be tensors. They are summed on their device. Only `facts` reads them, which waits for the device.
     """
 
     def __init__(self, train: Counters, held_out: Counters, start: EpochFacts) -> None:
@@ -112,7 +115,7 @@ class EpochTotals:
 
 
 def counted_together(train: Mapping[str, float], held_out: Mapping[str, float]) -> dict[str, float]:
-    """Combine the counters of both loaders of a rank. `TRAINER_METRICS` count the training data alone."""
+    """Combine the counters of both loaders of a rank. `TRAINER_METRICS` count the training data only."""
     blocks = {name: amount for name, amount in held_out.items() if name not in TRAINER_METRICS}
     return _sum([train, blocks])
 

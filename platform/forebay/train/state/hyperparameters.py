@@ -1,4 +1,4 @@
-"""Hyperparameters within saved states: left out where another run continues with its own, and filled in there."""
+"""Hyperparameters within saved states: left out if another run continues with its own, and filled in there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def left_out(state: Any) -> Any:
         return {**state, "param_groups": [_bare(group) for group in state["param_groups"]]}
     if "last_epoch" in state:
         bare = {name: value for name, value in state.items() if name not in BASE_RATES}
-        # SequentialLR and ChainedScheduler hold others.
+        # SequentialLR and ChainedScheduler contain other schedulers.
         if "_schedulers" in bare:
             bare["_schedulers"] = [left_out(each) for each in bare["_schedulers"]]
         return bare
@@ -29,9 +29,9 @@ def left_out(state: Any) -> Any:
 
 
 def filled_in(state: Any, own: Callable[[], Any]) -> Any:
-    """Return `state` with missing hyperparameters filled in from `own()`, the state of the object it is for.
+    """Return `state` with missing hyperparameters filled in from `own()`, the state of the object that loads it.
 
-    Raises `KeyError` where a rate was scheduled and there is none.
+    Raises `KeyError` for a scheduled rate that the object does not have.
     """
     groups = _groups(state)
     if not groups or len(groups) != len(there := _groups(own())):

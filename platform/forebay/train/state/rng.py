@@ -1,4 +1,4 @@
-"""Random generators a train function may draw from: seeded, captured and restored together."""
+"""Random generators that a train function may use: seeded, captured and restored together."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 def seed_everything(*key: int) -> None:
     """Seed torch (all devices), NumPy's global generator and `random` from integers.
 
-    The key is hashed, so neighbouring keys ((seed, step, rank) of two ranks) give unrelated streams.
+    The key is hashed, so neighbouring keys, as (seed, step, rank) of two ranks, give unrelated streams.
     """
-    # No SeedSequence: it takes (7,) and (7, 0) for the same.
+    # Not SeedSequence: it takes (7,) and (7, 0) for the same key.
     words = hashlib.sha256(repr(key).encode()).digest()
     torch.manual_seed(int.from_bytes(words[:8], "little"))
     np.random.seed(int.from_bytes(words[8:12], "little"))  # noqa: NPY002 - what user code may draw from
@@ -24,7 +24,7 @@ def seed_everything(*key: int) -> None:
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """Return the state of this process's generators, as `torch.load(weights_only=True)` accepts it."""
+    """Return the state of this process's generators, in a form that `torch.load(weights_only=True)` accepts."""
     legacy: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     name, words, position, has_gauss, gauss = legacy
     state: dict[str, Any] = {
@@ -38,19 +38,19 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def light(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `state` with arrays for tensors, to send it: they are pickled and unpickled ten times as fast."""
+    """Return `state` with arrays instead of tensors, for sending: they are pickled and unpickled ten times as fast."""
     return {name: _each(value, torch.Tensor, torch.Tensor.numpy) for name, value in state.items()}
 
 
 def whole(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state that `light` was given."""
+    """Inverse of `light`."""
     return {name: _each(value, np.ndarray, torch.from_numpy) for name, value in state.items()}
 
 
 def _each(value: Any, kind: type, turn: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return turn(value)
-    # The other tuple is one of 625 numbers, and has nothing to turn.
+    # The other tuple has 625 numbers and nothing to convert.
     if isinstance(value, tuple) and isinstance(value[1], kind):
         return tuple(_each(part, kind, turn) for part in value)
     return value

@@ -14,17 +14,20 @@ from forebay.train.state.epoch_totals import EpochFacts
 from forebay.world import World
 
 WHOLE = 0
-"""The shard with all of a run's state: today's strategies hold the whole model on every rank."""
+"""Shard with all of a run's state. Current strategies hold the whole model on every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """State that a worker saves in a checkpoint, and resumes from.
+    """State that a worker saves in a checkpoint and resumes from.
 
-    `objects` holds the states of model, optimizer and other tracked objects; `rng` the random generators of every rank;
-    `rows` the global rows trained since the run began; `facts` the totals of the current epoch; `ended` every epoch
-    that has ended, in order, since a follower of the run may have missed any of them. `monitors` and `batching` are the
-    states of monitors and batch policy, `skipped` the rows to skip from here on.
+    - `objects`: states of model, optimizer and other tracked objects
+    - `rng`: random generators of every rank
+    - `rows`: global rows trained since the start of the run
+    - `facts`: totals of the current epoch
+    - `ended`: every ended epoch, in order, because a follower of the run may have missed any of them
+    - `monitors`, `batching`: states of monitors and batch policy
+    - `skipped`: rows to skip from here on
     """
 
     step: int
@@ -54,7 +57,7 @@ class Snapshot:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Snapshot:
-        """Return the snapshot that `to_checkpoint` was called on."""
+        """Return the snapshot from which `to_checkpoint` made this checkpoint."""
         state = checkpoint.shards[WHOLE]
         return cls(
             step=checkpoint.step,
@@ -64,7 +67,7 @@ class Snapshot:
             rows=state["rows"],
             facts=EpochFacts(**state["facts"]),
             ended=tuple(EpochEnded(**epoch) for epoch in state["ended"]),
-            # Checkpoints of a run that started without these hold none of them.
+            # Checkpoints of a run that started without these do not contain them.
             monitors=state.get("monitors", {}),
             batching=state.get("batching", {}),
             skipped=tuple(tuple(span) for span in state.get("skipped", ())),

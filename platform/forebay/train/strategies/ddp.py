@@ -46,7 +46,7 @@ class DataParallel(ABC):
 
     @abstractmethod
     def reduce_gradients(self, model: nn.Module) -> nn.Module:
-        """`model`, some of whose parameters are trained, with gradients reduced by mean or Adasum over many ranks."""
+        """Return `model`, which has trained parameters, with gradients reduced by mean or Adasum over the ranks."""
 
 
 class TorchDataParallel(DataParallel):
@@ -65,13 +65,13 @@ class FixedBuckets(DistributedDataParallel):
     Stock DDP reduces its first step in one bucket and then rebuilds the buckets in order of arrival. From three ranks
     on, a ring adds an element's parts in an order that depends on the element's place in its bucket. The first step
     after a resume would then differ from the undisturbed run in the last bits (measured with gloo: 2e-7 after 20 Adam
-    steps). Here the layout is settled at construction: parameters from last to first, roughly the order of arrival.
-    The three private names (`_build_params_for_reducer`, `_push_all_rebuilt_params`, `_rebuild_buckets`) were checked
-    on torch 2.13; tests/unit/train/strategies/test_ddp.py fails when they move.
+    steps). Here the layout is fixed at construction: parameters from last to first, roughly the order of arrival. The
+    three private names (`_build_params_for_reducer`, `_push_all_rebuilt_params`, `_rebuild_buckets`) were checked on
+    torch 2.13. tests/unit/train/strategies/test_ddp.py fails if they change.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # No device_ids: DDP would take the batch, a dict, apart to copy it to a device where it already is.
+        # Without device_ids: DDP would copy the batch, a dict, item by item to a device where it already is.
         super().__init__(model)
         self.reducer._push_all_rebuilt_params()  # noqa: SLF001 - no public way
         self.reducer._rebuild_buckets()  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Protocol of the ways in which all ranks train one model together, and the choice among them."""
+"""Protocol of strategies, by which all ranks train one model together, and the choice among them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from forebay.train.collectives.collective import Collective, Reduction
 from forebay.train.collectives.exact import LossOf
 
 BuildOptimizer: TypeAlias = Callable[..., Optimizer]
-"""Called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`."""
+"""Function that is called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyOptions:
-    """Facts of a run that a strategy needs: how gradients are reduced, and for "exact" the plan and the job's seed."""
+    """Facts of a run that a strategy needs: the reduction of gradients, and for "exact" the plan and the job's seed."""
 
     reduction: Reduction
     plan: Plan
@@ -32,16 +32,16 @@ class Strategy(Protocol):
     """Training of one model by all ranks together. One object per train function and process.
 
     Laws: `prepare`, a restore of both objects, `wrap` and then `backward` are called in this order, by all ranks alike.
-    What `prepare` returns is what a checkpoint saves and restores. After `backward` the gradients are bit-equal for
-    equal inputs, also in a process that was started in mid-run.
+    A checkpoint saves and restores the objects that `prepare` returns. After `backward` the gradients are bit-equal for
+    equal inputs, also in a process that starts in the middle of a run.
     """
 
     def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
-        """`model` on this rank's device, and its optimizer."""
+        """Return `model` on this rank's device, and its optimizer."""
         ...
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The module that the train function calls, with rank 0's parameters and buffers on all ranks.
+        """Return the module that the train function calls, with rank 0's parameters and buffers on all ranks.
 
         A `backward()` through it leaves the same gradients on all ranks. With `reduction="exact"` only this strategy's
         own `backward` does.
@@ -55,11 +55,11 @@ class Strategy(Protocol):
 
 StrategyFactory: TypeAlias = Callable[[Collective, StrategyOptions], Strategy]
 Strategies: TypeAlias = Mapping[str, StrategyFactory]
-"""The strategies that a backend's ranks can train by, by name."""
+"""Strategies of a backend, by name."""
 
 
 def build_strategy(name: str, strategies: Strategies, collective: Collective, options: StrategyOptions) -> Strategy:
-    """Build strategy `name` of `strategies`. Raises `InvalidOption` where there is none of that name."""
+    """Build strategy `name` of `strategies`. Raises `InvalidOption` for an unknown name."""
     if name not in strategies:
         known = ", ".join(repr(each) for each in sorted(strategies))
         raise InvalidOption(
