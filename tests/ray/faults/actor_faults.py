@@ -19,7 +19,7 @@ from forebay.cache.node import client as node
 from forebay.errors import CacheUnusable, LoaderClosed
 
 
-@fault("ray-cache-actor-killed", expected="equal: the actor is made again", group="ray", deadline_s=240, share=0.3)
+@fault("ray-cache-actor-killed", expected="equal: the actor is started again", group="ray", deadline_s=240, share=0.3)
 def cache_actor_killed(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, drag_s=rng.uniform(0, 0.1)) as stage:
         first, times = rng.random() < 0.5, rng.randint(1, 3)
@@ -34,7 +34,7 @@ def cache_actor_killed(rng: random.Random, folder: Path) -> CaseOutcome:
 
 @fault(
     "ray-cache-actor-killed-writing",
-    expected="equal: what was half-written is never served",
+    expected="equal: a half-written block is never served",
     group="ray",
     deadline_s=240,
     share=0.3,
@@ -61,7 +61,7 @@ def cache_actor_keeps_dying(rng: random.Random, folder: Path) -> CaseOutcome:
         return compare(stage.setting, lambda: epoch(stage.setting), CacheUnusable, names=".parquet")
 
 
-@fault("ray-cache-actor-stopped", expected="equal, once it goes on", group="ray", deadline_s=240, share=0.3)
+@fault("ray-cache-actor-stopped", expected="equal, once it continues", group="ray", deadline_s=240, share=0.3)
 def cache_actor_stopped(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, drag_s=rng.uniform(0.01, 0.1)) as stage:
 
@@ -128,7 +128,7 @@ def storage_slow(rng: random.Random, folder: Path) -> CaseOutcome:
         return compare(stage.setting, lambda: epoch(stage.setting))
 
 
-@fault("ray-block-damaged", expected="equal: found, set aside, made again", group="ray", deadline_s=240, share=0.3)
+@fault("ray-block-damaged", expected="equal: found, set aside, built again", group="ray", deadline_s=240, share=0.3)
 def block_damaged(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, warmth=rng.choice(["warm", "partial"]), drag_s=0.02) as stage:
         dice = random.Random(rng.random())

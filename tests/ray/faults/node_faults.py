@@ -35,7 +35,7 @@ def _take_away(rng: random.Random, node_id: str) -> None:
 
 @fault(
     "ray-node-lost-under-trainer",
-    expected="equal: goes on at its cursor, on another node",
+    expected="equal: continues at its cursor, on another node",
     group="ray",
     deadline_s=240,
     share=0.2,
@@ -55,7 +55,7 @@ def node_lost_under_trainer(rng: random.Random, folder: Path) -> CaseOutcome:
 
 @fault(
     "ray-peer-lost",
-    expected="equal: what a peer does not give is read from the source",
+    expected="equal: blocks that a peer does not send are read from the source",
     group="ray",
     deadline_s=240,
     share=0.3,

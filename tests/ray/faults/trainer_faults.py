@@ -32,7 +32,7 @@ from forebay.testing.drivers.nodes import STORE_BYTES
 
 @fault(
     "ray-trainer-killed",
-    expected="equal: goes on at its cursor, on another node",
+    expected="equal: continues at its cursor, on another node",
     group="ray",
     deadline_s=240,
     share=0.3,
@@ -76,7 +76,7 @@ def two_trainers_race(rng: random.Random, folder: Path) -> CaseOutcome:
 
 @fault(
     "ray-driver-terminated",
-    expected="equal: the next driver goes on; no lease, no process is left",
+    expected="equal: the next driver continues; no lease, no process is left",
     group="ray",
     deadline_s=240,
     share=0.1,
@@ -154,7 +154,7 @@ def widening(setting: SoakSetting, orders: FaultOrders) -> fb.Transform:
 
 @fault(
     "ray-object-store-full",
-    expected="equal: what goes through a full store is spilled",
+    expected="equal: a full store spills to disk",
     group="ray",
     deadline_s=240,
     share=0.1,

@@ -81,7 +81,7 @@ def _damaged_epochs(rng: random.Random, folder: Path, spoil: object) -> CaseOutc
     return CaseOutcome("equal")
 
 
-@fault("flipped-bit-in-cache", expected="equal: each damaged block is found, set aside and made again", quick=2)
+@fault("flipped-bit-in-cache", expected="equal: each damaged block is found, set aside and built again", quick=2)
 def flipped_bit(rng: random.Random, folder: Path) -> CaseOutcome:
     return _damaged_epochs(rng, folder, flip(rng))
 
@@ -92,7 +92,9 @@ def truncated_cache_file(rng: random.Random, folder: Path) -> CaseOutcome:
 
 
 @fault(
-    "cache-deleted", expected="equal, or `CacheUnusable` naming the directory; works again when opened anew", quick=2
+    "cache-deleted",
+    expected="equal, or `CacheUnusable` naming the directory; works again after it is opened again",
+    quick=2,
 )
 def cache_deleted(rng: random.Random, folder: Path) -> CaseOutcome:
     """Delete the directory, or a part of it, while it is in use."""
@@ -110,7 +112,7 @@ def cache_deleted(rng: random.Random, folder: Path) -> CaseOutcome:
     return outcome
 
 
-@fault("cache-cleared", expected="equal: blocks that are mapped stay valid, the others are made again")
+@fault("cache-cleared", expected="equal: mapped blocks stay valid, the others are built again")
 def cache_cleared(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder, cached=True)
     other = reopened(setting)
@@ -120,7 +122,7 @@ def cache_cleared(rng: random.Random, folder: Path) -> CaseOutcome:
     return CaseOutcome("equal")
 
 
-@fault("disk-full", expected="equal: what does not fit is handed out uncached", quick=2)
+@fault("disk-full", expected="equal: blocks that do not fit are handed out uncached", quick=2)
 def disk_full(rng: random.Random, folder: Path) -> CaseOutcome:
     """A tiny file system under the cache, or one that another process fills and frees meanwhile."""
     if mounts.problem():
@@ -239,7 +241,7 @@ def read_only_remount(rng: random.Random, folder: Path) -> CaseOutcome:
     return outcome
 
 
-@fault("cache-unwritable", expected="as above: the directory turns immutable in the middle of an epoch")
+@fault("cache-unwritable", expected="as above: the directory becomes immutable in the middle of an epoch")
 def cache_unwritable(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder, cached=True)
     doomed = setting.disk.path / rng.choice(["blocks", "temp", "locks", "index", "."])

@@ -26,7 +26,7 @@ class Stop(Exception):
     """Raised by a training step."""
 
 
-@fault("early-break", expected="equal: the next loop goes on where this one was left", quick=2)
+@fault("early-break", expected="equal: the next loop continues where this one ended", quick=2)
 def early_break(rng: random.Random, folder: Path) -> CaseOutcome:
     """A trainer that sometimes leaves its loop: by break, by an exception, by a new iterator or a seek."""
     setting = draw(rng, folder, ranks=1)

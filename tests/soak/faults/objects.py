@@ -44,7 +44,7 @@ def _put(path: Path, content: bytes, how: str) -> None:
         path.write_bytes(content)
 
 
-@fault("truncated-object", expected="`SourceChanged` naming the object; equal if all was read before, or is cached")
+@fault("truncated-object", expected="`SourceChanged` naming the object; equal if all was read before or is cached")
 def truncated_object(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     path = rng.choice(setting.files())

@@ -150,7 +150,7 @@ def _joined(setting: SoakSetting, position: int, parts: list[dict[str, np.ndarra
     return {name: np.concatenate([part[name] for part in parts])[sort] for name in parts[0]}
 
 
-@fault("kill-9-trainer", expected="equal: what was done before, and the rest from the last cursor on", quick=2)
+@fault("kill-9-trainer", expected="equal: the steps before, and the rest from the last cursor on", quick=2)
 def kill_trainer(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     path, steps = folder / "steps", rng.randrange(setting.plan.num_batches(setting.global_batch))
@@ -165,7 +165,7 @@ def kill_trainer(rng: random.Random, folder: Path) -> CaseOutcome:
     return CaseOutcome("equal")
 
 
-@fault("kill-9-writer", expected="equal: other processes go on, what was half-written is swept away", quick=2)
+@fault("kill-9-writer", expected="equal: other processes continue, half-written files are removed", quick=2)
 def kill_writer(rng: random.Random, folder: Path) -> CaseOutcome:
     """One of two processes that fill a cache dies in the middle."""
     setting = draw(rng, folder, cached=True, warmth=rng.choice(["cold", "partial"]))
@@ -243,7 +243,7 @@ write_steps(setting, path, lambda step: __import__("time").sleep(0.02))
 """
 
 
-@fault("signal-to-a-program", expected="as above, for a program of its own: exit code -2 or -15", share=0.1)
+@fault("signal-to-a-program", expected="as above, for a separate program: exit code -2 or -15", share=0.1)
 def signal_to_program(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     path, pickled = folder / "steps", folder / "setting"
@@ -272,7 +272,9 @@ def signal_to_program(rng: random.Random, folder: Path) -> CaseOutcome:
 
 
 @fault(
-    "fork-in-mid-read", expected="equal in the parent and in the child, which goes on with the parent's loader", quick=2
+    "fork-in-mid-read",
+    expected="equal in the parent and in the child, which continues with the parent's loader",
+    quick=2,
 )
 def fork_in_mid_read(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
@@ -315,7 +317,7 @@ def spawned_epoch(setting: SoakSetting, loaders: list[fb.Loader], path: Path) ->
     path.write_bytes(pickle.dumps(rest.steps))
 
 
-@fault("spawn", expected="equal: a loader that travels goes on at its position", share=0.1)
+@fault("spawn", expected="equal: a pickled loader continues at its position", share=0.1)
 def spawn(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     loaders = [setting.loader(rank) for rank in range(setting.ranks)]
@@ -341,7 +343,7 @@ def spawn(rng: random.Random, folder: Path) -> CaseOutcome:
     return CaseOutcome("equal")
 
 
-@fault("racing-processes", expected="equal in each; a block that fits is made once, by one of them", quick=2)
+@fault("racing-processes", expected="equal in each; a block that fits is built once, by one of them", quick=2)
 def racing_processes(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder, cached=True)
     number = rng.randint(2, 3)

@@ -37,7 +37,7 @@ def run(setting: SoakSetting, strike: Strike, *errors: type[ForebayError], names
     return outcome
 
 
-@fault("read-error", expected="equal, after retries; `ReadFailed` when every attempt hits", quick=2)
+@fault("read-error", expected="equal, after retries; `ReadFailed` when every attempt fails", quick=2)
 def read_error(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     dice, error = Dice(rng, rng.choice([0.05, 0.3])), rng.choice(PASSING)
@@ -148,7 +148,7 @@ def read_never_returns(rng: random.Random, folder: Path) -> CaseOutcome:
     return outcome
 
 
-@fault("close-with-stuck-read", expected="`close(5)` returns within 5 s; the epoch goes on from the cursor", quick=2)
+@fault("close-with-stuck-read", expected="`close(5)` returns within 5 s; the epoch continues from the cursor", quick=2)
 def close_with_stuck_read(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder, ranks=1, warmth=rng.choice(["cold", "partial"]))
     lucky = Dice(rng, 0.15)
@@ -187,7 +187,7 @@ def close_with_stuck_read(rng: random.Random, folder: Path) -> CaseOutcome:
     return CaseOutcome("equal")
 
 
-@fault("short-read", expected="equal, after retries: fewer bytes than asked for are never taken for all")
+@fault("short-read", expected="equal, after retries: fewer bytes than requested are never taken for all")
 def short_read(rng: random.Random, folder: Path) -> CaseOutcome:
     setting = draw(rng, folder)
     dice, keep = Dice(rng, 0.2), rng.random()
