@@ -1,4 +1,4 @@
-"""Memory that serialized states are written into, checkpoint after checkpoint."""
+"""Memory into which serialized states are written, checkpoint after checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from forebay.checkpoint.encoded import Bytes
 
 
 class ReusableBuffer:
-    """A file in memory that is written again and again. Its pages stay: fresh ones cost more than the copy into them.
+    """File in memory that is written repeatedly. Its pages stay: fresh ones cost more than the copy into them.
 
     A subclass decides where the memory is.
     """
@@ -30,18 +30,18 @@ class ReusableBuffer:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing: no data waits. `torch.save` calls it."""
+        """Do nothing: no data is buffered. `torch.save` calls it."""
 
     def reset(self) -> None:
-        """Start at the beginning again, over what was written."""
+        """Start at the beginning again and overwrite earlier data."""
         self._at = 0
 
     def written(self) -> memoryview:
-        """All that was written since `reset`, without a copy: valid until the next write."""
+        """All data written since `reset`, without a copy. Valid until the next write."""
         return self._memory[: self._at].toreadonly()
 
     def grow(self, num_bytes: int) -> memoryview:
-        """Return at least `num_bytes` of writable memory that begins with what was written so far."""
+        """Return at least `num_bytes` of writable memory that begins with the data written so far."""
         memory = memoryview(bytearray(num_bytes))
         memory[: self._at] = self._memory[: self._at]
         return memory

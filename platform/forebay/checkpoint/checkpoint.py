@@ -1,4 +1,4 @@
-"""The checkpoints of one run: their content, and the store where a worker saves and finds them."""
+"""Checkpoints of one run: their content, and the protocol of the store in which a worker saves and finds them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Position in the data, and all state that training from there needs.
+    """Position in the data, and all state that is needed to continue training from there.
 
-    `world` is the one that saved it; any other may restore it. `shards` holds one state per shard, by number from 0:
+    `world` is the world that saved it. Any other may restore it. `shards` holds one state per shard, by number from 0:
     a model that every rank holds as a whole is one shard. A state holds tensors, numbers, strings, None, and tuples,
     lists and dicts of these.
     """
@@ -41,37 +41,40 @@ class Checkpoint:
 class CheckpointStore(Protocol):
     """Store of one run's checkpoints, used by rank 0. A driver makes one per worker process.
 
-    Laws: what `save` has returned for is found by `newest` in any later process of the run, even if this process dies.
-    A saved checkpoint replaces those of later steps, which belong to an abandoned future. `newest` never returns a
-    corrupt checkpoint, nor one that lacks a shard. A saved state may be changed as soon as `save` has returned. All
-    methods are called on rank 0, one at a time, though on several threads. Making a store costs the other ranks
-    nothing.
+    Laws:
+    - After `save` has returned, `newest` finds the checkpoint in any later process of the run, even if this process
+      dies.
+    - A saved checkpoint replaces those of later steps, which belong to an abandoned future.
+    - `newest` never returns a corrupt checkpoint, or one that lacks a shard.
+    - A saved state may be changed as soon as `save` has returned.
+    - All methods are called on rank 0, one at a time, but on several threads.
+    - Making a store costs the other ranks nothing.
     """
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Return once `checkpoint` outlives this process. Raises `BadJob` for a state that could not be read back."""
 
     def newest(self, shards: Collection[int] | None = None) -> Checkpoint | None:
-        """Return the newest complete checkpoint, in memory or in storage; None where there is none.
+        """Return the newest complete checkpoint, in memory or in storage, or None.
 
         Args:
-            shards: Numbers of the shards to read and verify, as far as the checkpoint has them; None for all.
+            shards: Numbers of the shards to read and verify, as far as the checkpoint has them. None for all.
 
         Raises:
             CursorMismatch: It was written by another release of Forebay, in a form this one does not read.
-            ReadFailed: Storage does not answer; going back to an older checkpoint would then be wrong.
+            ReadFailed: Storage does not answer. Going back to an older checkpoint would then be wrong.
         """
         ...
 
     def flush(self) -> None:
-        """Return once the newest saved checkpoint is in storage. Raises `WriteFailed` where it cannot get there."""
+        """Return once the newest saved checkpoint is in storage. Raises `WriteFailed` if that is impossible."""
 
     def close(self) -> None:
-        """Release all resources. Saves nothing: `flush` does."""
+        """Release all resources. Does not save: call `flush` before."""
 
 
 class Encoder:
-    """Turns checkpoints into bytes that can be turned back."""
+    """Encoder of checkpoints into bytes that can be decoded."""
 
     def __init__(self) -> None:
         self._loadable = LoadableTypes()
@@ -87,7 +90,7 @@ class Encoder:
             begin = buffer.num_bytes
             serialize(state, buffer)
             spans[number] = slice(begin, buffer.num_bytes)
-        # Only now: the buffer moves when it grows.
+        # Read the buffer only now: it moves when it grows.
         written = buffer.written()
         shards = {number: written[span] for number, span in spans.items()}
         for number, content in shards.items():
@@ -99,13 +102,13 @@ class Encoder:
 
 
 def decode(encoded: EncodedCheckpoint, uri: str) -> Checkpoint:
-    """Decode a checkpoint that was found at `uri`, with the shards that are there.
+    """Decode a checkpoint found at `uri`, with the shards that `encoded` has.
 
-    Raises `CorruptCheckpoint` if it is not what was encoded, and `CursorMismatch` if it is, but cannot be read: an
+    Raises `CorruptCheckpoint` if it is not what was encoded. Raises `CursorMismatch` if it is, but cannot be read: an
     older one would be no better.
     """
     encoded.verify()
-    with replaced_errors(lambda error: _unreadable(uri, error)):  # unpicklers raise anything
+    with replaced_errors(lambda error: _unreadable(uri, error)):  # Unpicklers raise exceptions of any type.
         shards = {number: deserialize(content) for number, content in encoded.shards.items()}
         world = World(**encoded.metadata["world"])
         cursor = Cursor.from_json(encoded.metadata["cursor"])
@@ -122,7 +125,7 @@ def _unreadable(uri: str, error: Exception) -> CursorMismatch:
 
 
 class DirectoryStore:
-    """`CheckpointStore` without a memory tier: every checkpoint is written below `uri` while the worker waits.
+    """`CheckpointStore` without memory: every checkpoint is written below `uri` while the worker waits.
 
     One folder per step: a file per shard, then `checkpoint.json` with sizes and checksums. Raises `InvalidOption` for
     bounds that would keep nothing.
@@ -133,7 +136,7 @@ class DirectoryStore:
         self._encoder, self._buffer = Encoder(), ReusableBuffer()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write `checkpoint`, then delete what it supersedes. Raises `OSError` where storage refuses it."""
+        """Write `checkpoint`, then delete those it supersedes. Raises `OSError` if storage refuses it."""
         self._files.write(self._encoder.encode(checkpoint, self._buffer))
 
     def newest(self, shards: Collection[int] | None = None) -> Checkpoint | None:
@@ -157,7 +160,7 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class FoundCheckpoint:
-    """A checkpoint that seems to be there, with the function that reads those of its shards that are asked for."""
+    """Checkpoint that seems complete, with a function that reads the requested shards of it."""
 
     step: int
     tier: Tier
@@ -166,7 +169,7 @@ class FoundCheckpoint:
 
 
 def found_in(files: CheckpointFiles, tier: Tier = Tier.STORAGE) -> list[FoundCheckpoint]:
-    """List all checkpoints in a folder, corrupt ones too."""
+    """List all checkpoints in a folder, including corrupt ones."""
     return [FoundCheckpoint(step, tier, files.uri_of(step), partial(files.read, step)) for step in files.steps()]
 
 
@@ -178,7 +181,7 @@ def newest_of(found: Iterable[FoundCheckpoint], shards: Collection[int] | None =
         except CorruptCheckpoint as error:
             log.warning("The checkpoint of step %d is corrupt (%s); looking for the one before it.", each.step, error)
             continue
-        # Memory may have gone on since it was asked what it has.
+        # A store in memory may have received a later one since it was asked.
         is_later = checkpoint.step > each.step
         if checkpoint.step < each.step or (is_later and each.tier is Tier.STORAGE):
             raise CursorMismatch(

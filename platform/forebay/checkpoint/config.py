@@ -11,14 +11,14 @@ from forebay.storage.credentials import Access, without_credentials
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """Checkpoints in storage lie below `uri`. One is uploaded from memory every `storage_every_s` seconds.
+    """Options of a run's checkpoints in storage, below `uri`. One is uploaded every `storage_every_s` seconds.
 
     Storage keeps the newest `keep_last`, and permanently those whose step is a multiple of `keep_every`. Credentials
     within `uri` stay in this process; unpickling `access` grants them elsewhere. Raises `InvalidOption` for bounds that
     would keep nothing.
 
-    A worker waits at most `store_timeout_s` seconds for its node's memory to take a checkpoint, which then goes
-    straight to storage: the other ranks wait meanwhile, and must not take that for a hang.
+    A worker waits at most `store_timeout_s` seconds for its node's memory to take a checkpoint. Then it writes the
+    checkpoint to storage itself: the other ranks wait meanwhile, and must not take that for a hang.
 
     >>> CheckpointConfig(uri="runs/ctr/checkpoints", keep_every=1000).is_permanent(3000)
     True
@@ -32,7 +32,7 @@ class CheckpointConfig:
     access: Access | None = None
 
     def __post_init__(self) -> None:
-        if "://" in self.uri:  # what is handed around and printed tells no secrets
+        if "://" in self.uri:  # Texts that are passed on and printed must not contain secrets.
             object.__setattr__(self, "uri", without_credentials(self.uri))
         if self.keep_last < 1:
             raise InvalidOption(f"keep_last={self.keep_last} would keep no checkpoint to resume from. Keep 1 or more.")
@@ -51,7 +51,7 @@ class CheckpointConfig:
     def superseded(self, complete: Sequence[int], newest: int) -> set[int]:
         """Steps of the complete checkpoints in storage that may be deleted once `newest` is written.
 
-        Later steps are among them: they belong to a future that the run abandoned by going back.
+        This includes later steps: they belong to a future that the run abandoned by going back.
 
         >>> sorted(CheckpointConfig(uri="", keep_last=2, keep_every=10).superseded([10, 17, 18, 19, 25], newest=19))
         [17, 25]

@@ -1,6 +1,6 @@
-"""A checkpoint as bytes: metadata, one serialized state per shard, and a checksum over each of them.
+"""Checkpoint as bytes: metadata, one serialized state per shard, and a checksum over each of them.
 
-Knows nothing of what the bytes mean, so it needs no PyTorch.
+Independent of the meaning of the bytes, so it needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Metadata: TypeAlias = Mapping[str, Any]
 
 
 class CorruptCheckpoint(Exception):
-    """Reason why a checkpoint cannot be trusted."""
+    """Raised for a checkpoint that cannot be trusted. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedCheckpoint:
-    """The metadata of a checkpoint, and serialized shards by number. Compared by identity.
+    """Metadata of a checkpoint, and serialized shards by number. Compared by identity.
 
-    `metadata` names every shard with its size and checksum. `shards` holds all of them, or those that were asked for.
-    Each shard has a checksum of its own, so a process that needs one of them never reads the others.
+    `metadata` names every shard with its size and checksum. `shards` holds all of them, or the requested ones. Each
+    shard has its own checksum, so a process that needs one of them never reads the others.
     """
 
     metadata: Metadata
@@ -51,16 +51,16 @@ class EncodedCheckpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the shards that are here."""
+        """Size of the shards in `shards`."""
         return sum(map(len, self.shards.values()))
 
     @property
     def metadata_bytes(self) -> bytes:
-        """The metadata as it is written."""
+        """Metadata in its written form."""
         return json.dumps(self.metadata, indent=1).encode()
 
     def verify(self) -> None:
-        """Raise `CorruptCheckpoint` where the metadata or a shard that is here is not what was encoded."""
+        """Check that the metadata and `shards` are what was encoded. Raises `CorruptCheckpoint` otherwise."""
         verify_metadata(self.metadata)
         table = _shard_table(self.metadata)
         for number, content in self.shards.items():
@@ -72,7 +72,7 @@ class EncodedCheckpoint:
 
 
 def parse_metadata(written: bytes) -> dict[str, Any]:
-    """Parse metadata as it was written, without a look at its checksum. Raises `CorruptCheckpoint`."""
+    """Parse written metadata without verifying its checksum. Raises `CorruptCheckpoint`."""
     try:
         metadata = json.loads(written)
     except (ValueError, RecursionError):
@@ -83,14 +83,14 @@ def parse_metadata(written: bytes) -> dict[str, Any]:
 
 
 def verify_metadata(metadata: Metadata) -> None:
-    """Raise `CorruptCheckpoint` unless the checksum is right: a cursor with one flipped digit would skip rows."""
+    """Verify the checksum: a cursor with one flipped digit would skip rows. Raises `CorruptCheckpoint`."""
     described = dict(metadata)
     if described.pop(_CHECKSUM, None) != metadata_checksum(described):
         raise CorruptCheckpoint(f"the checksum of {METADATA} is wrong")
 
 
 def metadata_checksum(metadata: Metadata) -> str:
-    """The checksum of metadata that holds none yet."""
+    """Checksum of metadata that does not contain one yet."""
     return _checksum(json.dumps(metadata, sort_keys=True).encode())
 
 
@@ -100,7 +100,7 @@ def shard_sizes(metadata: Metadata) -> dict[int, int]:
 
 
 def split_shards(metadata: Metadata, content: memoryview) -> dict[int, memoryview]:
-    """Views of all shards in memory that holds one after another, in order of their numbers."""
+    """Views of all shards in memory that holds them one after another, in order of their numbers."""
     shards, begin = {}, 0
     for number, num_bytes in shard_sizes(metadata).items():
         shards[number] = content[begin : begin + num_bytes]
@@ -109,7 +109,7 @@ def split_shards(metadata: Metadata, content: memoryview) -> dict[int, memoryvie
 
 
 def _shard_table(metadata: Metadata) -> dict[int, tuple[int, str]]:
-    """Size and checksum of every shard, by number. Raises `CorruptCheckpoint` where there is none."""
+    """Size and checksum of every shard, by number. Raises `CorruptCheckpoint` if they are missing."""
     try:
         table = {int(number): (int(it["bytes"]), str(it[_CHECKSUM])) for number, it in metadata["shards"].items()}
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):

@@ -1,4 +1,4 @@
-"""Checkpoints in storage, one folder per step. Knows nothing of their content, so it needs no PyTorch."""
+"""Checkpoints in storage, one folder per step. Independent of their content, so it needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ READ_POLICY = ReadPolicy(deadline_s=900.0)
 
 
 def shard_file(number: int) -> str:
-    """Name of the file of a shard, within its checkpoint's folder."""
+    """Name of the file of a shard, within the checkpoint's folder."""
     return f"shard-{number:05d}.pt"
 
 
 class CheckpointFiles:
-    """A folder per step: `shard-00000.pt` and so on, then `checkpoint.json`. A step without the latter is incomplete.
+    """Folder per step: `shard-00000.pt` and so on, then `checkpoint.json`. A step without the latter is incomplete.
 
-    One process writes at a time, except for a store that is about to be replaced and its successor: a write deletes no
-    later step that appeared while it was under way. There is no fsync: the checksums find what a crash of the machine
-    corrupts, and the checkpoint before it is still there.
+    One process writes at a time, with one exception: a store that is about to be replaced, and its successor. So a
+    write does not delete later steps that appeared during it. There is no fsync: checksums find data corrupted by a
+    crash of the machine, and the previous checkpoint is still there.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -50,12 +50,12 @@ class CheckpointFiles:
 
     @property
     def uri(self) -> str:
-        """The folder's name, without credentials."""
+        """URI of the folder, without credentials."""
         return self._place.uri
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on a file system of this machine."""
+        """Whether the folder is on a file system of this machine."""
         return self._place.is_local
 
     def write(self, encoded: EncodedCheckpoint) -> None:
@@ -72,9 +72,9 @@ class CheckpointFiles:
         self._retain(encoded.step, there_before)
 
     def read(self, step: int, shards: Collection[int] | None = None) -> EncodedCheckpoint:
-        """Read a checkpoint: those of `shards` that it has, or all. Their checksums are not verified.
+        """Read a checkpoint with those of `shards` that it has, or all. Does not verify checksums.
 
-        Raises `CorruptCheckpoint` where a file of it is missing, also of a shard that is not read, `ReadFailed` if
+        Raises `CorruptCheckpoint` if a file is missing, even of a shard that is not read, `ReadFailed` if
         storage does not answer, and `CursorMismatch` for a checkpoint of another release.
         """
         metadata = parse_metadata(self._read(step, METADATA))
@@ -97,21 +97,21 @@ class CheckpointFiles:
         """Steps that have a folder, newest first."""
         try:
             found = children(self._fs, self._place.path)
-        except FileNotFoundError:  # pyarrow looks twice: it was made in between, and is as good as empty
+        except FileNotFoundError:  # pyarrow looks twice. The folder was made in between, and counts as empty.
             return []
         names = [STEP_FORM.fullmatch(info.base_name) for info in found if info.type == FileType.Directory]
         return sorted((int(name[1]) for name in names if name), reverse=True)
 
     def complete_steps(self) -> list[int]:
-        """Steps that were written to the end, newest first. A crash may have corrupted one of them since."""
+        """Steps that were written completely, newest first. A crash may have corrupted one of them since."""
         return [step for step in self.steps() if self._exists(f"{self._folder(step)}/{METADATA}")]
 
     def uri_of(self, step: int) -> str:
-        """The URI of a checkpoint, for messages."""
+        """URI of a checkpoint, for messages."""
         return f"{self.uri}/{_name(step)}"
 
     def _retain(self, newest: int, there_before: set[int]) -> None:
-        # Later ones first: while they are there, they would be taken for the newest.
+        # Delete later steps first: as long as they exist, they would be taken for the newest.
         steps = self.steps()
         complete = [step for step in steps if step <= newest and self._exists(f"{self._folder(step)}/{METADATA}")]
         later_or_incomplete = (set(steps) - set(complete)) & there_before
@@ -121,7 +121,7 @@ class CheckpointFiles:
 
     def _delete(self, step: int) -> None:
         folder = self._folder(step)
-        # The metadata goes first: an interrupted deletion must leave an incomplete checkpoint.
+        # Delete the metadata first: an interrupted deletion must leave an incomplete checkpoint.
         if self._exists(f"{folder}/{METADATA}"):
             self._fs.delete_file(f"{folder}/{METADATA}")
         self._fs.delete_dir(folder)

@@ -1,4 +1,4 @@
-"""`CheckpointStore` for the local driver: this machine's disk first, and from there storage elsewhere."""
+"""`CheckpointStore` for the local driver: first on this machine's disk, and from there to storage elsewhere."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ OWNER = "spooled-by"
 def open_local_checkpoints(config: CheckpointConfig) -> CheckpointStore:
     """Open the store of a run whose workers are processes of this machine.
 
-    A checkpoint on this machine's own disk outlives every process as soon as it is written, and writing is as quick as
-    memory: the kernel keeps it until the disk has it. Storage elsewhere gets checkpoints by way of such a folder.
+    A checkpoint on this machine's own disk outlives every process as soon as it is written. Writing is as fast as
+    memory: the kernel keeps it until the disk has it. Storage elsewhere receives checkpoints through such a folder.
     """
     if resolve(config.uri).is_local:
         return DirectStore(config.uri, keep_last=config.keep_last, keep_every=config.keep_every)
@@ -44,7 +44,7 @@ def open_local_checkpoints(config: CheckpointConfig) -> CheckpointStore:
 
 
 class DirectStore(DirectoryStore):
-    """Store that writes straight into storage. A refused write ends the run: its user must make room."""
+    """Store that writes directly to storage. A refused write ends the run: its user must make room."""
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Return once `checkpoint` is in storage. Raises `WriteFailed`."""
@@ -62,7 +62,7 @@ class DirectStore(DirectoryStore):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spool:
-    """The folder between a worker and storage, while it is in use."""
+    """Folder between a worker and storage, while it is in use."""
 
     folder: Path
     files: CheckpointFiles
@@ -72,9 +72,9 @@ class _Spool:
 class SpooledStore:
     """`CheckpointStore` on this machine's disk, uploaded every `storage_every_s`. A killed process loses no checkpoint.
 
-    A lost machine loses what was saved since the last upload. The folder belongs to the run in storage and to no other
-    of the same name. A run that was started again there, or went on from another machine, makes the folder here
-    worthless: the file `spooled-by` beside the checkpoints in storage names the owner.
+    A lost machine loses the checkpoints since the last upload. The folder belongs to the run in storage, and to no
+    other of the same name. If a run was started again there, or continued from another machine, the folder here is out
+    of date. The file `spooled-by` beside the checkpoints in storage names the owner.
     """
 
     def __init__(self, config: CheckpointConfig, spools: str = SPOOLS) -> None:
@@ -120,7 +120,7 @@ class SpooledStore:
         return self._opened
 
     def _own(self, folder: Path, uri: str) -> None:
-        """Empty the folder, unless the run in storage was last spooled from just here."""
+        """Empty the folder, unless this folder was the last to upload checkpoints of the run in storage."""
         here, place = folder / OWNER, resolve(below(uri, OWNER))
         owner = here.read_bytes() if here.exists() else b""
         if owner and owner == _read(place.uri):
@@ -136,7 +136,7 @@ class SpooledStore:
         here.write_bytes(owner)
 
     def _offer_remains(self) -> None:
-        """Offer the uploader what a killed process had saved."""
+        """Offer the uploader the checkpoint that a killed process had saved."""
         assert self._opened is not None
         left = newest_of(found_in(self._opened.files))
         stored = self._opened.uploader.files.steps()
@@ -144,7 +144,10 @@ class SpooledStore:
             self._opened.uploader.offer(self._opened.files.read(left.step))
 
     def _mapped(self, encoded: EncodedCheckpoint) -> EncodedCheckpoint:
-        """The same from the disk: the buffer is for the next one. A file that is deleted stays while it is mapped."""
+        """Map the same checkpoint from the disk, because the buffer is needed for the next one.
+
+        A mapped file stays after its deletion.
+        """
         assert self._opened is not None
         folder = Path(self._opened.files.uri_of(encoded.step))
         shards = {}

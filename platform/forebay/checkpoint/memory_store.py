@@ -1,4 +1,4 @@
-"""A run's newest checkpoint in the memory of one node: kept for the next worker, replicated, and uploaded."""
+"""Newest checkpoint of a run in the memory of one node: kept for the next worker, replicated, and uploaded."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from forebay.errors import WriteFailed
 log = logging.getLogger(__name__)
 
 ShardArrays: TypeAlias = Mapping[int, npt.NDArray[np.uint8]]
-"""Serialized shards as they travel between nodes, by number."""
+"""Serialized shards as they are sent between nodes, by number."""
 Replicate = Callable[[EncodedCheckpoint], Awaitable[None]]
-"""Copies a checkpoint to another node where there is one. Never raises, and gives up on a node that is silent."""
+"""Function that copies a checkpoint to another node, if there is one. Never raises. Gives up if the node is silent."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StoredStep:
-    """The step that a store has. Of two stores with the same step the origin, which a worker wrote to, knows more."""
+    """Step that a store has. Of two stores with the same step, the origin, which a worker wrote to, has precedence."""
 
     step: int
     is_origin: bool
@@ -36,13 +36,13 @@ class StoredStep:
 
 
 class MemoryStore:
-    """Runs as an actor without CPUs; knows nothing of Ray. Questions for its step are answered at once.
+    """Store that runs as an actor without CPUs, but is independent of Ray. It answers questions for its step at once.
 
-    A worker writes its shards and then the metadata into the buffer it was given, and calls `keep`. From the metadata
-    on the checkpoint is here: if the worker dies before it calls, the store finds it in the buffer. A buffer is given
-    out again when it has no reader: neither the replica, nor an upload, and it is not the newest checkpoint. A buffer
-    whose worker ended without metadata is not given out again. So a worker that dies during a write cannot corrupt a
-    later checkpoint, however slowly it dies.
+    A worker writes its shards and then the metadata into its buffer, and calls `keep`. The checkpoint is complete as
+    soon as the metadata is written: if the worker dies before the call, the store finds it in the buffer. A buffer is
+    handed out again if it is not the newest checkpoint, and neither the replica nor an upload reads it. A buffer whose
+    worker ended without metadata is not handed out again. So a worker that dies during a write cannot corrupt a later
+    checkpoint, however slowly it dies.
     """
 
     def __init__(self, uploader: Uploader, replicate: Replicate) -> None:
@@ -65,11 +65,11 @@ class MemoryStore:
     async def acquire(self) -> BufferHandle:
         """Return a buffer for a new worker, which replaces an earlier one that has ended.
 
-        Waits until the checkpoint that the earlier one left is as safe as after `keep`.
+        Waits until the checkpoint of the earlier worker is as safe as after `keep`.
         """
         self._adopt_unreported()
         await self._make_safe()
-        self._adopt_unreported()  # a worker that has not quite ended may have written meanwhile
+        self._adopt_unreported()  # A worker that has not quite ended may have written meanwhile.
         self._abandon(None if self._given in self._content else self._given)
         self._given = None
         return self._next_handle()
@@ -77,11 +77,11 @@ class MemoryStore:
     async def keep(self, number: int) -> BufferHandle:
         """Keep the checkpoint in buffer `number`. Returns the buffer for the next one.
 
-        Waits until it has a copy on another node. A worker writes no other before, so a lost node takes one checkpoint
-        with it at most.
+        Waits until it has a copy on another node. A worker does not write another one before, so the loss of a node
+        loses at most one checkpoint.
         """
         encoded = self._reported(number)
-        # None: its worker was replaced, and its successor has found what there was.
+        # None if its worker was replaced: then its successor has found the checkpoint, if there was one.
         if encoded is not None:
             if encoded is not self._newest:
                 self._set_newest(encoded, number, self._ticket(), is_origin=True)
@@ -96,9 +96,10 @@ class MemoryStore:
     async def keep_copy(self, metadata: Metadata, shards: ShardArrays) -> None:
         """Keep a copy of the newest checkpoint, whose origin is another node.
 
-        It is dropped if another checkpoint came during the copy: that one is newer, and may be this node's own.
+        If another checkpoint arrived during the copy, the copy is dropped: the other is newer, and may be this node's
+        own.
         """
-        self._adopt_unreported()  # what a worker has left here came before
+        self._adopt_unreported()  # A checkpoint that a worker has left here is older.
         ticket, buffer = self._ticket(), self._free_buffer()
         self._filling.add(buffer.number)
         self._content.pop(buffer.number, None)
@@ -110,11 +111,11 @@ class MemoryStore:
         self._set_newest(encoded, buffer.number, ticket, is_origin=False)
 
     async def stored_step(self) -> StoredStep | None:
-        """The step of its checkpoint."""
+        """Step of the newest checkpoint, or None."""
         return self._stored_step()
 
     async def locate(self) -> tuple[Metadata, str] | None:
-        """Its checkpoint for a process of this node: the metadata, and the buffer's file."""
+        """Newest checkpoint for a process of this node: its metadata, and the buffer's file."""
         self._adopt_unreported()
         if self._newest is None:
             return None
@@ -122,7 +123,7 @@ class MemoryStore:
         return self._newest.metadata, self._buffers[number].path
 
     async def fetch(self, shards: Collection[int] | None = None) -> tuple[Metadata, ShardArrays] | None:
-        """Its checkpoint, with those of `shards` that it has, or with all."""
+        """Newest checkpoint, with those of `shards` that it has, or with all."""
         self._adopt_unreported()
         if self._newest is None:
             return None
@@ -132,7 +133,7 @@ class MemoryStore:
         }
 
     async def flush(self) -> WriteFailed | None:
-        """Bring its checkpoint to storage. Returns the error if it cannot get there."""
+        """Write the newest checkpoint to storage. Returns the error if that fails."""
         self._adopt_unreported()
         newest = self._newest
         if newest is None:
@@ -141,7 +142,7 @@ class MemoryStore:
             seen = self._last_ticket
             if await asyncio.to_thread(self._is_in_storage, newest.step):
                 return None
-            if seen != self._last_ticket:  # another store uploads what came meanwhile, unless a worker here wrote it
+            if seen != self._last_ticket:  # another store uploads it, unless a worker here wrote it
                 return await self.flush() if self._is_origin else None
         try:
             self._uploader.enqueue(newest)
@@ -151,13 +152,13 @@ class MemoryStore:
         return None
 
     async def yield_storage(self, step: int) -> None:
-        """Stop uploading, since a worker writes the checkpoint of `step` to storage itself.
+        """Stop uploading, because a worker writes the checkpoint of `step` to storage itself.
 
-        A later one there would be deleted. What is here stays, as a copy would, in case that worker dies before it has
-        written.
+        That write would delete a later one there. The checkpoint here stays, like a copy, in case the worker dies
+        before it has written.
         """
         self._adopt_unreported()
-        self._ticket()  # for a flush that is under way
+        self._ticket()  # This also ends a flush that is in progress.
         self._uploader.discard()
         self._is_origin = False
         if self._newest is not None and self._newest.step > step:
@@ -169,9 +170,9 @@ class MemoryStore:
         return None if newest is None else StoredStep(newest.step, self._is_origin, newest.num_bytes)
 
     def _adopt_unreported(self) -> None:
-        """Keep a complete checkpoint whose worker has not called `keep` yet, or never will.
+        """Keep a complete checkpoint whose worker has not called `keep`, because it is late or dead.
 
-        It is in the buffer that was given out, or in that of a worker that was taken for dead.
+        It is in the buffer that was handed out, or in that of a worker that was taken for dead.
         """
         with self._adopting:
             for number in (self._abandoned, self._given):
@@ -179,7 +180,7 @@ class MemoryStore:
                     self._set_newest(encoded, number, self._ticket(), is_origin=True)
 
     def _complete_in(self, number: int) -> EncodedCheckpoint | None:
-        """A complete checkpoint in buffer `number`. Where its worker was taken for dead, only a newer one counts."""
+        """Complete checkpoint in buffer `number`, or None. If its worker was taken for dead, it must be newer."""
         try:
             encoded = self._buffers[number].read()
             if encoded is None:
@@ -192,13 +193,13 @@ class MemoryStore:
         return encoded if is_news or number == self._given else None
 
     def _reported(self, number: int) -> EncodedCheckpoint | None:
-        """The checkpoint in buffer `number`, if the buffer still belongs to the worker that reports it."""
+        """Checkpoint in buffer `number`, if the buffer still belongs to the worker that reports it."""
         if number not in (self._given, self._abandoned):
             return None
         return self._content.get(number) or self._buffers[number].read()
 
     def _abandon(self, number: int | None) -> None:
-        """Never give out buffer `number` again: a worker that should have ended may write there.
+        """Do not hand out buffer `number` again: a worker that should have ended may still write to it.
 
         It is released when the worker's successor has a checkpoint. Until then the successor may end first.
         """
@@ -207,17 +208,17 @@ class MemoryStore:
         self._abandoned = number
 
     async def _make_safe(self) -> None:
-        """Return once the newest checkpoint is queued for storage, and has its copy on another node."""
+        """Return once the newest checkpoint is queued for storage and has its copy on another node."""
         if self._newest is not None and self._is_origin:
-            # Here, not in the thread: there it might come after a call that discards it.
+            # Not in the thread: there it could come after a call that discards it.
             self._uploader.enqueue(self._newest)
-            # It waits where storage is slower than the permanent checkpoints come.
+            # Waits if storage is slower than the rate of permanent checkpoints.
             await asyncio.gather(
                 asyncio.to_thread(self._uploader.wait_for_room, self._newest), self._replicate_newest()
             )
 
     async def _replicate_newest(self) -> None:
-        """Return once the newest checkpoint has its copy on another node, where there is one."""
+        """Return once the newest checkpoint has its copy on another node, if there is another node."""
         async with self._replication:
             newest = self._newest
             if newest is None or newest is self._replicated or not self._is_origin:
@@ -227,7 +228,7 @@ class MemoryStore:
             self._replicated, self._replicating = newest, None
 
     def _next_handle(self) -> BufferHandle:
-        # There is one if a new worker has come meanwhile, and this answer is for one that has ended.
+        # There is one if a new worker has come meanwhile. Then this answer is for a worker that has ended.
         if self._given is None:
             buffer = self._free_buffer()
             self._content.pop(buffer.number, None)
@@ -236,7 +237,7 @@ class MemoryStore:
         return self._buffers[self._given].handle
 
     def _ticket(self) -> int:
-        """The order in which checkpoints and copies come. Copies do not finish in it."""
+        """Number of a checkpoint or copy in order of arrival. Copies do not finish in this order."""
         self._last_ticket += 1
         return self._last_ticket
 
@@ -248,7 +249,7 @@ class MemoryStore:
         try:
             return buffer.fill(metadata, {number: array.data for number, array in shards.items()})
         finally:
-            # Here, not where it is waited for: a call that is cancelled leaves this thread writing.
+            # Here, not in the caller: after a cancelled call this thread is still writing.
             self._filling.discard(buffer.number)
 
     def _free_buffer(self) -> SharedBuffer:
@@ -263,7 +264,7 @@ class MemoryStore:
         return buffer
 
     def _is_in_storage(self, step: int) -> bool:
-        """Whether storage has a complete checkpoint of `step` or later: a copy must not replace a later one."""
+        """Whether storage has a complete checkpoint of `step` or later. A copy must not replace a later one."""
         files = self._uploader.files
         for stored in files.steps():
             if stored < step:

@@ -1,7 +1,7 @@
-"""Memory stores of a run as Ray actors: found by name, made where one is needed, ended with their run.
+"""Memory stores of a run as Ray actors: found by name, made when needed, ended with their run.
 
-Checked with Ray 2.60. They are detached: the worker that asks for one first must not end it when it dies. This module
-imports no PyTorch, so that a store is there in the time that Python and Ray take to start.
+Checked with Ray 2.60. They are detached: the worker that first requests one must not end it when it dies. This module
+imports no PyTorch, so that a store starts in the time that Python and Ray take to start.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from forebay.ray_cluster.actors import NAMESPACE
 from forebay.ray_cluster.nodes import _alive_nodes, steady_nodes
 
 ANSWER_S = 2.0
-"""A store answers at once. A silent one is on a node that has just been lost, or has too much to do."""
+"""Time limit for an answer. A store answers at once. A silent one is on a lost node or on an overloaded one."""
 SILENT_S = 30.0
-"""Wait for a silent store whose node is alive: it may have the newest checkpoint."""
+"""Time limit for a silent store whose node is alive: it may have the newest checkpoint."""
 START_S = 15.0
 REPLICATE_S = 2.0
 REPLICATE_BYTES_PER_S = 50e6
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOwner:
-    """The run whose checkpoints a store keeps. A store ends when `coordinator` is dead."""
+    """Run whose checkpoints a store keeps. A store ends when `coordinator` is dead."""
 
     run: str
     config: CheckpointConfig
@@ -57,7 +57,7 @@ class StoreOwner:
 
 
 class StoreActor(MemoryStore):
-    """A memory store on its node. Ends after the run's coordinator, with the newest checkpoint brought to storage."""
+    """Memory store on its node. Ends after the run's coordinator, and then writes the newest checkpoint to storage."""
 
     def __init__(self, owner: StoreOwner) -> None:
         self._owner = owner
@@ -68,13 +68,13 @@ class StoreActor(MemoryStore):
         threading.Thread(target=self._watch, name="forebay-watch", daemon=True).start()
 
     async def stop_replicating(self) -> None:
-        """Make no other store from now on. A store that is being made is there when this returns."""
+        """Make no other store from now on. A store that is being made exists when this returns."""
         await asyncio.to_thread(self._replica.stop)
 
     def _watch(self) -> None:
         while is_alive(self._owner.coordinator):
             time.sleep(WATCH_S)
-        # A store with a newer step goes first: two at once would corrupt each other's checkpoint.
+        # A store with a newer step ends first: two at once would corrupt each other's checkpoint.
         while (mine := self._stored_step()) is not None and self._newest_elsewhere() > (mine, self._node):
             time.sleep(WATCH_S)
         if error := asyncio.run(self.flush()):
@@ -88,7 +88,7 @@ class StoreActor(MemoryStore):
 
 
 class _Replica:
-    """The store on another node that has a copy of each checkpoint. Chosen again when it does not answer."""
+    """Store on another node that has a copy of each checkpoint. Chosen again if it does not answer."""
 
     def __init__(self, owner: StoreOwner, node: str) -> None:
         self._owner, self._node = owner, node
@@ -104,13 +104,13 @@ class _Replica:
             self._is_stopped = True
 
     async def replicate(self, encoded: EncodedCheckpoint) -> None:
-        """Copy `encoded` there, if there is another node. Afterwards no third store has any checkpoint."""
+        """Copy `encoded` to another node, if there is one. Afterwards no third store has any checkpoint."""
         try:
             await asyncio.to_thread(self._choose_when_due)
             if self._store is None:
                 return
             shards = {number: np.frombuffer(content, np.uint8) for number, content in encoded.shards.items()}
-            # In a thread: it copies the shards into Ray's object store.
+            # In a thread, because it copies the shards into Ray's object store.
             answer = await asyncio.to_thread(self._store.keep_copy.remote, dict(encoded.metadata), shards)
             within_s = REPLICATE_S if self._is_settled else START_S
             await asyncio.wait_for(answer, within_s + encoded.num_bytes / REPLICATE_BYTES_PER_S)
@@ -139,7 +139,7 @@ class _Replica:
         self._store, self._is_settled = None, False
         if not nodes:
             return
-        # A node that has a store already is quicker.
+        # A node that already has a store is faster.
         self._store_node = min(nodes, key=lambda node: (node not in stores_of(self._owner.run), node))
         self._store = make_store(self._owner, self._store_node)
 
@@ -151,7 +151,7 @@ class _Replica:
 
 
 def make_store(owner: StoreOwner, node: str) -> ActorHandle:
-    """Return the store of a run on a node. Makes it if it is not there, without waiting the second that this takes."""
+    """Return the store of a run on a node. Makes a missing one without waiting the second that this takes."""
     return (
         ray.remote(StoreActor)
         .options(
@@ -167,18 +167,18 @@ def make_store(owner: StoreOwner, node: str) -> ActorHandle:
 
 
 def stores_of(run: str) -> Stores:
-    """The stores of a run, by node."""
+    """Stores of a run, by node."""
     found: Stores = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == NAMESPACE and actor["name"].startswith(_prefix(run)):
-            with suppress(ValueError):  # it has just ended
+            with suppress(ValueError):  # The store has just ended.
                 node = actor["name"].removeprefix(_prefix(run))
                 found[node] = ray.get_actor(actor["name"], namespace=NAMESPACE)
     return found
 
 
 def stored_steps(stores: Stores) -> dict[str, StoredStep]:
-    """Steps that `stores` have, by node. Waits up to `SILENT_S` for silent ones whose nodes are alive."""
+    """Steps of `stores`, by node. Waits up to `SILENT_S` for silent ones whose nodes are alive."""
     stored, silent = _ask(stores, _stored_step)
     deadline = time.monotonic() + SILENT_S
     if silent:
@@ -203,7 +203,7 @@ def _stored_step(store: ActorHandle) -> Any:
 
 def _ask(stores: Stores, question: Callable[[ActorHandle], Any]) -> tuple[dict[str, Any], Stores]:
     """Answers by node, and the stores that did not answer."""
-    # Futures throughout: a store asks as well, and Ray warns of anything else in an actor with an event loop.
+    # All questions are futures: stores also ask, and Ray warns of blocking calls in an actor with an event loop.
     asked = {question(store).future(): node for node, store in stores.items()}
     answered, silent = wait(asked, timeout=ANSWER_S)
     unreached = {answer for answer in answered if isinstance(answer.exception(), ActorUnavailableError)}
@@ -216,7 +216,7 @@ def _named(stores: Stores) -> str:
 
 
 def flush_newest(run: str) -> WriteFailed | None:
-    """Bring a run's newest checkpoint in memory to storage. Returns the error if it cannot get there."""
+    """Write a run's newest checkpoint in memory to storage. Returns the error if that fails."""
     stores = stores_of(run)
     stored = stored_steps(stores)
     for node in sorted(stored, key=lambda node: stored[node], reverse=True):
@@ -230,14 +230,15 @@ def flush_newest(run: str) -> WriteFailed | None:
 
 
 def end_stores(run: str) -> None:
-    """Bring a run's newest checkpoint to storage, and end all its stores. A failed write is logged.
+    """Write a run's newest checkpoint to storage, and end all its stores. A failed write is logged.
 
-    A silent store is ended too: if it answered later, it would overwrite what the next run saves.
+    A silent store is ended too: if it answered later, it would overwrite checkpoints of the next run.
     """
     if error := flush_newest(run):
         log.error("%s", error)
     deadline = time.monotonic() + END_S
-    # More than once: a store that has just kept a checkpoint may be making another, listed when it has stopped.
+    # Repeated: a store that has just kept a checkpoint may be making another store, which is listed once it has
+    # stopped.
     while (stores := stores_of(run)) and time.monotonic() < deadline:
         wait([store.stop_replicating.remote().future() for store in stores.values()], timeout=ANSWER_S)
         for store in stores_of(run).values():
@@ -247,16 +248,16 @@ def end_stores(run: str) -> None:
 
 
 def is_alive(actor: ActorHandle) -> bool:
-    """Whether an actor lives, or may live."""
+    """Whether an actor is alive, or may be."""
     try:
         actor.__ray_ready__.remote().future().result(ANSWER_S)
     except ActorDiedError:
         return False
     except (RayError, TimeoutError):
-        return True  # it is busy, or cannot be reached for the moment
+        return True  # It is busy, or temporarily unreachable.
     return True
 
 
 def _prefix(run: str) -> str:
-    # Run names hold no colon.
+    # Run names contain no colon.
     return f"checkpoints:{run}:"

@@ -1,4 +1,4 @@
-"""`CheckpointStore` for workers on Ray: memory of their node, a copy on another, and storage at intervals."""
+"""`CheckpointStore` for workers on Ray: memory of their node, a copy on another node, and storage at intervals."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def open_ray_checkpoints(run: str, config: CheckpointConfig, coordinator: ActorH
 
 @contextmanager
 def checkpoint_stores(run: str) -> Iterator[None]:
-    """End all memory stores of a run before and after it, on the driver; no checkpoint is lost with them.
+    """End all memory stores of a run before and after the block, on the driver. No checkpoint is lost with them.
 
-    Stores from before belong to a driver that was killed.
+    Stores from before the block belong to a driver that was killed.
     """
     end_stores(run)
     try:
@@ -60,21 +60,21 @@ def checkpoint_stores(run: str) -> Iterator[None]:
     finally:
         try:
             end_stores(run)
-        except RayError as error:  # the cluster is gone; where it is not, they end with the coordinator
+        except RayError as error:  # The cluster no longer exists. If it does, the stores end with the coordinator.
             log.warning("The memory of the run's checkpoints could not be asked to end (%s).", type(error).__name__)
 
 
 def flush_stores(run: str) -> None:
-    """Bring the newest checkpoint to storage, on the driver at a drain notice. A failed write is logged."""
+    """Write the newest checkpoint to storage, on the driver at a drain notice. A failed write is logged."""
     if error := flush_newest(run):
         log.warning("%s", error)
 
 
 class RayCheckpointStore:
-    """`CheckpointStore` in the memory of this node. While that is lost, checkpoints go to storage, with a warning.
+    """`CheckpointStore` in the memory of this node. If that is lost, checkpoints go to storage, with a warning.
 
-    A worker whose coordinator is gone as well is an orphan of a driver that was killed: it ends this process, because
-    its checkpoints would hurt the run that may go on elsewhere.
+    A worker whose coordinator is dead too is an orphan of a killed driver. It ends this process, because its
+    checkpoints would damage a continuation of the run elsewhere.
     """
 
     def __init__(self, owner: StoreOwner) -> None:
@@ -94,9 +94,9 @@ class RayCheckpointStore:
         self._latest: int | None = None
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Return once `checkpoint` is in the memory of this node, and the one before it on another node too.
+        """Return once `checkpoint` is in the memory of this node, and the previous one also on another node.
 
-        The store need not have noticed it yet: it looks for it before it answers any question.
+        The store may not have noticed it yet: it looks for it before it answers any question.
         """
         before, self._saved = self._saved, None
         goes_on = self._latest is not None and checkpoint.step > self._latest
@@ -117,7 +117,7 @@ class RayCheckpointStore:
         if self._node in held and not self._is_starting:
             self._wait_s = self._copy_timeout_s(held[self._node].num_bytes)
         newest = newest_of([*self._in_memory(stores, held), *(stored or ())], shards)
-        if stored is not None:  # otherwise it may hold a later one
+        if stored is not None:  # Otherwise the store may have a later one.
             self._latest = -1 if newest is None else newest.step
         return newest
 
@@ -136,11 +136,11 @@ class RayCheckpointStore:
             raise error
 
     def close(self) -> None:
-        """Release the memory store, which stays."""
+        """Release the memory store, which continues to exist."""
         self._store = self._pending = self._handle = self._client = self._saved = self._stored = None
 
     def _next_handle(self) -> BufferHandle | None:
-        """The buffer to write into; None while there is no memory store."""
+        """Buffer for the next checkpoint, or None while there is no memory store."""
         if self._handle is not None:
             return self._handle
         if self._pending is None:
@@ -149,7 +149,7 @@ class RayCheckpointStore:
             self._handle = ray.get(self._pending, timeout=self._wait_s)
         except (RayActorError, RayTaskError, GetTimeoutError) as error:
             if self._is_starting and isinstance(error, GetTimeoutError):
-                self._wait_s = 0.0  # the next checkpoints ask again, and do not wait
+                self._wait_s = 0.0  # The next checkpoints ask again, without waiting.
                 log.warning("The memory of this node for checkpoints is not ready: this one goes straight to storage.")
             else:
                 self._lose_store(error)
@@ -163,15 +163,15 @@ class RayCheckpointStore:
         try:
             self._client = self._client or SharedBufferClient(handle.pid)
             return handle, self._client.writer(handle)
-        except OSError as error:  # the store has ended since
+        except OSError as error:  # The store has ended meanwhile.
             self._lose_store(error)
             return None, self._own_buffer
 
     def _hand_over(self, handle: BufferHandle, encoded: EncodedCheckpoint, *, goes_on: bool) -> bool:
         """Finish the checkpoint in its buffer. Returns whether the memory store has it.
 
-        Its answer comes with the copy on another node. The next `save` waits for the answer; this one does where later
-        checkpoints may have to be abandoned.
+        The store answers when the copy on another node is done. The next `save` waits for the answer. This one waits
+        for it only if later checkpoints may have to be abandoned.
         """
         assert self._store is not None
         assert self._client is not None
@@ -182,11 +182,11 @@ class RayCheckpointStore:
         return (goes_on and self._client.is_alive) or self._next_handle() is not None
 
     def _copy_timeout_s(self, num_bytes: int) -> float:
-        """Time a memory store may take for the copy of a checkpoint to another node."""
+        """Time limit in seconds for a memory store to copy a checkpoint to another node."""
         return min(KEEP_S + num_bytes / REPLICATE_BYTES_PER_S, self._owner.config.store_timeout_s)
 
     def _request_buffer(self, stores: Stores) -> None:
-        """Ask this node's store for a buffer. Makes the store if it is not among `stores`."""
+        """Request a buffer of this node's store. Makes the store if it is not in `stores`."""
         self._is_starting = self._node not in stores
         starts_in_s = min(START_S, self._owner.config.store_timeout_s)
         self._wait_s = starts_in_s if self._is_starting else self._copy_timeout_s(0)
@@ -194,7 +194,10 @@ class RayCheckpointStore:
         self._pending = self._store.acquire.remote()
 
     def _lose_store(self, error: Exception) -> None:
-        """Use no store until this checkpoint is in storage: the lost one may live, and be all that has the last."""
+        """Use no store until this checkpoint is in storage.
+
+        The lost store may be alive and the only one with the last checkpoint.
+        """
         if not is_alive(self._owner.coordinator):
             os._exit(1)
         log.warning(
@@ -211,14 +214,14 @@ class RayCheckpointStore:
         self._wait_s = 0.0
 
     def _save_to_storage(self, encoded: EncodedCheckpoint, before: EncodedCheckpoint | None = None) -> None:
-        """Write a checkpoint past all stores, then replace a lost one. `before` is the checkpoint before, if known."""
+        """Write a checkpoint to storage directly, then replace the lost store. `before` is the previous one or None."""
         stores = stores_of(self._owner.run)
         if self._is_starting:
-            stores.pop(self._node, None)  # it has nothing, and cannot say so yet
+            stores.pop(self._node, None)  # This store is still empty and cannot answer yet.
         silent = yield_storage(stores, encoded.step)
         self._write(encoded, before)
         self._stored = encoded
-        # A silent store that answered later would overwrite this.
+        # A silent store that answered later would overwrite this checkpoint.
         for store in silent.values():
             ray.kill(store)
         if self._pending is None:
@@ -226,7 +229,7 @@ class RayCheckpointStore:
 
     def _write(self, encoded: EncodedCheckpoint, before: EncodedCheckpoint | None) -> None:
         try:
-            # The store may have been lost before it wrote a permanent one.
+            # The store may have been lost before it uploaded a permanent checkpoint.
             if before is not None and before.step < encoded.step and self._is_owed(before):
                 self._files.write(before)
             self._files.write(encoded)
@@ -246,7 +249,7 @@ class RayCheckpointStore:
             yield FoundCheckpoint(stored.step, tier, f"the memory of node {node[:8]}", read)
 
     def _in_storage(self, has_memory: bool) -> list[FoundCheckpoint] | None:
-        """Checkpoints in storage; None if that does not answer, which matters less where there is memory."""
+        """Checkpoints in storage. None if storage does not answer, which matters less if there is memory."""
         try:
             return found_in(self._files)
         except (OSError, ReadFailed) as error:
@@ -257,7 +260,7 @@ class RayCheckpointStore:
 
 
 def _read(store: ActorHandle, num_bytes: int, shards: Collection[int] | None, *, is_here: bool) -> EncodedCheckpoint:
-    """Read a store's checkpoint. Raises `CorruptCheckpoint` if it is lost meanwhile, or slow for its size."""
+    """Read a store's checkpoint. Raises `CorruptCheckpoint` if it is lost meanwhile, or too slow for its size."""
     within_s = READ_S + num_bytes / REPLICATE_BYTES_PER_S
     try:
         if is_here:

@@ -1,4 +1,4 @@
-"""The state of a shard to bytes and back."""
+"""Conversion of a shard's state to bytes and back."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from forebay.foreign_code import error_of
 
 
 def serialize(state: Mapping[str, Any], buffer: ReusableBuffer) -> None:
-    """Append `state` to `buffer`, as the bytes of a file of `torch.save`."""
-    # CRCs take three quarters of the time, and each shard has a checksum. `unzip` misses them, PyTorch does not.
+    """Append `state` to `buffer`, in the format of `torch.save`."""
+    # CRCs take three quarters of the time, and each shard has a checksum. Only `unzip` needs them, not PyTorch.
     with config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
         torch.save(dict(state), cast(IO[bytes], buffer))
 
 
 def deserialize(content: Bytes) -> dict[str, Any]:
-    """Return the state in main memory. Raises `TypeError` for anything else, and whatever unpicklers raise."""
+    """Return the state in main memory. Raises `TypeError` for other content, and any exception of unpicklers."""
     found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(found, dict):
         raise TypeError("it holds no state")
@@ -36,9 +36,9 @@ _CONTAINERS = (Mapping, list, tuple)
 
 
 class LoadableTypes:
-    """Types that are known to load again. A state with any other type is read back before it is written.
+    """Set of types that are known to load again. A state with any other type is read back before it is written.
 
-    Reading back costs a second copy of the state, so it is done for the first save, and when a type is new. A scheduler
+    Reading back costs a second copy of the state, so it is done only for the first save and for new types. A scheduler
     may hold None at first, and a NumPy number from the end of the first epoch on.
     """
 
@@ -46,7 +46,7 @@ class LoadableTypes:
         self._seen: set[type] = set()
 
     def verify(self, state: Mapping[str, Any], written: Bytes) -> None:
-        """Raise `BadJob` where `torch.load(weights_only=True)` refuses `written`, which holds `state`."""
+        """Check that `torch.load(weights_only=True)` accepts `written`, the bytes of `state`. Raises `BadJob`."""
         found: set[type] = set()
         _add_types(state, found)
         if found <= self._seen:
@@ -64,7 +64,7 @@ class LoadableTypes:
 
 
 def _add_types(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], found: set[type]) -> None:
-    """Put the types of everything within `value` into `found`."""
+    """Add the types of all values within `value` to `found`."""
     if isinstance(value, Mapping):
         found.update(map(type, value))
         values = list(value.values())
@@ -72,7 +72,7 @@ def _add_types(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], found: se
         values = list(value)
     kinds = set(map(type, values))
     found |= kinds
-    # Nothing is within most of them: a random generator of each rank is 625 numbers.
+    # Most containers hold no other container: a random generator of each rank is 625 numbers.
     if any(issubclass(kind, _CONTAINERS) for kind in kinds):
         for each in values:
             if isinstance(each, _CONTAINERS):
@@ -80,7 +80,7 @@ def _add_types(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], found: se
 
 
 def _walk(value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Every value within `value` and its place, `objects.scheduler.best`; keys are values too."""
+    """All values within `value`, each with its place, `objects.scheduler.best`. Keys count as values."""
     yield where, value
     if isinstance(value, Mapping):
         for key, each in value.items():

@@ -1,4 +1,4 @@
-"""Memory that a worker writes a checkpoint into and the store of its node keeps: the bytes are never sent."""
+"""Memory into which a worker writes a checkpoint and which the store of its node keeps. The bytes are never sent."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, Metadata, parse_metadata, shard_sizes, split_shards
 
 METADATA_ROOM = 1 << 16
-"""Bytes in front of the shards: the metadata's length, which is written last, and the metadata itself."""
+"""Bytes before the shards: the metadata's length, which is written last, and the metadata."""
 _LENGTH_BYTES = 8
 _STEP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferHandle:
-    """The buffer a worker may write next: its number with the store, and the file that any process of the node opens.
+    """Buffer that a worker may write next: its number in the store, and a file that any process of the node can open.
 
     `pid` is the store's process.
     """
@@ -34,10 +34,10 @@ class BufferHandle:
 
 
 class SharedBuffer:
-    """One piece of memory of a store, as large as the checkpoints that were written to it.
+    """Memory of a store, as large as the largest checkpoint written to it.
 
-    It needs no clean-up: on Linux it is a file without a name, which ends with the store and with the processes that
-    have mapped it.
+    It needs no clean-up. On Linux it is a file without a name, which ends with the store and the processes that have
+    mapped it.
     """
 
     def __init__(self, number: int) -> None:
@@ -53,15 +53,15 @@ class SharedBuffer:
 
     @property
     def handle(self) -> BufferHandle:
-        """For the worker."""
+        """Handle for the worker."""
         return BufferHandle(number=self.number, path=self.path, pid=os.getpid())
 
     def clear(self) -> None:
-        """Prepare for a new writer: the metadata that is here belongs to an earlier checkpoint."""
+        """Prepare for a new writer: the present metadata belongs to an earlier checkpoint."""
         os.pwrite(self._file, bytes(_LENGTH_BYTES), 0)
 
     def read(self) -> EncodedCheckpoint | None:
-        """Return a worker's checkpoint, without a copy; None while it has no metadata. Raises `CorruptCheckpoint`."""
+        """Return a worker's checkpoint without a copy, or None without metadata. Raises `CorruptCheckpoint`."""
         length = int.from_bytes(os.pread(self._file, _LENGTH_BYTES, 0), "little")
         if length == 0:
             return None
@@ -69,7 +69,7 @@ class SharedBuffer:
         return EncodedCheckpoint(metadata=metadata, shards=self._shards(metadata))
 
     def fill(self, metadata: Metadata, shards: Mapping[int, Bytes]) -> EncodedCheckpoint:
-        """Copy all shards of a checkpoint into the buffer. Returns them as they lie there."""
+        """Copy all shards of a checkpoint into the buffer. Returns views of them there."""
         writer = SharedBufferWriter(self.path)
         for number in shard_sizes(metadata):
             writer.write(shards[number])
@@ -83,7 +83,7 @@ class SharedBuffer:
 
 
 class SharedBufferWriter(ReusableBuffer):
-    """A shared buffer, as the process sees it that writes a checkpoint into it."""
+    """Shared buffer in the process that writes a checkpoint into it."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -93,13 +93,13 @@ class SharedBufferWriter(ReusableBuffer):
             self._memory = memoryview(mmap.mmap(self._file, size))[METADATA_ROOM:]
 
     def grow(self, num_bytes: int) -> memoryview:
-        """Extend the same memory: what was written stays."""
+        """Extend the same memory. Written data stays."""
         whole = METADATA_ROOM + -(-num_bytes // _STEP_BYTES) * _STEP_BYTES
         os.ftruncate(self._file, max(whole, os.fstat(self._file).st_size))
         return memoryview(mmap.mmap(self._file, whole))[METADATA_ROOM:]
 
     def finish(self, encoded: EncodedCheckpoint) -> None:
-        """Add the metadata of what was written: the checkpoint is complete now, even if this process dies."""
+        """Add the metadata of the written shards. Then the checkpoint is complete, even if this process dies."""
         metadata = encoded.metadata_bytes
         assert len(metadata) <= METADATA_ROOM - _LENGTH_BYTES, "a checkpoint has at most some hundred shards"
         os.pwrite(self._file, metadata, _LENGTH_BYTES)
@@ -108,7 +108,7 @@ class SharedBufferWriter(ReusableBuffer):
 
 
 class SharedBufferClient:
-    """A worker's side of the buffers of one store, which is process `pid`. Raises `OSError` when that has ended."""
+    """Access of a worker to the buffers of one store, which is process `pid`. Raises `OSError` when that has ended."""
 
     def __init__(self, pid: int) -> None:
         self._writers: dict[int, SharedBufferWriter] = {}
@@ -120,7 +120,7 @@ class SharedBufferClient:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the store's process surely lives; never where the system cannot tell."""
+        """Whether the store's process is certainly alive. Always False if the system cannot tell."""
         return self._life is not None and not self._life.poll(0)
 
     def writer(self, handle: BufferHandle) -> SharedBufferWriter:
@@ -131,8 +131,8 @@ class SharedBufferClient:
 
 
 def _open_process(pid: int) -> int | None:
-    """Open a descriptor that is readable once the process has ended; None where the system cannot or may not."""
-    if not hasattr(os, "pidfd_open"):  # some builds of Python for Linux lack it, too
+    """Open a descriptor that becomes readable when the process ends. None if the system cannot do this or refuses."""
+    if not hasattr(os, "pidfd_open"):  # Some builds of Python for Linux lack it too.
         return None
     try:
         return os.pidfd_open(pid)

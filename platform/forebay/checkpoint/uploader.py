@@ -14,9 +14,9 @@ from forebay.foreign_code import error_of, replaced_errors
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import redact
 
-# Permanent checkpoints that wait for their turn: each holds a copy of the state in memory.
+# Permanent checkpoints that wait for their turn. Each holds a copy of the state in memory.
 MOST_WAITING = 2
-# Pause before a failed upload is tried again, where every checkpoint is due at once.
+# Pause before a failed upload is repeated, if every checkpoint is due at once.
 RETRY_S = 1.0
 CLOSE_S = 10.0
 
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 class Uploader:
     """Receives every checkpoint of a run and writes the newest to storage every `storage_every_s`, the first at once.
 
-    Permanent checkpoints are all written. `offer` waits for a storage that is slower than they come, unless it fails:
-    then the oldest is dropped, with a warning. A checkpoint that goes back behind what is in storage is written while
-    `offer` waits, so that storage holds no step of the abandoned future. An offered checkpoint must not change while
-    `in_use` names it.
+    All permanent checkpoints are written. If storage is too slow for them, `offer` waits. If storage fails, the oldest
+    is dropped with a warning. A checkpoint of an earlier step than the one in storage is written while `offer` waits,
+    so that storage holds no step of the abandoned future. An offered checkpoint must not change while `in_use` contains
+    it.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -48,22 +48,22 @@ class Uploader:
 
     @property
     def files(self) -> CheckpointFiles:
-        """The folder that is written to."""
+        """Folder for the uploads."""
         return self._files
 
     @property
     def is_done(self) -> bool:
-        """Whether storage has all that was offered and must be there."""
+        """Whether storage has all offered checkpoints that must be there."""
         with self._changed:
             return self._is_settled
 
     def in_use(self) -> list[EncodedCheckpoint]:
-        """Checkpoints that were offered and may still be read."""
+        """Offered checkpoints that may still be read."""
         with self._changed:
             return [*self._waiting, *self._in_progress, *self._unstored]
 
     def offer(self, encoded: EncodedCheckpoint) -> None:
-        """Add the run's newest checkpoint, and wait as the class says."""
+        """Add the run's newest checkpoint, and wait as described in the class."""
         self.enqueue(encoded)
         self.wait_for_room(encoded)
 
@@ -85,7 +85,7 @@ class Uploader:
                 self._thread.start()
 
     def wait_for_room(self, encoded: EncodedCheckpoint) -> None:
-        """Wait as long as storage is too slow for `encoded`: the second half of `offer`."""
+        """Wait while storage is too slow for `encoded`: the second half of `offer`."""
         with self._changed:
             if encoded in self._waiting:
                 self._make_room()
@@ -95,19 +95,19 @@ class Uploader:
                     self._going_back = None
 
     def discard(self) -> None:
-        """Drop what is not in storage yet: another store has the newest checkpoint now."""
+        """Drop everything that is not in storage yet: another store has the newest checkpoint now."""
         with self._changed:
             self._newest, self._stored, self._waiting = None, None, []
             del self._in_progress[1:]
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Write all that is not in storage, on this thread. Raises `WriteFailed`."""
+        """Write everything that is not in storage, on this thread. Raises `WriteFailed`."""
         with replaced_errors(lambda error: write_failed("the newest checkpoint", self._files.uri, error)):
             self._write(everything=True)
 
     def close(self) -> None:
-        """End the thread. Waits up to `CLOSE_S` seconds for an upload under way."""
+        """End the thread. Waits up to `CLOSE_S` seconds for an upload in progress."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -116,7 +116,7 @@ class Uploader:
 
     @property
     def _unstored(self) -> list[EncodedCheckpoint]:
-        """The newest, unless storage has it. After `discard`, none is left to be written."""
+        """Newest checkpoint, unless storage has it. After `discard`, none is left to be written."""
         return [] if self._newest is None or self._newest is self._stored else [self._newest]
 
     @property
@@ -131,7 +131,7 @@ class Uploader:
 
     def _run(self) -> None:
         while self._wait_until_due():
-            if error := error_of(lambda: self._write(everything=False)):  # file systems of fsspec raise anything
+            if error := error_of(lambda: self._write(everything=False)):  # fsspec raises exceptions of any type
                 log.warning("A checkpoint could not be written to %s (%s).", self._files.uri, _one_line(error))
 
     def _wait_until_due(self) -> bool:
@@ -160,7 +160,7 @@ class Uploader:
                 self._record_written(encoded)
 
     def _start_batch(self, *, everything: bool) -> list[EncodedCheckpoint]:
-        """Checkpoints to write now, the newest last. Later offers wait: else a flush might never end."""
+        """Checkpoints to write now, the newest last. Later offers wait: otherwise a flush might never end."""
         with self._changed:
             batch = list(self._waiting)
             is_due = everything or self._due_at <= time.monotonic()
@@ -170,7 +170,7 @@ class Uploader:
             return list(batch)
 
     def _is_in_progress(self, encoded: EncodedCheckpoint) -> bool:
-        """Whether it was not discarded while those before it were written."""
+        """Whether the checkpoint was not discarded while earlier ones were written."""
         with self._changed:
             return encoded in self._in_progress
 

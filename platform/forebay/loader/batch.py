@@ -1,4 +1,4 @@
-"""One rank's rows of one global batch."""
+"""Rows of one rank in one global batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Batch(dict[str, Any]):
-    """This rank's rows of one global batch: array name -> tensor [rows, ...] (NumPy arrays on request).
+    """Rows of this rank in one global batch: array name -> tensor [rows, ...] (NumPy arrays on request).
 
     Attributes:
         position: Position of the global batch in its epoch, in rows.
@@ -23,14 +23,14 @@ class Batch(dict[str, Any]):
     def __init__(
         self, arrays: Any = (), *, position: int = 0, size: int = 0, rows: int = 0, weight: float = 1.0
     ) -> None:
-        # Defaults, because torch rebuilds mappings it moves between devices as type(batch)(items).
+        # Defaults, because torch rebuilds mappings that it moves between devices as type(batch)(items).
         super().__init__(arrays)
         self.position, self.size, self.rows, self.weight = position, size, rows, weight
         self.epoch = 0
         self.ends_epoch = False
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch on a device; copies from page-locked memory run beside the host's work."""
+        """Copy of the batch on a device. Copies from page-locked memory overlap with work of the host."""
         moved = {name: torch.as_tensor(array).to(device, non_blocking=True) for name, array in self.items()}
         batch = Batch(moved, position=self.position, size=self.size, rows=self.rows, weight=self.weight)
         batch.epoch, batch.ends_epoch = self.epoch, self.ends_epoch

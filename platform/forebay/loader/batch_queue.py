@@ -10,7 +10,7 @@ from forebay.loader.batch import Batch
 
 
 class BatchQueue:
-    """First in, first out. Holds at most `limit_bytes`, or one batch that is larger."""
+    """First-in-first-out queue. Holds at most `limit_bytes`, or one batch that is larger."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -36,7 +36,7 @@ class BatchQueue:
             self._changed.notify_all()
 
     def get(self) -> Batch | None:
-        """The next batch, or None after the last. Raises the error that ended the epoch, or `LoaderClosed`."""
+        """Return the next batch, or None after the last. Raises the error that ended the epoch, or `LoaderClosed`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._items)
             if not self._items:

@@ -1,4 +1,4 @@
-"""The blocks a rank gathers from right now, as a table of addresses."""
+"""Table of addresses of the blocks that a rank gathers from at this moment."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _ALIGNMENT = 64
 
 
 class BlockTable:
-    """Blocks by slot; `gather` copies any of their rows into one buffer of the pool."""
+    """Blocks by slot. `gather` copies any of their rows into one buffer of the pool."""
 
     def __init__(self, block_rows: NDArray[np.int64], pool: BufferPool) -> None:
         self._block_rows, self._pool = block_rows, pool
         self._slot_of = np.full(len(block_rows), -1, dtype=np.int64)
         self._blocks: list[Block | None] = []
         self._idle_slots: list[int] = []
-        # Of each array (a row) in each slot (a column).
+        # One row per array, one column per slot.
         self._bases = np.zeros((0, 0), dtype=np.uint64)
         self._schema: ArraySchema | None = None
         self._row_bytes: list[int] = []
 
     def missing(self, rows: LaneRows) -> list[int]:
-        """Numbers of the blocks of `rows` that the table does not hold."""
+        """Numbers of the blocks of `rows` that are not in the table."""
         absent = self._slot_of[rows.block] < 0
         return np.unique(rows.block[absent]).tolist() if absent.any() else []
 
@@ -46,7 +46,7 @@ class BlockTable:
         self._bases[:, slot] = [array.ctypes.data for array in block.arrays.values()]
 
     def remove(self, index: int) -> Block | None:
-        """Remove and return the block, or None if the table does not hold it."""
+        """Remove and return a block, or None if it is not in the table."""
         slot = int(self._slot_of[index])
         if slot < 0:
             return None
@@ -56,7 +56,7 @@ class BlockTable:
         return block
 
     def gather(self, rows: LaneRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
-        """The rows as arrays [n, ...] in one buffer, and its bytes; None if one of their blocks is `missing`."""
+        """Copy rows into one buffer. Returns the arrays [n, ...] and their bytes, or None if a block is `missing`."""
         if self._schema is None:
             return None
         n, end = len(rows.row), 0
@@ -100,5 +100,5 @@ class BlockTable:
 
 
 def as_tensors(arrays: dict[str, NDArray[np.generic]]) -> dict[str, torch.Tensor]:
-    """The same memory as tensors."""
+    """Tensors on the same memory."""
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

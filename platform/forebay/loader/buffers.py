@@ -1,4 +1,4 @@
-"""Memory of batches, used again once no array or tensor refers to it."""
+"""Memory of batches, reused once no array or tensor refers to it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LEAST_KEPT = 4
 
 
 class BufferPool:
-    """Hands out byte buffers and takes each back when the last array or tensor made from it is gone.
+    """Pool of byte buffers. Each returns to the pool when the last array or tensor made from it is freed.
 
     A fresh buffer per batch costs more in page faults than the copy itself. `pinned` buffers (page-locked, for copies
-    to a GPU) cost even more to make. Idle buffers are kept up to `kept_bytes`, and always a few.
+    to a GPU) are even more expensive to make. Idle buffers are kept up to `kept_bytes`, and always a few.
     """
 
     def __init__(self, *, kept_bytes: int, pinned: bool = False) -> None:
@@ -28,7 +28,7 @@ class BufferPool:
         self._pinned = pinned
 
     def lease(self, num_bytes: int) -> NDArray[np.uint8]:
-        """A writable uint8 array [num_bytes] of undefined content, 64-byte aligned."""
+        """Return a writable uint8 array [num_bytes] with undefined content, 64-byte aligned."""
         return np.asarray(_Lease(self._give_back, self._memory(num_bytes), num_bytes))
 
     def _memory(self, num_bytes: int) -> torch.Tensor:
@@ -39,16 +39,16 @@ class BufferPool:
                 break
             if memory.numel() >= num_bytes:
                 return memory
-        # A little more than asked for: batches differ by a row, and the next epoch begins with the larger ones.
+        # A little more than requested: batches differ by a row, and the next epoch begins with the larger ones.
         return torch.empty(num_bytes + num_bytes // 16, dtype=torch.uint8, pin_memory=self._pinned)
 
     def clear(self) -> None:
-        """Free idle buffers now, and buffers in use when they come back."""
+        """Free idle buffers now, and buffers in use when they return."""
         self._keeps = False
         self._idle.clear()
 
     def _give_back(self, memory: torch.Tensor) -> None:
-        # Two threads may both find room for the last one: one too many does no harm.
+        # Two threads may both find room for the last one. One too many does no harm.
         if not self._keeps:
             return
         if len(self._idle) < _LEAST_KEPT or (len(self._idle) + 1) * memory.numel() <= self._kept_bytes:

@@ -16,7 +16,7 @@ from forebay.world import World
 class Data:
     """Rows in the order of `plan`, as the arrays of `transform`, cut into global batches of `global_batch` rows.
 
-    `last="balance"` trains on every row; `last="drop"` keeps all batches of one size and drops the rest of each epoch.
+    `last="balance"` trains on every row. `last="drop"` makes all batches equally large and drops the rest.
 
     Raises:
         InvalidOption: A batch without rows, an unknown policy, or one that leaves nothing to train on.
@@ -38,7 +38,7 @@ class Data:
 
     @property
     def num_batches(self) -> int:
-        """Steps of one full epoch."""
+        """Number of steps of one full epoch."""
         return self.plan.num_batches(self.global_batch, last=self.last)
 
     @property
@@ -48,12 +48,12 @@ class Data:
 
     @property
     def dropped_rows(self) -> int:
-        """Rows of each epoch that are not trained on."""
+        """Number of rows of each epoch that are not trained on."""
         return self.plan.num_rows - self.num_batches * self.global_batch if self.last == "drop" else 0
 
     @property
     def dataset(self) -> Dataset:
-        """The rows of the plan as arrays, without their order: what a cache stores."""
+        """Rows of the plan as arrays, without their order, as a cache stores them."""
         return Dataset(self.plan.manifest, self.transform)
 
     def validate_columns(self) -> None:
@@ -61,7 +61,7 @@ class Data:
         self.dataset.validate_columns()
 
     def validate_batch_size(self, option: str, rows: int) -> None:
-        """Raises `InvalidOption` if no epoch can be cut into batches of `rows`, which `option` asks for."""
+        """Check that epochs can be cut into batches of `rows`, the value of `option`. Raises `InvalidOption`."""
         whole_number(option, rows, least=1)
         if self.plan.num_batches(rows, last=self.last) == 0:
             raise InvalidOption(
@@ -72,7 +72,7 @@ class Data:
             )
 
     def validate_cursor(self, cursor: Cursor, *, step: int) -> None:
-        """Raises `CursorMismatch` where the commit of `step`, which left `cursor`, was made with another plan."""
+        """Check that the checkpoint of `step` was made with this plan. Raises `CursorMismatch` otherwise."""
         if cursor.plan_id != self.plan.id:
             raise CursorMismatch(
                 f"the commit of step {step} was made with plan {cursor.plan_id[:8]} (global batch "
@@ -82,7 +82,10 @@ class Data:
             )
 
     def validate_world_size(self, size: int) -> None:
-        """Raises `TooManyRanks` for a `size` above the plan's lanes, `BatchTooSmall` for one above a batch's rows."""
+        """Check a world of `size` ranks.
+
+        Raises `TooManyRanks` for more than lanes, `BatchTooSmall` for more than rows of a batch.
+        """
         self.plan.owned_lanes(World(size=size))
         if self.global_batch < size:
             raise BatchTooSmall(

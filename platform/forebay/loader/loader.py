@@ -31,7 +31,7 @@ _live: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
 class Loader:
-    """Iterates the rest of the current epoch and stops at the start of the next: one `for` loop per epoch.
+    """Iterable over the batches of one rank. One `for` loop yields the rest of the current epoch and stops at the next.
 
     ```python
     with fb.Loader(plan, transform, cache, global_batch=8192) as loader:
@@ -40,19 +40,20 @@ class Loader:
     ```
 
     Args:
-        plan: The order, from `build_plan`. Its manifest names the files.
+        plan: Order of the rows, from `build_plan`. Its manifest names the files.
         transform: Turns a row group into arrays.
-        cache: A `DiskCache`, the client of a node's cache actor, or None to read the source in every epoch.
+        cache: `DiskCache`, client of a node's cache actor, or None to read the source in every epoch.
         world: Rank and number of ranks. Every world size up to the plan's lanes sees the same global batches.
         global_batch: Rows per step over all ranks.
-        epoch: The epoch to start with.
-        epochs: Number of the epoch to end before, if it is known. The next epoch is then prepared while the trainer
-            uses the last batches of one, and need not wait at the border. A loop that stops early must call `close()`.
+        epoch: First epoch.
+        epochs: Number of the epoch before which iteration ends, if known. The next epoch is then prepared while the
+            trainer uses the last batches of one, so it does not wait between them. A loop that stops early must call
+            `close()`.
         last: "balance" makes batches whose sizes differ by at most one row, "drop" equal ones (`dropped_rows` counts
             the rest).
         as_numpy: Batches of NumPy arrays instead of torch tensors.
-        prefetch_bytes: Bounds the blocks requested before they are needed, and the finished batches.
-        tally: Counters of this loader, see `forebay.metrics.METRICS`; new ones by default.
+        prefetch_bytes: Bound in bytes on blocks requested before they are needed, and on finished batches.
+        tally: Counters of this loader (`forebay.metrics.METRICS`). New ones by default.
 
     Raises:
         InvalidOption, TooManyRanks, MissingColumn, WrongType: Before any thread starts.
@@ -98,7 +99,7 @@ class Loader:
         self.dropped_rows = 0
         self._epoch, self._position = whole_number("epoch", epoch), 0
         self._epochs = 0 if epochs is None else whole_number("epochs", epochs)
-        # One pool for all epochs: the last batches of one and the first of the next use the same memory.
+        # One pool for all epochs: the last batches of one and the first of the next share memory.
         self._pool = BufferPool(kept_bytes=self._options.prefetch_bytes // 2, pinned=torch.cuda.is_available())
         self._pipeline: Pipeline | None = None
         self._next_pipeline: Pipeline | None = None
@@ -107,11 +108,11 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch."""
+        """Epoch of the next batch."""
         return self._epoch
 
     def __len__(self) -> int:
-        """Number of global batches of a whole epoch, wherever the loader stands; see `batches_left`."""
+        """Number of global batches of a whole epoch, at any position. See `batches_left`."""
         return self._options.plan.num_batches(self._options.global_batch, last=self._options.last)
 
     @property
@@ -123,7 +124,7 @@ class Loader:
         pipeline, process = self._start(), os.getpid()
         try:
             while True:
-                if process != os.getpid():  # threads do not survive a fork: go on from the cursor with new ones
+                if process != os.getpid():  # Threads do not survive a fork: continue from the cursor with new ones.
                     pipeline, process = self._start(), os.getpid()
                 start = time.perf_counter()
                 batch = pipeline.next()
@@ -131,23 +132,23 @@ class Loader:
                     return
                 self.tally.merge({"wait_s": time.perf_counter() - start, "batches": 1, "rows": batch.rows})
                 if pipeline.has_made_all and self._next_pipeline is None and batch.epoch + 1 < self._epochs:
-                    # An error here occurs again at the border between the epochs, and is raised there.
+                    # An error here occurs again at the start of the next epoch, and is raised there.
                     with suppress(ForebayError, OSError, RuntimeError):
                         self._next_pipeline = self._open(batch.epoch + 1, 0)
                         self._raise_if_closed()
                 self._advance_cursor(batch)
                 yield batch
-                del batch  # its memory can be used again once the trainer has dropped it
+                del batch  # Its memory can be reused once the trainer has dropped it.
         finally:
             if process == os.getpid():
-                # A loop left early: the next position is unknown. Another iteration may have started since.
+                # The loop ended early: the next position is unknown. Another iteration may have started since.
                 if self._pipeline is pipeline and self._position:
                     self._stop(timeout_s=5)
                 else:
                     pipeline.close(timeout_s=5)
 
     def cursor(self) -> Cursor:
-        """Position of the next batch: after the last one handed out. After an epoch's last it is the next epoch."""
+        """Position of the next batch, after the last one handed out. After an epoch's end, the start of the next."""
         return Cursor(
             plan_id=self._options.plan.id,
             epoch=self._epoch,
@@ -156,9 +157,9 @@ class Loader:
         )
 
     def seek(self, cursor: Cursor) -> None:
-        """Continue from a cursor, at this loader's world and global batch. Ends a running iteration.
+        """Continue from a cursor, with this loader's world and global batch. Ends a running iteration.
 
-        Costs no replay. Raises `CursorMismatch` for a cursor of another plan, or outside of it.
+        Nothing is replayed. Raises `CursorMismatch` for a cursor of another plan, or outside of it.
         """
         plan = self._options.plan
         if not isinstance(cursor, Cursor):
@@ -179,29 +180,29 @@ class Loader:
             self._epoch, self._position = cursor.epoch + 1, 0
 
     def state_dict(self) -> dict[str, str | int]:
-        """The cursor as a plain dict, the same on every rank and for every number of ranks.
+        """Cursor as a plain dict, the same on every rank and for every number of ranks.
 
-        With `load_state_dict` it makes a loader `torch.distributed.checkpoint.stateful.Stateful`, and a stateful
-        dataloader for Lightning, which tests for the same two methods.
+        With `load_state_dict` it makes a loader a `torch.distributed.checkpoint.stateful.Stateful`, and a stateful
+        dataloader for Lightning, which checks for the same two methods.
         """
         return self.cursor().to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned, as `seek` does from a cursor.
+        """Continue from the result of `state_dict`, as `seek` does from a cursor.
 
         Raises:
-            CursorMismatch: Not such a dict, or one of another plan.
+            CursorMismatch: The dict has another form, or belongs to another plan.
         """
         self.seek(Cursor.from_dict(state_dict))
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration start at the first batch of `epoch`; for the current epoch, change nothing.
+        """Make the next iteration start at the first batch of `epoch`. Changes nothing for the current epoch.
 
-        So a resumed loop may call it as it does at every epoch's start: the position in a half-trained epoch stays.
+        A resumed loop may therefore call it at every epoch's start: the position in a half-trained epoch stays.
         A loop that was left early loses the rest of its epoch when the next one is set.
 
         Raises:
-            InvalidOption: Not a whole number from 0, or another epoch while an iteration is in the middle of one.
+            InvalidOption: Not a whole number from 0, or another epoch during an iteration.
         """
         epoch = whole_number("epoch", epoch)
         if epoch == self._epoch:
@@ -218,7 +219,7 @@ class Loader:
         self._epoch, self._position = epoch, 0
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For a spawned child: a new loader at the same position, with a tally of its own."""
+        """Pickle for a spawned child as a new loader at the same position, with its own tally."""
         return _rebuild, (self._options, self._dataset.transform, self._cache, self.cursor(), self._epochs)
 
     def close(self, timeout_s: float = 5) -> None:
@@ -248,7 +249,7 @@ class Loader:
         return pipeline
 
     def _raise_if_closed(self) -> None:
-        """Raise `LoaderClosed` if another thread closed the loader, and stop what was started since."""
+        """Check whether another thread closed the loader. If so, stop new threads and raise `LoaderClosed`."""
         if self._closed:
             self._stop(timeout_s=5)
             raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
@@ -274,7 +275,7 @@ class Loader:
 
 
 def _validate_types(plan: object, cache: object) -> None:
-    """Raises `InvalidOption` for arguments in the wrong place, before one of them fails somewhere inside."""
+    """Raises `InvalidOption` for arguments of a wrong type, before one of them fails later."""
     if not isinstance(plan, Plan):
         raise InvalidOption(f"plan={plan!r:.200}: give what fb.build_plan(manifest) returns.")
     if not (cache is None or isinstance(cache, DiskCache) or hasattr(cache, "source")):
@@ -305,5 +306,5 @@ def _close_all() -> None:
         loader.close(max(give_up - time.monotonic(), 0.0))
 
 
-# A daemon thread that returns from C++ into an interpreter that has ended takes the whole process with it (SIGABRT).
+# A daemon thread that returns from C++ into an ended interpreter aborts the whole process (SIGABRT).
 atexit.register(_close_all)

@@ -81,7 +81,7 @@ class Pipeline:
         self._thread.start()
 
     def next(self) -> Batch | None:
-        """The next batch, or None after the last. Raises the error that ended the epoch early."""
+        """Return the next batch, or None after the last. Raises the error that ended the epoch early."""
         return self._queue.get()
 
     def close(self, timeout_s: float) -> None:
@@ -110,7 +110,7 @@ class Pipeline:
             parts = parts_in_order(plan, cut, executor, epoch=self._epoch, position=self._position)
             while part := self._next_part(parts, executor):
                 rows, world_size = part.rows, options.world.size
-                # A rank without rows still steps, on a real row of weight 0: a row of zeros could become NaN.
+                # A rank without rows also steps, on a real row of weight 0: a row of zeros could become NaN.
                 weight = len(rows.row) * world_size / part.size
                 if not weight:
                     rows = plan.rows(self._epoch, part.position, part.position + 1, (part.position % plan.lanes,))
@@ -155,7 +155,7 @@ class Pipeline:
                 made = self._wait(self._prefetcher.future(block))
                 self._prefetcher.record_block_size(made)
                 self._table.add(block, made)
-        return [block for block in missing if not self._prefetcher.is_needed(block)]  # borrowed for a dummy row
+        return [block for block in missing if not self._prefetcher.is_needed(block)]  # Borrowed for a dummy row.
 
     def _wait(self, future: Future[Block]) -> Block:
         while True:

@@ -21,7 +21,7 @@ class Blocks(Protocol):
 
 
 class Span(NamedTuple):
-    """A block is needed by global batches that end after position `need` and start before position `release`."""
+    """Use of a block: by global batches that end after position `need` and start before `release`."""
 
     need: int
     release: int
@@ -31,10 +31,10 @@ class Span(NamedTuple):
 class Prefetcher:
     """Requests the blocks of a rank's lanes in the order of need.
 
-    Blocks of the current windows are requested whatever their size: the order cannot continue without them. Beyond
-    that, blocks are requested ahead of need while their bytes stay within `budget_bytes`. Two always are, so that even
-    the largest are fetched while others are used. The bytes of a row are estimated from the blocks that have arrived:
-    the size in Parquet says little about them.
+    Blocks of the current windows are requested whatever their size: the order cannot continue without them. Other
+    blocks are requested ahead of need while their bytes stay within `budget_bytes`. At least two are requested, so that
+    even the largest are fetched while others are used. The bytes of a row are estimated from blocks that have arrived:
+    the size in Parquet is a poor estimate.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Prefetcher:
         return released
 
     def future(self, block: int) -> Future[Block]:
-        """The pending block. A block outside this rank's lanes is requested now."""
+        """Pending block. A block outside this rank's lanes is requested now."""
         return self._futures.get(block) or self._blocks.request(block)
 
     def is_needed(self, block: int) -> bool:
@@ -115,6 +115,6 @@ class Prefetcher:
 
 def _lane_spans(plan: Plan, epoch: int, position: int, lane: int) -> Iterator[Span]:
     for block, need, release in plan.spans(epoch, lane):
-        # Lane rows `need` to `release` lie at positions row * lanes + lane.
+        # Lane rows `need` to `release` are at positions row * lanes + lane.
         if (span := Span(need * plan.lanes + lane, release * plan.lanes + lane, block)).release > position:
             yield span

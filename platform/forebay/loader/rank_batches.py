@@ -31,12 +31,12 @@ class Cut(NamedTuple):
 
 
 def parts_in_order(plan: Plan, cut: Cut, executor: SerialExecutor, *, epoch: int, position: int) -> Iterator[RankPart]:
-    """This rank's part of every global batch from `position` to the end of the epoch.
+    """Rows of this rank for every global batch from `position` to the end of the epoch.
 
-    Many batches are planned at once, because a call costs as much as a thousand rows per lane: at least 1,024 rows per
-    lane. The first batch is planned alone, so that it comes early, then two, then four: planning the next ones takes no
-    longer than training on these. `executor` runs one call ahead while earlier rows are gathered. Neither holds the
-    GIL, so the order adds no time to an epoch. Its last call orders the lanes of the next epoch, which the plan keeps.
+    Many batches are planned at once, at least 1,024 rows per lane, because a call costs as much as a thousand rows per
+    lane. The first batch is planned alone, so that it comes early, then two, then four. So planning the next ones takes
+    no longer than training on these. `executor` runs one call ahead while earlier rows are gathered. Neither holds the
+    GIL, so the order adds no time to an epoch. The last call orders the lanes of the next epoch, which the plan keeps.
     """
     lanes = plan.owned_lanes(cut.world)
     most_rows = max(_CHUNK_ROWS, _CHUNK_LANE_ROWS * plan.lanes)
@@ -57,7 +57,7 @@ def parts_in_order(plan: Plan, cut: Cut, executor: SerialExecutor, *, epoch: int
 
 
 def _batches(plan: Plan, cut: Cut, position: int, *, least_rows: int) -> list[tuple[int, int]]:
-    """(position, size) of the next global batches: as many as have `least_rows` together, or all that are left."""
+    """(position, size) of the next global batches: enough for `least_rows` rows together, or all that are left."""
     found, stop = [], position + least_rows
     while position < stop and (size := plan.batch_size(position, cut.global_batch, last=cut.last)):
         found.append((position, size))

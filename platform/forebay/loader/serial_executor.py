@@ -1,4 +1,4 @@
-"""One thread that runs calls in order, beside the gathering thread."""
+"""Thread that runs calls in order, beside the gathering thread."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ T = TypeVar("T")
 
 
 class SerialExecutor:
-    """Calls functions one after the other in a daemon thread.
+    """Executor that calls functions one after the other in a daemon thread.
 
-    Not a ThreadPoolExecutor: it accepts no calls after the main thread has ended, while other threads still run.
+    Not a ThreadPoolExecutor: that accepts no calls after the main thread has ended, while other threads still run.
     """
 
     def __init__(self) -> None:
         self._workers: SingleFlightPool[Callable[[], Any], Any] = SingleFlightPool(_call, num_threads=1)
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """A future of `function(*arguments)`."""
+        """Future of `function(*arguments)`."""
         return cast("Future[T]", self._workers.submit(partial(function, *arguments)))
 
     def close(self) -> None:
-        """End the thread after its current call, and cancel the calls that wait."""
+        """End the thread after its current call, and cancel the waiting calls."""
         self._workers.close(timeout_s=1)
 
 

@@ -1,4 +1,4 @@
-"""Loaders of one worker, closed also when its training loop raises."""
+"""Loaders of one worker. They are closed even if its training loop raises."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from forebay.world import World
 
 
 class WorkerLoaders:
-    """This rank's part of any `Data`, on its device.
+    """Loaders of this rank's part of any `Data`, with batches on its device.
 
-    A training loop that raises leaves its loader open in the frames of the traceback; `close` ends those too.
+    A training loop that raises leaves its loader open in the frames of the traceback. `close` ends those too.
     """
 
     def __init__(self, world: World, device: torch.device, cache: DiskCache | SourceProvider | None) -> None:
@@ -28,7 +28,7 @@ class WorkerLoaders:
 
     @contextmanager
     def loader(self, data: Data, tally: Counters, epochs: int = 1) -> Iterator[Loader]:
-        """A loader of `epochs` epochs at the start of the first, closed at the end of the block."""
+        """Loader of `epochs` epochs, at the start of the first. Closed at the end of the block."""
         with Loader(
             data.plan,
             data.transform,
@@ -44,19 +44,19 @@ class WorkerLoaders:
         self._open.discard(loader)
 
     def one_epoch(self, data: Data, tally: Counters) -> Iterator[Batch]:
-        """The batches of one epoch."""
+        """Batches of one epoch."""
         with self.loader(data, tally) as loader:
             for batch in loader:
                 yield self.to_device(batch, tally)
 
     def to_device(self, batch: Batch, tally: Counters) -> Batch:
-        """The batch on the device of the model. Copies from page-locked memory run beside the host's work."""
+        """Copy of a batch on the device of the model. Copies from page-locked memory overlap with work of the host."""
         if self._device.type == "cpu":
             return batch
         with tally.timed("copy_s"):
             return batch.to(self._device)
 
     def close(self) -> None:
-        """End the threads of all loaders that are open."""
+        """End the threads of all open loaders."""
         while self._open:
             self._open.pop().close()

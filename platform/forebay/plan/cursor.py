@@ -1,4 +1,4 @@
-"""Position in a run's data: everything a checkpoint keeps of it."""
+"""Position in a run's data, as a checkpoint keeps it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Rows `[0, position)` of `epoch` are done. It knows no world size: any number of ranks can continue from here.
+    """Rows `[0, position)` of `epoch` are done. Independent of the world size: any number of ranks can continue from
+    here.
 
-    `global_batch` is the batch size that was in use; a loader with another one continues from the same position.
+    `global_batch` is the batch size that was in use. A loader with another one continues from the same position.
     """
 
     plan_id: str
@@ -25,7 +26,7 @@ class Cursor:
     global_batch: int
 
     def to_dict(self) -> dict[str, str | int]:
-        """A plain dict of the fields and the version of their format, the same on every rank."""
+        """Plain dict of the fields and the version of their format, the same on every rank."""
         return {"version": _VERSION} | asdict(self)
 
     def to_json(self) -> str:
@@ -38,7 +39,7 @@ class Cursor:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Cursor:
-        """The cursor that `to_dict` described. Raises `CursorMismatch` for anything else, or another version."""
+        """Inverse of `to_dict`. Raises `CursorMismatch` for anything else, or another version."""
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
             raise CursorMismatch(
                 f"This is not a cursor of version {_VERSION}: {state!r:.200}. Pass what Cursor.to_dict() or to_json() "
@@ -54,7 +55,7 @@ class Cursor:
 
     @classmethod
     def from_json(cls, text: str) -> Cursor:
-        """The cursor that `to_json` wrote. Raises `CursorMismatch` for any other text, or another version."""
+        """Inverse of `to_json`. Raises `CursorMismatch` for any other text, or another version."""
         try:
             state = json.loads(text)
         except (ValueError, TypeError, RecursionError):

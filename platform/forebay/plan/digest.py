@@ -15,7 +15,7 @@ def order_digest(plan: Plan, *, epoch: int, global_batch: int, last: Last = "bal
 
     Each batch adds its size (int64, little-endian), then its rows sorted, each as three little-endian int64: number of
     the file in the manifest, row group within the file, row within the row group. Sorting makes it a digest of
-    the rows of each batch: every `world_size` gives the same one, though a batch is put together from its ranks' parts.
+    the rows of each batch: every `world_size` gives the same one, although ranks read different parts of a batch.
     """
     digest = hashlib.sha256()
     files, groups = np.asarray(plan.manifest.file_of), np.asarray(plan.manifest.group_of)
@@ -24,7 +24,7 @@ def order_digest(plan: Plan, *, epoch: int, global_batch: int, last: Last = "bal
     while size := plan.batch_size(position, global_batch, last=last):
         parts = [plan.batch(epoch, position, global_batch, world, last=last) for world in worlds]
         block, row = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.lexsort((row, block))  # manifests are sorted by (file, row group), and so are block numbers
+        order = np.lexsort((row, block))  # Manifests are sorted by (file, row group), and so are block numbers.
         block, row = block[order], row[order]
         digest.update(np.int64(size).astype("<i8").tobytes())
         digest.update(np.stack([files[block], groups[block], row], axis=1).astype("<i8").tobytes())

@@ -1,4 +1,4 @@
-"""How many lanes a plan has, and how large its windows are, when the user gives neither."""
+"""Default number of lanes of a plan, and default size of their windows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LEAST_WINDOW_ROWS = 4096
 
 
 def choose_lanes(group_bytes: NDArray[np.int64]) -> int:
-    """A power of two from 16 to 1024 that depends on the row groups alone.
+    """Number of lanes: a power of two from 16 to 1024 that depends only on the row groups.
 
-    The largest one that leaves each lane 32 row groups, and for which one row group per lane takes at most 16 GiB. So
-    the first batch, which needs a row group of every lane, comes after 3 % of an epoch's reads at the latest, and what
-    all ranks hold open together is bounded. Data sets too small for more have 16. ADR 0020 has the measurements.
+    It is the largest one that leaves each lane 32 row groups, and for which one row group per lane takes at most 16
+    GiB. The first batch needs a row group of every lane, so it comes after at most 3 % of an epoch's reads. The row
+    groups that all ranks hold open together are bounded. Small data sets have 16 lanes. ADR 0020 has the measurements.
 
     Args:
         group_bytes: Uncompressed bytes of each row group, int64 [row groups].
@@ -35,8 +35,8 @@ def choose_lanes(group_bytes: NDArray[np.int64]) -> int:
 def choose_window(lanes: int) -> int:
     """Rows of a window: 65,536 up to 16 lanes, 1,048,576 / lanes for more, but at least 4,096.
 
-    How far rows mix depends on the windows of all lanes together, and so does what they hold in memory. A window costs
-    the order as much as some thousand rows, and row groups below its size are held whole anyway.
+    Mixing and memory depend on the windows of all lanes together. Computing the order of a window costs as much as some
+    thousand rows, and row groups below its size are held completely anyway.
 
     >>> [choose_window(lanes) for lanes in (1, 16, 17, 64, 1024)]
     [65536, 65536, 61680, 16384, 4096]

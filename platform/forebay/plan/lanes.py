@@ -1,4 +1,4 @@
-"""The deal of rows into lanes, and the order of one lane in one epoch (steps 1 and 2 of the order)."""
+"""Deal of rows into lanes, and order of one lane in one epoch (steps 1 and 2 of the order)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from forebay.kernels import locate
 from forebay.plan.permute import Ints, derive, permutation, permuted
 
-# The first word of every key names its use, so that no two uses share a key.
+# The first number of every key is its use, so that no two uses share a key.
 _DEAL, _PIECES, _ROWS, _LINE, _TURN = 1, 2, 3, 4, 5
 
 _FEW_PIECES = 4
-"""Pieces per lane below which their permutation alone repeats: the lane then starts at a random row, too."""
+"""Pieces per lane below which their permutation alone would repeat. Then the lane also starts at a random row."""
 
 
 class LaneRows(NamedTuple):
@@ -37,7 +37,7 @@ class Pieces:
         return Pieces(block=self.block[index], first=self.first[index], rows=self.rows[index])
 
     def turned(self, start: int) -> Pieces:
-        """The same rows from row number `start` of the line on, then those before it; cuts one piece in two."""
+        """The same rows from row number `start` of the line on, then those before it. Cuts one piece in two."""
         ends = np.cumsum(self.rows)
         cut = int(np.searchsorted(ends, start, side="right"))
         done = start - int(ends[cut] - self.rows[cut])
@@ -78,7 +78,7 @@ def deal(block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> tuple[Pie
 
 
 def shuffled_line(block_rows: Ints, *, seed: int, epoch: int) -> LaneRows:
-    """All rows of all blocks in one random order, for data sets so small that lanes would hold a few rows each."""
+    """All rows of all blocks in one random order, for data sets so small that a lane would hold only a few rows."""
     line = permutation(int(block_rows.sum()), derive(_LINE, seed, epoch))
     ends = np.cumsum(block_rows)
     block = np.searchsorted(ends, line, side="right")
@@ -120,7 +120,7 @@ class LaneEpoch:
     ends: Ints
     bounds: Ints
     key: int | None
-    """Key of the windows' permutations; None keeps the rows as they lie (`shuffle=False`)."""
+    """Key of the windows' permutations. None keeps the rows in file order (`shuffle=False`)."""
 
     @classmethod
     def of(cls, pieces: Pieces, *, seed: int, epoch: int, lane: int, window_rows: int, shuffle: bool) -> LaneEpoch:
@@ -139,7 +139,7 @@ class LaneEpoch:
         return int(self.bounds[-1])
 
     def rows(self, start: int, stop: int, into: LaneRows) -> None:
-        """Fill `into` with lane rows `start` to `stop`; O(stop - start) and the pieces of the windows they lie in."""
+        """Fill `into` with lane rows `start` to `stop`. Costs O(stop - start + pieces of their windows)."""
         first, last = np.searchsorted(self.bounds, [start, stop - 1], side="right") - 1
         for window in range(first, last + 1):
             low, high = max(int(self.bounds[window]), start), min(int(self.bounds[window + 1]), stop)
@@ -157,14 +157,14 @@ class LaneEpoch:
 
     @classmethod
     def of_rows(cls, rows: LaneRows) -> LaneEpoch:
-        """A lane of few rows, in the order given."""
+        """Lane of few rows, in the given order."""
         num_rows = len(rows.row)
         pieces = Pieces(block=rows.block, first=rows.row, rows=np.ones(num_rows, dtype=np.int64))
         bounds = np.unique([0, num_rows]).astype(np.int64)
         return cls(pieces=pieces, ends=np.arange(1, num_rows + 1), bounds=bounds, key=None)
 
     def spans(self) -> tuple[Ints, Ints, Ints]:
-        """For each piece: its block, and the lane rows of its first need and its release (whole windows)."""
+        """Block of each piece, and the lane rows of its first need and its release (whole windows)."""
         first_window = np.searchsorted(self.bounds, self.ends - self.pieces.rows, side="right") - 1
         last_window = np.searchsorted(self.bounds, self.ends - 1, side="right") - 1
         return self.pieces.block, self.bounds[first_window], self.bounds[last_window + 1]

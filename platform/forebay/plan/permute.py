@@ -1,8 +1,8 @@
 """Permutations as pure functions of a key: the only source of randomness in the order.
 
-Own arithmetic rather than `numpy.random`, whose streams may change between NumPy releases: the order that a
-checkpoint refers to must never change. The mixer is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); evaluating a
-permutation at an index, so that seeking costs nothing, follows Grain's `index_shuffle`.
+Own arithmetic instead of `numpy.random`, whose streams may change between NumPy releases: the order that a checkpoint
+refers to must never change. The mixer is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). Like Grain's `index_shuffle`, a
+permutation can be evaluated at an index, so that seeking costs nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def derive(*words: int) -> int:
 
 
 def permutation(size: int, key: int) -> Ints:
-    """A permutation of `range(size)`, int64 [size], that depends on `size` and the 64-bit `key` alone.
+    """Permutation of `range(size)`, int64 [size], that depends only on `size` and the 64-bit `key`.
 
-    Each index gets a random word, and the words are sorted. The low bits of a word hold its index, so all words differ
+    Each index gets a random integer, and these are sorted. The low bits of each hold its index, so all of them differ
     and every sorting algorithm gives the same result.
 
     >>> permutation(5, derive(7)).tolist()
@@ -52,14 +52,14 @@ def permutation(size: int, key: int) -> Ints:
 
 
 def permuted(index: Ints, size: int, key: int) -> Ints:
-    """Images of `index` under a permutation of `range(size)`, int64 [n]: O(n) for every size up to 2**32.
+    """Images of `index` under a permutation of `range(size)`, int64 [n]. Costs O(n) for every size up to 2**32.
 
     A keyed bijection on the next power of two is applied until the value lies in `range(size)`.
 
     >>> permuted(np.arange(5), 5, derive(7)).tolist() == permutation(5, derive(7)).tolist()
     True
     """
-    if size <= _SORTED_SIZE:  # a bijection on few bits mixes poorly, and sorting few words is cheap
+    if size <= _SORTED_SIZE:  # A bijection on few bits mixes poorly, and sorting few numbers is cheap.
         return permutation(size, key)[index]
     words = index.astype(np.int64)
     keys = [derive(key, number) for number in range(_ROUNDS)]

@@ -1,4 +1,4 @@
-"""The plan: rows of blocks for any epoch and position (steps 3 to 5 of the order)."""
+"""Plan: rows of blocks for any epoch and position (steps 3 to 5 of the order)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forebay.plan.lanes import LaneEpoch, LaneRows, deal, owned_order, shuffled_
 from forebay.world import World
 
 PLAN_VERSION = 2
-"""Part of every plan id: raised whenever any row would come at another position."""
+"""Part of every plan id. Raised whenever any row would come at another position."""
 
 _FEW_ROWS = 8
 """Rows per lane below which an epoch is one permutation of all rows: lanes of few rows have few orders."""
@@ -37,11 +37,11 @@ def build_plan(
     """Plan the order of all rows of a manifest.
 
     Args:
-        manifest: The row groups, from `scan`.
-        seed: Any integer in [0, 2**64); 0 is a seed like any other.
-        lanes: Parallel streams an epoch is dealt into; a constant of the run and the most ranks it can ever have. By
+        manifest: Row groups, from `scan`.
+        seed: Any integer in [0, 2**64). 0 is a seed like any other.
+        lanes: Parallel streams of an epoch, constant for the run: the largest number of ranks that it can ever have. By
             default a power of two from 16 to 1024, chosen from the row groups' number and bytes (`choose_lanes`).
-        window_rows: Rows of a lane that are shuffled together; bounds memory, and with it how far a row can move.
+        window_rows: Rows of a lane that are shuffled together. Bounds memory, and the distance that a row can move.
             By default 65,536, and less for more than 16 lanes (`choose_window`).
         shuffle: False reads each lane's share of the manifest in file order.
 
@@ -62,9 +62,9 @@ def build_plan(
 
 
 class Plan:
-    """A pure function from (epoch, position) to rows, built by `build_plan`.
+    """Pure function from (epoch, position) to rows, built by `build_plan`.
 
-    Position `p` of an epoch is row `p // lanes` of lane `p % lanes`; an epoch is a permutation of all rows. Memory is
+    Position `p` of an epoch is row `p // lanes` of lane `p % lanes`. An epoch is a permutation of all rows. Memory is
     O(row groups), a batch costs O(its rows), and seeking costs nothing.
     """
 
@@ -100,10 +100,10 @@ class Plan:
         return left // global_batch if last == "drop" else -(-left // global_batch)
 
     def batch_size(self, position: int, global_batch: int, *, last: Last = "balance") -> int:
-        """Number of rows of the global batch at `position`, 0 when no batch starts there.
+        """Number of rows of the global batch at `position`, 0 if no batch starts there.
 
-        A function of the position alone: cutting the rest of an epoch again gives the batches that were left of it,
-        because sizes that differ by at most one still do when the first, larger ones are taken away.
+        A function of the position alone: cutting the rest of an epoch again gives the remaining batches of the first
+        cut, because sizes that differ by at most one still do without the first, larger ones.
         """
         batches = self.num_batches(global_batch, position, last=last)
         if batches == 0:
@@ -113,13 +113,13 @@ class Plan:
     def batch(
         self, epoch: int, position: int, global_batch: int, world: World | None = None, *, last: Last = "balance"
     ) -> LaneRows:
-        """The rows that `world.rank` reads of the global batch at `position`, in position order; all without a world.
+        """Rows that `world.rank` reads of the global batch at `position`, in position order. All rows without a world.
 
         Returns:
-            `LaneRows(block, row)`, int64 [n] each; n may be 0 where the batch has fewer rows than there are lanes.
+            `LaneRows(block, row)`, int64 [n] each. n may be 0 if the batch has fewer rows than there are lanes.
 
         Raises:
-            InvalidOption: No such epoch or position.
+            InvalidOption: The epoch or position does not exist.
             TooManyRanks: More ranks than lanes.
         """
         epoch = whole_number("epoch", epoch)
@@ -128,7 +128,7 @@ class Plan:
         return self.rows(epoch, position, position + size, self.owned_lanes(world or World()))
 
     def owned_run(self, world: World) -> range:
-        """The numbers in `owned_order` of the lanes a rank reads. Raises `TooManyRanks` for more ranks than lanes."""
+        """Numbers in `owned_order` of the lanes that a rank reads. Raises `TooManyRanks` for more ranks than lanes."""
         if world.size > self.lanes:
             raise TooManyRanks(
                 f"{world.size} ranks cannot share {self.lanes} lanes{self._lanes_reason()}. Run at most {self.lanes} "
@@ -139,7 +139,7 @@ class Plan:
         return range(world.rank * self.lanes // world.size, (world.rank + 1) * self.lanes // world.size)
 
     def owned_lanes(self, world: World) -> tuple[int, ...]:
-        """The lanes a rank reads, ascending. Raises `TooManyRanks` when there are more ranks than lanes."""
+        """Lanes that a rank reads, ascending. Raises `TooManyRanks` for more ranks than lanes."""
         run = self.owned_run(world)
         return tuple(sorted(self.owned_order[run.start : run.stop].tolist()))
 
@@ -163,7 +163,7 @@ class Plan:
         ranges = [(place, low, high) for place, low, high in ranges if low < high]
         block = np.empty(sum(high - low for _, low, high in ranges), dtype=np.int64)
         row = np.empty_like(block)
-        # Row i of owned lane k is row i * len(lanes) + k of all these lanes; a batch holds a run of such numbers.
+        # Row i of owned lane k is row i * len(lanes) + k of all these lanes. A batch has a run of such numbers.
         first = min((low * len(lanes) + place for place, low, _ in ranges), default=0)
         for place, low, high in ranges:
             begin = low * len(lanes) + place - first
@@ -188,7 +188,7 @@ class Plan:
         whole_number("global_batch", global_batch, least=1)
 
     def _lanes_reason(self) -> str:
-        """How the number of lanes may have come about, for an error's text."""
+        """Possible origin of the number of lanes, for the text of an error."""
         if self.lanes != choose_lanes(self.manifest.bytes):
             return ""
         return f", the default for {len(self.manifest)} row groups with {self.manifest.num_bytes} bytes together"
