@@ -160,19 +160,19 @@ Event = Preparing | Started | Reported | EpochEnded | Resized | Preempted | Roll
 class Reporter(Protocol):
     """Link from rank 0 to its driver: sends events and receives commands.
 
-    Laws: `report` never blocks a training step. `orders` answers from memory or within one quick round trip, and is
-    called once per checkpoint. `settled_orders` is called at the end of an epoch, and takes as long as the callbacks
+    Laws: `report` never blocks a training step. `commands` answers from memory or within one quick round trip, and is
+    called once per checkpoint. `synced_commands` is called at the end of an epoch, and takes as long as the callbacks
     do.
     """
 
     def report(self, event: Event) -> None:
         """Send one event."""
 
-    def orders(self) -> Commands:
+    def commands(self) -> Commands:
         """Return the current commands."""
         ...
 
-    def settled_orders(self) -> Commands:
+    def synced_commands(self) -> Commands:
         """Return the commands once every callback has received all events reported so far."""
         ...
 

@@ -34,7 +34,7 @@ class Outcome:
 
 
 def work(
-    launch: WorkerSpec,
+    spec: WorkerSpec,
     worker: Worker,
     reporter: Reporter,
     watch: Watch = _unwatched,
@@ -48,14 +48,14 @@ def work(
     if world.is_first:
         reporter.report(
             Started(
-                name=launch.name,
+                name=spec.name,
                 world_size=world.size,
-                epochs=launch.assignment.epochs,
-                num_batches=launch.assignment.data.num_batches,
+                epochs=spec.train_spec.epochs,
+                num_batches=spec.train_spec.data.num_batches,
             )
         )
-    with named_user(launch.name), watch(worker.counted), _hang_named(launch, world.rank):
-        worker.run(launch.train)
+    with named_user(spec.name), watch(worker.counted), _hang_named(spec, world.rank):
+        worker.run(spec.train)
     if not worker.is_finished and worker.stopped is None and worker.resize_to is None:
         raise BadJob(
             f"the train function returned in epoch {worker.epoch + 1} of {worker.epochs}, after step {worker.step}. "
@@ -68,17 +68,17 @@ def work(
 
 
 @contextmanager
-def _hang_named(launch: WorkerSpec, rank: int) -> Iterator[None]:
+def _hang_named(spec: WorkerSpec, rank: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         if not is_timeout(error):
             raise
         raise Hung(
-            f"rank {rank} of run {launch.name!r} got no answer from another rank, with hang_timeout_s="
-            f"{launch.hang_timeout_s:g}: one of them hangs, though its process is alive. Look for a rank that takes "
+            f"rank {rank} of run {spec.name!r} got no answer from another rank, with hang_timeout_s="
+            f"{spec.hang_timeout_s:g}: one of them hangs, though its process is alive. Look for a rank that takes "
             "another number of steps, waits for a lock, or reads without an end; if a step may take that long, raise "
-            f"hang_timeout_s. The newest checkpoint is kept: run {launch.name!r} again to continue.",
+            f"hang_timeout_s. The newest checkpoint is kept: run {spec.name!r} again to continue.",
             rank=rank,
-            timeout_s=launch.hang_timeout_s,
+            timeout_s=spec.hang_timeout_s,
         ) from error

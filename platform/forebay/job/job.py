@@ -157,7 +157,7 @@ class Job:
         return (self.data,) if self.held_out is None else (self.data, self.held_out)
 
     @property
-    def assignment(self) -> TrainSpec:
+    def train_spec(self) -> TrainSpec:
         """Part of the job that each worker needs."""
         return TrainSpec(
             data=self.data,

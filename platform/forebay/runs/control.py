@@ -22,7 +22,7 @@ class Control:
     >>> control.resize(16)
     4
     >>> control.stop("loss is low enough")
-    >>> control.orders.stop
+    >>> control.commands.stop
     'loss is low enough'
     """
 
@@ -107,7 +107,7 @@ class Control:
             return requested
 
     @property
-    def orders(self) -> Commands:
+    def commands(self) -> Commands:
         """All requests, as commands to the workers."""
         with self._lock:
             target = None if self._elastic is None else self._target

@@ -18,7 +18,7 @@ from forebay.runs.callback import Callback, notify
 from forebay.runs.control import Control
 from forebay.runs.history import History
 from forebay.runs.result import Result, load_result, save_result
-from forebay.runs.run_folder import claim, claim_new
+from forebay.runs.run_folder import acquire_new_run_folder, acquire_run_folder
 from forebay.runs.worker_spec import WorkerSpec, title_of
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import below
@@ -40,10 +40,14 @@ class Run:
         self._callbacks = tuple(callbacks)
         self._failures, self._step = 0, 0
         self._world_size: int | None = None
-        self._claim = claim_new(job.storage, _title(job)) if job.name is None else claim(job.storage, job.name)
-        self.name, self.path = self._claim.name, self._claim.path
+        self._folder = (
+            acquire_new_run_folder(job.storage, _title(job))
+            if job.name is None
+            else acquire_run_folder(job.storage, job.name)
+        )
+        self.name, self.path = self._folder.name, self._folder.path
         with ExitStack() as undo:
-            undo.callback(self._claim.release)
+            undo.callback(self._folder.release)
             self._history = History(self._earlier_result() or self._empty_result())
             undo.pop_all()
         self.control = Control.of(job, epoch=self.result.epochs_done)
@@ -65,12 +69,12 @@ class Run:
         return Result(name=self.name, path=self.path, plan_id=self.job.data.plan.id, num_epochs=self.job.epochs)
 
     @property
-    def launch(self) -> WorkerSpec:
+    def worker_spec(self) -> WorkerSpec:
         """Specification that its workers start with."""
         return WorkerSpec(
             name=self.name,
             train=self.job.train,
-            assignment=self.job.assignment,
+            train_spec=self.job.train_spec,
             resources=self.job.resources,
             cache=self.job.cache,
             checkpoint_config=CheckpointConfig(
@@ -102,7 +106,7 @@ class Run:
             if error is not None:
                 self._tell_end(error)
         finally:
-            self._claim.release()
+            self._folder.release()
 
     def _tell_end(self, error: BaseException) -> None:
         event = Failed(error=_summary(error), failures=self._failures + 1, will_retry=False)

@@ -41,8 +41,8 @@ class RunFolder:
             self.lock.release()
 
 
-def claim(storage: str, name: str) -> RunFolder:
-    """Claim the folder of the run `name`, and create it if it is missing.
+def acquire_run_folder(storage: str, name: str) -> RunFolder:
+    """Acquire the folder of the run `name`, and create it if it is missing.
 
     Raises `InvalidOption` where that run is under way, or a folder cannot be made or written.
     """
@@ -69,8 +69,8 @@ def claim(storage: str, name: str) -> RunFolder:
         ) from error
 
 
-def claim_new(storage: str, title: str) -> RunFolder:
-    """Claim the folder of a run without a name: `title`, or `title-2`, ... if there is one.
+def acquire_new_run_folder(storage: str, title: str) -> RunFolder:
+    """Acquire the folder of a run without a name: `title`, or `title-2`, ... if there is one.
 
     The folder is made at once: two jobs that start in one second must not come to the same name. (A bucket has no
     folders to make; there the first save decides.)
@@ -79,7 +79,7 @@ def claim_new(storage: str, title: str) -> RunFolder:
     name, number = title, 2
     while not _is_new(place, name):
         name, number = f"{title}-{number}", number + 1
-    return claim(storage, name)
+    return acquire_run_folder(storage, name)
 
 
 def _is_new(storage: Location, name: str) -> bool:

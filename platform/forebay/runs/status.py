@@ -15,9 +15,9 @@ class RunStatus:
     """State of a running run at one moment. The defaults are those of a run without a step.
 
     `world_size` is the number of workers that train now. `target` is the number it should have, within `min_workers`
-    and `max_workers`. `asked` is the last target that its own callbacks requested, None without one. `epoch` counts
-    from 0, `position` is the number of rows passed in it. `last_commit_step` and `last_commit_age_s` belong to the
-    newest checkpoint, and are None before the first one. Its step is the step reported last by then; about ten steps a
+    and `max_workers`. `callback_target` is the last target that its own callbacks requested, None without one. `epoch`
+    counts from 0, `position` is the number of rows passed in it. `last_commit_step` and `last_commit_age_s` belong to
+    the newest checkpoint, and are None before the first one. Its step is the step reported last by then; about ten steps a
     second are reported. `started_at` is in Unix seconds. `node` is the node of the driver.
     """
 
@@ -28,7 +28,7 @@ class RunStatus:
     target: int
     min_workers: int
     max_workers: int
-    asked: int | None = None
+    callback_target: int | None = None
     epoch: int = 0
     epochs: int
     step: int = 0

@@ -23,27 +23,27 @@ class WorkerSpec:
 
     name: str
     train: TrainFunction
-    assignment: TrainSpec
+    train_spec: TrainSpec
     resources: Resources
     cache: CacheSpec | None
     checkpoint_config: CheckpointConfig
     hang_timeout_s: float = 120.0
 
 
-def pack(launch: WorkerSpec) -> bytes:
-    """Pickle `launch` for another process.
+def pack(spec: WorkerSpec) -> bytes:
+    """Pickle `spec` for another process.
 
     Code of installed packages travels as names. Code of the user's own files (a job loaded by path, a notebook, a test)
     travels as itself, since the other process may not be able to import it. Raises `BadJob`, naming what cannot travel.
     """
-    with own_code_by_value(), replaced_errors(partial(_not_pickled, launch)):
-        return bytes(cloudpickle.dumps(launch))
+    with own_code_by_value(), replaced_errors(partial(_not_pickled, spec)):
+        return bytes(cloudpickle.dumps(spec))
 
 
-def _not_pickled(launch: WorkerSpec, error: Exception) -> BadJob:
-    parts = {"the data": launch.assignment, "the cache": launch.cache, **_parts_of(launch.train)}
+def _not_pickled(spec: WorkerSpec, error: Exception) -> BadJob:
+    parts = {"the data": spec.train_spec, "the cache": spec.cache, **_parts_of(spec.train)}
     stuck = [f"{name} ({reason})" for name, part in parts.items() if (reason := _why_not_pickled(part))]
-    title = title_of(launch.train)
+    title = title_of(spec.train)
     return BadJob(
         f"the train function {title} cannot be sent to a worker process: "
         f"{', '.join(stuck) or f'{type(error).__name__}: {error}'}. Make locks, connections, open files and "
@@ -54,9 +54,9 @@ def _not_pickled(launch: WorkerSpec, error: Exception) -> BadJob:
 
 def unpack(payload: bytes) -> WorkerSpec:
     """Return the specification that `pack` was given."""
-    launch = cloudpickle.loads(payload)
-    assert isinstance(launch, WorkerSpec)
-    return launch
+    spec = cloudpickle.loads(payload)
+    assert isinstance(spec, WorkerSpec)
+    return spec
 
 
 def title_of(train: object) -> str:

@@ -22,7 +22,7 @@ from ray.tune.schedulers import (
 from forebay.errors import InvalidOption, SweepFailed
 from forebay.ray_cluster.nodes import worker_capacity
 from forebay.ray_cluster.session import ray_session, train_environment
-from forebay.runs.run_folder import RunFolder, claim, claim_new
+from forebay.runs.run_folder import RunFolder, acquire_new_run_folder, acquire_run_folder
 from forebay.storage.filesystem import resolve
 from forebay.sweep.deadline.allocator import WorkerAllocator
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
@@ -215,7 +215,7 @@ class _Tuning:
 @contextmanager
 def _claimed(setup: SweepSetup) -> Iterator[RunFolder]:
     storage = setup.spec.storage
-    folder = claim(storage, setup.name) if setup.name else claim_new(storage, setup.title)
+    folder = acquire_run_folder(storage, setup.name) if setup.name else acquire_new_run_folder(storage, setup.title)
     try:
         yield folder
     finally:

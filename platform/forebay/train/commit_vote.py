@@ -17,14 +17,14 @@ class CommitVote:
     """Contribution of one rank to the single exchange at a checkpoint. It is sent pickled, so it is kept small.
 
     `rng` holds the states of its random generators, as `rng.light` makes them. `measured` is for the batch policy. Only
-    rank 0's `orders` count.
+    rank 0's `commands` count.
     """
 
     facts: EpochFacts
     rng: Mapping[str, Any]
     verdict: Verdict
     measured: tuple[float, ...]
-    orders: Commands
+    commands: Commands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class CommitDecision:
     rng: Sequence[Mapping[str, Any]]
     verdict: Verdict
     measured: Sequence[tuple[float, ...]]
-    orders: Commands
+    commands: Commands
 
     @classmethod
     def of(cls, votes: Sequence[CommitVote]) -> CommitDecision:
@@ -45,5 +45,5 @@ class CommitDecision:
             rng=[vote.rng for vote in votes],
             verdict=gravest([vote.verdict for vote in votes]),
             measured=[vote.measured for vote in votes],
-            orders=votes[0].orders,
+            commands=votes[0].commands,
         )

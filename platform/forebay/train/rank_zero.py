@@ -17,9 +17,9 @@ BEAT_S = 1.0
 T = TypeVar("T")
 
 
-def settled_orders(reporter: Reporter, collective: Collective) -> Commands:
-    """Return `reporter.settled_orders()` of rank 0 on all ranks."""
-    return broadcast_from_rank_zero(reporter.settled_orders, collective)
+def synced_commands(reporter: Reporter, collective: Collective) -> Commands:
+    """Return `reporter.synced_commands()` of rank 0 on all ranks."""
+    return broadcast_from_rank_zero(reporter.synced_commands, collective)
 
 
 def broadcast_from_rank_zero(call: Callable[[], T], collective: Collective) -> T:

@@ -26,7 +26,7 @@ from forebay.train.collectives.exact import LossOf
 from forebay.train.commit_vote import CommitDecision, CommitVote
 from forebay.train.metric import Metric
 from forebay.train.monitors.monitor import Action, Verdict
-from forebay.train.rank_zero import broadcast_from_rank_zero, settled_orders
+from forebay.train.rank_zero import broadcast_from_rank_zero, synced_commands
 from forebay.train.setup import TrainSetup
 from forebay.train.spec import TrainSpec
 from forebay.train.state import rng
@@ -294,10 +294,10 @@ class Worker:
     def _save(self, drawn: PendingBatches, metrics: Mapping[str, Metric]) -> None:
         verdict, measured = self._state.evaluate_monitors()
         began = time.perf_counter()
-        decision = self._exchange_votes(verdict, self._reporter.orders() if self.world.is_first else Commands())
+        decision = self._exchange_votes(verdict, self._reporter.commands() if self.world.is_first else Commands())
         if self._is_rejected(decision.verdict):
             return
-        self._apply(decision, decision.orders)
+        self._apply(decision, decision.commands)
         self._report(drawn.epoch, drawn.position, {**metrics, **measured}, due=not self._goes_on)
         self._save_checkpoint(decision.facts, decision.rng)
         self._state.totals.add_time("checkpoint_s", time.perf_counter() - began)
@@ -318,26 +318,26 @@ class Worker:
         closed = time.perf_counter()
         self._emit(self._state.add_to_last_epoch(closed - began))
         if self._goes_on:
-            self._apply(decision, settled_orders(self._reporter, self._collective))
+            self._apply(decision, synced_commands(self._reporter, self._collective))
             self._save_checkpoint(EpochFacts(), decision.rng)
             self._state.totals.add_time("checkpoint_s", time.perf_counter() - closed)
 
-    def _exchange_votes(self, verdict: Verdict, orders: Commands) -> CommitDecision:
+    def _exchange_votes(self, verdict: Verdict, commands: Commands) -> CommitDecision:
         """Run the one exchange of a checkpoint."""
         vote = CommitVote(
             facts=self._state.totals.facts(),
             rng=rng.light(rng.capture(self.device)),
             verdict=verdict,
             measured=self._state.batch_size.measured(),
-            orders=orders,
+            commands=commands,
         )
         return CommitDecision.of(self._collective.all_gather_object(vote))
 
-    def _apply(self, decision: CommitDecision, orders: Commands) -> None:
-        self._state.decide_batch(orders.global_batch, decision.measured)
-        self.stopped = orders.stop
-        if orders.stop is None:
-            self.resize_to = orders.resize_to(self.world.size)
+    def _apply(self, decision: CommitDecision, commands: Commands) -> None:
+        self._state.decide_batch(commands.global_batch, decision.measured)
+        self.stopped = commands.stop
+        if commands.stop is None:
+            self.resize_to = commands.resize_to(self.world.size)
 
     def _is_rejected(self, verdict: Verdict) -> bool:
         """Return whether the steps since the newest checkpoint are rejected. Then none is saved."""

@@ -34,8 +34,8 @@ def test_a_job_is_a_frozen_value_with_defaults(data: Data) -> None:
 
 def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Data) -> None:
     job = make_job(held_out=data, epochs=4, seed=9, checkpoint_every=7, workers=2)
-    assert job.assignment == TrainSpec(data=data, held_out=data, epochs=4, seed=9, checkpoint_every=7)
-    travelled = cloudpickle.loads(cloudpickle.dumps(job.assignment))
+    assert job.train_spec == TrainSpec(data=data, held_out=data, epochs=4, seed=9, checkpoint_every=7)
+    travelled = cloudpickle.loads(cloudpickle.dumps(job.train_spec))
     assert travelled.data.plan.id == data.plan.id
     assert travelled.data.transform.fingerprint == data.transform.fingerprint
 
@@ -96,7 +96,7 @@ def test_what_steers_a_run_travels_to_its_workers(make_job: Callable[..., Job]) 
     options = {"batch": BatchSchedule({1: 16}), "rate": SqrtScaling(warmup_steps=3), "reduction": "adasum"}
     job = make_job(monitors=[NanGuard()], **options)
     assert job.monitors == (NanGuard(),)
-    travelled = cloudpickle.loads(cloudpickle.dumps(job.assignment))
+    travelled = cloudpickle.loads(cloudpickle.dumps(job.train_spec))
     assert (travelled.monitors, travelled.reduction) == ((NanGuard(),), "adasum")
     assert (travelled.batch, travelled.rate) == (options["batch"], options["rate"])
 

@@ -13,16 +13,16 @@ import pytest
 from forebay.driver.driver import run
 from forebay.errors import CursorMismatch, InvalidOption
 from forebay.plan.plan import build_plan
-from forebay.runs import run_folder as claiming
+from forebay.runs import run_folder
 from forebay.runs.run import Run
-from forebay.runs.run_folder import claim, claim_new
+from forebay.runs.run_folder import acquire_new_run_folder, acquire_run_folder
 from forebay.testing.drivers.bench import DriverBench
 from forebay.train.worker import Worker
 
 HOLD = """
 import sys
-from forebay.runs.run_folder import claim
-held = claim(sys.argv[1], "a")
+from forebay.runs.run_folder import acquire_run_folder
+held = acquire_run_folder(sys.argv[1], "a")
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -30,55 +30,55 @@ sys.stdin.read()
 
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "WAIT_S", 0.05)
+    monkeypatch.setattr(run_folder, "WAIT_S", 0.05)
 
 
-def test_second_claim_is_refused_until_the_first_is_let_go(tmp_path: Path) -> None:
-    first = claim(str(tmp_path), "a")
+def test_folder_is_refused_until_it_is_released(tmp_path: Path) -> None:
+    first = acquire_run_folder(str(tmp_path), "a")
     with pytest.raises(InvalidOption, match=r"a run named 'a' is under way in .*Wait for its end, or give"):
-        claim(str(tmp_path), "a")
-    claim(str(tmp_path), "b").release()
+        acquire_run_folder(str(tmp_path), "a")
+    acquire_run_folder(str(tmp_path), "b").release()
     first.release()
-    second = claim(str(tmp_path), "a")
+    second = acquire_run_folder(str(tmp_path), "a")
     first.release()
     with pytest.raises(InvalidOption, match="under way"):
-        claim(str(tmp_path), "a")
+        acquire_run_folder(str(tmp_path), "a")
     second.release()
     assert list((tmp_path / "a").iterdir()) == []
 
 
-def test_claim_dies_with_its_process(tmp_path: Path) -> None:
+def test_folder_is_released_when_its_process_dies(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(InvalidOption, match="under way"):
-            claim(str(tmp_path), "a")
+            acquire_run_folder(str(tmp_path), "a")
         other.kill()
-    claim(str(tmp_path), "a").release()
+    acquire_run_folder(str(tmp_path), "a").release()
 
 
 def test_names_made_at_one_time_differ(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        claims = list(pool.map(lambda _: claim_new(str(tmp_path), "train-20260101"), range(24)))
-    assert len({each.name for each in claims}) == 24
-    assert {"train-20260101", "train-20260101-24"} <= {each.name for each in claims}
-    for each in claims:
+        folders = list(pool.map(lambda _: acquire_new_run_folder(str(tmp_path), "train-20260101"), range(24)))
+    assert len({each.name for each in folders}) == 24
+    assert {"train-20260101", "train-20260101-24"} <= {each.name for each in folders}
+    for each in folders:
         each.release()
 
 
 def test_storage_without_locks() -> None:
-    assert claim("memory://claims", "a") == claim("memory://claims", "a")
-    assert claim_new("memory://claims", "b").path == "memory://claims/b"
+    assert acquire_run_folder("memory://folders", "a") == acquire_run_folder("memory://folders", "a")
+    assert acquire_new_run_folder("memory://folders", "b").path == "memory://folders/b"
 
 
 def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(InvalidOption, match="'a' names .* is a file"):
-        claim(str(tmp_path), "a")
+        acquire_run_folder(str(tmp_path), "a")
     (tmp_path / "b" / ".running").mkdir(parents=True)
     with pytest.raises(InvalidOption, match="folder .*b of run 'b' cannot be written"):
-        claim(str(tmp_path), "b")
+        acquire_run_folder(str(tmp_path), "b")
 
 
 def test_run_of_a_name_that_is_under_way_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A spec reaches another process complete, although that process does not have the user's files."""
+"""A specification reaches another process complete, although that process does not have the user's files."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def train(worker):
 """
 
 
-def launch_of(job: Job) -> WorkerSpec:
+def spec_of(job: Job) -> WorkerSpec:
     return WorkerSpec(
         name="a",
         train=job.train,
-        assignment=job.assignment,
+        train_spec=job.train_spec,
         resources=job.resources,
         cache=job.cache,
         checkpoint_config=CheckpointConfig(uri="/runs/a/checkpoints"),
@@ -41,10 +41,10 @@ def launch_of(job: Job) -> WorkerSpec:
 
 def test_round_trip(tmp_path: Path) -> None:
     job = DriverBench(tmp_path).job("a")
-    launch = unpack(pack(launch_of(job)))
-    assert launch.assignment.data.plan.id == job.data.plan.id
-    assert launch.assignment.data.transform.fingerprint == job.data.transform.fingerprint
-    assert launch.resources == job.resources
+    spec = unpack(pack(spec_of(job)))
+    assert spec.train_spec.data.plan.id == job.data.plan.id
+    assert spec.train_spec.data.transform.fingerprint == job.data.transform.fingerprint
+    assert spec.resources == job.resources
 
 
 def test_code_of_the_users_files_travels_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_code_of_the_users_files_travels_along(tmp_path: Path, monkeypatch: pyte
     registered = cloudpickle.list_registry_pickle_by_value()
     try:
         payload = tmp_path / "payload"
-        payload.write_bytes(pack(launch_of(replace(DriverBench(tmp_path).job("a"), train=my_training.train))))
+        payload.write_bytes(pack(spec_of(replace(DriverBench(tmp_path).job("a"), train=my_training.train))))
         code = (
             f"from forebay.runs.worker_spec import unpack; from pathlib import Path; "
             f"print(unpack(Path({str(payload)!r}).read_bytes()).train(8)); "
@@ -87,6 +87,6 @@ def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
 
     reason = r"\(TypeError: cannot pickle '_thread.lock'"
     with pytest.raises(BadJob, match=rf"train function train .*variable 'lock' {reason}.* within train, or use"):
-        pack(launch_of(replace(job, train=train)))
+        pack(spec_of(replace(job, train=train)))
     with pytest.raises(BadJob, match=rf"train function print .*: argument 'guard' {reason}"):
-        pack(launch_of(replace(job, train=partial(print, guard=lock))))
+        pack(spec_of(replace(job, train=partial(print, guard=lock))))

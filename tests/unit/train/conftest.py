@@ -109,26 +109,26 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 class EventRecorder:
     """A `Reporter` that records all events.
 
-    It asks to stop from the `stop_at`-th saved commit on, and sends what `orders` returns for a commit, counted
+    It asks to stop from the `stop_at`-th saved commit on, and sends what `commands` returns for a commit, counted
     from 1.
     """
 
-    def __init__(self, stop_at: int | None = None, orders: Callable[[int], Commands] | None = None) -> None:
+    def __init__(self, stop_at: int | None = None, commands: Callable[[int], Commands] | None = None) -> None:
         self.events: list[Event] = []
-        self.questions, self._stop_at, self._orders = 0, stop_at, orders
+        self.questions, self._stop_at, self._commands = 0, stop_at, commands
 
     def report(self, event: Event) -> None:
         self.events.append(event)
 
-    def orders(self) -> Commands:
+    def commands(self) -> Commands:
         self.questions += 1
         if self._stop_at is not None and self.questions >= self._stop_at:
             return Commands(stop="enough")
-        return Commands() if self._orders is None else self._orders(self.questions)
+        return Commands() if self._commands is None else self._commands(self.questions)
 
-    def settled_orders(self) -> Commands:
+    def synced_commands(self) -> Commands:
         assert isinstance(self.events[-1], EpochEnded), "asked before the end of the epoch was told"
-        return self.orders()
+        return self.commands()
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from forebay.events import Commands
-from forebay.train import rank_zero as settling
+from forebay.train import rank_zero as syncing
 from forebay.train.collectives.collective import Collective, SingleProcessCollective
 
 FEW_BEATS = 3
 WAIT_S = 30.0
-ORDERS = Commands(target=3, global_batch=64)
+COMMANDS = Commands(target=3, global_batch=64)
 
 
 class Slow:
@@ -27,14 +27,14 @@ class Slow:
     def report(self, event: object) -> None:
         raise NotImplementedError
 
-    def orders(self) -> Commands:
+    def commands(self) -> Commands:
         raise NotImplementedError
 
-    def settled_orders(self) -> Commands:
+    def synced_commands(self) -> Commands:
         self.heard.wait(WAIT_S)
         if self.error is not None:
             raise self.error
-        return ORDERS
+        return COMMANDS
 
 
 def at_once() -> threading.Event:
@@ -56,13 +56,13 @@ def settle(collective: Collective) -> tuple[Commands, int]:
                 heard.set()
             return collective.broadcast_object(value)
 
-    settling.BEAT_S = 0.02
-    return settling.settled_orders(Slow(heard), CountingCollective()), len(shared)  # type: ignore[arg-type]
+    syncing.BEAT_S = 0.02
+    return syncing.synced_commands(Slow(heard), CountingCollective()), len(shared)  # type: ignore[arg-type]
 
 
 def test_all_ranks_hear_the_same_and_keep_in_touch_meanwhile(ranks: Callable[..., list[Any]]) -> None:
     answers = ranks(2, settle)
-    assert [orders for orders, _ in answers] == [ORDERS, ORDERS]
+    assert [commands for commands, _ in answers] == [COMMANDS, COMMANDS]
     assert answers[0][1] == answers[1][1] > FEW_BEATS, "a rank that hears nothing calls rank 0 hung"
 
 
@@ -74,12 +74,12 @@ def test_an_answer_that_comes_when_the_beat_is_over_is_taken() -> None:
                 raise TimeoutError
             return super().result()
 
-    assert settling._answer(LastMoment()) == ("done",)
+    assert syncing._answer(LastMoment()) == ("done",)
 
 
 def wait_for_nothing(collective: Collective) -> object:
-    settling.BEAT_S = 0.02
-    return settling.broadcast_from_rank_zero(lambda: threading.Event().wait(0.1) or None, collective)
+    syncing.BEAT_S = 0.02
+    return syncing.broadcast_from_rank_zero(lambda: threading.Event().wait(0.1) or None, collective)
 
 
 def test_none_is_an_answer(ranks: Callable[..., list[Any]]) -> None:
@@ -87,7 +87,7 @@ def test_none_is_an_answer(ranks: Callable[..., list[Any]]) -> None:
 
 
 def test_alone_nobody_has_to_be_told() -> None:
-    assert settling.settled_orders(Slow(at_once()), SingleProcessCollective()) == ORDERS
+    assert syncing.synced_commands(Slow(at_once()), SingleProcessCollective()) == COMMANDS
 
 
 @pytest.mark.parametrize("error", [TimeoutError("the driver does not answer"), OSError("gone")])
@@ -99,4 +99,4 @@ def test_what_rank_0_meets_is_raised_there(error: Exception) -> None:
             return value
 
     with pytest.raises(type(error), match=str(error)):
-        settling.settled_orders(Slow(at_once(), error), Pair())  # type: ignore[arg-type]
+        syncing.synced_commands(Slow(at_once(), error), Pair())  # type: ignore[arg-type]

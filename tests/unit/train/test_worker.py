@@ -49,13 +49,13 @@ class WorkerModel(nn.Module):
 class WorkerRun:
     """Runs one train function again and again over the same checkpoints, as a driver would."""
 
-    def __init__(self, assignment: TrainSpec, folder: Path, recorder: Any) -> None:
-        self.assignment, self.folder, self.recorder = assignment, folder, recorder
+    def __init__(self, train_spec: TrainSpec, folder: Path, recorder: Any) -> None:
+        self.train_spec, self.folder, self.recorder = train_spec, folder, recorder
         self.seen: list[list[int]] = []
         self.model: nn.Module | None = None
 
     def worker(self) -> Worker:
-        return Worker(self.assignment, SingleProcessCollective(), None, DirectoryStore(self.folder), self.recorder)
+        return Worker(self.train_spec, SingleProcessCollective(), None, DirectoryStore(self.folder), self.recorder)
 
     def train(self, *, die_at: int | None = None) -> Worker:
         worker = self.worker()
@@ -90,8 +90,8 @@ def make_run(make_data: Callable[..., Data], tmp_path: Path, make_recorder: type
     data = make_data()
 
     def make(name: str = "commits", *, stop_at: int | None = None, data: Data = data, **options: Any) -> WorkerRun:
-        assignment = TrainSpec(data=data, **({"epochs": 3, "seed": 5, "checkpoint_every": 2} | options))
-        return WorkerRun(assignment, tmp_path / name, make_recorder(stop_at))
+        train_spec = TrainSpec(data=data, **({"epochs": 3, "seed": 5, "checkpoint_every": 2} | options))
+        return WorkerRun(train_spec, tmp_path / name, make_recorder(stop_at))
 
     return make
 
@@ -336,7 +336,7 @@ def test_an_exception_in_the_loop_leaves_no_thread(make_run: Callable[..., Worke
 def test_commits_of_another_plan_or_model_are_refused(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run()
     run.train(die_at=4)
-    data = run.assignment.data
+    data = run.train_spec.data
     plan = build_plan(data.plan.manifest, seed=8, lanes=4, window_rows=16)
     with pytest.raises(CursorMismatch, match=r"step 4 was made with plan .*seed=8.*new name"):
         make_run(data=replace(data, plan=plan)).train()
@@ -358,7 +358,7 @@ def test_commits_of_another_plan_or_model_are_refused(make_run: Callable[..., Wo
 def test_another_global_batch_continues_at_the_position(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run(epochs=1)
     run.train(die_at=2)
-    larger = make_run(epochs=1, data=replace(run.assignment.data, global_batch=16))
+    larger = make_run(epochs=1, data=replace(run.train_spec.data, global_batch=16))
     larger.seen = run.seen
     larger.train()
     assert sorted(row for batch in larger.seen for row in batch) == list(range(NUM_ROWS))
@@ -398,4 +398,4 @@ def test_more_ranks_than_lanes(make_run: Callable[..., WorkerRun]) -> None:
 
     run = make_run()
     with pytest.raises(TooManyRanks):
-        Worker(run.assignment, Crowd(), None, DirectoryStore(run.folder), run.recorder)
+        Worker(run.train_spec, Crowd(), None, DirectoryStore(run.folder), run.recorder)

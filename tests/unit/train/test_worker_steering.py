@@ -74,14 +74,14 @@ class LiveSteeringObjection:
 class SteeredRun:
     """One train function, on the same checkpoints again and again. `weights` are those after the newest checkpoint."""
 
-    def __init__(self, assignment: TrainSpec, folder: Path, recorder: Recorder) -> None:
-        self.assignment, self.folder, self.recorder = assignment, folder, recorder
+    def __init__(self, train_spec: TrainSpec, folder: Path, recorder: Recorder) -> None:
+        self.train_spec, self.folder, self.recorder = train_spec, folder, recorder
         self.batches: list[list[int]] = []
         self.rates: list[float] = []
         self.weights: list[torch.Tensor] = []
 
     def train(self, *, steps: int = 1000) -> Worker:
-        worker = Worker(self.assignment, SingleProcessCollective(), None, DirectoryStore(self.folder), self.recorder)
+        worker = Worker(self.train_spec, SingleProcessCollective(), None, DirectoryStore(self.folder), self.recorder)
         worker.run(partial(self._train, steps=steps))
         return worker
 
@@ -116,7 +116,7 @@ def make_run(make_data: Callable[..., Data], tmp_path: Path, make_recorder: type
     shared = make_data()
 
     def make(name: str = "run", *, data: Data = shared, **options: Any) -> SteeredRun:
-        recorder = make_recorder(options.pop("stop_at", None), options.pop("orders", None))
+        recorder = make_recorder(options.pop("stop_at", None), options.pop("commands", None))
         defaults = {"data": data, "epochs": 2, "seed": 5, "checkpoint_every": 2}
         return SteeredRun(TrainSpec(**(defaults | options)), tmp_path / name, recorder)
 
@@ -129,11 +129,11 @@ def at_commit(number: int, **order: Any) -> Callable[[int], Commands]:
 
 
 def test_ordered_to_another_size_a_worker_parts_at_the_saved_commit(make_run: MakeRun) -> None:
-    run = make_run(orders=at_commit(2, target=3))
+    run = make_run(commands=at_commit(2, target=3))
     worker = run.train()
     assert (worker.resize_to, worker.stopped, worker.is_finished, worker.step) == (3, None, False, 4)
     assert run.recorder.of(Reported)[-1].step == 4, "the last step before a resize is always told"
-    again = make_run(orders=at_commit(1, target=1))
+    again = make_run(commands=at_commit(1, target=1))
     again.batches = run.batches
     worker = again.train()
     assert (worker.resize_to, worker.is_finished) == (None, True)
@@ -141,26 +141,26 @@ def test_ordered_to_another_size_a_worker_parts_at_the_saved_commit(make_run: Ma
 
 
 def test_orders_to_stop_go_before_a_resize_and_the_end_goes_before_both(make_run: MakeRun) -> None:
-    worker = make_run("a", orders=at_commit(1, target=3, stop="enough")).train()
+    worker = make_run("a", commands=at_commit(1, target=3, stop="enough")).train()
     assert (worker.stopped, worker.resize_to) == ("enough", None)
-    worker = make_run("b", epochs=1, checkpoint_every=100, orders=at_commit(1, target=3, stop="enough")).train()
+    worker = make_run("b", epochs=1, checkpoint_every=100, commands=at_commit(1, target=3, stop="enough")).train()
     assert (worker.stopped, worker.resize_to, worker.is_finished) == (None, None, True)
 
 
 def test_world_of_the_same_size_elsewhere_is_a_parting_too(make_run: MakeRun) -> None:
-    worker = make_run(orders=at_commit(1, target=1, moves=True)).train()
+    worker = make_run(commands=at_commit(1, target=1, moves=True)).train()
     assert (worker.resize_to, worker.step) == (1, 2)
 
 
 def test_ordered_batch_is_in_use_from_the_next_step_on_and_after_a_resume(make_run: MakeRun) -> None:
-    orders = at_commit(1, global_batch=16)
-    run = make_run(orders=orders)
+    commands = at_commit(1, global_batch=16)
+    run = make_run(commands=commands)
     worker = run.train()
     assert run.sizes == [8, 7, 14, 14, 15, 14, 14]
     assert run.rows(0, 4) == run.rows(4) == list(range(NUM_ROWS))
     assert worker.global_batch == 16
     assert [event.global_batch for event in run.recorder.of(Reported)][-1] == 16
-    resumed = make_run("resumed", orders=orders)
+    resumed = make_run("resumed", commands=commands)
     resumed.train(steps=5)
     resumed.recorder.questions = -1000
     resumed.train()
@@ -169,7 +169,7 @@ def test_ordered_batch_is_in_use_from_the_next_step_on_and_after_a_resume(make_r
 
 
 def test_what_is_asked_at_the_end_of_an_epoch_takes_effect_there(make_run: MakeRun) -> None:
-    run = make_run(checkpoint_every=100, orders=at_commit(1, global_batch=32))
+    run = make_run(checkpoint_every=100, commands=at_commit(1, global_batch=32))
     run.train()
     assert run.sizes == [8, 7, 7, 7, 7, 7, 22, 21]
 
@@ -179,7 +179,7 @@ def test_orders_go_before_the_policy(make_run: MakeRun) -> None:
     run = make_run("policy", checkpoint_every=100, batch=policy)
     run.train()
     assert run.sizes == [8, 7, 7, 7, 7, 7, 22, 21]
-    ordered = make_run("ordered", checkpoint_every=100, batch=policy, orders=at_commit(1, global_batch=43))
+    ordered = make_run("ordered", checkpoint_every=100, batch=policy, commands=at_commit(1, global_batch=43))
     ordered.train()
     assert ordered.sizes == [8, 7, 7, 7, 7, 7, 43]
 
@@ -187,14 +187,14 @@ def test_orders_go_before_the_policy(make_run: MakeRun) -> None:
 def test_batch_that_fits_no_more_into_an_epoch_waits_for_the_next(
     make_run: MakeRun, make_data: Callable[..., Data]
 ) -> None:
-    run = make_run(data=make_data(last="drop"), orders=at_commit(2, global_batch=12))
+    run = make_run(data=make_data(last="drop"), commands=at_commit(2, global_batch=12))
     run.train()
     assert run.sizes == [8, 8, 8, 8, 8, 12, 12, 12]
     assert [event.dropped_rows for event in run.recorder.of(EpochEnded)] == [3, 7]
 
 
 def test_batch_without_a_row_for_every_lane(make_run: MakeRun) -> None:
-    run = make_run(orders=at_commit(1, global_batch=3))
+    run = make_run(commands=at_commit(1, global_batch=3))
     run.train()
     assert run.sizes[0] == 8
     assert set(run.sizes[-5:]) <= {2, 3}
@@ -213,9 +213,9 @@ def test_rate_follows_the_batch_within_steps_only_and_after_a_resume(make_run: M
 
 
 def test_job_with_another_batch_goes_on_with_its_own(make_run: MakeRun) -> None:
-    run = make_run(orders=at_commit(1, global_batch=16))
+    run = make_run(commands=at_commit(1, global_batch=16))
     run.train(steps=4)
-    other = make_run(data=replace(run.assignment.data, global_batch=22))
+    other = make_run(data=replace(run.train_spec.data, global_batch=22))
     other.batches = run.batches
     other.train()
     assert other.sizes[4:] == [22, 21]
@@ -268,8 +268,8 @@ def test_last_batch_that_is_left_ends_the_epoch(make_run: MakeRun) -> None:
             ends.append((worker.epoch, worker.step, batch.ends_epoch))
             worker.commit(row=batch["id"][0].item())
 
-    run.assignment = replace(run.assignment, epochs=1)
-    Worker(run.assignment, SingleProcessCollective(), None, DirectoryStore(run.folder), run.recorder).run(train)
+    run.train_spec = replace(run.train_spec, epochs=1)
+    Worker(run.train_spec, SingleProcessCollective(), None, DirectoryStore(run.folder), run.recorder).run(train)
     assert ends[-2:] == [(0, 3, False), (0, 4, True)]
     (ended,) = run.recorder.of(EpochEnded)
     assert ended.step == 5

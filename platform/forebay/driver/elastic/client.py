@@ -87,20 +87,20 @@ def stop(name: str, reason: str) -> RunStatus:
     """
     coordinator = _coordinator(name)
     status: RunStatus = ray.get(coordinator.status.remote(), timeout=ANSWER_S)
-    ray.get(coordinator.ask_stop.remote(reason, WHO), timeout=ANSWER_S)
+    ray.get(coordinator.request_stop.remote(reason, WHO), timeout=ANSWER_S)
     return status
 
 
-def steer(name: str, target: int) -> None:
+def request_target(name: str, target: int) -> None:
     """Set the target of the run `name`, within its bounds. Does not wait. Ignores a run that has ended."""
     if (coordinator := find(RUN_PREFIX, name)) is not None:
         coordinator.set_target.remote(target, WHO)
 
 
-def part(name: str, reason: str) -> None:
+def request_stop(name: str, reason: str) -> None:
     """Ask the run `name` to save a checkpoint and end. Does not wait. Ignores a run that has ended."""
     if (coordinator := find(RUN_PREFIX, name)) is not None:
-        coordinator.ask_stop.remote(reason, WHO)
+        coordinator.request_stop.remote(reason, WHO)
 
 
 def _only_address_here() -> str:

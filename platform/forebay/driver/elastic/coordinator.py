@@ -130,7 +130,7 @@ class Coordinator:
         number = self._attempt.number
         await self._until(lambda: self._commands != known or self._is_over(number))
 
-    async def settled_commands(self, count: int) -> Commands:
+    async def synced_commands(self, count: int) -> Commands:
         """Same as `commands`, but waits until the driver's callbacks have seen all events up to number `count`."""
         await self._until(lambda: self._num_noted >= count or self._has_ended)
         return await self.commands()
@@ -226,10 +226,10 @@ class Coordinator:
         async with self._changed:
             target = min(max(target, self._status.min_workers), self._status.max_workers)
             self._asked_by_others |= who != DRIVER and target != self._status.target
-            asked = target if who == DRIVER else self._status.asked
-            self._status = replace(self._status, target=target, asked=asked)
+            requested = target if who == DRIVER else self._status.callback_target
+            self._status = replace(self._status, target=target, callback_target=requested)
             if target < self._attempt.world_size:
-                self._order(target)
+                self._pause_for(target)
             self._changed.notify_all()
         return target
 
@@ -237,7 +237,7 @@ class Coordinator:
         """World size that is requested now."""
         return self._status.target
 
-    async def ask_stop(self, reason: str, who: str = DRIVER) -> None:
+    async def request_stop(self, reason: str, who: str = DRIVER) -> None:
         """Ask the run to end at the next commit. The first reason is kept."""
         async with self._changed:
             if self._stop is None:
@@ -270,7 +270,7 @@ class Coordinator:
         Workers that have seen the request already pause all the same.
         """
         async with self._changed:
-            self._order(resize_to)
+            self._pause_for(resize_to)
             self._changed.notify_all()
 
     async def all_paused(self, wait_s: float) -> bool:
@@ -357,7 +357,7 @@ class Coordinator:
             self._phase = phase
         self._changed.notify_all()
 
-    def _order(self, resize_to: int | None) -> None:
+    def _pause_for(self, resize_to: int | None) -> None:
         """Ask a world that trains to pause for another one. An earlier request to stop has priority."""
         match self._phase:
             case Training(paused=paused) | Resizing(paused=paused):

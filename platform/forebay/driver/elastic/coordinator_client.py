@@ -29,16 +29,16 @@ class CoordinatorReporter:
     def report(self, event: Event) -> None:
         self._last_number = self._coordinator.report.remote(event)
 
-    def orders(self) -> Commands:
+    def commands(self) -> Commands:
         if self._known is None or self._has_changed:
             return self._hear(_answer(self._coordinator.commands.remote()))
         self._coordinator.committed.remote()
         return self._known
 
-    def settled_orders(self) -> Commands:
+    def synced_commands(self) -> Commands:
         # Ray may reorder calls of one caller, so this call names the event it comes after.
         number = 0 if self._last_number is None else _answer(self._last_number)
-        return self._hear(_answer(self._coordinator.settled_commands.remote(number)))
+        return self._hear(_answer(self._coordinator.synced_commands.remote(number)))
 
     @property
     def _has_changed(self) -> bool:

@@ -64,14 +64,14 @@ def _take_over(control: Control, updates: Updates, asked: Commands) -> Commands:
 
 
 def _pass_on(control: Control, asked: Commands, coordinator: ActorHandle) -> Commands:
-    resized, wanted = control.take_resize(), control.orders
+    resized, wanted = control.take_resize(), control.commands
     if resized is not None:
         # Also if the target is the same: a sweep that shares workers among runs then gives this run no more.
         ray.get(coordinator.set_target.remote(resized))
     if wanted.global_batch is not None and wanted.global_batch != asked.global_batch:
         ray.get(coordinator.set_batch.remote(wanted.global_batch))
     if wanted.stop is not None and asked.stop is None:
-        ray.get(coordinator.ask_stop.remote(wanted.stop))
+        ray.get(coordinator.request_stop.remote(wanted.stop))
     return wanted
 
 

@@ -64,7 +64,7 @@ def _check_is_within_cluster() -> None:
 def _open_backend(run: Run, coordinator: ActorHandle) -> Iterator[Trainer]:
     job, inbox = run.job, queue.SimpleQueue[Message]()
     bundle = {"CPU": job.resources.cpus, "GPU": job.resources.gpus}
-    processes = HorovodProcesses(coordinator, pack(run.launch), bundle, inbox)
+    processes = HorovodProcesses(coordinator, pack(run.worker_spec), bundle, inbox)
     pool = WorkerPool(run.name, bundle, inbox, processes)
     backend = HorovodBackend(run.name, pool, processes.address, job.hang_timeout_s)
     try:

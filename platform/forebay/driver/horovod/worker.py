@@ -64,27 +64,25 @@ class HorovodWorker:
         import horovod.torch  # noqa: PLC0415 - an extra
 
         use_interface_of(ray.util.get_node_ip_address())
-        self._launch = unpack(ray.get(self._request.payload[0]))
-        self._device = device_of(self._launch.resources, local_rank=0)
-        self._cache = None if self._launch.cache is None else attach(self._launch.cache)
+        self._spec = unpack(ray.get(self._request.payload[0]))
+        self._device = device_of(self._spec.resources, local_rank=0)
+        self._cache = None if self._spec.cache is None else attach(self._spec.cache)
         assert not horovod.torch.is_initialized()
         make_a_step()
 
     def train(self, place: RankAssignment) -> Answer:
         """Train in one world until the world or the run ends, or this worker pauses for a resize."""
-        launch, coordinator = self._launch, self._request.coordinator
-        tags = {"role": "trainer", "run": launch.name, "node": self._node[:NODE_DIGITS]}
+        spec, coordinator = self._spec, self._request.coordinator
+        tags = {"role": "trainer", "run": spec.name, "node": self._node[:NODE_DIGITS]}
 
         # A function here instead of a method: Ray adds frames of its own between those of an actor.
         def train() -> Outcome:
-            with horovod_world(place, self._device, launch.hang_timeout_s) as collective:
+            with horovod_world(place, self._device, spec.hang_timeout_s) as collective:
                 self._line.entered(place.number)
-                with closing(open_ray_checkpoints(launch.name, launch.checkpoint_config, coordinator)) as checkpoints:
+                with closing(open_ray_checkpoints(spec.name, spec.checkpoint_config, coordinator)) as checkpoints:
                     reporter = CoordinatorReporter(coordinator)
-                    worker = Worker(
-                        launch.assignment, collective, self._cache, checkpoints, reporter, HOROVOD_STRATEGIES
-                    )
-                    return work(launch, worker, reporter, partial(exported, tags))
+                    worker = Worker(spec.train_spec, collective, self._cache, checkpoints, reporter, HOROVOD_STRATEGIES)
+                    return work(spec, worker, reporter, partial(exported, tags))
 
         outcome = outcome_of(train)
         if outcome.error is None:

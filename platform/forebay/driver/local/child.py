@@ -45,7 +45,7 @@ class SyncRequest:
 class Synced:
     """The driver's answer."""
 
-    orders: Commands
+    commands: Commands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ class DriverLink:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._orders = Commands()
-        self._settled: queue.SimpleQueue[Commands] = queue.SimpleQueue()
+        self._commands = Commands()
+        self._synced: queue.SimpleQueue[Commands] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         # A thread sends, so that a slow driver never holds up a training step.
         self._sender = threading.Thread(target=self._send, name="forebay-send", daemon=True)
@@ -76,13 +76,13 @@ class DriverLink:
     def report(self, event: Message) -> None:
         self._outbox.put(event)
 
-    def orders(self) -> Commands:
-        return self._orders
+    def commands(self) -> Commands:
+        return self._commands
 
-    def settled_orders(self) -> Commands:
+    def synced_commands(self) -> Commands:
         # On the same connection, behind all earlier events: the driver processes messages in order.
         self._outbox.put(SyncRequest())
-        return self._settled.get()
+        return self._synced.get()
 
     def close(self) -> None:
         """Return when everything reported has left this process."""
@@ -97,10 +97,10 @@ class DriverLink:
         try:
             while True:
                 match self._connection.recv():
-                    case Synced(orders=orders):
-                        self._settled.put(orders)
-                    case Commands() as orders:
-                        self._orders = orders
+                    case Synced(commands=commands):
+                        self._synced.put(commands)
+                    case Commands() as commands:
+                        self._commands = commands
         except (EOFError, OSError):
             os._exit(1)  # the driver has ended: no process would read the results of this one
 
@@ -118,15 +118,13 @@ def main(descriptor: int) -> None:
 
 
 def _train(start: Start, link: DriverLink) -> Outcome:
-    launch = unpack(start.payload)
-    torch.set_num_threads(max(1, int(launch.resources.cpus)))
-    cache = None if launch.cache is None else LocalCache(launch.cache, num_processes=start.world.size)
-    device = device_of(launch.resources, start.world.local_rank)
-    ranks = process_group(start.world, start.rendezvous, device=device, timeout_s=launch.hang_timeout_s)
-    with closing(open_local_checkpoints(launch.checkpoint_config)) as checkpoints, ranks as collective:
-        outcome = outcome_of(
-            lambda: work(launch, Worker(launch.assignment, collective, cache, checkpoints, link), link)
-        )
+    spec = unpack(start.payload)
+    torch.set_num_threads(max(1, int(spec.resources.cpus)))
+    cache = None if spec.cache is None else LocalCache(spec.cache, num_processes=start.world.size)
+    device = device_of(spec.resources, start.world.local_rank)
+    ranks = process_group(start.world, start.rendezvous, device=device, timeout_s=spec.hang_timeout_s)
+    with closing(open_local_checkpoints(spec.checkpoint_config)) as checkpoints, ranks as collective:
+        outcome = outcome_of(lambda: work(spec, Worker(spec.train_spec, collective, cache, checkpoints, link), link))
         if outcome.error is not None:  # reported before the process group is left
             _tell_and_stay(outcome.error, start, link)
         return outcome.result()

@@ -47,22 +47,22 @@ class DirectReporter:
     def report(self, event: Event) -> None:
         self._run.tell(event)
 
-    def orders(self) -> Commands:
-        return self._run.control.orders
+    def commands(self) -> Commands:
+        return self._run.control.commands
 
-    def settled_orders(self) -> Commands:
-        return self._run.control.orders
+    def synced_commands(self) -> Commands:
+        return self._run.control.commands
 
 
 def _run_here(run: Run) -> Result:
-    launch = run.launch
-    device = device_of(launch.resources, local_rank=0)
-    cache = None if launch.cache is None else LocalCache(launch.cache)
+    spec = run.worker_spec
+    device = device_of(spec.resources, local_rank=0)
+    cache = None if spec.cache is None else LocalCache(spec.cache)
     try:
-        with _generators_put_back(device), closing(open_local_checkpoints(launch.checkpoint_config)) as checkpoints:
+        with _generators_put_back(device), closing(open_local_checkpoints(spec.checkpoint_config)) as checkpoints:
             reporter = DirectReporter(run)
-            worker = Worker(launch.assignment, SingleProcessCollective(device), cache, checkpoints, reporter)
-            outcome = work(launch, worker, reporter)
+            worker = Worker(spec.train_spec, SingleProcessCollective(device), cache, checkpoints, reporter)
+            outcome = work(spec, worker, reporter)
     except ForebayError:
         raise
     except (Exception, SystemExit) as error:  # sys.exit() would end this process as if all were well
@@ -81,7 +81,7 @@ def _generators_put_back(device: torch.device) -> Iterator[None]:
 
 
 def _run_processes(run: Run) -> Result:
-    payload = pack(run.launch)
+    payload = pack(run.worker_spec)
     while True:
         size = run.control.target
         run.tell(Preparing(what=f"starting {size} worker process{'es' if size > 1 else ''}"))
@@ -102,9 +102,9 @@ def _follow(run: Run, workers: RankProcesses) -> None:
     for event in workers.events():
         match event:
             case SyncRequest():
-                workers.settle(run.control.orders)
+                workers.answer_sync(run.control.commands)
             case None:
                 pass
             case _:
                 run.tell(event)
-        workers.order(run.control.orders)
+        workers.send_commands(run.control.commands)

@@ -85,18 +85,18 @@ class RankProcesses:
 
     def __init__(self, members: list[WorkerProcess]) -> None:
         self._members = members
-        self._told = Commands()
+        self._sent = Commands()
         self.outcome = Outcome()
 
-    def order(self, orders: Commands) -> None:
+    def send_commands(self, commands: Commands) -> None:
         """Send commands to rank 0. All ranks obey them at the next checkpoint."""
-        if orders != self._told:
-            self._told = orders
-            self._members[0].send(orders)
+        if commands != self._sent:
+            self._sent = commands
+            self._members[0].send(commands)
 
-    def settle(self, orders: Commands) -> None:
+    def answer_sync(self, commands: Commands) -> None:
         """Answer rank 0, which has asked for its commands and waits for them."""
-        self._members[0].send(Synced(orders=orders))
+        self._members[0].send(Synced(commands=commands))
 
     def events(self) -> Iterator[Event | SyncRequest | None]:
         """Yield the events of the workers until all are done. Yields None when there is none for a while.

@@ -60,7 +60,7 @@ def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
     """Trainer of `run`, ready for `fit()`."""
     job = run.job
     folder = resolve(run.path)
-    payload = ray.put(pack(run.launch))
+    payload = ray.put(pack(run.worker_spec))
     return ForebayTrainer(
         controller=ControllerConfig(
             coordinator=coordinator, payload=payload, min_workers=job.min_workers, run=run.name

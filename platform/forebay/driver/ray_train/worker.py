@@ -65,9 +65,9 @@ def warm_up(payload: bytes) -> Ready:
 
 
 def _open_job(payload: bytes) -> None:
-    launch = unpack(payload)  # imports what the job needs
-    if launch.cache is not None:
-        attach(launch.cache)
+    spec = unpack(payload)  # imports what the job needs
+    if spec.cache is not None:
+        attach(spec.cache)
 
 
 def leave() -> bool:
@@ -98,17 +98,17 @@ def train_loop(config: dict[str, Any]) -> None:
 
 
 def _train(payload: bytes, world: World, coordinator: ActorHandle) -> Outcome:
-    launch = unpack(payload)
-    device = device_of(launch.resources, world.local_rank)
+    spec = unpack(payload)
+    device = device_of(spec.resources, world.local_rank)
     collective: Collective = SingleProcessCollective(device)
     if world.size > 1:
-        collective = TorchCollective(world, device, timeout_s=launch.hang_timeout_s)
-    cache = None if launch.cache is None else attach(launch.cache)
-    tags = {"role": "trainer", "run": launch.name, "node": world.node[:NODE_DIGITS]}
-    with closing(open_ray_checkpoints(launch.name, launch.checkpoint_config, coordinator)) as checkpoints:
+        collective = TorchCollective(world, device, timeout_s=spec.hang_timeout_s)
+    cache = None if spec.cache is None else attach(spec.cache)
+    tags = {"role": "trainer", "run": spec.name, "node": world.node[:NODE_DIGITS]}
+    with closing(open_ray_checkpoints(spec.name, spec.checkpoint_config, coordinator)) as checkpoints:
         reporter = CoordinatorReporter(coordinator)
-        worker = Worker(launch.assignment, collective, cache, checkpoints, reporter)
-        return work(launch, worker, reporter, partial(exported, tags))
+        worker = Worker(spec.train_spec, collective, cache, checkpoints, reporter)
+        return work(spec, worker, reporter, partial(exported, tags))
 
 
 def _world() -> World:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from forebay.driver.elastic.client import names, part, runs, steer
+from forebay.driver.elastic.client import names, request_stop, request_target, runs
 from forebay.runs.status import RunStatus
 from forebay.sweep.layout import generation_of, trial_id_of
 
@@ -92,13 +92,13 @@ class RayTrialWorkers:
     def resize(self, trial_id: str, workers: int) -> None:
         if trial_id in self._known:
             known = self._known[trial_id]
-            steer(known.name, workers)
+            request_target(known.name, workers)
             # They are reserved from now on, even if the next answer is missing.
             self._known[trial_id] = replace(known, target=max(known.target, workers))
 
     def stop(self, trial_id: str, reason: str) -> None:
         if trial_id in self._known:
-            part(self._known[trial_id].name, reason)
+            request_stop(self._known[trial_id].name, reason)
 
     def _is_newer(self, status: RunStatus, known: RunStatus | None) -> bool:
         return known is None or generation_of(status.name, self._sweep) > generation_of(known.name, self._sweep)
@@ -109,6 +109,6 @@ def _allocation_of(status: RunStatus) -> TrialAllocation:
         target=status.target,
         world_size=status.world_size,
         min_workers=status.min_workers,
-        max_workers=status.max_workers if status.asked is None else status.asked,
+        max_workers=status.max_workers if status.callback_target is None else status.callback_target,
         epochs=status.epochs,
     )

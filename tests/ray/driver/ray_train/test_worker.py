@@ -30,17 +30,17 @@ class Peer:
         time.sleep(seconds)
 
     def ask(self, coordinator: ActorHandle) -> Commands:
-        return CoordinatorReporter(coordinator).orders()
+        return CoordinatorReporter(coordinator).commands()
 
     def ask_again(self, coordinator: ActorHandle) -> Commands:
         self.reporter = getattr(self, "reporter", None) or CoordinatorReporter(coordinator)
-        return self.reporter.orders()
+        return self.reporter.commands()
 
-    def settle(self, coordinator: ActorHandle) -> Commands:
+    def sync(self, coordinator: ActorHandle) -> Commands:
         reporter = CoordinatorReporter(coordinator)
         for name in "abc":
             reporter.report(Finished(name=name, path="/runs"))
-        return reporter.settled_orders()
+        return reporter.synced_commands()
 
     def ping(self) -> str:
         return "here"
@@ -99,21 +99,21 @@ def test_broken_connection_is_told_from_an_error_of_ones_own(error: Exception, i
     assert _is_its_own(error) == is_its_own
 
 
-def test_orders_are_settled_when_all_reported_events_were_heard(
+def test_commands_are_synced_when_all_reported_events_were_heard(
     make_actors: Callable[[int], list[ActorHandle]],
 ) -> None:
     coordinator, peer = make_actors(1)
-    settling = peer.settle.remote(coordinator)
+    syncing = peer.sync.remote(coordinator)
     heard = 0
     while heard < 3:
         heard = ray.get(coordinator.take.remote(1.0)).count
-    assert not ray.wait([settling], timeout=0.2)[0]
-    ray.get(coordinator.ask_stop.remote("enough"))
+    assert not ray.wait([syncing], timeout=0.2)[0]
+    ray.get(coordinator.request_stop.remote("enough"))
     ray.get(coordinator.noted.remote(heard))
-    assert ray.get(settling) == Commands(stop="enough")
+    assert ray.get(syncing) == Commands(stop="enough")
 
 
-def test_orders_are_heard_when_they_change(make_actors: Callable[[int], list[ActorHandle]]) -> None:
+def test_commands_are_heard_when_they_change(make_actors: Callable[[int], list[ActorHandle]]) -> None:
     coordinator, peer = make_actors(1)
 
     def heard() -> Commands:

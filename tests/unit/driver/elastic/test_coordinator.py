@@ -80,8 +80,8 @@ def test_what_others_ask_is_news_to_the_driver_and_what_it_asked_itself_is_not()
         assert await coordinator.set_target(99, "cli") == 8, "beyond the bounds of the run"
         assert (await taking).target == 8
         taking = await waits(coordinator.take(5.0))
-        await coordinator.ask_stop("enough", "cli")
-        await coordinator.ask_stop("again", "cli")
+        await coordinator.request_stop("enough", "cli")
+        await coordinator.request_stop("again", "cli")
         assert (await taking).stop == "enough"
         assert (await coordinator.status()).state == "stopping"
         assert await coordinator.target() == 8
@@ -94,17 +94,17 @@ def test_run_that_is_to_stop_is_given_up_where_nobody_trains() -> None:
         coordinator = coordinator_of(2)
         assert not await coordinator.give_up(), "nobody asked for a stop"
         joining = await waits(coordinator.join(0, "worker 0"))
-        await coordinator.ask_stop("enough")
+        await coordinator.request_stop("enough")
         assert await coordinator.give_up()
         assert await joining is None and isinstance((await coordinator.view()).phase, Ended)
         coordinator = await joined(2)
-        await coordinator.ask_stop("enough")
+        await coordinator.request_stop("enough")
         assert not await coordinator.give_up(), "they are to commit first"
         await coordinator.record_failure("worker 1 died")
         assert await coordinator.give_up()
         coordinator = await joined(2)
         await coordinator.complete(None)
-        await coordinator.ask_stop("enough")
+        await coordinator.request_stop("enough")
         await coordinator.record_failure("worker 1 died")
         assert not await coordinator.give_up(), "it has come to its end"
 
@@ -199,10 +199,10 @@ def test_shrink_asked_at_the_end_of_an_epoch_is_obeyed_there_by_workers_that_nev
         await coordinator.report(Started(name="a", world_size=3, epochs=4, num_batches=8))
         ended = EpochEnded(epoch=0, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
         number = await coordinator.report(ended)
-        settling = await waits(coordinator.settled_commands(number))
+        syncing = await waits(coordinator.synced_commands(number))
         await coordinator.set_target(1)
         await coordinator.noted(number)
-        assert (await settling).resize_to(3) == 1
+        assert (await syncing).resize_to(3) == 1
         await coordinator.begin(1)
         assert await coordinator.commands() == Commands()
 
@@ -246,11 +246,11 @@ def test_settled_commands_wait_until_callbacks_have_heard_what_was_reported() ->
     async def talk() -> None:
         coordinator = await joined(1)
         number = await coordinator.report(EVENTS[0])
-        settling = await waits(coordinator.settled_commands(number))
+        syncing = await waits(coordinator.synced_commands(number))
         news = await coordinator.take(0)
         await coordinator.set_batch(64)
         await coordinator.noted(news.count)
-        assert await settling == Commands(global_batch=64)
+        assert await syncing == Commands(global_batch=64)
 
     asyncio.run(talk())
 
@@ -262,7 +262,7 @@ def test_a_bell_rings_when_something_else_is_asked_or_the_attempt_is_over() -> N
             (lambda: coordinator.set_batch(64), Commands()),
             (lambda: coordinator.resize(3), Commands(global_batch=64)),
             (lambda: coordinator.resize(None), Commands(global_batch=64, target=3, moves=True)),
-            (lambda: coordinator.ask_stop("enough"), Commands(global_batch=64)),
+            (lambda: coordinator.request_stop("enough"), Commands(global_batch=64)),
             (lambda: coordinator.begin(2), Commands(global_batch=64, stop="enough")),
         ]
         for ask, known in asks:
@@ -281,10 +281,10 @@ def test_ending_run_turns_workers_away_and_is_not_retried() -> None:
     async def talk() -> None:
         coordinator = coordinator_of(2)
         waiting = await waits(coordinator.join(0, "worker 0"))
-        settling = await waits(coordinator.settled_commands(1))
+        syncing = await waits(coordinator.synced_commands(1))
         assert await coordinator.abort() == {0: "worker 0"}
         assert not await waiting
-        await settling
+        await syncing
         assert not await coordinator.join(1, "worker 1")
         assert (await coordinator.view()).phase == Ended(cause=Aborted())
         await coordinator.record_failure("lost worker 0")

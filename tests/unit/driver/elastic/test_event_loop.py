@@ -70,20 +70,20 @@ def test_what_was_asked_before_there_were_workers_is_passed_on(actor: Any, monke
     follow_to_the_end(control, actor)
     assert actor.target.remote() == 4
     assert actor.commands.remote() == Commands(stop="enough", global_batch=128)
-    assert control.orders == Commands(stop="enough", target=4, global_batch=128), "a request was overwritten"
+    assert control.commands == Commands(stop="enough", target=4, global_batch=128), "a request was overwritten"
 
 
 def test_what_callbacks_ask_is_known_also_where_it_is_so_already(actor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_following, "POLL_S", 0.0)
     control = make_control()
     follow_to_the_end(control, actor)
-    assert actor.status.remote().asked is None
+    assert actor.status.remote().callback_target is None
     control.resize(2)
     follow_to_the_end(control, actor)
     actor.set_target.remote(5, "cli")
     follow_to_the_end(control, actor)
     status = actor.status.remote()
-    assert (status.asked, status.target, control.target) == (2, 5, 5)
+    assert (status.callback_target, status.target, control.target) == (2, 5, 5)
 
 
 def test_what_others_ask_is_followed(actor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +98,4 @@ def test_fixed_job_asks_for_no_size(actor: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ray_following, "POLL_S", 0.0)
     control = Control(workers=2)
     follow_to_the_end(control, actor)
-    assert control.orders == Commands() and actor.target.remote() == 2
+    assert control.commands == Commands() and actor.target.remote() == 2

@@ -32,7 +32,7 @@ class SteeredRuns:
             )
             for name in names
         }
-        for name in ("names", "runs", "steer"):
+        for name in ("names", "runs", "request_target"):
             monkeypatch.setattr(trial_workers, name, getattr(self, name))
 
     def names(self, prefix: str) -> list[str]:
@@ -42,7 +42,7 @@ class SteeredRuns:
         self.waits.append(wait_s)
         return [self._there[name] for name in self.names(prefix) if name not in self.silent]
 
-    def steer(self, name: str, workers: int) -> None:
+    def request_target(self, name: str, workers: int) -> None:
         self.change(name, target=workers)
 
     def change(self, name: str, **facts: int) -> None:
@@ -83,5 +83,5 @@ def test_silent_runs_hold_what_they_were_given(monkeypatch: pytest.MonkeyPatch) 
 def test_what_a_trials_own_callbacks_ask_for_is_the_most_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, workers = SteeredRuns(monkeypatch, "ctr.a"), RayTrialWorkers("ctr")
     assert workers.allocations()["a"].max_workers == 8
-    runs.change("ctr.a", asked=2)
+    runs.change("ctr.a", callback_target=2)
     assert workers.allocations()["a"].max_workers == 2

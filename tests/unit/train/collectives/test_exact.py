@@ -136,7 +136,7 @@ def test_losses_and_models_are_bit_equal_in_every_world(
 
 
 def train_until(
-    collective: Collective, assignment: TrainSpec, folder: Path, recorder: Any, die_at: int | None
+    collective: Collective, train_spec: TrainSpec, folder: Path, recorder: Any, die_at: int | None
 ) -> dict[str, Any]:
     losses: dict[int, float] = {}
     parameters: list[bytes] = []
@@ -156,14 +156,14 @@ def train_until(
             worker.commit(loss=loss)
         parameters.extend(each.detach().numpy().tobytes() for each in model.parameters())
 
-    Worker(assignment, collective, None, DirectoryStore(folder), recorder).run(job)
+    Worker(train_spec, collective, None, DirectoryStore(folder), recorder).run(job)
     return {"losses": losses, "parameters": parameters, "ended": recorder.of(EpochEnded)}
 
 
 def test_a_run_whose_world_changes_is_that_of_one_worker_bit_for_bit(
     ranks: Ranks, make_data: Callable[..., Data], make_recorder: type, tmp_path: Path
 ) -> None:
-    assignment = TrainSpec(
+    train_spec = TrainSpec(
         data=make_data(rows=(61, 1, 40, 9), lanes=8, global_batch=17),
         epochs=3,
         seed=5,
@@ -172,10 +172,10 @@ def test_a_run_whose_world_changes_is_that_of_one_worker_bit_for_bit(
         batch=BatchSchedule({1: 23}),
         rate=LinearScaling(warmup_steps=2),
     )
-    alone = ranks(1, train_until, assignment, tmp_path / "alone", make_recorder(), None)[0]
+    alone = ranks(1, train_until, train_spec, tmp_path / "alone", make_recorder(), None)[0]
     losses: dict[int, float] = {}
     for size, die_at in ((2, 4), (4, 8), (3, 13), (1, None)):
-        answers = ranks(size, train_until, assignment, tmp_path / "changing", make_recorder(), die_at)
+        answers = ranks(size, train_until, train_spec, tmp_path / "changing", make_recorder(), die_at)
         assert all(answer["losses"] == answers[0]["losses"] for answer in answers)
         losses |= answers[0]["losses"]
     assert len(losses) == 7 + 5 + 5

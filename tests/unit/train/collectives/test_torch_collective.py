@@ -141,7 +141,7 @@ def test_gradients_do_not_depend_on_the_world(
 
 
 def train_once(
-    collective: Collective, assignment: TrainSpec, folder: Path, recorder: Any, die_at: int | None
+    collective: Collective, train_spec: TrainSpec, folder: Path, recorder: Any, die_at: int | None
 ) -> dict[str, Any]:
     """Train until `die_at` steps are done, or to the end. Returns everything that must be equal after a resume."""
     seen: dict[int, list[int]] = {}
@@ -162,7 +162,7 @@ def train_once(
             worker.commit(loss=loss)
         last["parameters"] = flat(model.parameters())
 
-    worker = Worker(assignment, collective, None, DirectoryStore(folder), recorder)
+    worker = Worker(train_spec, collective, None, DirectoryStore(folder), recorder)
     worker.run(train)
     return {"seen": seen, "losses": losses, "draw": torch.rand(4).tolist(), "ended": recorder.of(EpochEnded), **last}
 
@@ -171,10 +171,10 @@ def train_once(
 def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(
     ranks: Ranks, make_data: Callable[..., Data], make_recorder: type, tmp_path: Path, size: int
 ) -> None:
-    assignment = TrainSpec(data=make_data(rows=(61, 1, 40, 9)), epochs=2, seed=5, checkpoint_every=4)
-    undisturbed = ranks(size, train_once, assignment, tmp_path / "undisturbed", make_recorder(), None)
-    first = ranks(size, train_once, assignment, tmp_path / "resumed", make_recorder(), 7)
-    second = ranks(size, train_once, assignment, tmp_path / "resumed", make_recorder(), None)
+    train_spec = TrainSpec(data=make_data(rows=(61, 1, 40, 9)), epochs=2, seed=5, checkpoint_every=4)
+    undisturbed = ranks(size, train_once, train_spec, tmp_path / "undisturbed", make_recorder(), None)
+    first = ranks(size, train_once, train_spec, tmp_path / "resumed", make_recorder(), 7)
+    second = ranks(size, train_once, train_spec, tmp_path / "resumed", make_recorder(), None)
     assert min(second[0]["seen"]) == 4
     for before, after, whole in zip(first, second, undisturbed, strict=True):
         assert before["seen"] | after["seen"] == whole["seen"]
@@ -191,12 +191,12 @@ def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(
 def test_another_world_goes_on_with_the_same_batches(
     ranks: Ranks, make_data: Callable[..., Data], make_recorder: type, tmp_path: Path
 ) -> None:
-    assignment = TrainSpec(data=make_data(), epochs=2, seed=5, checkpoint_every=2)
-    whole = train_once(SingleProcessCollective(), assignment, tmp_path / "whole", make_recorder(), None)["seen"]
+    train_spec = TrainSpec(data=make_data(), epochs=2, seed=5, checkpoint_every=2)
+    whole = train_once(SingleProcessCollective(), train_spec, tmp_path / "whole", make_recorder(), None)["seen"]
     parts = [
-        ranks(2, train_once, assignment, tmp_path / "changing", make_recorder(), 4),
-        ranks(3, train_once, assignment, tmp_path / "changing", make_recorder(), 8),
-        [train_once(SingleProcessCollective(), assignment, tmp_path / "changing", make_recorder(), None)],
+        ranks(2, train_once, train_spec, tmp_path / "changing", make_recorder(), 4),
+        ranks(3, train_once, train_spec, tmp_path / "changing", make_recorder(), 8),
+        [train_once(SingleProcessCollective(), train_spec, tmp_path / "changing", make_recorder(), None)],
     ]
     seen = {
         step: sorted(row for rank in part for row in rank["seen"][step]) for part in parts for step in part[0]["seen"]
@@ -204,8 +204,8 @@ def test_another_world_goes_on_with_the_same_batches(
     assert seen == {step: sorted(rows) for step, rows in whole.items()}
 
 
-def fit_once(collective: Collective, assignment: TrainSpec, folder: Path, recorder: Any) -> Any:
-    worker = Worker(assignment, collective, None, DirectoryStore(folder), recorder)
+def fit_once(collective: Collective, train_spec: TrainSpec, folder: Path, recorder: Any) -> Any:
+    worker = Worker(train_spec, collective, None, DirectoryStore(folder), recorder)
     criterion = nn.BCEWithLogitsLoss()
 
     def train(worker: Worker) -> None:
@@ -221,11 +221,11 @@ def test_fit_gives_one_auc_at_every_world_size(
     data = make_data(rows=(70, 30, 50, 3), global_batch=16)
     # Batches of 8 or 9 rows for 16 lanes: the last of three ranks gets dummy rows, which must not be counted.
     held_out = make_data(rows=(9, 8), folder="held_out", lanes=16, global_batch=16)
-    assignment = TrainSpec(data=data, held_out=held_out, epochs=2, seed=1)
-    alone = fit_once(SingleProcessCollective(), assignment, tmp_path / "alone", make_recorder())
+    train_spec = TrainSpec(data=data, held_out=held_out, epochs=2, seed=1)
+    alone = fit_once(SingleProcessCollective(), train_spec, tmp_path / "alone", make_recorder())
     assert [event.metrics["auc"] for event in alone] != [0.5, 0.5]
     for size in (2, 3):
-        events = ranks(size, fit_once, assignment, tmp_path / str(size), make_recorder())[0]
+        events = ranks(size, fit_once, train_spec, tmp_path / str(size), make_recorder())[0]
         for found, expected in zip(events, alone, strict=True):
             assert found.metrics["auc"] == pytest.approx(expected.metrics["auc"], abs=1e-3)
             assert found.metrics["loss"] == pytest.approx(expected.metrics["loss"], abs=1e-5)

@@ -141,8 +141,8 @@ class LiveObjection:
 
 def train(collective: Collective, data: Data, folder: Path, recorder: Any) -> tuple[list[list[int]], list[Any], float]:
     batches: list[list[int]] = []
-    assignment = TrainSpec(data=data, checkpoint_every=2, monitors=(OneRankObjects(),))
-    worker = Worker(assignment, collective, None, DirectoryStore(folder), recorder)
+    train_spec = TrainSpec(data=data, checkpoint_every=2, monitors=(OneRankObjects(),))
+    worker = Worker(train_spec, collective, None, DirectoryStore(folder), recorder)
 
     def loop(worker: Worker) -> None:
         model, optimizer = worker.setup(nn.Linear(3, 1), partial(torch.optim.SGD, lr=0.1))
