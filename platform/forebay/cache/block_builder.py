@@ -49,19 +49,19 @@ class BlockBuilder:
         cache: DiskCache | None,
         *,
         tally: Counters,
-        conditions: BuildOptions | None = None,
+        options: BuildOptions | None = None,
     ) -> None:
         self._transform = dataset.transform
         self._cache = cache
         self._tally = tally
-        self._conditions = conditions or BuildOptions()
+        self._options = options or BuildOptions()
         self._columns = dataset.columns
         self._reader = RowGroupReader(
             dataset.manifest,
-            self._conditions.policy,
+            self._options.policy,
             tally,
-            cancelled=self._conditions.cancelled,
-            footers=self._conditions.footers,
+            cancelled=self._options.cancelled,
+            footers=self._options.footers,
         )
         self.names = BlockNames(dataset)
 
@@ -80,7 +80,7 @@ class BlockBuilder:
         if block := self._cache.get(key, self._tally):
             return block, "hit"
         # A caller that does not get the lock in time builds the block as well: better twice than never.
-        with self._cache.single_flight(key, self._conditions.policy.deadline_s, self._conditions.cancelled):
+        with self._cache.single_flight(key, self._options.policy.deadline_s, self._options.cancelled):
             if block := self._cache.get(key, self._tally):
                 return block, "hit"
             built = self._fetch_or_read(index)
@@ -88,9 +88,9 @@ class BlockBuilder:
         return (stored, "store") if stored else self._bypass(built)
 
     def _fetch_or_read(self, index: int) -> Block:
-        if self._conditions.cancelled.is_set():
+        if self._options.cancelled.is_set():
             raise Cancelled(f"the build of block {index} was cancelled")
-        if self._conditions.peers and (block := self._from_peer(self._conditions.peers, index)):
+        if self._options.peers and (block := self._from_peer(self._options.peers, index)):
             return block
         try:
             return self._from_source(index)
@@ -100,7 +100,7 @@ class BlockBuilder:
 
     def _from_source(self, index: int) -> Block:
         fetched = self._reader.fetch(index, self._columns)
-        with self._conditions.cores:
+        with self._options.cores:
             table = self._reader.decode(fetched)
             del fetched
             with self._tally.timed("transform_s"):

@@ -76,16 +76,16 @@ class _Threads:
         self.pid = os.getpid()
         self._cancelled = threading.Event()
         self._cores = CpuShare(workers.num_cores())
-        conditions = BuildOptions(policy=policy, cancelled=self._cancelled, cores=self._cores)
-        maker = BlockBuilder(dataset, cache, tally=tally, conditions=conditions)
-        self._lease = cache.lease(maker.names.dataset) if cache else None
+        options = BuildOptions(policy=policy, cancelled=self._cancelled, cores=self._cores)
+        builder = BlockBuilder(dataset, cache, tally=tally, options=options)
+        self._lease = cache.lease(builder.names.dataset) if cache else None
 
         def make(index: int) -> Block:
             self._cores.take_ticket()
-            return maker.build(index)[0]
+            return builder.build(index)[0]
 
         self.workers = SingleFlightPool(
-            make, num_threads=workers.num_reads, on_start=lower_thread_priority, peek=maker.peek
+            make, num_threads=workers.num_reads, on_start=lower_thread_priority, peek=builder.peek
         )
 
     def close(self, timeout_s: float) -> None:

@@ -17,8 +17,8 @@ class RunStatus:
     `world_size` is the number of workers that train now. `target` is the number it should have, within `min_workers`
     and `max_workers`. `callback_target` is the last target that its own callbacks requested, None without one. `epoch`
     counts from 0, `position` is the number of rows passed in it. `last_commit_step` and `last_commit_age_s` belong to
-    the newest checkpoint, and are None before the first one. Its step is the step reported last by then; about ten steps a
-    second are reported. `started_at` is in Unix seconds. `node` is the node of the driver.
+    the newest checkpoint, and are None before the first one. Its step is the step reported last by then; about ten
+    steps a second are reported. `started_at` is in Unix seconds. `node` is the node of the driver.
     """
 
     name: str

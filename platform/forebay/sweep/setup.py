@@ -42,7 +42,7 @@ class SweepSetup:
     """A checked and resolved sweep.
 
     Attributes:
-        spec: Options shared by all trials. Its `sweep` is empty until the sweep's folder is claimed (`trial_spec`).
+        spec: Options shared by all trials. Its `sweep` is empty until the sweep's folder is acquired (`trial_spec`).
         domains: Parameter -> domain of its values.
         job: Job of one possible trial.
         name: Folder below the storage; None for a sweep that is named by its `title`.

@@ -1,4 +1,4 @@
-"""Accounts of a cache directory: bytes by data set, reservation and quarantined file. Pure; `Ledger` stores them."""
+"""Accounts of a cache directory: bytes by data set, reservations and quarantined files. Pure; `Quota` stores them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CacheUsage:
     """Usage that counts against the quota: finished blocks by data set, reservations of writers, quarantined files."""
 
     datasets: Mapping[str, DatasetUse] = field(default_factory=dict)
-    claims: Mapping[str, Reservation] = field(default_factory=dict)
+    reservations: Mapping[str, Reservation] = field(default_factory=dict)
     quarantined: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -50,20 +50,20 @@ class CacheUsage:
         return sum(use.blocks for use in self.datasets.values())
 
     @property
-    def claimed_bytes(self) -> int:
-        return sum(charge(claim.bytes) for claim in self.claims.values())
+    def reserved_bytes(self) -> int:
+        return sum(charge(reservation.bytes) for reservation in self.reservations.values())
 
     @property
     def used_bytes(self) -> int:
         """Upper bound of the disk space of the directory, index and folders included."""
         blocks = sum(use.bytes for use in self.datasets.values()) + _PER_BLOCK_BYTES * self.num_blocks
-        return INDEX_BYTES + blocks + self.claimed_bytes + sum(map(charge, self.quarantined.values()))
+        return INDEX_BYTES + blocks + self.reserved_bytes + sum(map(charge, self.quarantined.values()))
 
-    def claim(self, name: str, claim: Reservation) -> CacheUsage:
-        return replace(self, claims={**self.claims, name: claim})
+    def reserve(self, name: str, reservation: Reservation) -> CacheUsage:
+        return replace(self, reservations={**self.reservations, name: reservation})
 
     def release(self, name: str) -> CacheUsage:
-        return replace(self, claims={other: claim for other, claim in self.claims.items() if other != name})
+        return replace(self, reservations={other: each for other, each in self.reservations.items() if other != name})
 
     def add(self, block: Reservation, now: float) -> CacheUsage:
         empty = DatasetUse(dataset=block.dataset, blocks=0, bytes=0, created_at=now)

@@ -67,7 +67,7 @@ class DiskCache:
         self._directory = CacheDirectory(self.path)
         self._directory.prepare()
         try:
-            self._ledger = Quota(self._directory, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
+            self._quota = Quota(self._directory, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
         except FileNotFoundError as error:
             raise CacheUnusable(
                 f"the cache directory {self.path} was removed while it was being opened ({error.filename} is missing). "
@@ -83,7 +83,7 @@ class DiskCache:
     @property
     def used_bytes(self) -> int:
         """Bytes that count against the quota: blocks, unfinished and quarantined files, and the index."""
-        return self._ledger.used_bytes
+        return self._quota.used_bytes
 
     def path_of(self, key: str) -> Path:
         """Path of the block `key`, if it is in the cache."""
@@ -95,11 +95,11 @@ class DiskCache:
 
     def datasets(self) -> list[DatasetUse]:
         """Blocks, bytes and hits of each data set, oldest first."""
-        self._ledger.collect_ended_leases()
+        self._quota.collect_ended_leases()
         hits: dict[str, int] = {}
         for user in self.users():
             hits[user.dataset] = hits.get(user.dataset, 0) + user.hits
-        return [replace(use, hits=use.hits + hits.get(use.dataset, 0)) for use in self._ledger.datasets()]
+        return [replace(use, hits=use.hits + hits.get(use.dataset, 0)) for use in self._quota.datasets()]
 
     def users(self) -> list[CacheUser]:
         """Holders of leases in all processes of this node, oldest first."""
@@ -161,8 +161,8 @@ class DiskCache:
         """
         try:
             if len(self._directory.user_files()) >= _MOST_ENDED:
-                self._ledger.collect_ended_leases()
-            lease = take_lease(self._directory, dataset, listed=self._ledger.is_open)
+                self._quota.collect_ended_leases()
+            lease = take_lease(self._directory, dataset, listed=self._quota.is_open)
         except OSError as error:
             raise self._unusable(error) from error
         self._leases = [other for other in self._leases if other.is_held] + ([lease] if lease else [])
@@ -183,12 +183,12 @@ class DiskCache:
             checked_bytes += block.nbytes if block else 0
             if progress:
                 progress(done, len(keys))
-        self._ledger.reconcile()
+        self._quota.reconcile()
         return VerifyReport(checked=len(keys), bad=bad, bytes=checked_bytes)
 
     def clear(self, dataset: str | None = None) -> int:
         """Remove one data set, or all blocks; returns the bytes freed. Mapped blocks stay valid."""
-        return self._ledger.clear(dataset)
+        return self._quota.clear(dataset)
 
     def _load(self, key: str, tally: Counters) -> Block | None:
         path = self._directory.block(key)
@@ -240,7 +240,7 @@ class DiskCache:
     def _quarantine(self, key: str, inode: int, tally: Counters) -> None:
         self._verified.pop(key, None)
         try:
-            found = self._ledger.quarantine(key, inode)
+            found = self._quota.quarantine(key, inode)
         except OSError as error:
             raise self._unusable(error) from error
         if found:
@@ -248,11 +248,13 @@ class DiskCache:
 
     def _store(self, key: str, dataset: str, block: Block) -> Block | None:
         assert KEY.fullmatch(key), f"{key!r} is not a block key"
-        claim = Reservation(key=key, dataset=dataset, bytes=block_file_bytes(block, key, dataset))
+        reservation = Reservation(key=key, dataset=dataset, bytes=block_file_bytes(block, key, dataset))
         try:
-            part = new_part(self._directory, key, claim.bytes)
+            part = new_part(self._directory, key, reservation.bytes)
             try:
-                return self._write(part, claim, block) if self._ledger.reserve(part.path.name, claim) else None
+                return (
+                    self._write(part, reservation, block) if self._quota.reserve(part.path.name, reservation) else None
+                )
             finally:
                 part.discard()
         except OSError as error:
@@ -260,22 +262,22 @@ class DiskCache:
                 return None
             raise self._unusable(error) from error
 
-    def _write(self, part: PartFile, claim: Reservation, block: Block) -> Block:
+    def _write(self, part: PartFile, reservation: Reservation, block: Block) -> Block:
         with ExitStack() as undo:
-            undo.callback(self._ledger.release, part.path.name)
+            undo.callback(self._quota.release, part.path.name)
             undo.callback(part.discard)
             with part.path.open("r+b") as file:
                 # No fsync: the checksum finds a block torn by a power cut before its use (ADR 0010).
-                write_block(file, block, claim.key, claim.dataset)
+                write_block(file, block, reservation.key, reservation.dataset)
             # Any later change gives the file another timestamp, however coarse the clock is. So this process need not
             # verify the block that it has just written.
             settled_ns = time.time_ns() - 2 * _SETTLED_NS
             os.utime(part.path, ns=(settled_ns, settled_ns))
-            stored, written = map_block(part.path, claim.key, verify=False), _seen(part.path.lstat())
-            part.path.rename(self._directory.block(claim.key))
+            stored, written = map_block(part.path, reservation.key, verify=False), _seen(part.path.lstat())
+            part.path.rename(self._directory.block(reservation.key))
             undo.pop_all()
-        self._ledger.commit(part.path.name, claim)
-        self._verified[claim.key] = written
+        self._quota.commit(part.path.name, reservation)
+        self._verified[reservation.key] = written
         return stored
 
     def _unusable(self, error: OSError) -> CacheUnusable:

@@ -27,24 +27,27 @@ def read_usage(kept: object) -> CacheUsage:
     """Decode the accounts. Raises `DamagedRow`."""
     try:
         facts = _mapping(kept)
-        books = CacheUsage(
+        usage = CacheUsage(
             datasets={name: DatasetUse(**_mapping(use)) for name, use in _mapping(facts["datasets"]).items()},
-            claims={name: Reservation(**_mapping(claim)) for name, claim in _mapping(facts["claims"]).items()},
+            reservations={
+                name: Reservation(**_mapping(reservation))
+                for name, reservation in _mapping(facts["reservations"]).items()
+            },
             quarantined=_mapping(facts["quarantined"]),
         )
     except (KeyError, TypeError) as error:
         raise DamagedRow(f"the accounts are invalid: {error!r:.200}") from error
-    whole = [size for use in books.datasets.values() for size in (use.blocks, use.bytes, use.hits)]
-    whole += [claim.bytes for claim in books.claims.values()] + list(books.quarantined.values())
+    whole = [size for use in usage.datasets.values() for size in (use.blocks, use.bytes, use.hits)]
+    whole += [each.bytes for each in usage.reservations.values()] + list(usage.quarantined.values())
     forms = [
         all(map(_is_count, whole)),
-        all(name == use.dataset and _is_time(use.created_at) for name, use in books.datasets.items()),
-        all(PART.fullmatch(name) and _is_claim(claim) for name, claim in books.claims.items()),
-        all(map(QUARANTINED.fullmatch, books.quarantined)),
+        all(name == use.dataset and _is_time(use.created_at) for name, use in usage.datasets.items()),
+        all(PART.fullmatch(name) and _is_reservation(each) for name, each in usage.reservations.items()),
+        all(map(QUARANTINED.fullmatch, usage.quarantined)),
     ]
     if not all(forms):
         raise DamagedRow(f"the accounts are invalid: {kept!r:.200}")
-    return books
+    return usage
 
 
 def read_entry(kept: object) -> BlockEntry:
@@ -71,8 +74,8 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value
 
 
-def _is_claim(claim: Reservation) -> bool:
-    return isinstance(claim.key, str) and bool(KEY.fullmatch(claim.key)) and isinstance(claim.dataset, str)
+def _is_reservation(found: Reservation) -> bool:
+    return isinstance(found.key, str) and bool(KEY.fullmatch(found.key)) and isinstance(found.dataset, str)
 
 
 def _is_count(value: object) -> bool:

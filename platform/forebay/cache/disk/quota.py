@@ -40,22 +40,22 @@ class Quota:
     @property
     def used_bytes(self) -> int:
         """Bytes that count against the quota: an upper bound of the disk space of the directory."""
-        return self._change_or_raise(lambda shelf: shelf.books.used_bytes) if self._open else 0
+        return self._change_or_raise(lambda transaction: transaction.usage.used_bytes) if self._open else 0
 
     def datasets(self) -> list[DatasetUse]:
         """Usage of each data set, oldest first."""
-        found = self._change_or_raise(lambda shelf: shelf.books.datasets) if self._open else {}
+        found = self._change_or_raise(lambda transaction: transaction.usage.datasets) if self._open else {}
         return sorted(found.values(), key=lambda use: (use.created_at, use.dataset))
 
-    def reserve(self, name: str, claim: Reservation) -> bool:
+    def reserve(self, name: str, reservation: Reservation) -> bool:
         """Reserve room for the part file `name`, which exists and is locked. False if there is no room."""
-        if smallest_quota(claim.bytes) > self._quota_bytes:
+        if smallest_quota(reservation.bytes) > self._quota_bytes:
             return False
 
-        def work(shelf: CacheTransaction) -> bool:
-            room = self._make_room(shelf, claim)
+        def work(transaction: CacheTransaction) -> bool:
+            room = self._make_room(transaction, reservation)
             if room:
-                shelf.books = shelf.books.claim(name, claim)
+                transaction.usage = transaction.usage.reserve(name, reservation)
             return room
 
         try:
@@ -63,27 +63,27 @@ class Quota:
         except IndexFull:
             return False
 
-    def commit(self, name: str, claim: Reservation) -> None:
+    def commit(self, name: str, reservation: Reservation) -> None:
         """Record the block after its part file `name` was renamed into its place."""
 
-        def work(shelf: CacheTransaction) -> None:
-            shelf.books = shelf.books.release(name)
-            shelf.record(claim)
+        def work(transaction: CacheTransaction) -> None:
+            transaction.usage = transaction.usage.release(name)
+            transaction.record(reservation)
 
         self._change_if_possible(work)
 
     def release(self, name: str) -> None:
         """Release the reservation of the removed part file `name`. Does nothing without one."""
 
-        def work(shelf: CacheTransaction) -> None:
-            shelf.books = shelf.books.release(name)
+        def work(transaction: CacheTransaction) -> None:
+            transaction.usage = transaction.usage.release(name)
 
         self._change_if_possible(work)
 
     def quarantine(self, key: str, inode: int) -> bool:
         """Move a damaged block to quarantine. False if its file was removed or replaced meanwhile."""
         try:
-            return self._change(lambda shelf: shelf.quarantine(key, inode))
+            return self._change(lambda transaction: transaction.quarantine(key, inode))
         except IndexFull:
             return not self._directory.block(key).exists()  # moved; still recorded as a block
 
@@ -93,12 +93,12 @@ class Quota:
         Raises `CacheUnusable` if the disk is too full for the index to change.
         """
 
-        def work(shelf: CacheTransaction) -> int:
-            shelf.reconcile()
-            doomed = [name for name in shelf.books.datasets if dataset in (None, name)]
-            freed = sum(shelf.evict(name) for name in doomed)
-            while dataset is None and shelf.books.quarantined:
-                freed += shelf.drop_oldest_quarantined()
+        def work(transaction: CacheTransaction) -> int:
+            transaction.reconcile()
+            doomed = [name for name in transaction.usage.datasets if dataset in (None, name)]
+            freed = sum(transaction.evict(name) for name in doomed)
+            while dataset is None and transaction.usage.quarantined:
+                freed += transaction.drop_oldest_quarantined()
             return freed
 
         return self._change_or_raise(work) if self._open else 0
@@ -120,8 +120,8 @@ class Quota:
             for user in ended:
                 hits[user.dataset] = hits.get(user.dataset, 0) + user.hits
 
-            def work(shelf: CacheTransaction) -> None:
-                shelf.books = shelf.books.add_hits(hits)
+            def work(transaction: CacheTransaction) -> None:
+                transaction.usage = transaction.usage.add_hits(hits)
 
             if self._open and any(hits.values()):
                 self._change(work)
@@ -138,16 +138,16 @@ class Quota:
             ) from error
 
     def _change(self, work: Callable[[CacheTransaction], T]) -> T:
-        def transaction(rows: IndexTable) -> T:
-            shelf = CacheTransaction(rows, self._directory)
-            before = shelf.books
-            result = work(shelf)
-            if shelf.books is not before or not rows.get("books"):
-                shelf.save()
+        def in_transaction(rows: IndexTable) -> T:
+            transaction = CacheTransaction(rows, self._directory)
+            before = transaction.usage
+            result = work(transaction)
+            if transaction.usage is not before or not rows.get("usage"):
+                transaction.save()
             return result
 
         self._open = True
-        return self._index.transact(transaction)
+        return self._index.transact(in_transaction)
 
     def _change_if_possible(self, work: Callable[[CacheTransaction], None]) -> None:
         with suppress(
@@ -155,22 +155,22 @@ class Quota:
         ):  # the part file was removed, so the next sweep releases the reservation in the same way
             self._change(work)
 
-    def _make_room(self, shelf: CacheTransaction, claim: Reservation) -> bool:
-        if self._missing(shelf.books, claim) <= 0:
+    def _make_room(self, transaction: CacheTransaction, reservation: Reservation) -> bool:
+        if self._missing(transaction.usage, reservation) <= 0:
             return True
-        shelf.release_dead_writers()
-        while shelf.books.quarantined and self._missing(shelf.books, claim) > 0:
-            shelf.drop_oldest_quarantined()
-        missing = self._missing(shelf.books, claim)
+        transaction.release_dead_writers()
+        while transaction.usage.quarantined and self._missing(transaction.usage, reservation) > 0:
+            transaction.drop_oldest_quarantined()
+        missing = self._missing(transaction.usage, reservation)
         if missing > 0:
-            self._evict(shelf, missing, keep=claim.dataset)
-        return self._missing(shelf.books, claim) <= 0
+            self._evict(transaction, missing, keep=reservation.dataset)
+        return self._missing(transaction.usage, reservation) <= 0
 
-    def _evict(self, shelf: CacheTransaction, missing: int, keep: str) -> None:
+    def _evict(self, transaction: CacheTransaction, missing: int, keep: str) -> None:
         """Remove unused data sets, oldest first, if they hold at least the `missing` bytes."""
         with ExitStack() as locks:
             unused = []
-            for use in sorted(shelf.books.datasets.values(), key=lambda use: use.created_at):
+            for use in sorted(transaction.usage.datasets.values(), key=lambda use: use.created_at):
                 lock = try_lock(self._directory.use_lock(use.dataset)) if use.dataset != keep else None
                 if lock:
                     unused.append(use)
@@ -179,11 +179,11 @@ class Quota:
                 return
             for use in unused:
                 if missing > 0:
-                    missing -= shelf.evict(use.dataset)
+                    missing -= transaction.evict(use.dataset)
 
-    def _missing(self, books: CacheUsage, claim: Reservation) -> int:
-        """Bytes to free before `claim` fits; 0 or less if it fits."""
-        over_quota = books.used_bytes + charge(claim.bytes) - self._quota_bytes
+    def _missing(self, usage: CacheUsage, reservation: Reservation) -> int:
+        """Bytes to free before `reservation` fits; 0 or less if it fits."""
+        over_quota = usage.used_bytes + charge(reservation.bytes) - self._quota_bytes
         # A change of the index needs disk space too, for the length of the transaction.
-        free = shutil.disk_usage(self._directory.root).free - books.claimed_bytes - INDEX_BYTES
-        return max(over_quota, self._min_free_bytes - (free - charge(claim.bytes)))
+        free = shutil.disk_usage(self._directory.root).free - usage.reserved_bytes - INDEX_BYTES
+        return max(over_quota, self._min_free_bytes - (free - charge(reservation.bytes)))

@@ -30,7 +30,7 @@ class NodeCache:
     def __init__(self) -> None:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._service: NodeService | None = None
-        self._door: PeerServer[Any] | None = None
+        self._peer_server: PeerServer[Any] | None = None
         self._exporting = ExitStack()
 
     async def configure(self, spec: CacheSpec) -> ForebayError | None:
@@ -67,11 +67,11 @@ class NodeCache:
 
     async def bloom_filter(self) -> BloomFilter:
         """Bloom filter of the blocks on this node's disk, for another node."""
-        return await asyncio.wrap_future(self._door.bloom_filter()) if self._door else BloomFilter.of(())
+        return await asyncio.wrap_future(self._peer_server.bloom_filter()) if self._peer_server else BloomFilter.of(())
 
     async def send_block(self, key: str) -> Any:
         """Put (rows, arrays) of the block `key` for another node; None if it is not on this node's disk."""
-        return await asyncio.wrap_future(self._door.block(key)) if self._door else None
+        return await asyncio.wrap_future(self._peer_server.block(key)) if self._peer_server else None
 
     async def facts(self) -> dict[str, Any]:
         """Process, node, directory and bytes of this cache."""
@@ -87,7 +87,7 @@ class NodeCache:
     def _open(self, spec: CacheSpec) -> None:
         line = RayPeerTransport(namespace=NAMESPACE, prefix=CACHE_PREFIX, node_id=self._node_id)
         service = NodeService(spec, PeerLookup(line))
-        self._service, self._door = service, PeerServer(lambda: service.cache, _put)
+        self._service, self._peer_server = service, PeerServer(lambda: service.cache, _put)
         tags = {"role": "cache", "node": self._node_id[:NODE_DIGITS], "directory": spec.directory}
         self._exporting.enter_context(exported(tags, service.tally.as_dict, service.measured))
 

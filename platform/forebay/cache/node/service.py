@@ -116,11 +116,11 @@ class NodeService:
         found = self._maker(dataset_id)
         if found is None:
             return _Outcome("unknown")
-        maker, tally = found
+        builder, tally = found
         before = tally.as_dict()
         try:
             self.inflight_bytes.wait_below(_MOST_INFLIGHT_BYTES, _INFLIGHT_WAIT_S)
-            block, origin = maker.build(index)
+            block, origin = builder.build(index)
         except ForebayError as error:
             trace = "".join(traceback.format_exception(error))
             return _Outcome(BuildFailed(error=error, trace=trace, sums=tally.since(before)))
@@ -143,9 +143,9 @@ class NodeService:
             while len(mine) >= _MOST_DATASETS:
                 del mine[next(iter(mine))]
             tally, cache = Counters(), self.cache
-            conditions = BuildOptions(footers=self._footers, cores=self._cores, peers=self._peers)
-            maker = BlockBuilder(registered, cache, tally=tally, conditions=conditions)
-            known = maker, tally, cache
+            options = BuildOptions(footers=self._footers, cores=self._cores, peers=self._peers)
+            builder = BlockBuilder(registered, cache, tally=tally, options=options)
+            known = builder, tally, cache
             mine[dataset_id] = known
         return known[0], known[1]
 

@@ -21,7 +21,7 @@ class WorkerDemand:
     forecast: float = 0.0
 
 
-def allocate(claims: Sequence[WorkerDemand], atoms: int, policy: Policy = "uniform") -> dict[str, int]:
+def allocate(demands: Sequence[WorkerDemand], atoms: int, policy: Policy = "uniform") -> dict[str, int]:
     """Number of workers per trial: at most `atoms` in total, each within its bounds or 0.
 
     Each trial gets its minimum, in the given order, while atoms last. The first trial that cannot get it, and all after
@@ -30,37 +30,39 @@ def allocate(claims: Sequence[WorkerDemand], atoms: int, policy: Policy = "unifo
     weight, which grows exponentially with its forecast. One more atom never takes a worker from another trial, if all
     minima fit.
     """
-    target_workers, left = dict.fromkeys((claim.trial_id for claim in claims), 0), atoms
+    target_workers, left = dict.fromkeys((demand.trial_id for demand in demands), 0), atoms
     served: list[WorkerDemand] = []
-    for claim in claims:
-        if claim.min_workers > left:
+    for demand in demands:
+        if demand.min_workers > left:
             break
-        target_workers[claim.trial_id] = claim.min_workers
-        left -= claim.min_workers
-        served.append(claim)
+        target_workers[demand.trial_id] = demand.min_workers
+        left -= demand.min_workers
+        served.append(demand)
     weights = _weights(served, policy)
     for _ in range(left):
-        open_claims = [claim for claim in served if target_workers[claim.trial_id] < claim.max_workers]
-        if not open_claims:
+        open_demands = [demand for demand in served if target_workers[demand.trial_id] < demand.max_workers]
+        if not open_demands:
             break
         if policy == "top":
-            chosen = max(open_claims, key=lambda claim: claim.forecast)
+            chosen = max(open_demands, key=lambda demand: demand.forecast)
         else:
             # The trial furthest below its share, one at a time (D'Hondt). Largest remainders could take an atom
             # away from a trial when another atom is added.
-            chosen = max(open_claims, key=lambda claim: weights[claim.trial_id] / (target_workers[claim.trial_id] + 1))
+            chosen = max(
+                open_demands, key=lambda demand: weights[demand.trial_id] / (target_workers[demand.trial_id] + 1)
+            )
         target_workers[chosen.trial_id] += 1
     return target_workers
 
 
-def _weights(claims: Sequence[WorkerDemand], policy: Policy) -> dict[str, float]:
+def _weights(demands: Sequence[WorkerDemand], policy: Policy) -> dict[str, float]:
     """Softmax of the forecasts in units of their spread, so that the scale of the metric does not matter."""
     if policy != "softmax":
-        return {claim.trial_id: 1.0 for claim in claims}
-    known = [claim.forecast for claim in claims if math.isfinite(claim.forecast)]
+        return {demand.trial_id: 1.0 for demand in demands}
+    known = [demand.forecast for demand in demands if math.isfinite(demand.forecast)]
     best = max(known, default=0.0)
     spread = statistics.pstdev(known) if len(known) > 1 else 0.0
-    return {claim.trial_id: _weight(claim.forecast, best, spread or 1.0) for claim in claims}
+    return {demand.trial_id: _weight(demand.forecast, best, spread or 1.0) for demand in demands}
 
 
 def _weight(forecast: float, best: float, spread: float) -> float:

@@ -112,7 +112,7 @@ class WorkerAllocator(tune.Callback):  # type: ignore[misc]
     def _even(
         self, at_work: Sequence[str], allocations: Mapping[str, TrialAllocation], atoms: int
     ) -> Mapping[str, int]:
-        claims = [
+        demands = [
             WorkerDemand(
                 trial_id=trial_id,
                 min_workers=allocations[trial_id].min_workers,
@@ -122,4 +122,4 @@ class WorkerAllocator(tune.Callback):  # type: ignore[misc]
             else WorkerDemand(trial_id=trial_id, min_workers=self._min_workers, max_workers=atoms)
             for trial_id in at_work
         ]
-        return allocate(claims, atoms, "uniform")
+        return allocate(demands, atoms, "uniform")

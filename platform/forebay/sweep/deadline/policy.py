@@ -262,7 +262,7 @@ def _workers(
     """Workers by trial. A trial that does not gain enough keeps its number, and the next trial gets the rest."""
     most = {trial.trial_id: trial.max_workers for trial in trials}
     while True:
-        claims = [
+        demands = [
             WorkerDemand(
                 trial_id=trial.trial_id,
                 min_workers=trial.min_workers,
@@ -271,7 +271,7 @@ def _workers(
             )
             for trial in trials
         ]
-        target_workers = allocate(claims, view.atoms, rules.policy)
+        target_workers = allocate(demands, view.atoms, rules.policy)
         vain = {
             trial.trial_id: trial.workers
             for trial in trials

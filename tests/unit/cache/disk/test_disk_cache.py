@@ -19,7 +19,7 @@ import pytest
 
 from forebay.cache.block_file import block_file_bytes, map_block
 from forebay.cache.disk import disk_cache as disk
-from forebay.cache.disk import transaction as shelf
+from forebay.cache.disk import transaction
 from forebay.cache.disk.accounts import INDEX_BYTES, charge, smallest_quota
 from forebay.cache.disk.disk_cache import DiskCache, VerifyReport
 from forebay.cache.disk.index import Index, IndexFull, IndexTable
@@ -427,7 +427,7 @@ def test_after_a_restart_of_the_machine_the_accounts_are_rebuilt(
     assert again.used_bytes == used, "nobody looks at every file at every start"
     other_boot = tmp_path / "boot_id"
     other_boot.write_text("another\n")
-    monkeypatch.setattr(shelf, "_BOOT_ID", other_boot)
+    monkeypatch.setattr(transaction, "_BOOT_ID", other_boot)
     again = DiskCache(cache.path, quota_bytes=cache.quota_bytes, min_free_bytes=0)
     assert again.used_bytes < used
     assert again.get(key_of("a")) is None, "and what is torn is never served"

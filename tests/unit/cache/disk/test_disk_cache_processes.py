@@ -70,7 +70,7 @@ def stop(*arguments, **options):
     print("stopped", flush=True)
     time.sleep(60)
 
-if where == "claimed":
+if where == "reserved":
     disk.write_block = stop
 elif where == "written":
     disk.map_block = stop
@@ -120,7 +120,7 @@ def test_bounds_hold_at_every_moment_with_eight_writers(
     assert list((path / "temp").iterdir()) == []
 
 
-@pytest.mark.parametrize(("where", "served"), [("claimed", False), ("written", False), ("renamed", True)])
+@pytest.mark.parametrize(("where", "served"), [("reserved", False), ("written", False), ("renamed", True)])
 def test_writer_killed_in_the_middle_leaves_nothing_behind(
     tmp_path: Path, python: Start, key_of: Callable[[object], str], where: str, served: bool
 ) -> None:
@@ -128,7 +128,7 @@ def test_writer_killed_in_the_middle_leaves_nothing_behind(
     empty = cache.used_bytes
     writer = python(SLOW_WRITER, where, cache.path, key_of("a"))
     assert writer.stdout and writer.stdout.readline() == "stopped\n"
-    assert cache.used_bytes > empty + 800_000, "claimed while it writes"
+    assert cache.used_bytes > empty + 800_000, "reserved while it writes"
     alive = DiskCache(cache.path, quota_bytes=16 * MIB, min_free_bytes=0)
     assert alive.used_bytes > empty + 800_000, "and no sweep takes it from a living writer"
     writer.kill()
@@ -148,9 +148,9 @@ def test_claim_of_a_dead_writer_is_taken_back_when_room_is_short(
     tmp_path: Path, python: Start, key_of: Callable[[object], str], block_of: Callable[..., Block]
 ) -> None:
     cache = DiskCache(tmp_path / "cache", quota_bytes=1200 * 1024, min_free_bytes=0)
-    writer = python(SLOW_WRITER, "claimed", cache.path, key_of("a"))
+    writer = python(SLOW_WRITER, "reserved", cache.path, key_of("a"))
     assert writer.stdout and writer.stdout.readline() == "stopped\n"
-    assert cache.put(key_of("b"), "d", block_of(0, 4000)) is None, "no room beside the claim"
+    assert cache.put(key_of("b"), "d", block_of(0, 4000)) is None, "no room beside the reservation"
     writer.kill()
     writer.wait()
     assert cache.put(key_of("b"), "d", block_of(0, 4000)), "and nobody had to open the cache again"
@@ -160,7 +160,7 @@ def test_index_lost_under_a_living_writer_keeps_its_claim(
     tmp_path: Path, python: Start, key_of: Callable[[object], str]
 ) -> None:
     cache = DiskCache(tmp_path / "cache", quota_bytes=16 * MIB, min_free_bytes=0)
-    writer = python(SLOW_WRITER, "claimed", cache.path, key_of("a"))
+    writer = python(SLOW_WRITER, "reserved", cache.path, key_of("a"))
     assert writer.stdout and writer.stdout.readline() == "stopped\n"
     used = cache.used_bytes
     (cache.path / "index" / "cache.db").unlink()

@@ -23,9 +23,9 @@ QUARANTINED = f"{'1' * 20}-{KEY}"
 
 def kept() -> Any:
     """Accounts as decoded from JSON."""
-    claim = Reservation(key=KEY, dataset="clicks", bytes=100)
-    books = CacheUsage(quarantined={QUARANTINED: 5}).add(claim, 1.5).claim(PART, claim)
-    return json.loads(json.dumps(asdict(books)))
+    reservation = Reservation(key=KEY, dataset="clicks", bytes=100)
+    usage = CacheUsage(quarantined={QUARANTINED: 5}).add(reservation, 1.5).reserve(PART, reservation)
+    return json.loads(json.dumps(asdict(usage)))
 
 
 def test_what_was_written_is_read() -> None:
@@ -54,8 +54,8 @@ def nowhere(facts: Any, *path: str, value: Any) -> Any:
         (("datasets", "clicks", "created_at"), "today"),
         (("datasets", "clicks", "created_at"), float("nan")),
         (("datasets", "clicks", "more"), 1),
-        (("claims", PART, "key"), "../../x"),
-        (("claims", "../../x"), {"key": KEY, "dataset": "clicks", "bytes": 1}),
+        (("reservations", PART, "key"), "../../x"),
+        (("reservations", "../../x"), {"key": KEY, "dataset": "clicks", "bytes": 1}),
         (("quarantined", "../../x"), 5),
         (("quarantined", QUARANTINED), 1.5),
         (("quarantined", QUARANTINED), 1 << 70),
@@ -86,7 +86,7 @@ def test_names_that_are_no_keys(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("books", 5), ("books", {"datasets": {}}), (f"block/{KEY}", [1]), ("block/../x", {"dataset": "a", "bytes": 1})],
+    [("usage", 5), ("usage", {"datasets": {}}), (f"block/{KEY}", [1]), ("block/../x", {"dataset": "a", "bytes": 1})],
 )
 def test_the_cache_rebuilds_its_index_from_the_blocks(
     tmp_path: Path, block_of: Callable[..., Block], name: str, value: object

@@ -217,7 +217,7 @@ def test_hits_wait_while_the_disk_is_full(filled: DiskCache, key_of: KeyOf, monk
     lease.release()
     with monkeypatch.context() as patch:
         patch.setattr(Index, "transact", index_full)
-        filled._ledger.collect_ended_leases()
+        filled._quota.collect_ended_leases()
     assert hits(filled)["d"] == 1
 
 

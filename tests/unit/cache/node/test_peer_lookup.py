@@ -241,8 +241,8 @@ def manifest(parquet_folder: Callable[..., Path]) -> Manifest:
 
 def make_all(manifest: Manifest, cache: DiskCache | None, peers: PeerLookup | None) -> tuple[list[float], Counters]:
     tally = Counters()
-    maker = BlockBuilder(Dataset(manifest, TRANSFORM), cache, tally=tally, conditions=BuildOptions(peers=peers))
-    blocks = [maker.build(index)[0] for index in range(len(manifest))]
+    builder = BlockBuilder(Dataset(manifest, TRANSFORM), cache, tally=tally, options=BuildOptions(peers=peers))
+    blocks = [builder.build(index)[0] for index in range(len(manifest))]
     return np.concatenate([block.arrays["id"] for block in blocks]).ravel().tolist(), tally
 
 

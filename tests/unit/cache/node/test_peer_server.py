@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.node import peer_server as peer_door
+from forebay.cache.node import peer_server
 from forebay.cache.node.peer_server import PeerServer
 from forebay.transform.block import Block
 
@@ -66,7 +66,7 @@ def test_disk_that_vanished_has_nothing(door: PeerServer[Block], cache: DiskCach
 
 
 def test_few_at_a_time_and_the_rest_are_turned_away(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_door, "_MOST_OPEN", 6)
+    monkeypatch.setattr(peer_server, "_MOST_OPEN", 6)
     go, counting = threading.Event(), threading.Lock()
     inside = most = 0
 

@@ -11,7 +11,7 @@ forecasts = st.one_of(st.floats(-1e6, 1e6), st.just(float("-inf")))
 
 
 @st.composite
-def claims(draw: st.DrawFn) -> list[WorkerDemand]:
+def demands(draw: st.DrawFn) -> list[WorkerDemand]:
     found = []
     for number in range(draw(st.integers(0, 8))):
         low = draw(st.integers(1, 4))
@@ -20,43 +20,43 @@ def claims(draw: st.DrawFn) -> list[WorkerDemand]:
     return found
 
 
-@given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
+@given(demands(), st.integers(0, 40), st.sampled_from(POLICIES))
 def test_never_more_than_there_are_and_each_within_its_bounds(found, atoms, policy):
     target_workers = allocate(found, atoms, policy)
-    assert list(target_workers) == [claim.trial_id for claim in found]
+    assert list(target_workers) == [demand.trial_id for demand in found]
     assert sum(target_workers.values()) <= atoms
-    for claim in found:
+    for demand in found:
         assert (
-            target_workers[claim.trial_id] == 0
-            or claim.min_workers <= target_workers[claim.trial_id] <= claim.max_workers
+            target_workers[demand.trial_id] == 0
+            or demand.min_workers <= target_workers[demand.trial_id] <= demand.max_workers
         )
 
 
-@given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
+@given(demands(), st.integers(0, 40), st.sampled_from(POLICIES))
 def test_everybody_gets_the_minimum_as_long_as_atoms_allow(found, atoms, policy):
     target_workers, needed = allocate(found, atoms, policy), 0
-    for claim in found:
-        needed += claim.min_workers
-        assert (target_workers[claim.trial_id] > 0) == (needed <= atoms)
+    for demand in found:
+        needed += demand.min_workers
+        assert (target_workers[demand.trial_id] > 0) == (needed <= atoms)
 
 
-@given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
+@given(demands(), st.integers(0, 40), st.sampled_from(POLICIES))
 def test_nothing_is_left_over_while_somebody_could_take_it(found, atoms, policy):
     target_workers = allocate(found, atoms, policy)
     if all(target_workers.values()):
-        assert sum(target_workers.values()) == min(atoms, sum(claim.max_workers for claim in found))
+        assert sum(target_workers.values()) == min(atoms, sum(demand.max_workers for demand in found))
 
 
-@given(claims(), st.integers(0, 40), st.sampled_from(POLICIES))
+@given(demands(), st.integers(0, 40), st.sampled_from(POLICIES))
 def test_one_more_atom_takes_none_from_anybody(found, atoms, policy):
     before, after = allocate(found, atoms, policy), allocate(found, atoms + 1, policy)
     if all(before.values()):
         assert all(after[trial_id] >= before[trial_id] for trial_id in before)
 
 
-@given(claims(), st.integers(0, 40), st.sampled_from(["top", "softmax"]))
+@given(demands(), st.integers(0, 40), st.sampled_from(["top", "softmax"]))
 def test_a_better_promise_never_gets_less_with_the_same_bounds(found, atoms, policy):
-    alike = [WorkerDemand(trial_id=claim.trial_id, max_workers=9, forecast=claim.forecast) for claim in found]
+    alike = [WorkerDemand(trial_id=demand.trial_id, max_workers=9, forecast=demand.forecast) for demand in found]
     target_workers = allocate(alike, atoms, policy)
     if all(target_workers.values()):
         for better in alike:
