@@ -68,15 +68,18 @@ def _gaps(run: Run) -> list[tuple[float, float]]:
 def _head(found: Mapping[str, Any]) -> list[str]:
     given = found["options"]
     pictures = given["data"] or "scikit-learn's 1,797 handwritten digits (80 % for training), made 16 x 16"
-    text = f"""# Elastic training: what happens to accuracy when workers come and go
+    text = f"""# Elastic training: accuracy when workers come and go
 
-Written by `python studies/elastic_experiments.py`: {pictures}; a small ResNet, {given["epochs"]} epochs, global batch
-64, AdamW, a commit every step, up to {given["max_workers"]} workers, {given["seeds"]} seeds. The experiments are those
-of Uber's [Elastic Deep Learning with Horovod on Ray]({BLOG}), with epochs and periods scaled to one machine.
+Written by `python studies/elastic_experiments.py`.
+Data: {pictures}.
+Training: a small ResNet, {given["epochs"]} epochs, global batch 64, AdamW, a commit every step, \
+up to {given["max_workers"]} workers, {given["seeds"]} seeds.
+The experiments are those of Uber's [Elastic Deep Learning with Horovod on Ray]({BLOG}), \
+with epochs and periods scaled to one machine.
 
-Accuracy is that of held-out pictures after the last epoch, mean +- standard deviation over seeds. Simulated time gives
-every worker a core of its own and adds each resize as it was measured; wall time is that of this machine, whose workers
-share its cores.
+Accuracy is that of held-out pictures after the last epoch, mean +- standard deviation over seeds.
+Simulated time gives every worker its own core and adds each resize as measured.
+Wall time is that of this machine, whose workers share its cores.
 """
     return [*text.splitlines(), ""]
 
