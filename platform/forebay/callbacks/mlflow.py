@@ -1,4 +1,4 @@
-"""A run's events in MLflow."""
+"""Callback that records a run in MLflow."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from forebay.runs.control import Control
 
 SEND_EVERY_S = 5.0
 MOST_METRICS = 1000
-"""That MLflow takes in one call."""
+"""Largest number of metrics that MLflow takes in one call."""
 
 RUN_TAG = "forebay.run"
 
 
 class MLflow:
-    """A callback that records metrics of steps and epochs, the workers, and what monitors found, as a run in MLflow.
+    """Callback that records metrics of steps and epochs, workers, and verdicts of monitors as a run in MLflow.
 
-    `experiment` is made if there is none of that name. `tracking_uri` is a server or a database; None leaves it to
-    MLflow (`MLFLOW_TRACKING_URI`). The run in MLflow has the name of the run here, and one that goes on by name goes on
-    there, too. Steps are sent together every few seconds; a server that does not answer raises, so wrap this in
-    `optional` where a run can do without.
+    `experiment` is created if it does not exist. `tracking_uri` is a server or a database. None uses MLflow's setting
+    (`MLFLOW_TRACKING_URI`). The run in MLflow has the same name as this run. If this run is resumed, the run in
+    MLflow continues too. Steps are sent together every few seconds. A server that does not answer raises. Wrap this in
+    `optional` if the run can do without it.
 
-    Needs `mlflow` or `mlflow-skinny` (`pip install 'forebay[mlflow]'`); raises `InvalidOption` without.
+    Needs `mlflow` or `mlflow-skinny` (`pip install 'forebay[mlflow]'`). Raises `InvalidOption` without them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The progress of a run on a terminal, or as a few lines in a log."""
+"""Callback that shows the progress of a run on a terminal, or as a few lines in a log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Progress:
     """Callback that shows epoch, step, loss, rows/s, share of time waiting for data, and the time left.
 
     On a terminal it updates one bar. Elsewhere (a CI log, a file) it writes a line every five seconds, and less often
-    as the run grows longer. The summary of each epoch stays on the screen. `console` is the place to write to, standard
+    as the run gets longer. The summary of each epoch stays on the screen. `console` is the output, standard
     error by default. `clock` returns monotonic seconds.
     """
 
@@ -110,7 +110,7 @@ class Progress:
         )
 
     def _steps_left(self, event: Reported) -> int:
-        """At the global batch of just now. `Started` counts the steps of the one that the run began with."""
+        """Number of remaining steps at the current global batch. `Started` counts those at the first one."""
         if self._started is None:
             return 0
         steps = self._started.epochs * self._started.num_batches
@@ -151,7 +151,7 @@ def _workers(count: int) -> str:
 
 
 class _Bar:
-    """One live line at the bottom of the terminal."""
+    """Live line at the bottom of the terminal."""
 
     def __init__(self, console: Console, steps: int) -> None:
         columns = (

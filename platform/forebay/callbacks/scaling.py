@@ -15,10 +15,10 @@ from forebay.runs.control import Control
 
 
 class _ByEpoch(ABC):
-    """Sets the target at the end of an epoch, where the next epoch has another number of workers.
+    """Sets the target at the end of an epoch if the next epoch has another number of workers.
 
-    In between it makes no request, so a target that `forebay scale` set is valid until the next change. Before there
-    are workers it requests the number of the epoch that comes next. It corrects this if training begins in another
+    In between it makes no request, so a target set by `forebay scale` is valid until the next change. Before there
+    are workers it requests the number for the next epoch. It corrects this if training begins in another
     epoch.
     """
 
@@ -47,7 +47,7 @@ class _ByEpoch(ABC):
 
     @abstractmethod
     def _at(self, epoch: int, control: Control) -> int | None:
-        """Number of workers for `epoch`. None leaves the target as it is. Pure."""
+        """Number of workers for `epoch`. None leaves the target unchanged. Pure."""
 
 
 class ScaleSchedule(_ByEpoch):
@@ -95,7 +95,7 @@ class RandomResize:
     """Every `every_s` seconds, adds or removes `step` workers at random (seeded).
 
     At a bound of the job the direction is reversed. The moment of a change depends on the clock, not on the position in
-    the data. So two runs differ in where their workers change, and in nothing else. `clock` returns monotonic seconds.
+    the data. So two runs differ only in the moments of their changes. `clock` returns monotonic seconds.
     Raises `InvalidOption` for a period that is not positive.
     """
 
@@ -114,10 +114,10 @@ class RandomResize:
             return
         now = self._clock()
         if self._due is None:
-            # From the first workers on: how long it took to start them says nothing.
+            # Count from the first workers on: the time of their start does not matter.
             self._due = now + self._every_s
         elif now >= self._due:
-            # Periods that passed unheard, while workers came and went, are left out.
+            # Skip periods that passed while workers changed.
             self._due += self._every_s * (1 + (now - self._due) // self._every_s)
             self._resize(control)
 

@@ -1,4 +1,4 @@
-"""A run's events in TensorBoard."""
+"""Callback that writes a run's events for TensorBoard."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from forebay.runs.control import Control
 
 
 class TensorBoard:
-    """A callback that writes metrics of steps and epochs, the workers, and what monitors found, for TensorBoard.
+    """Callback that writes metrics of steps and epochs, workers, and verdicts of monitors for TensorBoard.
 
-    `folder` is where the event files go, local or whatever the writer understands; None stands for
-    `tensorboard/<name of the run>` in the working directory. A run that goes on by name goes on in the same curves:
-    steps that it trains again replace those from before, also after a monitor sent it back or workers were lost.
+    `folder` is the folder for event files, local or any path that the writer accepts. None stands for
+    `tensorboard/<name of the run>` in the working directory. A run that is resumed by name continues the same curves:
+    repeated steps replace the earlier ones, also after a roll-back by a monitor or a loss of workers.
 
-    Needs `tensorboardX` or `tensorboard` (`pip install 'forebay[tensorboard]'`); raises `InvalidOption` without.
+    Needs `tensorboardX` or `tensorboard` (`pip install 'forebay[tensorboard]'`). Raises `InvalidOption` without them.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -51,12 +51,12 @@ class TensorBoard:
                 self._open(event.step).add_text("monitors", event.reason, event.step)
             case RolledBack():
                 text = f"{event.reason}; back to step {event.to_step}, {event.skipped_rows:,} rows skipped"
-                # TensorBoard forgets what was given up only where a writer opens. Opened here, and not by the next step
-                # that is reported, which may be a later one, it forgets all of it, and keeps this text.
+                # TensorBoard discards abandoned steps only when a writer opens. Opened here, it discards all of them
+                # and keeps this text. The next reported step may be a later one.
                 self._close()
                 self._open(event.to_step + 1).add_text("monitors", text, event.from_step)
             case Finished() | Failed():
-                # Of a retry, too: the next step reported is one that is trained again, and opens a writer.
+                # Also before a retry: the next reported step is a repeated one, and opens a writer.
                 self._close()
 
     def _write_step(self, event: Reported, control: Control) -> None:
@@ -72,7 +72,7 @@ class TensorBoard:
     def _open(self, step: int) -> Any:
         if self._writer is None:
             folder = self._folder if self._folder is not None else Path("tensorboard") / self._name
-            # Their own names end in seconds: a run that goes on within the same one would write over what it has.
+            # The writer's own names end in seconds: a run resumed within the same second would overwrite its file.
             self._writer = self._writer_class(str(folder), purge_step=step, filename_suffix=f".{time.time_ns()}")
         return self._writer
 
@@ -83,7 +83,7 @@ class TensorBoard:
 
 
 def _writer_class() -> Any:
-    """A `SummaryWriter`: that of tensorboardX, which is small and comes with Ray Train, or torch's."""
+    """Class `SummaryWriter` of tensorboardX, which is small and comes with Ray Train, or of torch."""
     try:
         from tensorboardX import SummaryWriter  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""How fast a run goes just now, from its last reports."""
+"""Current speed of a run, from its last reports."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class _Reading:
 
 
 class Throughput:
-    """Rates over the last ten seconds or so. Times are of one monotonic clock, in seconds."""
+    """Rates over about the last ten seconds. Times are of one monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self._readings: deque[_Reading] = deque()
 
     def read(self, event: Reported, at: float) -> None:
-        """Take a report that came at the time `at`."""
+        """Add a report that arrived at the time `at`."""
         readings = self._readings
         if readings and event.step <= readings[-1].step:
-            readings.clear()  # an earlier attempt's, that ended with lost workers
+            readings.clear()  # Readings of an earlier attempt, which ended with lost workers.
         readings.append(_Reading(at=at, step=event.step, rows=event.rows, wait_s=event.wait_s))
         while len(readings) > 2 and at - readings[0].at > WINDOW_S:
             readings.popleft()

@@ -1,4 +1,4 @@
-"""The `forebay` command: its groups, and how errors leave it."""
+"""The `forebay` command: its groups, and its output for errors."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ app.command(rich_help_panel="Training")(steering.stop)
 @app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,  # noqa: ARG001
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Allowed anywhere.")] = False,  # noqa: ARG001
 ) -> None:
-    """Options that belong to no command."""
+    """Print the version, or the help without a command."""
     if version:
         typer.echo(__version__)
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share. Light to import."""
+"""Arguments and options that several commands share. Fast to import."""
 
 from __future__ import annotations
 

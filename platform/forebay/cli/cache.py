@@ -1,4 +1,4 @@
-"""`forebay cache`: what is in a cache directory, whether it is intact, and how to empty it."""
+"""`forebay cache`: list, verify and empty a cache directory."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _DEFAULT = CacheSpec().path
 
 @app.command("ls")
 def ls(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
-    """List the data sets in the cache: what they take, how often they were hit, how old they are, who uses them."""
+    """List the data sets in the cache: size, hits, age, users."""
     cache = _open(path)
     users = cache.users()
     known = {use.dataset: use for use in cache.datasets()}
-    for user in users:  # whose first block is still on its way
+    for user in users:  # users whose first block has not arrived yet
         known.setdefault(user.dataset, DatasetUse(dataset=user.dataset, blocks=0, bytes=0, created_at=user.since))
     datasets = [_Listed(use, [user for user in users if user.dataset == use.dataset]) for use in known.values()]
     if as_json:
@@ -44,7 +44,7 @@ def ls(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
 
 @app.command("verify")
 def verify(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
-    """Read every block and check it. Damaged ones are put aside and will be fetched again. Exits with 1 if any was."""
+    """Read every block and verify it. Corrupt ones are set aside and fetched again later. Exits with 1 if any was."""
     cache = _open(path)
     with progress_bar(hidden=as_json) as bar:
         task = bar.add_task("verifying", total=None)
@@ -57,10 +57,10 @@ def verify(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
 @app.command("clear")
 def clear(
     path: Directory = _DEFAULT,
-    dataset: Annotated[str | None, typer.Option(help="Only this data set, as `cache ls` names it.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Only the data set of this name in `cache ls`.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Empty the cache. Safe while jobs run: what they have mapped stays valid, the rest is fetched again."""
+    """Empty the cache. Safe while jobs run: blocks that they have mapped stay valid, others are fetched again."""
     cache = _open(path)
     if dataset is not None and dataset not in (known := [use.dataset for use in cache.datasets()]):
         raise InvalidOption(f"--dataset {dataset}: this cache holds {known}. `forebay cache ls` lists them.")
@@ -70,27 +70,27 @@ def clear(
 
 def _open(path: str) -> DiskCache:
     spec = CacheSpec(path=path)
-    # A typing error must not make a cache.
+    # A typing error must not create a cache.
     if path != _DEFAULT and not CacheDirectory(Path(spec.directory)).is_cache:
         raise CacheUnusable(f"cache directory {spec.directory}: there is no cache. Name the directory of a CacheSpec.")
     return spec.open()
 
 
 class _Listed:
-    """A data set as `ls` shows it."""
+    """Data set as `ls` shows it."""
 
     def __init__(self, use: DatasetUse, users: list[CacheUser]) -> None:
         self._use, self._users = use, users
         self._age_s = max(0.0, time.time() - use.created_at)
 
     def facts(self) -> dict[str, object]:
-        """All there is to say, for programs. Times are Unix seconds, `age_s` is seconds."""
+        """All facts, for programs. Times are Unix seconds, `age_s` is seconds."""
         return asdict(self._use) | {"age_s": self._age_s, "users": [asdict(user) for user in self._users]}
 
     def cells(self) -> tuple[object, ...]:
-        """One cell a column."""
+        """One cell per column."""
         use = self._use
-        # A worker may hold a data set twice, for training and for evaluation.
+        # A worker may use a data set twice, for training and for evaluation.
         users = dict.fromkeys(f"{user.name} (pid {user.pid} on {user.host})" for user in self._users)
         return (
             use.dataset,

@@ -1,4 +1,4 @@
-"""Job or sweep of a job file, made with the `name=value` words of a command line."""
+"""Job or sweep of a job file, made with the `name=value` arguments of a command line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from forebay.sweep.sweep import Sweep
 
 
 def job_of(path: str, words: Sequence[str]) -> Job:
-    """Call the job file's `job` with `name=value` words. Raises `BadJob` for an argument that is not a parameter."""
+    """Call the job file's `job` with `name=value` arguments. Raises `BadJob` for one that is not a parameter."""
     values = _values(words)
     _import_beside(path)
     return call_recipe(load_recipe(path), values)
 
 
 def job_or_sweep_of(path: str, words: Sequence[str]) -> Job | Sweep:
-    """Call the job file's `sweep`, or its `job` where it has none, with `name=value` words. Raises as `job_of` does."""
+    """Call the job file's `sweep`, or its `job` if it has none, with `name=value` arguments. Raises as `job_of`."""
     values = _values(words)
     _import_beside(path)
     made: Job | Sweep = call_for((Job, Sweep), load_recipe(path, ("sweep", "job")), values)
@@ -40,7 +40,7 @@ def _values(words: Sequence[str]) -> dict[str, str]:
 
 
 def _import_beside(path: str) -> None:
-    # As `python job.py` does it: a job file may import what lies beside it.
+    # As with `python job.py`: a job file may import files beside it.
     folder = str(Path(path).absolute().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -31,13 +31,13 @@ _PIPE_WIDTH = 160
 
 
 def print_json(facts: object) -> None:
-    """One JSON document on standard output. What is no number becomes null."""
+    """Print one JSON document on standard output. Numbers that are not finite become null."""
     sys.stdout.write(to_json(facts, not_finite=lambda _: None) + "\n")
 
 
 @contextmanager
 def only_the_document(wanted: bool) -> Iterator[None]:
-    """With `wanted`, send to standard error whatever jobs and their processes print meanwhile."""
+    """With `wanted`, redirect output of jobs and their processes to standard error for the duration of the block."""
     if not wanted:
         yield
         return
@@ -51,7 +51,7 @@ def only_the_document(wanted: bool) -> Iterator[None]:
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """Name and value, one pair a line."""
+    """Print pairs of name and value, one per line."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -61,19 +61,19 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print rows under named columns, in several tables where one would be wider than the terminal."""
+    """Print rows under named columns, in several tables if one would be wider than the terminal."""
     _console().print(FittedTable(columns, rows, title=title, justify="left"))
 
 
 def print_parts(*parts: RenderableType) -> None:
-    """Print what rich can draw, one below the other, as wide as the terminal is."""
+    """Print objects that rich can draw, one below the other, at the width of the terminal."""
     console = _console()
     for part in parts:
         console.print(part)
 
 
 def print_error(error: ForebayError, *, as_json: bool) -> None:
-    """The error on standard error: what happened and what to do, without a traceback."""
+    """Print an error to standard error: what happened and what to do, without a traceback."""
     if as_json:
         facts = {"error": type(error).__name__, "message": str(error), "facts": error.facts}
         sys.stderr.write(to_json(facts, not_finite=lambda _: None) + "\n")
@@ -82,9 +82,9 @@ def print_error(error: ForebayError, *, as_json: bool) -> None:
 
 
 def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
-    """A progress bar on standard error, so that standard output stays clean for programs. One line a task.
+    """Progress bar on standard error, so that standard output stays clean for programs. One line per task.
 
-    Shows what is done of how much, with `in_bytes` also the bytes per second, and the time that is left.
+    It shows completed and total numbers, with `in_bytes` also the bytes per second, and the remaining time.
     """
     amount: tuple[ProgressColumn, ...] = (
         (DownloadColumn(binary_units=True), _RateColumn()) if in_bytes else (MofNCompleteColumn(),)
@@ -95,7 +95,7 @@ def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
 
 
 class _RateColumn(ProgressColumn):
-    """Bytes per second: of late, and of the whole once it is done."""
+    """Bytes per second: the recent rate, and the overall rate at the end."""
 
     def render(self, task: Task) -> Text:
         rate = task.completed / task.elapsed if task.finished and task.elapsed else task.speed
@@ -103,6 +103,6 @@ class _RateColumn(ProgressColumn):
 
 
 def _console() -> Console:
-    # A pipe has no width of its own: without COLUMNS, rich would split tables at 80 columns there.
+    # A pipe has no width: without COLUMNS, rich would split tables at 80 columns there.
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console() if has_width else Console(width=_PIPE_WIDTH)

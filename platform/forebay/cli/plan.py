@@ -1,4 +1,4 @@
-"""`forebay plan`: which rows come when."""
+"""`forebay plan`: rows of a rank by step."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SHOWN_ROWS = 20
 
 def plan(
     manifest: Annotated[str, typer.Argument(help="A manifest written by `forebay scan`.")],
-    seed: Annotated[int, typer.Option(help="Any number from 0; 0 is a seed too.")] = 0,
+    seed: Annotated[int, typer.Option(help="Any number from 0. 0 is a seed too.")] = 0,
     epoch: Annotated[int, typer.Option(help="From 0.")] = 0,
     world: Annotated[int, typer.Option(help="Number of ranks.")] = 1,
-    rank: Annotated[int, typer.Option(help="Whose rows to show.")] = 0,
+    rank: Annotated[int, typer.Option(help="Rank whose rows are shown.")] = 0,
     batch: Annotated[int, typer.Option(help="Rows of a global batch.")] = 8192,
-    step: Annotated[int, typer.Option(help="Which global batch of the epoch, from 0.")] = 0,
+    step: Annotated[int, typer.Option(help="Number of the global batch in the epoch, from 0.")] = 0,
     lanes: Annotated[int | None, typer.Option(help="Lanes of the plan. [default: from the data]")] = None,
     window_rows: Annotated[
         int | None, typer.Option(help="Rows of a lane shuffled together. [default: from the lanes]")
@@ -35,9 +35,9 @@ def plan(
     digest: Annotated[bool, typer.Option("--hash", help="Print one SHA-256 of the epoch's global batches.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which rows a rank reads at a step, or the hash of a whole epoch. Reads no data."""
+    """Show the rows that a rank reads at a step, or the hash of a whole epoch. Reads no data."""
     built = build_plan(load_manifest(manifest), seed=seed, lanes=lanes, window_rows=window_rows, shuffle=shuffle)
-    policy = cast(Last, last)  # the plan refuses anything else
+    policy = cast(Last, last)  # The plan refuses other values.
     if digest:
         value = order_digest(built, epoch=epoch, global_batch=batch, last=policy, world_size=world)
         print_json({"plan": built.id, "epoch": epoch, "hash": value}) if as_json else typer.echo(value)

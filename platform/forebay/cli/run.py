@@ -25,7 +25,7 @@ def run(
 
     A job file with a function `sweep(...) -> Sweep` trains many trials; ends with the best one and a page of all.
     """
-    # Here, because importing torch takes seconds and the other commands do without it.
+    # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.cli.train_job import train  # noqa: PLC0415
 
     train(job, parameters or (), driver=driver, as_json=as_json)

@@ -1,7 +1,7 @@
-"""`forebay ps`, `forebay scale` and `forebay stop`: list and steer runs and sweeps on a Ray cluster.
+"""`forebay ps`, `forebay scale` and `forebay stop`: list and control runs and sweeps on a Ray cluster.
 
 The cluster is the one at `RAY_ADDRESS`, or the Ray that runs on this machine, including one that a run started for
-itself. Ray is imported where it is used, because the other commands do not need it.
+itself. Ray is imported only where it is used, because the other commands do not need it.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def scale(
 
 def stop(
     run: RunName,
-    reason: Annotated[str, typer.Option(help="Kept in the run's result.")] = "forebay stop",
+    reason: Annotated[str, typer.Option(help="Reason, kept in the run's result.")] = "forebay stop",
     as_json: AsJson = False,
 ) -> None:
     """End a run, or all trials of a sweep, after the next checkpoint. The same name, run again, continues there.
 
-    A trial that is stopped by the name of its run has ended for good: its sweep goes on without it.
+    A trial that is stopped by the name of its run ends for good. Its sweep continues without it.
     """
     from forebay.driver.elastic import client as remote_control  # noqa: PLC0415
     from forebay.sweep.record.status_actor import is_sweep, stop_sweep  # noqa: PLC0415
@@ -100,7 +100,7 @@ def _say_stopped(sweep: SweepStatus, reason: str, as_json: bool) -> None:
 
 @contextmanager
 def _cluster(as_json: bool) -> Iterator[None]:
-    """Connected for the length of the block. What Ray prints meanwhile is not for programs."""
+    """Connect to the cluster for the duration of the block. With `as_json`, Ray's output avoids standard output."""
     from forebay.driver.elastic.client import reach_cluster  # noqa: PLC0415
 
     with only_the_document(as_json), reach_cluster():
@@ -108,7 +108,7 @@ def _cluster(as_json: bool) -> Iterator[None]:
 
 
 def _workers(status: RunStatus) -> str:
-    """`2 -> 4 (1 to 8)`: workers that train now, the target if it differs, the bounds of an elastic job."""
+    """`2 -> 4 (1 to 8)`: current workers, the target if it differs, the bounds of an elastic job."""
     bounds = "" if status.min_workers == status.max_workers else f" ({status.min_workers} to {status.max_workers})"
     return f"{workers_text(status.world_size, status.target)}{bounds}"
 
@@ -145,7 +145,7 @@ def headline(sweep: SweepStatus) -> str:
 
 
 def trial_table(sweep: SweepStatus, runs: Mapping[str, RunStatus]) -> Table:
-    """A line per trial, the best one in bold. `runs` are those under way, by name."""
+    """Table with one row per trial, the best one in bold. `runs` are the running ones, by name."""
     table = TrialTable(status_columns(sweep.metric), sweep.metric, best=sweep.best_trial)
     for trial in sweep.trials:
         table.add_trial(TrialRow.of_status(trial, runs.get(trial.run)))

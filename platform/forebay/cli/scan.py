@@ -1,4 +1,4 @@
-"""`forebay scan`: what is there, and the manifest that pins it."""
+"""`forebay scan`: summary of a data set, and the manifest that pins it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forebay.manifest.scan import scan as scan_source
 def scan(
     uri: Annotated[str, typer.Argument(help="A Parquet file, folder or glob: a path, s3://, gs://, hdfs://, ...")],
     columns: Annotated[str | None, typer.Option(help="Only these columns, separated by commas.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the manifest (.json or .parquet).")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the manifest (.json or .parquet).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read the footers of a data set: row groups, rows, bytes, schema. Writes the manifest."""
@@ -49,7 +49,7 @@ def scan(
 
 
 def _stem(uri: str) -> str:
-    """The last part of a URI that can name a file.
+    """Last part of a URI that is suitable as a file name.
 
     >>> _stem("s3://lake/clicks/"), _stem("data/*.parquet"), _stem("a/b.parquet")
     ('clicks', 'data', 'b')

@@ -1,4 +1,4 @@
-"""Training a job or a sweep, and showing what came out."""
+"""Training of a job or a sweep, and output of the result."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DRIVER = "ray"
 
 
 def train(path: str, words: Sequence[str], *, driver: str | None, as_json: bool) -> None:
-    """Train what the function of a job file makes. `driver` None is `DRIVER` for a job, the sweep's own for a sweep."""
+    """Train the job or sweep of a job file. `driver` None is `DRIVER` for a job, and the sweep's own for a sweep."""
     if driver is not None:
-        named_driver(driver)  # first: a job may take minutes to write its data
+        named_driver(driver)  # First, because a job may take minutes to write its data.
     with only_the_document(as_json):
         made = job_or_sweep_of(path, words)
     if isinstance(made, Sweep):
@@ -32,7 +32,7 @@ def train(path: str, words: Sequence[str], *, driver: str | None, as_json: bool)
 
 
 def _train_job(job: Job, *, driver: str, as_json: bool) -> None:
-    """Print the result and write its plots."""
+    """Train a job, print the result and write its plots."""
     with only_the_document(as_json):
         result = run(job, named_driver(driver), callbacks=[Progress()])
         plots = write_plots(result) if as_json else []
@@ -43,7 +43,7 @@ def _train_job(job: Job, *, driver: str, as_json: bool) -> None:
 
 
 def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:
-    """Print what was best and where everything is. The table of trials has been shown meanwhile."""
+    """Run a sweep with a live table of its trials, then print the best trial and the paths."""
     from forebay.sweep.run_sweep import run_sweep  # noqa: PLC0415 - Ray Tune takes seconds to import
 
     with only_the_document(as_json):

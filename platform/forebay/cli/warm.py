@@ -18,7 +18,7 @@ def warm(
     as_json: AsJson = False,
 ) -> None:
     """Read, transform and cache the data of a job, training and held-out, without training."""
-    # Here, because importing torch takes seconds and the other commands do without it.
+    # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.cli.warm_cache import warm_job  # noqa: PLC0415
 
     if not warm_job(job, parameters or (), all_nodes=all_nodes, as_json=as_json):

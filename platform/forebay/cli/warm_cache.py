@@ -21,12 +21,12 @@ from forebay.metrics import Counters
 from forebay.transform.block import Block
 
 _PENDING = 8
-"""Requests that are open at once: enough to keep a node's data workers busy, few enough to bound memory."""
+"""Number of concurrent requests: enough to keep a node's data workers busy, few enough to bound memory."""
 _COUNTED = ("hits", "stores", "bypasses", "peer_hits", "stored_bytes", "source_bytes", "peer_bytes")
 
 
 def warm_job(path: str, words: Sequence[str], *, all_nodes: bool, as_json: bool) -> bool:
-    """Warm the caches for a job file and say what was done. False if some blocks did not fit."""
+    """Warm the caches for a job file and print a summary. Returns False if some blocks did not fit."""
     with only_the_document(as_json):
         job = job_of(path, words)
         job.check()
@@ -53,7 +53,7 @@ def _caches(job: Job, *, all_nodes: bool) -> dict[str, DiskCache | SourceProvide
 
 
 def _warm_nodes(job: Job, caches: dict[str, DiskCache | SourceProvider]) -> dict[str, Counters]:
-    """Fill all caches at once, one thread a node: the nodes do the work. A line for each, and one for all."""
+    """Fill all caches at once with one thread per node: the nodes do the work. Prints a line for each and for all."""
     datas = [job.data] if job.held_out is None else [job.data, job.held_out]
     node_bytes = sum(data.plan.manifest.num_bytes for data in datas)
     with progress_bar(in_bytes=True) as bar, ThreadPoolExecutor(len(caches)) as pool:
@@ -84,7 +84,7 @@ def _warm_node(datas: Sequence[Data], cache: DiskCache | SourceProvider, advance
 
 
 def _requested(source: BlockSource, num_blocks: int) -> Iterator[int]:
-    """Ask for every block, a few at a time. Yields the index of each that has come."""
+    """Request every block, a few at a time. Yields the index of each block that has arrived."""
     pending: deque[tuple[int, Future[Block]]] = deque()
     for index in range(num_blocks):
         pending.append((index, source.request(index)))

@@ -1,4 +1,4 @@
-"""Conversion of an argument of the command line to the type of an annotation."""
+"""Conversion of a command-line argument to the type of an annotation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence)
 
 
 def coerce(name: str, value: object, annotation: Any) -> Any:
-    """`value` as `annotation`. Words are read as people write them.
+    """Convert `value` to the type `annotation`. Texts have the usual forms of a command line.
 
     `workers: int` takes "2", `flag: bool` takes "yes", `label: str | None` takes "none", and `hidden: tuple[int, ...]`
     takes "64,32" as well as "[64, 32]". Raises `BadJob` for a value that does not fit.
@@ -43,7 +43,7 @@ def coerce(name: str, value: object, annotation: Any) -> Any:
 
 
 def name_of_type(annotation: Any) -> str:
-    """As it is written in source: `int`, `str | None`, `tuple[int, ...]`."""
+    """Name of a type as in source code: `int`, `str | None`, `tuple[int, ...]`."""
     if annotation == Seconds:
         return "Seconds"
     if typing.get_origin(annotation) in UNIONS:
@@ -67,7 +67,7 @@ def _validated(adapter: TypeAdapter[Any], value: object, annotation: Any) -> Any
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The plain types an annotation stands for: of `list[int] | None`, list and NoneType."""
+    """Plain types that an annotation stands for: for `list[int] | None`, list and NoneType."""
     origin = typing.get_origin(annotation)
     if origin in UNIONS:
         return {kind for part in typing.get_args(annotation) for kind in _kinds(part)}

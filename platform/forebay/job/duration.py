@@ -1,4 +1,4 @@
-"""Seconds, as people write them: `10m`, `90s`, `1h30m`."""
+"""Seconds from texts such as `10m`, `90s`, `1h30m`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(d|h|min|m|s|)")
 
 
 def seconds_of(value: Any) -> float:
-    """`value` in seconds. A number without a unit is seconds already.
+    """Return `value` in seconds. A number without a unit is in seconds.
 
     Raises `ValueError` for anything else, and for less than 0.
 
@@ -38,4 +38,4 @@ def seconds_of(value: Any) -> float:
 
 
 Seconds = Annotated[float, BeforeValidator(seconds_of)]
-"""A job's parameter that is a time: a float in the function, `10m` or `1h30m` on the command line."""
+"""Type of a job's parameter that is a time: float seconds in the function, `10m` or `1h30m` on the command line."""

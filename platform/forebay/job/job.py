@@ -23,7 +23,7 @@ from forebay.train.worker import Worker
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 COUNTS = {"epochs": 1, "workers": 1, "seed": 0, "checkpoint_every": 1, "max_failures": 0, "keep_last": 1}
-"""Option -> the least whole number it may be."""
+"""Option -> its smallest whole number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Job:
         reduction: Way to combine the gradients of all workers: their mean, their Adasum, or `"exact"`. The exact mean
             is bit-equal for every number of workers, and needs `worker.backward`.
         storage_every_s: Longest time between uploads of a checkpoint to `storage`, in seconds. Between them a
-            checkpoint survives the loss of a worker, and of a node where there is a second one.
+            checkpoint survives the loss of a worker, and of a node if there is a second one.
         keep_last: Number of newest checkpoints that stay in `storage`.
         keep_every: Keep also every checkpoint whose step is a multiple of this.
         hang_timeout_s: Seconds that workers wait for one of them before the run ends with `Hung`.
@@ -125,7 +125,7 @@ class Job:
             raise InvalidOption(f"reduction={self.reduction!r} is unknown. Choose one of {known}.")
         if self.batch is not None:
             self.batch.validate(self.reduction, self.data)
-        # A list would do as well, but a frozen job holds nothing that changes.
+        # A list is accepted too, but a frozen job holds nothing that changes.
         object.__setattr__(self, "monitors", tuple(self.monitors))
         for option, least in (("storage_every_s", 0.0), ("hang_timeout_s", 0.1)):
             seconds = getattr(self, option)
@@ -134,12 +134,12 @@ class Job:
 
     @property
     def start_workers(self) -> int:
-        """How many workers are asked for at first."""
+        """Number of workers requested at first."""
         return self.workers if self.elastic is None else self.elastic.target
 
     @property
     def min_workers(self) -> int:
-        """With how many workers training starts, and goes on."""
+        """Smallest world size of the run."""
         return self.workers if self.elastic is None else self.elastic.min_workers
 
     @property
@@ -149,7 +149,7 @@ class Job:
 
     @property
     def max_cpus(self) -> int:
-        """Logical CPUs that `max_workers` workers need. With fewer a run would wait without end."""
+        """Logical CPUs that `max_workers` workers need. With fewer, a run would wait forever."""
         return math.ceil(self.max_workers * self.resources.cpus)
 
     @property
@@ -172,7 +172,7 @@ class Job:
         )
 
     def check(self) -> None:
-        """Find out, before a worker starts, everything that can be known: columns, types, cache, storage.
+        """Check, before a worker starts, everything that can be known by then: columns, types, cache, storage.
 
         Raises `MissingColumn`, `WrongType`, `CacheUnusable`, or `InvalidOption` for a storage that cannot be written.
         """
@@ -190,7 +190,7 @@ def _check_count(option: str, found: object, least: int) -> None:
 
 def _check_writable(storage: str) -> None:
     place = resolve(storage)
-    # A name of its own: another job may be checking the same storage just now.
+    # A unique name: another job may be checking the same storage at this moment.
     probe = f"{place.path}/.forebay-write-check-{uuid.uuid4().hex}"
     try:
         place.fs.create_dir(place.path, recursive=True)

@@ -1,4 +1,4 @@
-"""A job file is a recipe: its function `job(...) -> Job`, or another one, is loaded by path and called with words."""
+"""Recipes: functions `job(...) -> Job` of job files. They are loaded by path and called with texts as arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FUNCTION = "job"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter of a recipe. `annotation` is the type its words are turned into."""
+    """Parameter of a recipe. Texts are converted to the type `annotation`."""
 
     name: str
     annotation: Any
@@ -39,7 +39,7 @@ class Parameter:
 
 
 def load_recipe(path: str, functions: Sequence[str] = (FUNCTION,)) -> Recipe:
-    """The function `job` of the Python file at `path`, or the first of `functions` that is there.
+    """Load the function `job` of the Python file at `path`, or the first existing one of `functions`.
 
     The module is named after the file and its whole path, so that it never hides an installed one, and stays in
     `sys.modules`. Raises `BadJob` for a file that is missing, raises when it is run, or defines no such function.
@@ -59,7 +59,7 @@ def load_recipe(path: str, functions: Sequence[str] = (FUNCTION,)) -> Recipe:
 
 
 def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
-    """Parameters of `recipe`. Raises `BadJob` for annotations that name nothing, for *args and **kwargs."""
+    """Parameters of `recipe`. Raises `BadJob` for annotations that cannot be resolved, for *args and **kwargs."""
     try:
         signature = inspect.signature(recipe, eval_str=True)
     except (NameError, AttributeError, SyntaxError) as error:
@@ -71,17 +71,17 @@ def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
 
 
 def call_recipe(recipe: Recipe, values: Mapping[str, object]) -> Job:
-    """The job that `recipe` makes of `values`. Those that are words are turned into what the annotations say.
+    """Call `recipe` with `values`. Texts are converted to the types of the annotations. Returns its job.
 
-    Raises `BadJob` for an unknown or missing parameter, a value of the wrong type, or an answer that is no `Job`. What
-    the recipe itself raises goes through.
+    Raises `BadJob` for an unknown or missing parameter, a value of a wrong type, or a result that is not a `Job`.
+    Exceptions of the recipe itself are not caught.
     """
     made: Job = call_for((Job,), recipe, values)
     return made
 
 
 def call_for(kinds: tuple[type, ...], recipe: Recipe, values: Mapping[str, object]) -> Any:
-    """As `call_recipe`, for a recipe that makes one of `kinds`."""
+    """Call a recipe that makes one of `kinds`. As `call_recipe`."""
     known = {parameter.name: parameter for parameter in parameters(recipe)}
     for name in values:
         if name not in known:
@@ -105,7 +105,10 @@ def call_for(kinds: tuple[type, ...], recipe: Recipe, values: Mapping[str, objec
 
 
 class FreshSource(importlib.machinery.SourceFileLoader):
-    """Compiles the file as it is now: cached bytecode is matched by size and second, and job files are being edited."""
+    """Loader that always compiles the file.
+
+    Cached bytecode is matched by size and second, but a job file may change within a second.
+    """
 
     def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - importlib's signature
         return self.source_to_code(self.get_data(self.path), self.path)
@@ -117,13 +120,13 @@ def _run_file(file: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles of the job file look their module up here
+    sys.modules[name] = module  # dataclasses and pickles of the job file look up their module here
     try:
         spec.loader.exec_module(module)
     except ForebayError:
         del sys.modules[name]
         raise
-    except (Exception, SystemExit) as error:  # a job file may raise anything while it is run
+    except (Exception, SystemExit) as error:  # a job file may raise any exception
         del sys.modules[name]
         place = f"{file}{_line_of(error, file)}"
         raise BadJob(f"{place} does not load: {type(error).__name__}: {error}.", path=str(file)) from error

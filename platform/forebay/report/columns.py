@@ -1,4 +1,4 @@
-"""Columns of tables: title, value and text of each, in one place per kind of row."""
+"""Columns of tables: title, value and text of each, defined once per kind of row."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Generic, TypeVar
 
 Row = TypeVar("Row")
 NONE = "-"
-"""Text of a value that is None."""
+"""Text for a value of None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[Row]):
     """Column of a table whose rows are described by `Row`.
 
-    `value` returns the value of a row, for sorting and for data frames. `text` returns the same for people.
+    `value` returns the value of a row, for sorting and for data frames. `text` returns it for display.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Tables that fit a terminal of any width, without a cell cut off."""
+"""Tables that fit a terminal of any width. No cell is cut off."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _GAP = 2
 class FittedTable:
     """Rows under named columns, drawn as one table or as several below each other.
 
-    A table that is wider than the terminal continues below with the next columns, and repeats the first column there.
-    A single column that does not fit beside the first one is folded.
+    If a table is wider than the terminal, the next columns follow in a table below, which repeats the first column. A
+    column that does not fit beside the first one is folded.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class FittedTable:
             yield self._table(group, title, self._caption if number == len(groups) - 1 else None)
 
     def _groups(self, width: int) -> list[list[int]]:
-        """Columns of each table that `width` characters take, by number."""
+        """Column numbers of each table, for a width of `width` characters."""
         columns = zip(self._names, *self._rows, strict=True)
         widths = [max(cell_len(line) for text in column for line in text.split("\n")) for column in columns]
         groups, used = [[0]], _EDGES + widths[0]
@@ -65,6 +65,6 @@ class FittedTable:
         for number in group:
             table.add_column(Text(self._names[number]), justify=self._justify, overflow="fold")
         for row in self._rows:
-            # As it is: a file's name may look like rich's markup.
+            # As `Text`: a file's name may look like rich's markup.
             table.add_row(*(Text(row[number]) for number in group))
         return table

@@ -1,4 +1,4 @@
-"""A run as two pictures: how the model learned, and where the time went."""
+"""Two plots of a run: metrics over steps, and time by epoch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STAGE_COLOURS = dict(
 
 
 def write_plots(result: Result) -> list[str]:
-    """Write `loss_and_auc.png` and `time_per_epoch.png` into the run's folder. The answer is where they are."""
+    """Write `loss_and_auc.png` and `time_per_epoch.png` into the run's folder. Returns their paths."""
     place = resolve(result.path)
     paths = []
     for name, figure in ((LEARNING_FILE, learning_figure(result)), (TIME_FILE, time_figure(result))):
@@ -53,7 +53,7 @@ def write_plots(result: Result) -> list[str]:
 
 
 def learning_figure(result: Result) -> Figure:
-    """Loss of the reported steps, with its moving mean. Below it, each other metric at the end of its epoch."""
+    """Plot the loss of the reported steps with its moving mean. Below it, each other metric at the end of its epoch."""
     figure = Figure(figsize=(8, 6), layout="constrained")
     loss, others = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     _draw_loss(loss, result)
@@ -67,9 +67,9 @@ def learning_figure(result: Result) -> Figure:
 
 
 def time_figure(result: Result) -> Figure:
-    """One bar per epoch, cut into waiting for data, training steps, evaluation and commits, with its rows/s.
+    """Plot one bar per epoch: waiting for data, training steps, evaluation and checkpoints, with its rows/s.
 
-    Below, where stages were counted, another per epoch of what data workers and loaders did beside it.
+    If stages were counted, a second plot shows the work of data workers and loaders beside training.
     """
     stages = [stage for stage in stages_of(result.epochs) if stage in BESIDE]
     height = 1.9 + 0.5 * max(len(result.epochs), 2)
@@ -87,7 +87,7 @@ def time_figure(result: Result) -> Figure:
 
 
 def _draw_bars(axes: Axes, epochs: Sequence[EpochEnded], parts: Sequence[Part]) -> np.ndarray:
-    """A bar per epoch, cut into `parts`. Returns where each ends, in seconds."""
+    """Draw a bar per epoch, cut into `parts`. Returns the end of each in seconds."""
     places = np.arange(1, len(epochs) + 1)
     begin = np.zeros(len(epochs))
     for label, colour, seconds in parts:
@@ -118,7 +118,7 @@ def _draw_loss(axes: Axes, result: Result) -> None:
     steps, values = np.array(points).T
     axes.plot(steps, values, color=LOSS, alpha=0.25, linewidth=0.8, label="step")
     axes.plot(steps, _moving_mean(values), color=LOSS, linewidth=1.8, label="moving mean")
-    # The first steps of a fresh model would press the rest of the curve flat.
+    # The first steps of a fresh model would flatten the rest of the curve.
     low, high = np.quantile(values, (0.0, 0.995))
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
     axes.set_ylim(low - margin, high + margin)
@@ -142,7 +142,7 @@ def _draw_others(axes: Axes, result: Result) -> None:
 
 
 def _moving_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over a thirtieth of the run around each value. Narrower at the ends, so that it lags nowhere."""
+    """Mean over a thirtieth of the run around each value. The window is narrower at the ends, to avoid a lag."""
     half = max(len(values) // 60, 2)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))

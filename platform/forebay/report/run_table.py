@@ -18,7 +18,7 @@ EpochColumn = Column[EpochEnded]
 
 
 def show_report(result: Result, console: Console | None = None) -> None:
-    """Print the tables of epochs and stages, write the two plots into the run's folder, and say where they are."""
+    """Print the tables of epochs and stages, write the two plots into the run's folder, and print their paths."""
     console = console or Console(highlight=False)
     console.print(epoch_table(result))
     if stages_of(result.epochs):
@@ -28,11 +28,11 @@ def show_report(result: Result, console: Console | None = None) -> None:
 
 
 def epoch_table(result: Result) -> FittedTable:
-    """One row per epoch: metrics, speed, and cache use.
+    """Table with one row per epoch: metrics, speed, and cache use.
 
     `wait` is the share of the time that training waited for data. `hits` counts blocks from the cache. `cached` and
-    `stored` are the bytes read from it and written to it. `opens` counts Parquet files that were opened. `uncached`
-    stands only where some blocks did not fit: the bytes of these blocks.
+    `stored` are the bytes read from it and written to it. `opens` counts opened Parquet files. `uncached` is the bytes
+    of blocks that did not fit. It appears only if there were any.
     """
     bypassed = any(epoch.tally.get("bypasses") for epoch in result.epochs)
     columns = [EPOCH, *map(_metric, metric_names(result)), *COSTS, *([UNCACHED] if bypassed else [])]
@@ -41,13 +41,13 @@ def epoch_table(result: Result) -> FittedTable:
 
 
 def stage_table(result: Result) -> FittedTable:
-    """One row per epoch: seconds by stage, summed over threads and ranks."""
+    """Table with one row per epoch: seconds by stage, summed over threads and ranks."""
     columns = [EPOCH, *map(_stage, stages_of(result.epochs))]
     return _table(columns, result.epochs, "seconds by stage, summed over workers", CAPTION)
 
 
 def metric_names(result: Result) -> list[str]:
-    """All metrics of all epochs, the loss first, the others in the order they came up."""
+    """Names of all metrics of all epochs: the loss first, the others in order of appearance."""
     names = {name: None for epoch in result.epochs for name in epoch.metrics}
     return sorted(names, key=lambda name: name != "loss")
 
@@ -86,5 +86,5 @@ def _stage(name: str) -> EpochColumn:
 
 
 def _short_seconds(seconds: float) -> str:
-    """At most five characters, so that the columns of all ten stages fit 80."""
+    """Text of at most five characters, so that the columns of all ten stages fit into 80."""
     return seconds_text(seconds) if seconds < 99_999.5 else count_text(seconds)

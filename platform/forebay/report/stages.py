@@ -1,4 +1,4 @@
-"""Time of an epoch by stage, on the way from storage into the model."""
+"""Time of an epoch by stage, on the way from storage to the model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ BESIDE: dict[str, str] = {
     "map": "map_s",
     "gather": "gather_s",
 }
-"""Stage -> counter. Data workers and loaders do these beside training. Their seconds may exceed those of the epoch."""
+"""Stage -> counter. Data workers and loaders do this beside training, so its seconds may exceed the epoch's."""
 HOLDING_UP: dict[str, str] = {"copy": "copy_s", "wait": "wait_s"}
-"""Stages for which training stands still."""
+"""Stages during which training waits."""
 STAGES = BESIDE | HOLDING_UP
 CAPTION = "read to gather: done by data workers and loaders, beside training; copy, wait: training stood still"
 
 
 def stages_of(epochs: tuple[EpochEnded, ...]) -> list[str]:
-    """The stages worth a column: `peers` only if another node was asked. None if nothing was counted."""
+    """Stages with a column. `peers` only if another node was asked. Empty if nothing was counted."""
     if not any(epoch.tally.get(counter) for epoch in epochs for counter in STAGES.values()):
         return []
     asked_peers = any(epoch.tally.get(BESIDE["peers"]) for epoch in epochs)

@@ -1,4 +1,4 @@
-"""A click log to train on, as large as asked for, whose best reachable AUC is known."""
+"""Click log of any size to train on. Its best reachable AUC is known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClickLog:
-    """A finished log: its folder of Parquet files, its rows, and the AUC of the probabilities its labels came from."""
+    """Finished log: its folder of Parquet files, its rows, and the AUC of the true probabilities of its labels."""
 
     path: Path
     rows: int
@@ -44,7 +44,7 @@ class ClickLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """All that the bytes of a log depend on."""
+    """All values that the bytes of a log depend on."""
 
     rows: int
     files: int
@@ -62,7 +62,7 @@ class _Shape:
 
 @dataclass(slots=True)
 class _Scores:
-    """Clicks and skips counted by true probability, in fixed bins: memory does not grow with the log."""
+    """Numbers of clicks and skips by true probability, in fixed bins: memory does not grow with the log."""
 
     clicks: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(SCORE_BINS, np.int64))
     skips: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(SCORE_BINS, np.int64))
@@ -73,7 +73,7 @@ class _Scores:
         self.skips += np.bincount(bins[~clicked], minlength=SCORE_BINS)
 
     def auc(self) -> float:
-        """Share of (click, skip) pairs in the right order, pairs of one bin counted half. 0.5 without any pair."""
+        """Share of (click, skip) pairs in the right order. Pairs of one bin count half. 0.5 without any pair."""
         pairs = int(self.clicks.sum()) * int(self.skips.sum())
         skips_below = np.cumsum(self.skips) - self.skips
         ordered = float(self.clicks @ (skips_below + 0.5 * self.skips))
@@ -89,20 +89,20 @@ def write_click_log(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ClickLog:
-    """Write a click log to the local `folder` and return it. Return at once when the same log is there already.
+    """Write a click log to the local `folder` and return it. Returns at once if the same log already exists.
 
     Columns: `f0`..`f12` float32, `c0`..`c25` int64 ids with power-law frequencies over 10 to 50,000 ids, `clicked` int8
     (0 or 1, about a quarter 1), drawn from `HiddenTowers`. The bytes depend on the arguments alone. With fewer `rows`
-    than row groups, there is one row per row group and the rest is left out. Memory is bounded by one row group.
+    than row groups, each row group has one row and the others are left out. Memory is bounded by one row group.
     `progress(rows written, rows)` is called after each row group. `best_auc` is the AUC of the true probabilities
     over all rows, exact to about 1e-5.
 
-    It can be learned: at 2,000,000 rows and seed 0 (best AUC 0.800), two towers of 16-wide embeddings in 2**17 hash
+    It can be learned: with 2,000,000 rows and seed 0 (best AUC 0.800), two towers of 16-wide embeddings in 2**17 hash
     buckets and one hidden layer of 64 reach 0.786 on held-out rows after 3 epochs (batch 8192, Adam, lr 5e-3, weight
     decay 1e-5).
 
     The folder appears at the end, by a rename, so that a half-written log is never read. Raises `InvalidOption` for
-    sizes below 1, and when `folder` holds something else.
+    sizes below 1, and for a `folder` with other content.
     """
     shape = _Shape(rows=rows, files=files, row_groups_per_file=row_groups_per_file, seed=seed)
     target = Path(folder)
@@ -120,7 +120,7 @@ def write_click_log(
 
 
 def _finished(target: Path, shape: _Shape) -> ClickLog | None:
-    """Return the log in `target` if it is the one asked for, None if there is nothing yet."""
+    """Return the log in `target` if it is the requested one, None if there is none yet."""
     try:
         facts = json.loads((target / FACTS_FILE).read_text())
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def _publish(unfinished: Path, target: Path, shape: _Shape) -> ClickLog:
     try:
         unfinished.rename(target)
     except OSError:
-        # Another process finished first: its log is ours, or _finished says what else is in the way.
+        # Another process finished first. Either its log is the requested one, or `_finished` raises with the content.
         if not target.exists():
             raise
     log = _finished(target, shape)
@@ -172,7 +172,7 @@ def _write_files(folder: Path, shape: _Shape, progress: Progress | None) -> floa
 
 
 def _shares(rows: int, parts: int) -> Iterator[int]:
-    """Cut rows into parts that differ by at most one, the empty ones left out."""
+    """Cut rows into parts that differ by at most one. Empty parts are left out."""
     for part in range(min(parts, rows)):
         yield rows // parts + (part < rows % parts)
 

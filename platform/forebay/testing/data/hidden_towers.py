@@ -1,4 +1,4 @@
-"""The two towers that decide who clicks in a made-up click log."""
+"""Two towers that decide on the clicks in a made-up click log."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CARDINALITIES = USER_CARDINALITIES + ITEM_CARDINALITIES
 EXPONENT = 1.5
 
 # Tuned together: a click rate of a quarter, a best AUC of 0.80, and an eighth of the logit's variance in the product of
-# what varies in both towers, which no model without an interaction of user and item can learn.
+# the varying parts of both towers. A model without an interaction of user and item cannot learn this eighth.
 DIMENSIONS = 8
 OFFSET = 0.8
 TOWER_VARIANCE = 0.14
 BIAS = -1.38
-# Of what varies in a tower, a third comes from the floats. The rest is shared among the categorical features by
-# num_ids ** -RARITY: what 50,000 ids say can only be learned from more rows than a demo has.
+# A third of a tower's variance comes from the floats. The rest is shared among the categorical features by num_ids **
+# -RARITY: the effect of 50,000 ids can only be learned from more rows than a demo has.
 FLOAT_SHARE = 1 / 3
 RARITY = 0.5
 
@@ -46,7 +46,7 @@ class PowerLaw:
         power = 1.0 - self.exponent
         span = (self.num_ids + 1.0) ** power - 1.0
         ranks = (1.0 + uniform * span) ** (1.0 / power)
-        # Rounding may lift the largest uniform number to num_ids + 1.
+        # Rounding may raise the largest uniform number to num_ids + 1.
         ids: Ids = np.minimum(ranks.astype(np.int64) - 1, self.num_ids - 1)
         return ids
 
@@ -64,7 +64,7 @@ ID_LAWS = tuple(PowerLaw(num_ids=num_ids, exponent=EXPONENT) for num_ids in CARD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenTower:
-    """A vector per row: a constant, a linear map of the floats, and one table of vectors per categorical feature."""
+    """Vector per row: a constant, a linear map of the floats, and one table of vectors per categorical feature."""
 
     weights: Floats  # [floats, DIMENSIONS]
     tables: tuple[Floats, ...]  # per feature [num_ids, DIMENSIONS]
@@ -79,10 +79,10 @@ class HiddenTower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenTowers:
-    """The true model: the user tower sees the first half of the features, the item tower the other half.
+    """True model: the user tower sees the first half of the features, the item tower the other half.
 
-    The logit is the dot product of both plus a bias. Every feature has mean zero under its own distribution, so the
-    click rate does not hang on the vector that the most frequent id happened to draw.
+    The logit is the dot product of both plus a bias. Every feature has mean zero under its own distribution. So the
+    click rate does not depend on the vector that the most frequent id happened to draw.
     """
 
     user: HiddenTower
@@ -109,8 +109,8 @@ class HiddenTowers:
 
 def _draw_tower(rng: np.random.Generator, num_floats: int, laws: tuple[PowerLaw, ...]) -> HiddenTower:
     weights = rng.standard_normal((num_floats, DIMENSIONS))
-    # The other tower's constant part meets the sum over dimensions: fixing how much that sum varies, here and in the
-    # tables, gives every seed nearly the same click rate and best AUC.
+    # The other tower's constant part is multiplied by the sum over dimensions. Fixing the variance of this sum, here
+    # and in the tables, gives every seed nearly the same click rate and best AUC.
     weights *= np.sqrt(FLOAT_SHARE * TOWER_VARIANCE * DIMENSIONS / np.square(weights.sum(axis=1)).sum())
     shares = np.array([law.num_ids**-RARITY for law in laws])
     deviations = np.sqrt((1.0 - FLOAT_SHARE) * TOWER_VARIANCE * shares / shares.sum())

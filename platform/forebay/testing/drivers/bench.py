@@ -1,4 +1,4 @@
-"""Jobs that train in a second, can be disturbed at a step, and whose model counts the rows that shaped it."""
+"""Jobs that train in a second and can be disturbed at a step. Their model counts the rows that shaped it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ STEPS_PER_EPOCH = 8
 
 
 class DriverBench:
-    """`job(name)` makes jobs over the same 120 rows below `folder`. The other methods read what a run left behind.
+    """Maker of jobs over the same 120 rows below `folder`, and reader of what their runs left behind.
 
-    A second bench in the same folder, be it in another process, makes the same jobs.
+    A second bench in the same folder, even in another process, makes the same jobs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,9 +54,9 @@ class DriverBench:
         return self._folder
 
     def job(self, name: str, *, at_step: int = -1, event: str = "", step_s: float = 0.0, **options: Any) -> Job:
-        """Two epochs with a commit every 3 steps, each step at least `step_s` long.
+        """Make a job of two epochs with a checkpoint every 3 steps. Each step takes at least `step_s` seconds.
 
-        After step `at_step` the last rank meets `event`: `raise` (a `ValueError`), `hang`, `kill` (SIGKILL, once) or
+        After step `at_step` this happens to the last rank: `raise` (a `ValueError`), `hang`, `kill` (SIGKILL, once) or
         `kill always`.
         """
         log = self._folder / "rows" / name
@@ -73,7 +73,7 @@ class DriverBench:
         return Job(name=name, **(defaults | options))
 
     def rows(self, name: str) -> dict[str, list[int]]:
-        """Ids of the rows that shaped the model, by `step-rank`. A step that was done again counts once."""
+        """Ids of the rows that shaped the model, by `step-rank`. A repeated step counts once."""
         return {path.name: json.loads(path.read_text()) for path in sorted((self._folder / "rows" / name).glob("0*"))}
 
     def attempts(self, name: str) -> list[StepAttempt]:
@@ -82,23 +82,24 @@ class DriverBench:
         return [StepAttempt.from_line(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def members(self, name: str) -> dict[int, StepAttempt]:
-        """The last attempt of each rank that trains now."""
+        """Last attempt of each rank that trains now."""
         attempts = self.attempts(name)
         return {each.rank: each for each in attempts if each.size == attempts[-1].size}
 
     def steps_redone(self, name: str) -> int:
-        """How many steps rank 0 has made again."""
+        """Number of steps that rank 0 has repeated."""
         tries = Counter(each.step for each in self.attempts(name) if each.rank == 0)
         return sum(tries.values()) - len(tries)
 
     def happened_at(self, name: str) -> float:
-        """Unix time of the event that met the job."""
+        """Unix time in seconds of the event that disturbed the job."""
         return happened_at(self._folder / "rows" / name)
 
     def assert_every_row_once(self, result: Result) -> None:
-        """The newest commit's model was shaped by each row once in each whole epoch, and then by those that came next.
+        """Assert that each row shaped the model of the newest checkpoint once per whole epoch, and the next epoch's
+        first rows.
 
-        Asked of the model itself: see `CountingModel`. Every loss has to be finite, too.
+        The counts come from the model itself: see `CountingModel`. Every loss must be finite, too.
         """
         commit = newest_commit(result)
         counts = weights(result)["counts"].round().int().numpy()
@@ -115,7 +116,7 @@ class DriverBench:
         assert all(math.isfinite(number) for number in numbers), f"{result.name}: a loss is not finite"
 
     def assert_like_undisturbed(self, result: Result) -> None:
-        """The newest commit's model equals the one of an undisturbed run, up to the order of sums."""
+        """Assert that the newest checkpoint's model equals that of an undisturbed run, up to the order of sums."""
         commit, ours = newest_commit(result), weights(result)
         undisturbed = self._undisturbed(commit.step)
         assert undisturbed, f"{result.name}: an undisturbed run never came to step {commit.step}"
@@ -123,7 +124,7 @@ class DriverBench:
             torch.testing.assert_close(ours[name], wanted, rtol=1e-3, atol=1e-4)
 
     def _undisturbed(self, step: int) -> Mapping[str, torch.Tensor]:
-        """The model after `step` steps by one worker in this process."""
+        """Model after `step` steps by one worker in this process."""
         found: dict[str, torch.Tensor] = {}
 
         def train(worker: Worker) -> None:
@@ -139,7 +140,7 @@ class DriverBench:
         return found
 
     def _ids(self, commit: Checkpoint) -> np.ndarray:
-        """Ids of the rows before the commit's position, in its epoch: the plan's answer."""
+        """Ids of the rows before the checkpoint's position in its epoch, according to the plan."""
         plan, cursor = self._data.plan, commit.cursor
         first = np.concatenate([[0], np.cumsum(plan.manifest.rows)[:-1]])
         found = plan.rows(cursor.epoch, 0, cursor.position, range(plan.lanes))
@@ -148,14 +149,14 @@ class DriverBench:
 
 
 def newest_commit(result: Result) -> Checkpoint:
-    """The newest commit of a run in storage."""
+    """Newest checkpoint of a run in storage."""
     commit = DirectoryStore(f"{result.path}/checkpoints").newest()
     assert commit is not None, f"{result.path} has no commit"
     return commit
 
 
 def weights(result: Result) -> Mapping[str, torch.Tensor]:
-    """The model in the newest commit of a run."""
+    """Model in the newest checkpoint of a run: name -> tensor."""
     state: Any = newest_commit(result).shards[WHOLE]
     model: Mapping[str, torch.Tensor] = state["objects"]["model"]
     return model

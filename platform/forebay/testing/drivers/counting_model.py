@@ -1,4 +1,4 @@
-"""A model that counts, in parameters of its own, which rows have moved it."""
+"""Model that counts, in its own parameters, the rows that have changed it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.optim import SGD, Optimizer
 from forebay.loader.batch import Batch
 
 MOST_EPOCHS = 256
-"""A run may be given more epochs, and its model must still fit the commit."""
+"""Number of counted epochs. A resumed run may have more epochs, and its model must still fit the checkpoint."""
 
 
 class CountingModel(nn.Module):
-    """Least squares on three inputs, and `counts` [MOST_EPOCHS, num_rows]: how often each row moved it in each epoch.
+    """Least squares on three inputs, and `counts` [MOST_EPOCHS, num_rows]: how often each row changed it in each epoch.
 
-    A row's count goes up by one through its gradient and the optimizer, as every other parameter changes. What rolls
-    back with the model rolls back here, and a row that is lost, repeated or wrongly weighted on any number of ranks
-    shows as a count that is not 1.
+    A row's count increases by one through its gradient and the optimizer, like every other parameter. It is rolled back
+    with the model. A row that is lost, repeated or wrongly weighted on any number of ranks shows as a count that is not
+    1.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -28,21 +28,21 @@ class CountingModel(nn.Module):
         self.layer = nn.Linear(3, 1)
 
     def forward(self, batch: Mapping[str, Tensor], epoch: int) -> tuple[Tensor, Tensor]:
-        """Predictions [rows], and the counts of the batch's rows [rows]."""
+        """Return predictions [rows], and the counts of the batch's rows [rows]."""
         return self.layer(batch["inputs"])[:, 0], self.counts[epoch, batch["row"][:, 0].long()]
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Momentum for the model, none for the counts."""
+    """Build an optimizer with momentum for the model and none for the counts."""
     counts, *others = parameters
     return SGD([{"params": [counts], "lr": 1.0}, {"params": others, "lr": 0.01, "momentum": 0.9}])
 
 
 def train_step(model: nn.Module, optimizer: Optimizer, batch: Batch, world_size: int) -> Tensor:
-    """One step on this rank's part of a global batch. The answer is its loss."""
+    """Make one step on this rank's part of a global batch. Returns its loss."""
     predicted, counts = model(batch, batch.epoch)
     loss: Tensor = ((predicted - batch["label"]) ** 2).mean() * batch.weight
-    # Gradients are averaged over ranks; the dummy row of an empty part is no row.
+    # Gradients are averaged over ranks. The dummy row of an empty part does not count.
     counted = counts.sum() * world_size * (batch.weight > 0)
     (loss - counted).backward()
     optimizer.step()

@@ -1,4 +1,4 @@
-"""The train function of `DriverBench`: it writes down every step it makes, and may meet an event at one."""
+"""Train function of `DriverBench`. It logs every step, and an event may disturb it at one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HAPPENED = "happened"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAttempt:
-    """One rank at one step: it has taken the optimizer's step, and is about to commit."""
+    """Attempt of one rank at one step: it has taken the optimizer's step and is about to commit."""
 
     time: float
     step: int
@@ -38,10 +38,10 @@ class StepAttempt:
 
 
 def recording_train(worker: Worker, *, num_rows: int, log: str, at_step: int, event: str, step_s: float) -> None:
-    """Least squares, with one file per step and rank that holds the rows it saw, and a line per step and rank."""
+    """Train by least squares. Writes per step and rank one file with the ids of its rows, and one line."""
     model, optimizer = worker.setup(CountingModel(num_rows), build_optimizer)
     world = worker.world
-    with Path(log, ATTEMPTS).open("ab", buffering=0) as attempts:  # one write a line: ranks share the file
+    with Path(log, ATTEMPTS).open("ab", buffering=0) as attempts:  # One write per line: ranks share the file.
         for batch in worker.loader():
             loss = train_step(model, optimizer, batch, world.size)
             time.sleep(step_s)
@@ -57,7 +57,7 @@ def recording_train(worker: Worker, *, num_rows: int, log: str, at_step: int, ev
 
 
 def happened_at(log: Path) -> float:
-    """Unix time at which the event of `recording_train` came."""
+    """Unix time in seconds of the event of `recording_train`."""
     return (log / HAPPENED).stat().st_mtime
 
 

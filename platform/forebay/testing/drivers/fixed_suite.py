@@ -1,4 +1,4 @@
-"""The laws of `Driver` that hold for a fixed number of workers, as tests."""
+"""Laws of `Driver` for a fixed number of workers, as tests."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PROMPT_S = 60.0
 GRACE_S = 30.0
 WORKERS = 2
 HANG_S = 10.0
-HANG_GRACE_S = 120.0  # with the start of the workers, which takes most of a minute where others use the machine
+HANG_GRACE_S = 120.0  # Includes the start of the workers, which takes most of a minute on a busy machine.
 
 
 class Heard(list[Event]):
-    """A callback that keeps all events."""
+    """Callback that keeps all events."""
 
     def __call__(self, event: Event, _control: Control) -> None:
         self.append(event)
@@ -40,20 +40,20 @@ class Heard(list[Event]):
 class FixedSuite:
     """Laws of every driver, for a fixed number of workers. Part of `forebay.testing.drivers.suite.DriverSuite`.
 
-    After every test nothing may be left.
+    No process may be left after a test.
     """
 
     def make_driver(self) -> Driver:
-        """A driver to test."""
+        """Driver to test."""
         raise NotImplementedError
 
     def leftovers(self) -> list[str]:
-        """Leftovers of runs: processes and the like."""
+        """Leftovers of runs, such as processes."""
         raise NotImplementedError
 
     @pytest.fixture(autouse=True)
     def nothing_left(self) -> Iterator[None]:
-        """Processes take a moment to end. This gives them a few."""
+        """Wait a few seconds for processes to end after a test, then assert that none is left."""
         yield
         deadline = time.monotonic() + GRACE_S
         while (left := self.leftovers()) and time.monotonic() < deadline:
@@ -205,12 +205,12 @@ class FixedSuite:
 
 @contextmanager
 def ends_within(limit_s: float) -> Iterator[None]:
-    """Interrupt the main thread after `limit_s`: a driver that hangs fails one test, not the whole session."""
+    """Interrupt the main thread after `limit_s` seconds: a driver that hangs must fail only one test."""
     late = threading.Event()
 
     def interrupt() -> None:
         late.set()
-        # To that thread, since only a signal of its own ends a wait in C.
+        # Sent to that thread, because only its own signal ends a wait in C.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     watch = threading.Timer(limit_s, interrupt)
@@ -227,7 +227,7 @@ def ends_within(limit_s: float) -> Iterator[None]:
 
 
 def assert_same_model(left: Result, right: Result) -> None:
-    """The newest commits hold equal parameters, to the bit, and every epoch came to the same metrics."""
+    """Assert that the newest checkpoints hold bit-equal parameters, and that all epochs have the same metrics."""
     ours, theirs = weights(left), weights(right)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)

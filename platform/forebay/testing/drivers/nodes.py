@@ -1,4 +1,4 @@
-"""A Ray cluster of a few small nodes on this machine, which may be taken away."""
+"""Ray cluster of a few small nodes on this machine, some of which can be removed."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ray.core.generated import autoscaler_pb2
 
 from forebay.checkpoint.memory_store_actor import stores_of
 
-STORE_BYTES = 80 << 20  # of each node's object store; Ray takes no less than 75 MiB
+STORE_BYTES = 80 << 20  # Size of each node's object store. Ray accepts no less than 75 MiB.
 SYSTEM_CONFIG = {
-    # Who was killed is known to be dead after two seconds.
+    # A killed node is known to be dead after two seconds.
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 300,
     "health_check_failure_threshold": 6,
-    # Ray 2.60: once a node is lost, the process that collects metrics on another may keep a core busy for minutes.
+    # Ray 2.60: after the loss of a node, the process that collects metrics on another may occupy a core for minutes.
     "enable_metrics_collection": False,
 }
 ALIVE_S = 60.0
 
 
 class SmallNodes:
-    """A head, where this process is a driver, and other nodes. `close` ends them all.
+    """Ray cluster of a head, with this process as its driver, and other nodes. `close` ends all of them.
 
-    A node that was killed is known to be dead after two seconds; by default Ray takes fifteen.
+    A killed node is known to be dead after two seconds. Ray's default is fifteen.
 
     The private names `ray._raylet.GcsClient`, `ray.core.generated.autoscaler_pb2` (to announce that a node will be
     drained, as a cloud does) and `ray.cluster_utils` were checked on Ray 2.60.
@@ -61,11 +61,11 @@ class SmallNodes:
 
     @property
     def others(self) -> list[str]:
-        """Ids of the nodes that may be taken away."""
+        """Ids of the nodes that can be removed."""
         return [str(node.node_id) for node in self._others]
 
     def add(self) -> str:
-        """One more node. The answer is its id."""
+        """Add a node. Returns its id."""
         node = self._cluster.add_node(num_cpus=self._cpus, object_store_memory=STORE_BYTES)
         self._others.append(node)
         deadline = time.monotonic() + ALIVE_S
@@ -84,7 +84,7 @@ class SmallNodes:
         self._cluster.remove_node(node, allow_graceful=False)
 
     def announce_drain(self, node_id: str, deadline_s: float) -> None:
-        """Announce that a node will be taken away at `deadline_s`, Unix time, like a cloud does."""
+        """Announce that a node will be removed at `deadline_s`, Unix time, as a cloud does."""
         reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
         accepted = GcsClient(address=self.address).drain_node(node_id, reason, "taken back", int(deadline_s * 1000))
         assert accepted[0] if isinstance(accepted, tuple) else accepted, f"the drain was refused: {accepted}"
@@ -100,7 +100,7 @@ class SmallNodes:
 
 
 def kill_stores(run: str) -> int:
-    """End the stores of a run's commits, with all they hold and nothing brought to storage. How many there were."""
+    """End the memory stores of a run without an upload. Returns their number."""
     stores = stores_of(run)
     assert stores, f"run {run!r} holds no commit in memory"
     for store in stores.values():

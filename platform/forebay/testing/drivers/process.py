@@ -1,4 +1,4 @@
-"""A driver in a process of its own, so that a test can kill it.
+"""Driver in a process of its own, so that a test can kill it.
 
 python -m forebay.testing.drivers.process forebay.driver.local.driver:LocalDriver FOLDER NAME '{"workers": 2}'
 """
@@ -20,7 +20,7 @@ PATIENCE_S = 120.0
 
 
 class DriverProcess:
-    """Runs the job `name` of the bench in `folder`. `driver` names a class as `module:Class`."""
+    """Process that runs the job `name` of the bench in `folder`. `driver` names a class as `module:Class`."""
 
     def __init__(
         self, driver: str, bench: DriverBench, name: str, environment: Mapping[str, str], **options: object
@@ -34,7 +34,7 @@ class DriverProcess:
             )
 
     def kill_at(self, step: int) -> None:
-        """SIGKILL once `step` was reached. Raises if the process ends before."""
+        """Kill the process (SIGKILL) once `step` is reached. Raises if it ends before."""
         deadline = time.monotonic() + PATIENCE_S
         try:
             while not any(each.step >= step for each in self._bench.attempts(self._name)):
@@ -47,7 +47,7 @@ class DriverProcess:
 
 
 def main() -> None:
-    """Run the job that the command line names."""
+    """Run the job given on the command line."""
     driver, folder, name, options = sys.argv[1:]
     job = DriverBench(Path(folder)).job(name, **json.loads(options))
     pkgutil.resolve_name(driver)().run(job)

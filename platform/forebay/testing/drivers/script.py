@@ -1,4 +1,4 @@
-"""A callback that leads a run through changes: each is made once the one before has been carried out."""
+"""Callback that leads a run through changes. Each is made after the previous one has taken effect."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ When = Literal["training", "at once", "changing"]
 class Cue:
     """Action of a test, and its moment.
 
-    `training`: once `workers` workers train, and two steps were reported; `at once`: at the next step that is reported,
-    most often while the change before is under way; `changing`: between two worlds, on `Resized`. `only_if`: not before
-    this is so. `loses_workers`: the next cue waits for those that take their place.
+    - `training`: after `workers` workers train and two steps were reported
+    - `at once`: at the next reported step, usually while the previous change is in progress
+    - `changing`: between two worlds, on `Resized`
+
+    `only_if` is a further condition. With `loses_workers`, the next cue waits for their replacements.
     """
 
     act: Callable[[Control], object]
@@ -34,12 +36,12 @@ class Cue:
 
 
 def resize(*workers: int) -> Callable[[Control], object]:
-    """Ask for each of these numbers of workers, one right after the other."""
+    """Request each of these numbers of workers, one directly after the other."""
     return lambda control: [control.resize(each) for each in workers]
 
 
 class Script:
-    """Follows `cues` in order, then stops the run. Raises when one is not reached in time."""
+    """Callback that follows `cues` in order, then stops the run. Raises if one is not reached in time."""
 
     def __init__(self, cues: Sequence[Cue], patience_s: float = PATIENCE_S) -> None:
         self._cues = list(cues)

@@ -1,4 +1,4 @@
-"""The laws of `Driver` as tests. The author of a driver subclasses `DriverSuite` and runs it with pytest."""
+"""Laws of `Driver` as tests. The author of a driver subclasses `DriverSuite` and runs it with pytest."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ TAKE_OVER_S = 60.0
 
 
 class Nodes(Protocol):
-    """Machines of which some can be taken away while a run is on them. See `forebay.testing.drivers.nodes`."""
+    """Machines, some of which can be removed during a run. See `forebay.testing.drivers.nodes`."""
 
     @property
     def others(self) -> list[str]:
-        """Ids, as in `World.node`, of the nodes that the driver is not on. One worker fits on each."""
+        """Ids, as in `World.node`, of the nodes without the driver. One worker fits on each."""
         ...
 
     def add(self) -> str: ...
@@ -47,12 +47,12 @@ class Nodes(Protocol):
 
 
 class DriverSuite(FixedSuite):
-    """Laws of every driver, for workers that come and go, and in `FixedSuite` for those that stay.
+    """Laws of every driver, for a changing number of workers. Those for a fixed number are in `FixedSuite`.
 
-    Override `make_driver`; `leftovers`, to name what a run has left behind in processes and the like; `lose_memory`;
-    `driver_path`, and `environment` for what a driver in another process needs to reach the same cluster;
-    `make_cluster` where nodes can be lost. Every run here commits each step; after it the model tells which rows shaped
-    it, and the bench's log which steps were redone.
+    Override `make_driver`, `leftovers` for processes and the like that a run may leave behind, `lose_memory`,
+    `driver_path`, and `environment` for a driver in another process that must reach the same cluster.
+    Override `make_cluster` if nodes can be lost. Every run here saves each step. After it the model counts the
+    rows that shaped it, and the bench's log has the repeated steps.
 
     ```python
     class TestLocal(DriverSuite):
@@ -65,7 +65,7 @@ class DriverSuite(FixedSuite):
             return [each for each in processes() if "forebay.driver.local.child" in each]
 
         def lose_memory(self, run: str) -> int:
-            return 0  # it keeps commits on disk
+            return 0  # it keeps checkpoints on disk
     ```
     """
 
@@ -77,21 +77,21 @@ class DriverSuite(FixedSuite):
         return {}
 
     def lose_memory(self, run: str) -> int:
-        """End all that holds commits of a run in memory. How many there were, 0 where a driver has no such thing."""
+        """End all processes that hold checkpoints of a run in memory. Returns their number, 0 if a driver has none."""
         raise NotImplementedError
 
     def holders(self, run: str) -> Collection[str]:  # noqa: ARG002 - for those who have some
-        """Ids of the nodes that hold commits of a run in memory."""
+        """Ids of the nodes that hold checkpoints of a run in memory."""
         return ()
 
     def make_cluster(self) -> Nodes | None:
-        """The driver's own node and two others, of one worker each. None where a driver knows no nodes."""
+        """Make the driver's own node and two others of one worker each. None if a driver has no nodes."""
         return None
 
     def follow(
         self, bench: DriverBench, name: str, elastic: Elastic, cues: Sequence[Cue], **options: object
     ) -> tuple[Result, Heard]:
-        """Run a job through `cues`. The checks that hold for all of them are made here."""
+        """Run a job through `cues`, and check the laws that hold for all of them."""
         heard, script = Heard(), Script(cues)
         defaults = {"workers": 1, "elastic": elastic, "epochs": MOST_EPOCHS, "checkpoint_every": 1, "step_s": STEP_S}
         result = self.run(bench, name, heard, script, **(defaults | options))
@@ -118,7 +118,7 @@ class DriverSuite(FixedSuite):
         assert bench.steps_redone("resized") == 0
 
     def test_changes_of_mind_come_to_the_last_one(self, bench: DriverBench) -> None:
-        """Two changes within one second, changes while one is under way, and numbers that are out of bounds."""
+        """Test two changes within one second, changes during a change, and numbers that are out of bounds."""
         cues = [
             Cue(workers=1, act=resize(3, 2)),
             Cue(workers=2, act=resize(3)),
@@ -147,7 +147,7 @@ class DriverSuite(FixedSuite):
         assert bench.steps_redone("killed-often") <= 3
 
     def test_all_that_holds_memory_is_killed_and_storage_is_what_remains(self, bench: DriverBench) -> None:
-        """The first commit is in storage at once, and the next one not before the run has ended."""
+        """The first checkpoint is in storage at once, the next one not before the end of the run."""
         made, lost = list[int](), list[int]()
 
         def kill_all(_control: Control) -> None:
@@ -158,7 +158,7 @@ class DriverSuite(FixedSuite):
 
         def is_ahead_of_storage() -> bool:
             stored = DirectoryStore(f"{bench.folder}/runs/emptied/checkpoints").newest()
-            # Until a store has started, commits go straight to storage.
+            # Until a store has started, checkpoints go directly to storage.
             held = bool(self.holders("emptied"))
             return stored is not None and (not held or bench.attempts("emptied")[-1].step >= stored.step + 3)
 
@@ -173,9 +173,9 @@ class DriverSuite(FixedSuite):
             assert bench.steps_redone("emptied") >= 2, "a commit in memory outlived it"
 
     def test_killed_driver_is_taken_over_from_storage(self, bench: DriverBench) -> None:
-        """With the driver goes all that was held in memory."""
+        """All memory is lost with the driver."""
         options = {"workers": WORKERS, "epochs": 8, "checkpoint_every": 1, "step_s": STEP_S, "storage_every_s": 0.2}
-        slow = options | {"step_s": 4 * STEP_S, "at_step": 13, "event": "hang"}  # where it can still be killed
+        slow = options | {"step_s": 4 * STEP_S, "at_step": 13, "event": "hang"}  # it can still be killed there
         DriverProcess(self.driver_path, bench, "orphaned", self.environment(), **slow).kill_at(12)
         deadline = time.monotonic() + TAKE_OVER_S
         heard = Heard()
@@ -186,7 +186,7 @@ class DriverSuite(FixedSuite):
             except InvalidOption as refusal:
                 if "under way" not in str(refusal) or time.monotonic() > deadline:
                     raise
-                time.sleep(0.2)  # its workers take a moment to notice
+                time.sleep(0.2)  # Its workers take a moment to notice.
         assert result.is_finished
         assert [epoch.epoch for epoch in result.epochs] == list(range(8))
         bench.assert_every_row_once(result)
@@ -194,7 +194,7 @@ class DriverSuite(FixedSuite):
         assert len({each.pid for each in bench.attempts("orphaned")}) >= 2 * WORKERS, "nothing was taken over"
 
     def test_nodes_are_left_before_they_go_and_may_be_lost(self, bench: DriverBench) -> None:
-        """A drain notice, a node killed, a target that cannot be met, and room that comes back."""
+        """Test a drain notice, a killed node, a target that cannot be met, and space that comes back."""
         nodes = self.make_cluster()
         if nodes is None:
             pytest.skip("this driver has no nodes to lose")
@@ -202,7 +202,10 @@ class DriverSuite(FixedSuite):
             draining, dying = nodes.others
 
             def is_left() -> bool:
-                """Until then the only copy of what the dying one holds may be on the draining one."""
+                """Whether the draining node has no checkpoint left.
+
+                Before, it may have the only copy of the one on the dying node.
+                """
                 return draining not in self.holders("moved")
 
             def take_away(_control: Control) -> None:
@@ -223,7 +226,7 @@ class DriverSuite(FixedSuite):
 
 
 def no_act(_control: Control) -> None:
-    """The script's end: it is enough that the cue was reached."""
+    """Do nothing: at the script's end it is enough that the cue was reached."""
 
 
 def changes(heard: Heard) -> list[tuple[int, int]]:
@@ -232,7 +235,7 @@ def changes(heard: Heard) -> list[tuple[int, int]]:
 
 
 def kill_members(bench: DriverBench, name: str, ranks: Sequence[int]) -> None:
-    """SIGKILL workers of a run, whatever they are just doing."""
+    """Kill workers of a run (SIGKILL), whatever they are doing."""
     members = bench.members(name)
     for rank in ranks:
         os.kill(members[rank].pid, signal.SIGKILL)
