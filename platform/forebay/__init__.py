@@ -127,11 +127,11 @@ _HOMES = {
 }
 
 __version__ = "0.1.0"
-__all__ = sorted([*_HOMES, *_MODULES])  # noqa: PLE0605 - derived from the tables: a name cannot be forgotten
+__all__ = sorted([*_HOMES, *_MODULES])  # noqa: PLE0605 - derived from the tables, so that no name is forgotten
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name on first use: `import forebay` itself stays light."""
+    """Import a public name on first use, so that `import forebay` itself stays fast."""
     if name in _MODULES:
         return importlib.import_module(f"forebay.{name}")
     if name not in _HOMES:

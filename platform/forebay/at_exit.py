@@ -1,9 +1,9 @@
-"""Native calls that outlive their caller, waited for before the interpreter ends.
+"""Waits, before the interpreter ends, for native calls that outlive their caller.
 
-Before Python 3.14 a thread that comes back from C++ into an interpreter that has ended is unwound by `pthread_exit`.
-Where C++ has called Python, as Arrow does to read from a Python file and to release its buffers, that ends the process
-with SIGABRT, whatever its exit code was to be (https://github.com/python/cpython/issues/87135, fixed in 3.14).
-`os._exit` is no way out: a function of `atexit` cannot learn the exit code.
+Before Python 3.14, a thread that returns from C++ into an interpreter that has ended is unwound by `pthread_exit`. If
+C++ has called Python on the way, that ends the process with SIGABRT, whatever its exit code should be. Arrow does so to
+read from a Python file and to release its buffers. See https://github.com/python/cpython/issues/87135, fixed in 3.14.
+`os._exit` does not help: a function of `atexit` cannot learn the exit code.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from contextlib import contextmanager
 from forebay.errors import Cancelled
 
 _READS_S = 1.5
-"""A read that was given up mostly returns soon, or never."""
+"""Most abandoned reads return soon, or never."""
 
 
 class _Running:
-    """Native calls under way; no more begin once the process is ending."""
+    """Native calls that are running. None begins once the process is ending."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Start with none: a fork is not in any of the calls that its parent is in."""
+        """Start with none: a forked child takes part in none of its parent's calls."""
         self._changed = threading.Condition()
         self._count = 0
         self._is_ending = False
@@ -51,7 +51,7 @@ class _Running:
             self._raise_if_ending()
 
     def wait(self) -> None:
-        """Wait until no call is under way, but at most `_READS_S` seconds for reads."""
+        """Wait until no call is running, but at most `_READS_S` seconds for reads."""
         with self._changed:
             self._is_ending = True
             self._changed.wait_for(lambda: not self._count)
@@ -69,13 +69,13 @@ _running = _Running()
 
 
 def wait_for_read(thread: threading.Thread) -> None:
-    """Have the end of the process wait for a thread that reads from storage, 1.5 s at most: it may never return."""
+    """Make the end of the process wait for a thread that reads from storage. At most 1.5 s: it may never return."""
     _running.add_read(thread)
 
 
 @contextmanager
 def finished_before_exit() -> Iterator[None]:
-    """Have the end of the process wait for the block, however long it takes: for native work that always ends.
+    """Make the end of the process wait for the block, without limit: for native work that always ends.
 
     Raises `Cancelled` in a process that is ending.
     """
@@ -89,11 +89,11 @@ def finished_before_exit() -> Iterator[None]:
 def _wait_at_exit() -> None:
     try:
         _running.wait()
-    except KeyboardInterrupt:  # a second Ctrl-C: leave now, as a program does that knows no Ctrl-C
+    except KeyboardInterrupt:  # a second Ctrl-C: end now, as a program without a handler does
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
 
 
-# The first function registered is called last: loaders and pools have been closed by then.
+# The first registered function is called last: loaders and pools have been closed by then.
 atexit.register(_wait_at_exit)
 os.register_at_fork(after_in_child=_running.reset)

@@ -1,4 +1,4 @@
-"""Every error a user can cause or must act on. Each message says what was set, what was found and what to do."""
+"""Errors that a user can cause or must act on. Each message says what was set, what was found and what to do."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import SupportsIndex, cast
 
 
 class ForebayError(Exception):
-    """Root of all errors meant for the person at the keyboard.
+    """Base class of all errors that are meant for the user.
 
-    `facts` are kept as attributes (`error.path`, `error.rows`, ...) and survive pickling, so that a driver can act on
+    `facts` become attributes (`error.path`, `error.rows`, ...) and survive pickling, so that a driver can use those of
     an error that was raised in another process.
     """
 
@@ -32,11 +32,11 @@ def _rebuild(kind: type[ForebayError], message: str, facts: dict[str, object]) -
 
 
 class InvalidOption(ForebayError, ValueError):
-    """An argument that can never work, whatever the data: a negative batch, an unknown policy name."""
+    """An argument that can never work with any data, such as a negative batch or an unknown policy name."""
 
 
 class UnderWay(InvalidOption):
-    """A run or a sweep of this name trains just now."""
+    """A run or a sweep of this name is running now."""
 
 
 class NoFiles(ForebayError):
@@ -48,7 +48,7 @@ class NotPlainParquet(ForebayError):
 
 
 class UnsupportedColumn(ForebayError):
-    """A column of a sound file that Arrow cannot decode: a row group with too much nested text."""
+    """A column of a valid file that Arrow cannot decode: a row group with too much nested text."""
 
 
 class MixedSchemas(ForebayError):
@@ -56,11 +56,11 @@ class MixedSchemas(ForebayError):
 
 
 class MissingColumn(ForebayError):
-    """A column that was asked for is not in the files."""
+    """A requested column is not in the files."""
 
 
 class WrongType(ForebayError):
-    """A column's type cannot feed the feature that asks for it."""
+    """A column's type does not suit the feature that uses it."""
 
 
 class CorruptFile(ForebayError):
@@ -68,7 +68,7 @@ class CorruptFile(ForebayError):
 
 
 class SourceChanged(ForebayError):
-    """A file is not the one the manifest was made from."""
+    """A file is not the version in the manifest."""
 
 
 class ReadFailed(ForebayError):
@@ -76,11 +76,11 @@ class ReadFailed(ForebayError):
 
 
 class Cancelled(ForebayError):
-    """A read that was stopped: its caller asked for it, or the process ends."""
+    """A read was stopped: its caller requested it, or the process is ending."""
 
 
 class WriteFailed(ForebayError):
-    """Storage did not take what has to be kept."""
+    """Storage refused to write something that must be kept."""
 
 
 class TransformFailed(ForebayError):
@@ -88,7 +88,7 @@ class TransformFailed(ForebayError):
 
 
 class RowCountChanged(TransformFailed):
-    """A transform returned another number of rows than it was given."""
+    """A transform returned another number of rows than its input has."""
 
 
 class NullLabel(TransformFailed):
@@ -96,15 +96,15 @@ class NullLabel(TransformFailed):
 
 
 class Unfingerprintable(ForebayError):
-    """A user function whose behaviour cannot be told from its source; it needs an explicit version."""
+    """A user function that cannot be fingerprinted by its source. It needs an explicit version."""
 
 
 class TooManyRanks(ForebayError):
-    """More ranks than lanes."""
+    """The data order has fewer lanes than there are ranks."""
 
 
 class BatchTooSmall(ForebayError):
-    """A global batch with fewer rows than workers."""
+    """A global batch has fewer rows than there are workers."""
 
 
 class CacheUnusable(ForebayError):
@@ -116,31 +116,31 @@ class CursorMismatch(ForebayError):
 
 
 class LoaderClosed(ForebayError):
-    """A closed loader was asked for batches."""
+    """Batches were requested from a closed loader."""
 
 
 class BadJob(ForebayError):
-    """A job file that does not load, or a parameter it does not take."""
+    """A job file that does not load, or a parameter that it does not accept."""
 
 
 class RunFailed(ForebayError):
-    """A run that ended without finishing, after its allowed failures."""
+    """A run ended without finishing, after its allowed failures."""
 
 
 class SweepFailed(ForebayError):
-    """A sweep of which every trial failed."""
+    """Every trial of a sweep failed."""
 
 
 class Diverged(ForebayError):
-    """A monitor rejects what is trained from the newest commit, however often it is tried."""
+    """A monitor rejects what is trained from the newest checkpoint, after every retry."""
 
 
 class Hung(ForebayError):
-    """A rank waited for the others in vain: one of them hangs, though its process lives."""
+    """A rank got no answer from another one: a rank hangs, though its process is alive."""
 
 
 def whole_number(name: str, value: object, least: int = 0, most: int | None = None) -> int:
-    """`value` as a plain int; NumPy's integers count. Raises `InvalidOption` for anything else, or out of range.
+    """`value` as a plain int. Accepts NumPy's integers. Raises `InvalidOption` for anything else, or out of range.
 
     >>> whole_number("epoch", 3)
     3

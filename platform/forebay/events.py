@@ -16,7 +16,7 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The workers are about to train: for the first time, after a failure, or as a world of another size.
+    """The workers are about to train: for the first time, after a failure, or in a world of another size.
 
     `world_size` is the number of workers until the next `Started`. `num_batches` is the number of steps of a full epoch
     at the global batch that the job begins with.
@@ -50,17 +50,18 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnded:
-    """Result of one full epoch, and where its time went.
+    """Result of one full epoch, and where its time was spent.
 
     Each metric is the mean over the times it was given in the epoch and over ranks. `rows` is the number of rows
-    trained, over all ranks; it is smaller than the epoch where a batch was skipped. `seconds` is the wall time of the
+    trained, over all ranks. It is smaller than the epoch if a batch was skipped. `seconds` is the wall time of the
     epoch. `wait_s` (for data), `eval_s` and `checkpoint_s` are the parts of it that were not training steps. They are
     means over ranks, except `checkpoint_s`: the time of the slowest rank, for which the others wait. The checkpoint
     that ends an epoch counts for the next epoch, and that of the last epoch for the last. `tally` sums
-    `forebay.metrics.METRICS` over ranks and includes the blocks of the held-out data. After a resume in the middle of
-    an epoch, the sums continue from the checkpoint. So they cover all steps that shaped the model. A worker that
-    resumes reports all earlier epochs again. The later report of an epoch replaces the earlier one, and an unchanged
-    report is not passed to callbacks.
+    `forebay.metrics.METRICS` over ranks and includes the blocks of the held-out data.
+
+    After a resume in the middle of an epoch, the sums continue from the checkpoint. So they cover all steps that shaped
+    the model. A worker that resumes reports all earlier epochs again. The later report of an epoch replaces the earlier
+    one, and an unchanged report is not passed to callbacks.
     """
 
     epoch: int
@@ -123,9 +124,9 @@ class Resized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempted:
-    """`node` is about to be taken away, with `workers` workers of the run on it.
+    """`node` will be taken away. `workers` workers of the run are on it.
 
-    They leave it before `deadline_s`, in Unix seconds. It is None where the notice has no deadline.
+    They leave it before `deadline_s`, in Unix seconds. It is None if the notice has no deadline.
     """
 
     node: str
@@ -137,7 +138,7 @@ class Preempted:
 class RolledBack:
     """A monitor rejected step `from_step`: all ranks went back to the checkpoint of `to_step`.
 
-    `skipped_rows` rows are not trained on in this epoch. It is 0 where the same batches are trained again.
+    `skipped_rows` rows are not trained on in this epoch. It is 0 if the same batches are trained again.
     """
 
     reason: str
@@ -148,7 +149,7 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned:
-    """A monitor found something at `step` that a person should look at. Training goes on."""
+    """A monitor found something at `step` that a person should look at. Training continues."""
 
     reason: str
     step: int
@@ -160,9 +161,10 @@ Event = Preparing | Started | Reported | EpochEnded | Resized | Preempted | Roll
 class Reporter(Protocol):
     """Link from rank 0 to its driver: sends events and receives commands.
 
-    Laws: `report` never blocks a training step. `commands` answers from memory or within one quick round trip, and is
-    called once per checkpoint. `synced_commands` is called at the end of an epoch, and takes as long as the callbacks
-    do.
+    Laws:
+    - `report` never blocks a training step.
+    - `commands` answers from memory or within one quick round trip. It is called once per checkpoint.
+    - `synced_commands` is called at the end of an epoch, and takes as long as the callbacks do.
     """
 
     def report(self, event: Event) -> None:

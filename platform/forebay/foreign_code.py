@@ -1,4 +1,4 @@
-"""Calls into code of users and of other libraries, which may raise anything: the only place that catches everything."""
+"""Calls into code of users and of other libraries, which may raise anything. Only this file catches everything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOutcome(Generic[T]):
-    """What a call returned, or what it raised (`SystemExit` and `KeyboardInterrupt` too)."""
+    """Result of a call, or the exception that it raised (also `SystemExit` and `KeyboardInterrupt`)."""
 
     value: T | None = None
     error: BaseException | None = None
@@ -25,7 +25,7 @@ class CallOutcome(Generic[T]):
         return cast(T, self.value)
 
     def settle(self, future: Future[T]) -> None:
-        """Give the outcome to a future that runs."""
+        """Set the outcome as the result of a running future."""
         if self.error is not None:
             future.set_exception(self.error)
         else:
@@ -33,7 +33,7 @@ class CallOutcome(Generic[T]):
 
 
 def outcome_of(call: Callable[[], T]) -> CallOutcome[T]:
-    """Call, and keep whatever it raises: for a thread or a process whose errors another one raises or judges."""
+    """Call, and keep any exception. For a thread or a process whose errors are raised or judged by another one."""
     try:
         return CallOutcome(value=call())
     except BaseException as error:  # noqa: BLE001 - see above
@@ -41,7 +41,7 @@ def outcome_of(call: Callable[[], T]) -> CallOutcome[T]:
 
 
 def error_of(call: Callable[[], object]) -> Exception | None:
-    """Call, and return the `Exception` that it raised, or None. Others, such as `KeyboardInterrupt`, pass through."""
+    """Call, and return the `Exception` that it raised, or None. Others, such as `KeyboardInterrupt`, are raised."""
     try:
         call()
     except Exception as error:  # noqa: BLE001 - see above
@@ -51,9 +51,9 @@ def error_of(call: Callable[[], object]) -> Exception | None:
 
 @contextmanager
 def replaced_errors(replace: Callable[[Exception], Exception], *, is_cause_shown: bool = True) -> Iterator[None]:
-    """Raise `replace(error)` for every `Exception` of the block, or the error itself where that is what it returns.
+    """Raise `replace(error)` for every `Exception` of the block. If that is `error` itself, it is raised unchanged.
 
-    Without `is_cause_shown`, the error raised does not refer to the one of the block, which may tell a secret.
+    Without `is_cause_shown`, the new error does not refer to the original one, which may contain a secret.
     """
     try:
         yield

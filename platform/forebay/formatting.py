@@ -1,4 +1,4 @@
-"""Numbers as people read them, the same in the progress bar, the table and the plots."""
+"""Numbers as text for people: the same in the progress bar, the tables and the plots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def metric_text(value: float) -> str:
-    """Four digits that matter: `0.4312`, `12.35`, `3.1e-05`."""
+    """Four significant digits: `0.4312`, `12.35`, `3.1e-05`."""
     if not math.isfinite(value):
         return str(value)
     if value != 0 and not 1e-3 <= abs(value) < 1e5:
@@ -16,17 +16,17 @@ def metric_text(value: float) -> str:
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """`loss 0.4312, auc 0.7731`, in the order they were given."""
+    """Metrics in their order: `loss 0.4312, auc 0.7731`."""
     return ", ".join(f"{name} {metric_text(value)}" for name, value in metrics.items())
 
 
 def rate_text(rows: float | None) -> str:
-    """`312k rows/s`."""
+    """Rows per second: `312k rows/s`."""
     return "- rows/s" if rows is None else f"{count_text(rows)} rows/s"
 
 
 def count_text(count: float) -> str:
-    """`950`, `12.3k`, `312k`, `2.00M`."""
+    """Three significant digits with a unit: `950`, `12.3k`, `312k`, `2.00M`."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= 0.9995 * size:
             return f"{_three_digits(count / size)}{unit}"
@@ -42,12 +42,12 @@ def bytes_text(nbytes: float) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """`3 %`."""
+    """Percentage: `3 %`."""
     return "- %" if share is None else f"{share:.0%}".replace("%", " %")
 
 
 def time_text(seconds: float | None) -> str:
-    """`0:42`, `1:02:03`."""
+    """Minutes and seconds, or with hours: `0:42`, `1:02:03`."""
     if seconds is None:
         return "-:--"
     minutes, rest = divmod(round(seconds), 60)
@@ -56,7 +56,7 @@ def time_text(seconds: float | None) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Three digits that matter, for a column or a list of seconds: `0.04`, `3.10`, `12.3`, `250`; `0` for none.
+    """Seconds with three significant digits, for columns and lists. `0` for none.
 
     >>> [seconds_text(seconds) for seconds in (0, 0.042, 3.1, 12.34, 250.1, 7200)]
     ['0', '0.04', '3.10', '12.3', '250', '7200']
@@ -69,7 +69,7 @@ def _three_digits(value: float) -> str:
 
 
 def workers_text(world_size: int, target: int) -> str:
-    """Workers that train now and, if it differs, the number they should be: `2`, `2 -> 4`."""
+    """Workers that train now and, if it differs, their target: `2`, `2 -> 4`."""
     return f"{world_size}" if target == world_size else f"{world_size} -> {target}"
 
 

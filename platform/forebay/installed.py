@@ -1,4 +1,4 @@
-"""Whether a module is somebody's release, known by its version, or the user's own code, known by its source."""
+"""Distinguishes modules of installed packages, known by version, from the user's own code, known by source."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A distribution or the standard library (`python`), and its version; None where it tells none."""
+    """A distribution, or the standard library (`python`), and its version. The version is None if it is unknown."""
 
     name: str
     version: str | None
 
 
 def package_of(module: str) -> Package | None:
-    """The release that `module` belongs to; None for the user's own code (editable installs included)."""
+    """Package that `module` belongs to. None for the user's own code, including editable installs."""
     if module == "__main__":
         return None
     top = module.partition(".")[0]
     location = _location(module) or _location(top)
     if location is None:
-        # Built in or frozen: there is no file.
+        # Built in or frozen: it has no file.
         return _python() if top in sys.stdlib_module_names else None
     if _INSTALLED.intersection(location.parts):
         return Package(top, _version(top))
@@ -42,7 +42,7 @@ def _standard_library() -> tuple[Path, ...]:
 
 
 def _python() -> Package:
-    # Bytecode and standard library change together with the minor version, not with a patch.
+    # Bytecode and standard library change with the minor version, not with a patch.
     return Package("python", ".".join(platform.python_version_tuple()[:2]))
 
 
@@ -59,7 +59,7 @@ def _location(module: str) -> Path | None:
 
 @functools.cache
 def _version(top: str) -> str | None:
-    # Installed metadata before `__version__`: it does not depend on whether the module has been imported yet.
+    # Installed metadata before `__version__`, because it does not depend on whether the module has been imported yet.
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:

@@ -1,9 +1,9 @@
-"""The compiled loops: the only file that knows what compiles them.
+"""Compiled loops. Only this file depends on the compiler, Numba.
 
-Numba, because each of these passes over rows one by one and NumPy cannot: it gathers from one array but not from
-hundreds (masking per block reached 0.35 GB/s where `gather` reaches 5), and a permutation by whole-array steps takes
-four times as long as by rows. Everything here runs without the GIL, on addresses and indices that the caller vouches
-for. Nothing lighter to install was found at par: it would have to be compiled code of our own, one wheel a platform.
+Each of these loops passes over rows one by one, which NumPy cannot do: it gathers from one array but not from hundreds
+(masking per block reached 0.35 GB/s, `gather` reaches 5). A permutation by whole-array steps takes four times as long
+as by rows. All functions run without the GIL, on addresses and indices that the caller guarantees to be valid. No
+lighter dependency was found that is as fast: it would have to be compiled code of our own, with one wheel per platform.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PACKED_ROWS = 256
 
 
 def _generate_copy(_typing: Any, target: Any, source: Any, num_bytes: Any) -> Any:
-    """Copy between addresses (memcpy); a typed Numba loop would copy element by element."""
+    """Copy between addresses (memcpy). A typed Numba loop would copy element by element."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         pointer = cgutils.voidptr_t
@@ -47,7 +47,7 @@ def _generate_prefetch(_typing: Any, address: Any) -> Any:
 
 
 def _generate_items(_typing: Any, address: Any, like: Any) -> Any:
-    """The items at an address, of the type of those of the array `like`."""
+    """Items at an address, of the item type of the array `like`."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_data_type(like.dtype).as_pointer())
@@ -73,8 +73,8 @@ _zero: Any = intrinsic(_generate_zeros)
 def _gather(target: int, row_bytes: int, bases: NDArray[np.uint64], slot: Ints, row: Ints) -> None:
     """Copy row `row[i]` of the array at address `bases[slot[i]]` to row `i` of the array at address `target`.
 
-    All arrays are C-contiguous with rows of `row_bytes` bytes. Rows lie anywhere, so that each would wait for memory:
-    asking for the first two lines of a row eight rows ahead of its copy nearly halves the time.
+    All arrays are C-contiguous with rows of `row_bytes` bytes. Rows may be anywhere, so each copy would wait for
+    memory. Prefetching the first two cache lines of a row eight rows ahead of its copy nearly halves the time.
     """
     for i in range(len(row)):
         if i + _PREFETCHED_ROWS < len(row):
@@ -89,8 +89,8 @@ def _gather_arrays(target: int, places: Ints, bases: NDArray[np.uint64], slot_of
     """`gather` each array of a batch: array `k`, rows of `places[k, 0]` bytes, to address `target + places[k, 1]`.
 
     Output row `i` is row `row[i]` of block `block[i]`, whose arrays are at the addresses `bases[:, slot_of[block[i]]]`.
-    Returns -1, or a block that has no slot (below 0); then nothing was copied. One call for all, because whoever
-    comes back from it may have to wait for the GIL.
+    Returns -1, or a block that has no slot (below 0). In that case nothing was copied. One call for all arrays, because
+    after each call the caller may have to wait for the GIL.
     """
     slot = np.empty(len(block), np.int64)
     for i in range(len(block)):
@@ -103,9 +103,10 @@ def _gather_arrays(target: int, places: Ints, bases: NDArray[np.uint64], slot_of
 
 
 def _walk(words: Ints, bits: int, size: int, keys: NDArray[np.uint64]) -> None:
-    """Replace each of `words`, below `size`, by where a keyed bijection on `bits` bits sends it, again until below.
+    """Permute `words`, each below `size`, in place by a keyed bijection on `bits` bits (at most 32).
 
-    A round is xor, odd multiply and xorshift with one of `keys`, each invertible on `bits` bits, 32 at most.
+    Each value is mapped again until it is below `size`. A round is xor, odd multiply and xorshift with one of `keys`,
+    each invertible on `bits` bits.
     """
     mask, shift = uint32((1 << bits) - 1), uint32((bits + 1) // 2)
     for i in range(len(words)):
@@ -121,7 +122,7 @@ def _walk(words: Ints, bits: int, size: int, keys: NDArray[np.uint64]) -> None:
 
 
 def _locate(line: Ints, ends: Ints, block_of: Ints, shift_of: Ints, block: Ints, row: Ints) -> None:
-    """For each place on a line of pieces that end at `ends`: the piece's block, and the place plus its shift."""
+    """For each position on a line of pieces that end at `ends`: the piece's block, and the position plus its shift."""
     for i in range(len(line)):
         low, high = 0, len(ends) - 1
         while low < high:
@@ -135,10 +136,10 @@ def _locate(line: Ints, ends: Ints, block_of: Ints, shift_of: Ints, block: Ints,
 
 
 def _pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[Any]) -> None:
-    """Interleave `columns`, the addresses of arrays of `rows` items, into `packed`, rows * len(columns) long.
+    """Interleave `columns`, the addresses of arrays of `rows` items, into `packed`, of length rows * len(columns).
 
-    Some rows of eight columns at a time, so that what is read and what is written stay in the nearest cache: half the
-    time of Arrow's `RecordBatch.to_tensor`, and with 100 columns near that of a plain copy.
+    Works on 256 rows of eight columns at a time, so that input and output stay in the nearest CPU cache. Takes half the
+    time of Arrow's `RecordBatch.to_tensor`, and with 100 columns little more than a plain copy.
     """
     width, whole = len(columns), len(columns) // 8 * 8
     for start in range(0, rows, _PACKED_ROWS):
@@ -159,9 +160,9 @@ def _pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[Any]) 
 
 
 def _pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints, lengths: NDArray[np.int32]) -> None:
-    """Lay `lengths[i]` items from item `starts[i]` of the array at address `values` on into row `i` at `target`.
+    """Copy `lengths[i]` items, from item `starts[i]` of the array at address `values` on, into row `i` at `target`.
 
-    The rest of each row, which has `row_bytes` bytes in all, becomes zeros.
+    Fills the rest of each row with zeros. A row has `row_bytes` bytes.
     """
     for i in range(len(lengths)):
         row = target + uint64(i * row_bytes)
@@ -170,7 +171,7 @@ def _pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints
         _zero(row + num_bytes, uint64(row_bytes) - num_bytes)
 
 
-# Compiled at import rather than at the first call: a child forked meanwhile would wait for the compiler for ever.
+# Compiled at import and not at the first call: a child forked meanwhile would wait for the compiler without end.
 _compiled = {"nogil": True, "cache": True}
 gather = njit(void(uint64, int64, uint64[::1], int64[::1], int64[::1]), **_compiled)(_gather)
 gather_arrays = njit(int64(uint64, int64[:, ::1], uint64[:, ::1], int64[::1], int64[::1], int64[::1]), **_compiled)(

@@ -38,13 +38,13 @@ METRICS: dict[str, str] = {
     "batches": "batches handed to the trainer",
     "rows": "rows handed to the trainer by this rank",
 }
-"""Name -> meaning of every counter. Names end in their unit (`_s` seconds, `_bytes`), the rest are counts."""
+"""Name -> meaning of every counter. Names end in their unit (`_s` seconds, `_bytes`). The rest are counts."""
 
 GAUGES: dict[str, str] = {
     "cache_used_bytes": "bytes that count against the quota of a cache directory",
     "cache_quota_bytes": "bytes that a cache directory may take",
 }
-"""Name -> meaning of what is measured rather than counted."""
+"""Name -> meaning of every value that is measured instead of counted."""
 
 TAGS: dict[str, str] = {
     "role": "`trainer`: what a rank of a run got and did; `cache`: what the cache of a node made, for all runs",
@@ -52,14 +52,14 @@ TAGS: dict[str, str] = {
     "run": "the name of the run; empty for the cache of a node",
     "directory": "the directory of the cache; empty for a trainer",
 }
-"""Name -> meaning of the labels of each exported metric. A trainer counts what the cache made for it as well."""
+"""Name -> meaning of the labels of each exported metric. A trainer also counts what the cache made for it."""
 
 
 _live: weakref.WeakSet[Counters] = weakref.WeakSet()
 
 
 def exported_name(metric: str) -> str:
-    """Name of a counter or gauge for Prometheus: `forebay_`, base units in full, `_total` for what only grows.
+    """Name of a counter or gauge in Prometheus: `forebay_`, base units in full, and `_total` for counters.
 
     https://prometheus.io/docs/practices/naming/
 
@@ -83,7 +83,7 @@ class Counters:
 
     def add(self, name: str, amount: float = 1) -> None:
         if name not in METRICS:
-            raise InvalidOption(f"{name!r} is no metric. Add it to forebay.metrics.METRICS with its meaning.")
+            raise InvalidOption(f"{name!r} is not a metric. Add it to forebay.metrics.METRICS with its meaning.")
         with self._lock:
             self._sums[name] = self._sums.get(name, 0) + amount
 
@@ -100,7 +100,7 @@ class Counters:
             self.add(name, time.perf_counter() - start)
 
     def renew_lock(self) -> None:
-        """For a forked child: the lock it inherited may be held by a thread that does not exist there."""
+        """Replace the lock in a forked child: a thread that does not exist there may hold the inherited one."""
         self._lock = threading.Lock()
 
     def __getitem__(self, name: str) -> float:
@@ -112,7 +112,7 @@ class Counters:
             return dict(self._sums)
 
     def since(self, earlier: Mapping[str, float]) -> dict[str, float]:
-        """Counts added since `earlier = tally.as_dict()`."""
+        """Sums added since `earlier = tally.as_dict()`."""
         return {name: total - earlier.get(name, 0) for name, total in self.as_dict().items()}
 
 

@@ -1,3 +1,5 @@
+"""Pickling of the user's own code for processes that cannot import it."""
+
 from __future__ import annotations
 
 import sys
@@ -11,9 +13,10 @@ from forebay.installed import package_of
 
 @contextmanager
 def own_code_by_value() -> Iterator[None]:
-    """Pickle the user's own modules (a job loaded by path, a notebook's neighbours, a test) as what they hold.
+    """Pickle the user's own modules (a job loaded by path, a notebook's neighbours, a test) by value in the block.
 
-    Modules of Python, of installed packages and of Forebay stay names; cloudpickle takes `__main__` by value anyway.
+    Modules of Python, of installed packages and of Forebay are pickled by name. cloudpickle pickles `__main__` by value
+    anyway.
     """
     already = cloudpickle.list_registry_pickle_by_value()
     own = [

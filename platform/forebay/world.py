@@ -1,4 +1,4 @@
-"""Who am I among the workers of a run."""
+"""Place of a worker among the workers of a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from forebay.errors import InvalidOption, whole_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Place of one worker in a run, built by a driver from explicit values.
+    """Place of one worker in a run. A driver creates it from explicit values.
 
-    Raises `InvalidOption` unless `0 <= rank < size`.
+    `rank` counts from 0 to `size - 1`, `local_rank` from 0 on each node. `node` is the id of the node. Raises
+    `InvalidOption` unless `0 <= rank < size`.
 
     >>> World(rank=1, size=4).is_first
     False
@@ -23,7 +24,7 @@ class World:
     node: str = ""
 
     def __post_init__(self) -> None:
-        # NumPy's integers would not survive JSON.
+        # As plain ints: NumPy's integers cannot be written to JSON.
         object.__setattr__(self, "rank", whole_number("rank", self.rank, least=-1))
         object.__setattr__(self, "size", whole_number("size", self.size, least=-1))
         if self.size < 1 or not 0 <= self.rank < self.size:

@@ -123,7 +123,7 @@ def test_a_pickle_in_place_of_any_small_file_does_not_run(tmp_path: Path, mark: 
     for name in ("manifest.json", "manifest.parquet", "manifest.pkl", "result.json"):
         (tmp_path / name).write_bytes(bomb)
     for name in ("manifest.json", "manifest.parquet", "manifest.pkl"):
-        with pytest.raises(InvalidOption, match="is no manifest"):
+        with pytest.raises(InvalidOption, match="is not a manifest"):
             load_manifest(tmp_path / name)
     with pytest.raises(InvalidOption, match="no result"):
         load_result(str(tmp_path))
@@ -150,7 +150,7 @@ def test_a_pickled_type_in_a_parquet_file_does_not_run(tmp_path: Path, mark: Pat
     pq.write_table(pa.table([[1, 2]] * len(fields), schema=schema), tmp_path / "a.parquet")
     manifest = scan(tmp_path / "a.parquet")
     assert RowGroupReader(manifest).read(0)["x0"].to_pylist() == [1, 2]
-    with pytest.raises(InvalidOption, match="is no manifest"):
+    with pytest.raises(InvalidOption, match="is not a manifest"):
         load_manifest(tmp_path / "a.parquet")
     assert not mark.exists()
 

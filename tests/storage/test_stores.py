@@ -66,7 +66,7 @@ def test_an_object_that_is_gone(store: Any, parquet_folder: Folder, quick: ReadP
     store.upload(parquet_folder({"a.parquet": [3]}), "gone")
     manifest = fb.scan(store.uri("gone"))
     store.delete("gone/a.parquet")
-    with pytest.raises(SourceChanged, match=r"gone/a.parquet.*is gone"):
+    with pytest.raises(SourceChanged, match=r"gone/a.parquet.*no longer exists"):
         RowGroupReader(manifest, quick).read(0)
 
 

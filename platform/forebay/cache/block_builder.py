@@ -18,7 +18,7 @@ from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
 
 Origin = Literal["hit", "store", "bypass"]
-"""Found in the cache; built and stored; built, but not stored as it does not fit."""
+"""Hit: found in the cache. Store: built and stored. Bypass: built, but not stored because it does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class BlockBuilder:
         key = self.names.key(index)
         if block := self._cache.get(key, self._tally):
             return block, "hit"
-        # A caller that does not get the lock in time builds the block as well: better twice than never.
+        # A caller that does not get the lock in time builds the block as well: a duplicate build is better than none.
         with self._cache.single_flight(key, self._options.policy.deadline_s, self._options.cancelled):
             if block := self._cache.get(key, self._tally):
                 return block, "hit"

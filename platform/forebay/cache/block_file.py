@@ -1,4 +1,4 @@
-"""One block in one file: a JSON header and plain aligned arrays, to be memory-mapped; no pickle.
+"""Format of a file that holds one block: a JSON header and plain aligned arrays. Memory-mapped, without pickle.
 
     magic            8 bytes, ends in the version of the format
     header length    8 bytes, little endian
@@ -45,7 +45,9 @@ _DTYPES = {
 
 
 class BadBlock(ForebayError):
-    """A block file that is torn, damaged or not of its name. Internal: the block is fetched again."""
+    """A block file that is torn, damaged, or holds another block than its name says. Internal: the block is built
+    again.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ def _open(path: Path) -> BinaryIO:
     """Open a regular file. Raises `BadBlock` for anything else, such as a link out of the cache."""
 
     def open_plain(name: str, flags: int) -> int:
-        # Without O_NONBLOCK, opening a pipe would block; regular files ignore the flag.
+        # Without O_NONBLOCK, opening a pipe would block. Regular files ignore the flag.
         fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd
@@ -135,7 +137,8 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _memory(path: Path, size: int) -> pa.Buffer:
-    """Bytes of the file, read-only. Arrow's map keeps no file descriptor; Python's own keeps one as long as it lives.
+    """Bytes of the file, read-only. Arrow's map keeps no file descriptor, while Python's own keeps one until it is
+    freed.
 
     Small files are read instead: a map costs at least a page, and a process may have only about 65,000 maps.
     """

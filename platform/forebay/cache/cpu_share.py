@@ -54,7 +54,7 @@ DEFAULT_WORKERS = DataWorkers()
 
 
 class CpuShare:
-    """Context manager that admits at most `count` threads at once; of the waiting ones, the lowest ticket first.
+    """Context manager that admits at most `count` threads at once. Of the waiting ones, the lowest ticket enters first.
 
     A thread takes a ticket when it starts a task and keeps it until it takes another. So the earliest request finishes
     first.
@@ -74,7 +74,7 @@ class CpuShare:
         self._mine.ticket = next(self._tickets)
 
     def resize(self, count: int) -> None:
-        """Admit `count` threads from now on; the admitted ones stay."""
+        """Admit `count` threads from now on. Admitted ones stay."""
         with self._changed:
             self._count = count
             self._changed.notify_all()
@@ -136,7 +136,7 @@ def _quotas(root: Path) -> list[float]:
 
 
 def _quota(words: list[str]) -> float | None:
-    """Quota divided by its period; None for no quota, which is "max" or -1."""
+    """Quota divided by its period. None if there is no quota, which is "max" or -1."""
     if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
         return None
     return int(words[0]) / int(words[1])

@@ -53,7 +53,9 @@ class LocalSource:
         return self._threads.workers.submit(index)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Cancel pending requests and return within `timeout_s`. A stuck read is abandoned. Blocks stay valid."""
+        """Cancel pending requests and return within `timeout_s` seconds. A stuck read is abandoned. Blocks stay
+        valid.
+        """
         # A child must not close what it inherited: a release here would release the parent's lease.
         if self._threads.pid == os.getpid():
             self._threads.close(timeout_s)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class SingleFlightPool(Generic[K, T]):
-    """At most `num_threads` daemon threads that run `work(task)`; a thread starts when a task needs it.
+    """At most `num_threads` daemon threads that run `work(task)`. A thread starts when a task needs it.
 
     Each thread calls `on_start` first, which must not fail. `peek` runs in the thread that submits, and must not block.
 
@@ -67,7 +67,7 @@ class SingleFlightPool(Generic[K, T]):
         return future
 
     def resize(self, num_threads: int) -> None:
-        """Start up to `num_threads` threads from now on; running ones stay."""
+        """Start up to `num_threads` threads from now on. Running ones stay."""
         with self._changed:
             self._num_threads = num_threads
 
@@ -126,7 +126,7 @@ class SingleFlightPool(Generic[K, T]):
             outcome.settle(future)
 
     def _pop_waiting(self, task: K) -> list[Future[T]]:
-        """Remove and return the futures that wait for `task`; a later request starts a new run."""
+        """Remove and return the futures that wait for `task`. A later request starts a new run."""
         with self._changed:
             futures = self._waiting.pop(task, [])
         return [future for future in futures if future.set_running_or_notify_cancel()]

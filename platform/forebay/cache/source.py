@@ -15,16 +15,19 @@ from forebay.transform.dataset import Dataset
 class BlockSource(Protocol):
     """Blocks of one data set, by index into its manifest.
 
-    Laws: requests start in the order they are made; two open requests for one index share the work; the future raises
-    the errors of the work; a block stays valid as long as it is referenced, also after `close`.
+    Laws:
+    - Requests start in the order in which they are made.
+    - Two open requests for one index share the work.
+    - The future raises the errors of the work.
+    - A block stays valid as long as it is referenced, also after `close`.
     """
 
     def request(self, index: int) -> Future[Block]:
-        """Request the transformed row group `index`. Does not wait for storage; maps a cached block at once."""
+        """Request the transformed row group `index`. Does not wait for storage. A cached block is mapped at once."""
         ...
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Cancel what is pending (`CancelledError`) and return within `timeout_s`, even if a read is stuck."""
+        """Cancel pending requests (`CancelledError`) and return within `timeout_s` seconds, even if a read is stuck."""
         ...
 
 

@@ -14,14 +14,14 @@ _NOTHING_FITS_BYTES = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """Options of a cache directory on a node's own disk; it is opened on the node that uses it.
+    """Options of a cache directory on a node's own disk. The node that uses it opens it.
 
     Attributes:
-        path: Directory; may begin with `~`.
-        quota_bytes: Bound of everything below `path`. 0 stores nothing: blocks come from other nodes or the source.
+        path: Directory. It may begin with `~`.
+        quota_bytes: Limit of everything below `path`. 0 stores nothing: blocks come from other nodes or the source.
         min_free_bytes: Bytes of the disk that stay free.
         core_share: Share of the node's cores (at least one core) for decoding and transforming, at low priority, for
-            all jobs of the node together.
+        all jobs of the node together.
         num_reads: Number of row groups that are read at once, for all jobs of the node together.
 
     >>> CacheSpec(path="/ssd/forebay", quota_bytes=10 << 30).core_share

@@ -24,7 +24,7 @@ class Driver(Protocol):
     - A run of the same name continues. A finished run returns its result without training. A name whose run is under
       way is refused with `InvalidOption`.
     - A train function that returns before the last epoch without a request to stop is a `BadJob`.
-    - No process, actor, placement group or environment variable is left behind, whatever is raised.
+    - No process, actor, placement group or environment variable is left behind, also after an exception.
 
     Laws for elastic jobs:
     - The world changes only at a checkpoint. A request on `EpochEnded` takes effect at the checkpoint that ends the

@@ -33,7 +33,7 @@ class WorkerTraceback(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerError:
-    """Exception of a worker, and the rank that raised it. Picklable, whatever the exception holds."""
+    """Exception of a worker, and the rank that raised it. Picklable, even if the exception is not."""
 
     rank: int
     summary: str
@@ -76,7 +76,7 @@ class WorkerError:
             return None
         try:
             original = cloudpickle.loads(self.pickled)
-        except Exception:  # noqa: BLE001 - a stranger's constructor may raise anything; the traceback is kept as text
+        except Exception:  # noqa: BLE001 - a foreign constructor may raise anything; the traceback is kept as text
             return None
         return original if isinstance(original, BaseException) else None
 

@@ -1,4 +1,6 @@
-"""The footer of a Parquet file: fetched in one step, which storage can fail, decoded in another, which it cannot."""
+"""Footer of a Parquet file. Fetching may fail because of storage. Decoding is separate, and fails only on bad
+content.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,22 @@ MAGIC = b"PAR1"
 _FIRST_READ_BYTES = 1 << 16
 _TRAILER_BYTES = 8
 _OF_EXTENSIONS = (AttributeError, KeyError, TypeError, ValueError)
-"""What the extension types of a process, such as Ray Data's, raise when a footer names them and makes no sense."""
+"""Errors of the process's extension types, such as Ray Data's, when a footer names one but its metadata is invalid."""
 _MOST_CACHED_BYTES = 32 << 20
 
 
 def fetch_footer(uri: str, file: pa.NativeFile) -> pa.Buffer:
-    """A Parquet file without pages that has the footer of `file`; usually one read of the last 64 KiB.
+    """Parquet file without pages that has the footer of `file`. Usually costs one read of the last 64 KiB.
 
     Raises:
-        CorruptFile: No footer is there.
+        CorruptFile: The file has no footer.
         OSError: Storage failed.
     """
     size = file.size()
     tail = file.read_at(min(size, _FIRST_READ_BYTES), max(size - _FIRST_READ_BYTES, 0))
     if len(tail) < _TRAILER_BYTES + len(MAGIC) or tail[-len(MAGIC) :] != MAGIC:
         raise _corrupt(
-            uri, f"it has {size} bytes and does not end in {MAGIC.decode()}: it was cut off or is no Parquet file"
+            uri, f"it has {size} bytes and does not end in {MAGIC.decode()}: it was cut off or is not a Parquet file"
         )
     needed = int.from_bytes(tail[-_TRAILER_BYTES : -len(MAGIC)], "little") + _TRAILER_BYTES
     if needed > size - len(MAGIC):
@@ -43,7 +45,7 @@ def fetch_footer(uri: str, file: pa.NativeFile) -> pa.Buffer:
 
 
 def decode_footer(uri: str, footer: pa.Buffer) -> pq.FileMetaData:
-    """Raises `CorruptFile` when the footer cannot be decoded."""
+    """Decode the result of `fetch_footer`. Raises `CorruptFile` if that is impossible."""
     try:
         return pq.read_metadata(pa.BufferReader(footer))
     except (pa.ArrowException, OSError, UnicodeDecodeError, *_OF_EXTENSIONS) as error:
@@ -59,7 +61,7 @@ FileVersion: TypeAlias = tuple[str, int, int, str]
 
 
 class FooterCache:
-    """The footers used last, up to 32 MiB as stored (several times that decoded); safe for threads."""
+    """Most recently used footers, up to 32 MiB in serialized size (several times that decoded). Safe for threads."""
 
     def __init__(self, most_bytes: int = _MOST_CACHED_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -68,14 +70,14 @@ class FooterCache:
         self._bytes = 0
 
     def get(self, version: FileVersion) -> pq.FileMetaData | None:
-        """The footer of a file, if it is still here."""
+        """Footer of a file, or None if it is not in the cache."""
         with self._lock:
             if version in self._footers:
                 self._footers.move_to_end(version)
             return self._footers.get(version)
 
     def put(self, version: FileVersion, footer: pq.FileMetaData) -> None:
-        """Keep a footer, and drop those not used for longest."""
+        """Add a footer, and drop the least recently used ones."""
         with self._lock:
             if version in self._footers:
                 return
@@ -87,10 +89,10 @@ class FooterCache:
 
 
 class _FooterOnly(io.RawIOBase):
-    """A file of some size, of which nothing can be read; `was_read` once the decoder went past the footer.
+    """File of some size without content. `was_read` is set once the decoder went past the footer.
 
-    It ends early rather than raise: pyarrow (26.0.1) never lets go of an exception from Python, nor that of the frames
-    it went through, nor those of the pages of a row group.
+    It reports end of file instead of raising. pyarrow (26.0.1) never releases a Python exception: with it, the frames
+    on its way and the pages of a row group would stay in memory.
     """
 
     def __init__(self, size: int) -> None:
@@ -117,11 +119,11 @@ class _FooterOnly(io.RawIOBase):
 
 
 def check_chunks(uri: str, footer: pq.FileMetaData, size: int) -> None:
-    """Raise `CorruptFile` when what the footer says of any column chunk contradicts itself or the file's size.
+    """Raise `CorruptFile` if the footer's facts about a column chunk contradict each other or the file's size.
 
-    `RowGroupMetaData.column()` of pyarrow (seen in 26.0.1) ends the whole process on such a chunk, for it lets a C++
-    exception through. Reading does not: so begin to read everything from a file without pages, which looks at every
-    chunk and then stops at the first page.
+    On such a chunk, `RowGroupMetaData.column()` of pyarrow (seen in 26.0.1) ends the whole process, because a C++
+    exception escapes. Reading does not. So this begins to read everything from a file without pages: that checks every
+    chunk, and stops at the first page.
     """
     for number in range(footer.num_row_groups):
         chunks = footer.row_group(number).num_columns
@@ -139,7 +141,9 @@ def check_chunks(uri: str, footer: pq.FileMetaData, size: int) -> None:
 
 
 def check_types(uri: str, footer: pq.FileMetaData) -> None:
-    """Raise `CorruptFile` when a chunk is not of its column's type; pruning by statistics would end the process."""
+    """Raise `CorruptFile` if a chunk is not of its column's type. Otherwise, pruning by statistics would end the
+    process.
+    """
     types = [footer.schema.column(leaf).physical_type for leaf in range(footer.num_columns)]
     for number in range(footer.num_row_groups):
         row_group = footer.row_group(number)

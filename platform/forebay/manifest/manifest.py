@@ -1,4 +1,4 @@
-"""The manifest: every row group of a data set, with the file version it was found in. Pure data, no file access."""
+"""Manifest of a data set: every row group, with the file version it was found in. Pure data, no file access."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLUMNS: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One version of one file: `path` is what follows the manifest's root in the file's URI."""
+    """One version of one file. `path` is the part of the file's URI after the manifest's root."""
 
     path: str
     size: int
@@ -39,7 +39,7 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One column: `type` as Arrow prints it, e.g. `int64`, `list<item: string>`."""
+    """One column. `type` is the text that Arrow prints, such as `int64` or `list<item: string>`."""
 
     name: str
     type: str
@@ -48,7 +48,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Everything that identifies the content of one row group. `bytes` are uncompressed, of the selected columns."""
+    """Everything that identifies the content of one row group. `bytes` counts the selected columns, uncompressed."""
 
     uri: str
     index: int
@@ -62,17 +62,19 @@ class RowGroup:
 # Without slots: `cached_property` needs the instance's __dict__.
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Manifest:
-    """The row groups of a data set in (path, row group) order; made by `scan`.
+    """Row groups of a data set in (path, row group) order. Created by `scan`.
 
-    Columnar, so that a million row groups take 32 MB: row group `i` is number `group_of[i]` (int32 [n]) of file
-    `files[file_of[i]]` (int32 [n]) and holds `rows[i]` rows, `bytes[i]` uncompressed and `source_bytes[i]` compressed
-    bytes of the selected columns (int64 [n] each). The arrays are read-only.
+    Columnar, so that a million row groups take 32 MB. The arrays have one entry per row group and are read-only:
+    - `file_of`, int32 [n]: row group `i` is in file `files[file_of[i]]`.
+    - `group_of`, int32 [n]: its number within that file.
+    - `rows`, int64 [n]: its number of rows.
+    - `bytes` and `source_bytes`, int64 [n]: its uncompressed and compressed bytes, of the selected columns.
 
-    `root` is an absolute local path or a URI; with an empty root every path is a whole URI. `fields` describes the
-    selected columns. Two manifests are equal when their ids are.
+    `root` is an absolute local path or a URI. With an empty root every path is a whole URI. `fields` describes the
+    selected columns. Two manifests are equal if their ids are.
 
-    `access` is what another process needs to open the files: credentials that came in a URI, held only by its pickle.
-    It is never saved, and no part of what the manifest is.
+    `access` holds what another process needs to open the files: credentials that came in a URI. Only its pickle
+    contains them. It is never saved, and does not count for equality.
     """
 
     root: str
@@ -102,13 +104,13 @@ class Manifest:
         assert all(left < right for left, right in pairwise(paths)), "files must be sorted by path"
         if len(self):
             step = np.diff(self.file_of)
-            # A row group follows another one of its file, or begins the next file: no file is without.
+            # A row group follows another one of its file, or begins the next file: no file has none.
             assert np.all((step == 1) | ((step == 0) & (np.diff(self.group_of) > 0))), "row groups must be sorted"
         used = (self.file_of[0], self.file_of[-1]) if len(self) else (0, -1)
         assert used == (0, len(self.files) - 1), "each file must have a row group"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Through the constructor, because NumPy forgets that an array was read-only when it is pickled.
+        # Through the constructor: NumPy forgets that an array was read-only when it is pickled.
         return _rebuild, ({name: getattr(self, name) for name in self.__dataclass_fields__},)
 
     def __len__(self) -> int:
@@ -143,19 +145,19 @@ class Manifest:
 
     @cached_property
     def num_rows(self) -> int:
-        """Rows of all row groups."""
+        """Number of rows of all row groups."""
         return int(self.rows.sum())
 
     @cached_property
     def num_bytes(self) -> int:
-        """Uncompressed bytes of the selected columns."""
+        """Uncompressed bytes of the selected columns, over all row groups."""
         return int(self.bytes.sum())
 
     @cached_property
     def id(self) -> str:
-        """SHA-256 (hex) over file versions, row groups, rows and selected columns with their types.
+        """SHA-256 (hex) of file versions, row groups, rows, and selected columns with their types.
 
-        The root is left out: a copy of the folder elsewhere that keeps its modification times keeps its id.
+        The root is left out: a copy of the folder that keeps the modification times has the same id.
         """
         types = {field.name: field.type for field in self.fields}
         facts = {
@@ -170,7 +172,7 @@ class Manifest:
         return digest.hexdigest()
 
     def uri_of(self, file: File) -> str:
-        """What `forebay.storage` opens `file` by.
+        """URI by which `forebay.storage` opens `file`.
 
         >>> location = "s3://bucket/clicks?region=eu-west-1"
         >>> manifest = Manifest(root=location, files=(), fields=(), columns=(), **{name: [] for name in _COLUMNS})
@@ -183,10 +185,11 @@ class Manifest:
         return f"{root}/{file.path}{mark}{options}"
 
     def take(self, indices: Sequence[int] | ArrayLike) -> Manifest:
-        """The row groups at `indices` (any order, or a boolean mask), with only the files they lie in.
+        """Manifest of the row groups at `indices` (in any order, or a boolean mask), with only the files that hold
+        them.
 
         Raises:
-            InvalidOption: An index that is out of range or given twice.
+            InvalidOption: An index is out of range or given twice.
         """
         mask_or_indices = np.asarray(indices)
         chosen = np.flatnonzero(mask_or_indices) if mask_or_indices.dtype == bool else np.sort(mask_or_indices)
@@ -198,13 +201,13 @@ class Manifest:
         return replace(self, files=tuple(self.files[index] for index in kept), **columns)
 
     def split(self, fraction: float, seed: int = 0) -> tuple[Manifest, Manifest]:
-        """Hold out whole row groups: (rest, held out), the latter with about `fraction` of the rows.
+        """Hold out whole row groups. Returns (rest, held out), the latter with about `fraction` of the rows.
 
-        Row groups are taken in the order of a hash of (seed, index) until the share of rows is as near to `fraction` as
-        it gets; each side keeps at least one row group.
+        Row groups are taken in the order of a hash of (seed, index), until the share of rows is as close to `fraction`
+        as possible. Each side keeps at least one row group.
 
         Raises:
-            InvalidOption: A fraction outside (0, 1), or fewer than two row groups.
+            InvalidOption: `fraction` is outside (0, 1), or there are fewer than two row groups.
         """
         if not 0 < fraction < 1:
             raise InvalidOption(

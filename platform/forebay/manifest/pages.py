@@ -1,4 +1,4 @@
-"""The pages of one row group: fetched in one step, which storage can fail, decoded in another, which it cannot."""
+"""Pages of one row group. Fetching may fail because of storage. Decoding is separate, and fails only on bad content."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import pyarrow.parquet as pq
 from forebay.manifest.schemas import leaves
 
 DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
-"""What decoding raises: pyarrow has no type of its own for bad pages."""
+"""Errors of decoding. pyarrow has no type of its own for bad pages."""
 
 _REMOTE_HOLE_BYTES = 1 << 20
-"""Over a network, reading on for 1 MiB takes less time than asking once more."""
+"""Over a network, reading 1 MiB that is not needed takes less time than another request."""
 _PADDING_BYTES = 100
-"""Some old writers give a column chunk up to so many bytes too few (PARQUET-816), and the decoder asks for them."""
+"""Some old writers state column chunks up to this many bytes too short (PARQUET-816). The decoder reads past
+their end.
+"""
 
 
 class _Run(NamedTuple):
@@ -30,7 +32,9 @@ class _Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pages:
-    """What was fetched of a row group: enough to decode `columns`; `source_bytes` of it are theirs, compressed."""
+    """Fetched parts of a row group, enough to decode `columns`. `source_bytes` is the compressed size of these
+    columns.
+    """
 
     footer: pq.FileMetaData
     index: int
@@ -40,7 +44,7 @@ class Pages:
 
 
 class FetchedFile(io.RawIOBase):
-    """The parts of a file that were fetched, in their places; reading elsewhere is an `OSError`."""
+    """Fetched parts of a file, at their positions. Reading elsewhere raises `OSError`."""
 
     def __init__(self, size: int, parts: Sequence[tuple[int, pa.Buffer]]) -> None:
         self._size = size
@@ -48,19 +52,19 @@ class FetchedFile(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """Make pyarrow take this for a file it can read."""
+        """Return True, so that pyarrow reads from it."""
         return True
 
     def seekable(self) -> bool:
-        """Make pyarrow take this for a file of random access."""
+        """Return True, so that pyarrow reads at any position."""
         return True
 
     def tell(self) -> int:
-        """The position, in bytes."""
+        """Position in bytes."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move, as `io` files do."""
+        """Move the position, as in `io`."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
@@ -76,9 +80,9 @@ class FetchedFile(io.RawIOBase):
 
 
 def fetch(file: pa.NativeFile, footer: pq.FileMetaData, index: int, columns: Sequence[str], *, local: bool) -> Pages:
-    """Read the pages of `columns` of row group `index`. Raises `OSError`, also when fewer bytes came than are there.
+    """Read the pages of `columns` of row group `index`. Raises `OSError`, also if fewer bytes came than expected.
 
-    `footer` must have passed `check_chunks`. `local` files are read without what lies between the columns.
+    `footer` must have passed `check_chunks`. From `local` files, the bytes between the columns are not read.
     """
     size = file.size()
     chunks = sorted(_chunks(footer, index, columns))
@@ -99,11 +103,11 @@ def fetch(file: pa.NativeFile, footer: pq.FileMetaData, index: int, columns: Seq
 
 
 def decode(pages: Pages) -> pa.Table:
-    """The table, decoded in the calling thread; raises one of `DECODE_ERRORS`."""
+    """Decode the table in the calling thread. Raises one of `DECODE_ERRORS`."""
     columns = list(pages.columns)
     parquet = pq.ParquetFile(pages.file, metadata=pages.footer, pre_buffer=False, page_checksum_verification=True)
     table = parquet.read_row_group(pages.index, columns=columns, use_threads=False).select(columns)
-    # Finds what the decoder lets through: text that is no UTF-8, dictionary indices out of range.
+    # Finds what the decoder does not check: text that is not UTF-8, and dictionary indices out of range.
     table.validate(full=True)
     rows = pages.footer.row_group(pages.index).num_rows
     if columns and table.num_rows != rows:
@@ -112,12 +116,12 @@ def decode(pages: Pages) -> pa.Table:
 
 
 def is_too_much_nested_text(error: BaseException) -> bool:
-    """Whether decoding failed because the strings of a nested column do not fit into one array of Arrow (2 GiB)."""
+    """Whether decoding failed because the text of a nested column does not fit into one array of Arrow (2 GiB)."""
     return isinstance(error, pa.ArrowNotImplementedError) and "chunked array outputs" in str(error)
 
 
 def nested_columns(pages: Pages) -> tuple[str, ...]:
-    """The fetched columns that are lists, maps or structs."""
+    """Fetched columns that are lists, maps or structs."""
     schema = pages.footer.schema.to_arrow_schema()
     return tuple(name for name in pages.columns if pa.types.is_nested(schema.field(name).type))
 
@@ -133,7 +137,7 @@ def _chunks(footer: pq.FileMetaData, index: int, columns: Sequence[str]) -> Iter
 
 
 def _runs(chunks: Iterable[_Run], size: int, *, hole_bytes: int) -> list[_Run]:
-    """The chunks, joined where no more than `hole_bytes` lie between them."""
+    """Chunks, joined if no more than `hole_bytes` lie between them."""
     runs: list[_Run] = []
     for start, end in chunks:
         stop = min(end + _PADDING_BYTES, size)

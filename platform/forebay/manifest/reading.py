@@ -1,4 +1,4 @@
-"""Row groups to tables, from exactly the file versions that the manifest was made from."""
+"""Reads row groups as tables, from exactly the file versions in the manifest."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from forebay.storage.versions import etag_of, stat, stat_etag
 
 
 def open_input(uri: str) -> pa.NativeFile:
-    """Open a file for random access. Every Parquet file that a reader opens is opened here."""
+    """Open a file for random access. Readers open every Parquet file with this function."""
     location = resolve_source(uri)
     return location.fs.open_input_file(location.path)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """What `RowGroupReader.fetch` got of row group `index` of the manifest."""
+    """Result of `RowGroupReader.fetch` for row group `index` of the manifest."""
 
     index: int
     pages: Pages
 
 
 class RowGroupReader:
-    """Reads the row groups of one manifest; safe for threads.
+    """Reads the row groups of one manifest. Safe for threads.
 
     Counts `parquet_opens`, `source_bytes` (compressed, of the columns read), `retries`, and the seconds of both steps.
-    Setting `cancelled` ends reads in progress with `forebay.storage.deadline.Cancelled`.
+    Setting `cancelled` ends reads in progress with `forebay.errors.Cancelled`.
     """
 
     def __init__(
@@ -66,20 +66,20 @@ class RowGroupReader:
         self._footers = footers or FooterCache()
 
     def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows of row group `index`, in file order; `columns` in the order given, None for the manifest's.
+        """All rows of row group `index`, in file order. `columns` in the given order, None for the manifest's.
 
-        The two steps in one; raises what they raise.
+        Same as `fetch` and then `decode`. Raises their errors.
         """
         return self.decode(self.fetch(index, columns))
 
     def fetch(self, index: int, columns: Sequence[str] | None = None) -> Fetched:
-        """Its pages as they are in the file: a matter of the storage, hardly of the processor.
+        """Fetch the encoded pages of row group `index`. Takes storage time and hardly any processor time.
 
         Raises:
-            SourceChanged: The file is gone, or is not the version in the manifest.
+            SourceChanged: The file no longer exists, or is not the version in the manifest.
             CorruptFile: The footer cannot be decoded.
             MissingColumn: The manifest does not select such a column.
-            ReadFailed: Storage kept failing, or does not permit it.
+            ReadFailed: Storage kept failing, or does not permit the read.
         """
         row_group = self.manifest[index]
         names = self.manifest.columns if columns is None else tuple(columns)
@@ -91,21 +91,21 @@ class RowGroupReader:
             with self._tally.timed("remote_read_s"):
                 pages = read(what, attempt, self._policy, self._cancelled, self._count_retry)
         except FileNotFoundError as error:
-            raise _changed(row_group, "is gone") from error
+            raise _changed(row_group, "no longer exists") from error
         except PermissionError as error:
             raise ReadFailed(f"{row_group.uri} may not be read ({error}). {REMEDY}", what=what) from error
         self._tally.add("source_bytes", pages.source_bytes)
         return Fetched(index, pages)
 
     def decode(self, fetched: Fetched) -> pa.Table:
-        """The table, decoded in one thread: data workers run side by side, and each should cost one core.
+        """Decode the table in one thread: data workers run in parallel, and each should use one core.
 
         Raises:
-            CorruptFile: A page cannot be decoded. It may have been damaged on its way: fetch it once more. A flipped
-                bit is always found in files written with `write_page_checksum=True`; without, only where it breaks
-                the encoding.
-            UnsupportedColumn: A nested column holds more text in this row group than Arrow decodes: 2 GiB.
-            Cancelled: The process ends.
+            CorruptFile: A page cannot be decoded. It may have been damaged in transit: fetch it once more. A flipped
+            bit is always found in files written with `write_page_checksum=True`. In other files it is found only if it
+            breaks the encoding.
+            UnsupportedColumn: A nested column holds more text in this row group than Arrow decodes (2 GiB).
+            Cancelled: The process is ending.
         """
         try:
             with self._tally.timed("decode_s"), finished_before_exit():
@@ -125,15 +125,15 @@ class RowGroupReader:
             ) from error
 
     def _fetch_once(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
-        if not row_group.file_etag:  # with one, opening the file tells
+        if not row_group.file_etag:  # with one, opening the file checks the version
             _check_version(row_group)
         try:
             pages = self._fetch_pages(row_group, names)
         except (OSError, CorruptFile):
-            # Rewritten under our hands, or storage failed: the error does not tell.
+            # The file was rewritten meanwhile, or storage failed: the error does not show which.
             _check_version(row_group)
             raise
-        # Again, because a file replaced while it was read may have given pages of both versions.
+        # Once more: a file replaced during the read may have given pages of both versions.
         _check_version(row_group)
         self._footers.put(_version(row_group), pages.footer)
         return pages
@@ -186,13 +186,13 @@ def _check_version(row_group: RowGroup) -> None:
 
 
 def _check_etag(row_group: RowGroup, etag: str) -> None:
-    """Times of object stores are whole seconds; their `etag` tells versions of one second apart."""
+    """Compare the `etag`: times of object stores are whole seconds, so only it separates versions of one second."""
     if etag and etag != row_group.file_etag:
         raise _changed(row_group, f"is version {etag}, and was {row_group.file_etag}", etag=etag)
 
 
 def _check_rows(row_group: RowGroup, footer: pq.FileMetaData) -> None:
-    """For stores that keep no modification time: a rewrite of equal size should at least not go unseen here."""
+    """Compare the row count: in stores without modification times, this finds some rewrites of equal size."""
     groups = footer.num_row_groups
     rows = footer.row_group(row_group.index).num_rows if row_group.index < groups else None
     if rows != row_group.rows:
@@ -202,7 +202,7 @@ def _check_rows(row_group: RowGroup, footer: pq.FileMetaData) -> None:
 
 
 def _check_fields(row_group: RowGroup, footer: pq.FileMetaData, fields: tuple[Field, ...]) -> None:
-    """As `_check_rows`: every file of a data set has each column once, and of one type."""
+    """Compare the columns: every file of a data set has each column once, with one type."""
     found: dict[str, list[str]] = {}
     for field in read_fields(row_group.uri, footer):
         found.setdefault(field.name, []).append(field.type)

@@ -1,4 +1,4 @@
-"""Manifests as files: JSON for people and diffs, Parquet for many row groups."""
+"""Saved manifests: JSON for people and diffs, Parquet for many row groups."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _METADATA = b"forebay"
 
 
 def save_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
-    """Write `manifest` to a path or URI that ends in `.json` or `.parquet`, whole or not at all.
+    """Write `manifest` atomically to a path or URI that ends in `.json` or `.parquet`.
 
     Raises:
-        InvalidOption: Another suffix.
+        InvalidOption: The path has another suffix.
+        OSError: Storage refuses the write.
     """
     uri = os.fspath(path)
     place = resolve(uri)
@@ -42,10 +43,10 @@ def save_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
 
 
 def load_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """Read what `save_manifest` wrote; its form is told from the content.
+    """Load a manifest that `save_manifest` wrote. The content shows whether it is JSON or Parquet.
 
     Raises:
-        InvalidOption: No such file, no manifest, one of another version, or one that was changed since.
+        InvalidOption: The file does not exist, is not a manifest, is of another version, or was changed since.
     """
     location = resolve(path)
     try:
@@ -60,7 +61,7 @@ def load_manifest(path: str | os.PathLike[str]) -> Manifest:
         version = facts["forebay_manifest"]
     except (ValueError, KeyError, TypeError, OSError, RecursionError, pa.ArrowException) as error:
         raise InvalidOption(
-            f"{location.uri} is no manifest. Make one with: forebay scan URI", path=location.uri
+            f"{location.uri} is not a manifest. Make one with: forebay scan URI", path=location.uri
         ) from error
     if version != MANIFEST_VERSION:
         raise InvalidOption(
@@ -95,10 +96,10 @@ def _checked(uri: str, facts: dict[str, Any]) -> Manifest:
 
 
 def _check_what_has_no_id(manifest: Manifest) -> None:
-    """Raises `ValueError` for what the id does not cover and no scan would say."""
+    """Raise `ValueError` for invalid values that the id does not cover."""
     for field in manifest.fields:
         if not (isinstance(field.name, str) and isinstance(field.type, str) and isinstance(field.nullable, bool)):
-            raise ValueError(f"{field} is no column")  # noqa: TRY004 - of the file's content, not of an argument
+            raise ValueError(f"{field} is not a column")  # noqa: TRY004 - of the file's content, not of an argument
     for name in ("bytes", "source_bytes"):
         if len(manifest) and getattr(manifest, name).min() < 0:
             raise ValueError(f"{name} below 0")
@@ -121,7 +122,7 @@ def _row_groups_as_lists(manifest: Manifest) -> dict[str, Any]:
 
 
 def _as_parquet(manifest: Manifest) -> bytes:
-    """One row per row group, readable by any tool; what is not per row group lies in the file's metadata."""
+    """Parquet file with one row per row group, readable by any tool. All other facts are in the file's metadata."""
     facts = _facts(manifest)
     files = facts.pop("files")
     columns: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""From a folder of Parquet files to a manifest: all footers, no pages."""
+"""Scans Parquet files into a manifest: reads all footers, no pages."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from forebay.storage.versions import FoundFile, etag_of
 
 _MOST_THREADS = 16
 _MOST = 1 << 53
-"""No row group has so many rows or bytes."""
+"""Limit for the rows and bytes of a row group. Larger numbers are a sign of corruption."""
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Scanned:
-    """What is kept of one footer; `groups` is int64 [4, n]: number, rows, bytes and source bytes of each row group."""
+    """Facts of one footer. `groups` is int64 [4, n]: number, rows, bytes and source bytes of each row group."""
 
     file: FoundFile
     schema: FileSchema
@@ -58,23 +58,24 @@ def scan(
 
     Args:
         uri: A file, a folder, a pattern (`data/day=*/*.parquet`), or a sequence of these, on any known file system.
-        columns: The columns to train on, in order; None for all. Other columns may differ between files.
-        predicate: E.g. `pyarrow.compute.field("day") >= 20`: leaves out row groups that by their statistics hold no row
-            for which it is true. Rows inside the row groups that remain are not filtered.
-        progress: Called with (files done, files in all), from the calling thread.
+        columns: The columns to train on, in order. None for all. Other columns may differ between files.
+        predicate: An expression such as `pyarrow.compute.field("day") >= 20`. Leaves out a row group if its statistics
+        show that the predicate is true for none of its rows. Rows inside the other row groups are not filtered.
+        progress: Called with (files done, number of files), from the calling thread.
         policy: Attempts, deadline and waits of each footer.
 
     Raises:
-        NoFiles: Nothing with rows was found, or the predicate leaves nothing.
+        NoFiles: No file with rows was found, or the predicate leaves none.
         MixedSchemas, MissingColumn: The files disagree on a selected column, or none has it.
         CorruptFile: A footer cannot be decoded.
         ReadFailed: Storage kept failing.
-        InvalidOption: A predicate or a selection that can never work.
+        NotPlainParquet: The files belong to a Delta Lake, Iceberg or Hudi table.
+        InvalidOption: The predicate or the selection can never work.
     """
     selection = _check_columns(columns)
     if predicate is not None and not isinstance(predicate, pc.Expression):
         raise InvalidOption(
-            f'predicate={predicate!r} is no pyarrow expression. Write it as pyarrow.compute.field("day") >= 20.'
+            f'predicate={predicate!r} is not a pyarrow expression. Write it as pyarrow.compute.field("day") >= 20.'
         )
     listing = find_parquet(uri, policy)
     scanned = _scan_all(listing.files, partial(_scan_file, columns=selection, predicate=predicate), progress, policy)
@@ -119,7 +120,9 @@ def _scan_all(
         try:
             return read(file.uri, partial(scan_file, file), policy, cancelled)
         except FileNotFoundError as error:
-            raise ReadFailed(f"{file.uri} was listed but is gone: {error}. Scan again.", what=file.uri) from error
+            raise ReadFailed(
+                f"{file.uri} was listed but no longer exists: {error}. Scan again.", what=file.uri
+            ) from error
         except PermissionError as error:
             raise ReadFailed(f"{file.uri} was listed but may not be read: {error}. {REMEDY}", what=file.uri) from error
 
@@ -130,7 +133,7 @@ def _scan_all(
             _report(futures, progress)
             return [future.result() for future in futures]
         finally:
-            # After an error or Ctrl-C: leave the pool at once, not after every other footer.
+            # After an error or Ctrl-C: leave the pool at once, without waiting for the other footers.
             cancelled.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -216,7 +219,7 @@ def _manifest(root: str, kept: list[_Scanned], fields: tuple[Field, ...]) -> Man
 
 
 def _relative(uri: str, root: str) -> str:
-    """What `Manifest.uri_of` puts after the root."""
+    """Path of a file below the root, as `Manifest.uri_of` expects it."""
     if not root:
         return uri
     folder, mark, options = root.partition("?") if "://" in root else (root, "", "")

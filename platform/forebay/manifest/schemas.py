@@ -1,4 +1,4 @@
-"""Columns of many files: which are there, and whether the files agree."""
+"""Schemas of many files: their columns, and whether the files agree."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _MOST_LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class FileSchema:
-    """The columns of one file, in its order."""
+    """Columns of one file, in its order."""
 
     uri: str
     fields: tuple[Field, ...]
 
     def find(self, column: str) -> Field | None:
-        """The column of that name, if there is one."""
+        """Column of that name, or None."""
         return next((field for field in self.fields if field.name == column), None)
 
 
 def read_fields(uri: str, footer: pq.FileMetaData) -> tuple[Field, ...]:
-    """The columns in a footer as Arrow reads them. Raises `CorruptFile` when there is no such reading."""
+    """Columns in a footer, as Arrow types. Raises `CorruptFile` if Arrow cannot read the schema."""
     try:
         schema = footer.schema.to_arrow_schema()
         return tuple(Field(name=field.name, type=str(field.type), nullable=field.nullable) for field in schema)
@@ -39,11 +39,11 @@ def read_fields(uri: str, footer: pq.FileMetaData) -> tuple[Field, ...]:
 
 
 def agree(schemas: Sequence[FileSchema], columns: Sequence[str] | None) -> tuple[Field, ...]:
-    """The selected columns, which all files must have with one type; their order within a file does not matter.
+    """Selected columns, which all files must have with the same type. Their order within a file does not matter.
 
     Args:
-        schemas: At least one; the first decides what the others are compared with.
-        columns: The selection, in order; None for all columns of the first file (then none may have more).
+        schemas: At least one. The others are compared with the first.
+        columns: The selection, in order. None for all columns of the first file; then no file may have more.
 
     Raises:
         MissingColumn: No file has a selected column.
@@ -98,7 +98,7 @@ def _refuse_twice(schema: FileSchema, names: set[str]) -> None:
 
 
 def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn:
-    """The error that `where` has no column `name`, with what there is and what was probably meant."""
+    """Error that `where` has no column `name`. It lists the columns and suggests similar names."""
     listed = ", ".join(there[:_MOST_LISTED]) + (", ..." if len(there) > _MOST_LISTED else "")
     close = difflib.get_close_matches(name, there, n=3)
     meant = f"Did you mean {' or '.join(map(repr, close))}?" if close else "Choose among these, or add it to the files."
@@ -111,7 +111,7 @@ def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn
 
 
 def leaves(footer: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
-    """Numbers of the column chunks that hold `columns`; a list or a struct has chunks of dotted names."""
+    """Numbers of the column chunks that hold `columns`. Chunks of a list or a struct have dotted names."""
     wanted = set(columns)
     paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
     return [leaf for leaf, path in enumerate(paths) if path in wanted or _prefixes(path) & wanted]

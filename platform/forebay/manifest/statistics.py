@@ -1,4 +1,4 @@
-"""Whether the statistics in a footer can be looked at. That takes the footer's bytes: pyarrow decodes before it checks.
+"""Checks the statistics in a footer. Needs the footer's bytes, because pyarrow decodes a value before it checks it.
 
 Layout: https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift, in the compact protocol:
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
@@ -18,14 +18,14 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBL
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = 1, 2, 3, 7, 8, 9, 10, 11, 12, 13
 _FIXED = {_BYTE: 1, _DOUBLE: 8, _UUID: 16}
 _BOUNDS = (1, 2, 5, 6)
-"""Numbers of max, min, max_value and min_value in the struct of the statistics."""
+"""Field numbers of max, min, max_value and min_value in the struct of the statistics."""
 
 
 def check_statistics(uri: str, footer: pa.Buffer, decoded: pq.FileMetaData) -> None:
-    """Raise `CorruptFile` when a least or greatest value is shorter than its column's type.
+    """Raise `CorruptFile` if a minimum or maximum is shorter than its column's type.
 
-    pyarrow (seen in 26.0.1) ends the whole process when it decodes such a value, be it to prune or to show it. `footer`
-    is what `fetch_footer` returned. Takes some 30 us per column chunk.
+    pyarrow (seen in 26.0.1) ends the whole process when it decodes such a value, to prune by it or to print it.
+    `footer` is the result of `fetch_footer`. Takes about 30 us per column chunk.
     """
     columns = [decoded.schema.column(leaf) for leaf in range(decoded.num_columns)]
     widths = [_WIDTHS.get(column.physical_type, column.length) for column in columns]
@@ -43,7 +43,7 @@ def check_statistics(uri: str, footer: pa.Buffer, decoded: pq.FileMetaData) -> N
 
 
 class _StructWalk:
-    """Goes through the bytes of a struct; whoever walks must `skip` each field that is of no interest."""
+    """Walks through the bytes of a Thrift struct. Callers must `skip` each field that they do not read."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -64,20 +64,20 @@ class _StructWalk:
             yield head & 15
 
     def binary(self) -> int:
-        """Goes past the bytes that begin here; how many there are."""
+        """Skip the bytes that begin here. Returns their number."""
         size = self._varint()
         self._at += size
         return size
 
     def skip(self, kind: int) -> None:
-        """Go past a value of that type."""
+        """Skip a value of type `kind`."""
         if kind == _BINARY:
             self.binary()
         elif kind in _FIXED:
             self._at += _FIXED[kind]
         elif kind in {_LIST, _SET}:
             for item in self.items():
-                # Within a list, a truth value has a byte of its own.
+                # In a list, a boolean has a byte of its own.
                 self.skip(_BYTE if item in {_TRUE, _FALSE} else item)
         elif kind == _STRUCT:
             for _, each in self.fields():
@@ -111,7 +111,7 @@ class _StructWalk:
 
 
 def _short_values(walk: _StructWalk, widths: Sequence[int]) -> Iterator[str]:
-    """FileMetaData.row_groups."""
+    """Walk through FileMetaData.row_groups."""
     for number, kind in walk.fields():
         if (number, kind) == (4, _LIST):
             for _ in walk.items():
@@ -121,7 +121,7 @@ def _short_values(walk: _StructWalk, widths: Sequence[int]) -> Iterator[str]:
 
 
 def _in_row_group(walk: _StructWalk, widths: Sequence[int]) -> Iterator[str]:
-    """RowGroup.columns."""
+    """Walk through RowGroup.columns."""
     for number, kind in walk.fields():
         if (number, kind) == (1, _LIST):
             for column, _ in enumerate(walk.items()):
@@ -131,7 +131,7 @@ def _in_row_group(walk: _StructWalk, widths: Sequence[int]) -> Iterator[str]:
 
 
 def _in_chunk(walk: _StructWalk, width: int) -> Iterator[str]:
-    """ColumnChunk.meta_data.statistics."""
+    """Walk through ColumnChunk.meta_data.statistics."""
     for number, kind in walk.fields():
         if (number, kind) == (3, _STRUCT):
             for inner, inner_kind in walk.fields():

@@ -1,4 +1,4 @@
-"""Actors that are found by their names from any process of the cluster: the runs and the sweeps under way."""
+"""Named actors, which any process of the cluster can find: coordinators of runs, and sweeps."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from forebay.errors import InvalidOption
 NAMESPACE = "forebay"
 """Ray namespace of all named actors of Forebay."""
 RUN_PREFIX = "run-"
-"""Prefix of a coordinator's actor name; the run's name follows."""
+"""Prefix of a coordinator's actor name. The run's name follows."""
 _CACHE_PROTOCOL = 3
 CACHE_PREFIX = f"forebay-cache-{_CACHE_PROTOCOL}-"
 """Prefix of a cache actor's name.
 
-The protocol number rises with every change of its calls or replies: actors of another release are left alone.
+The protocol number increases with every change of its calls or replies, so that actors of another release are not used.
 """
 
 ANSWER_S = 10.0
 
 
 def names_of(prefix: str, begin: str = "") -> list[str]:
-    """The names behind `prefix` that begin with `begin`, in order, without asking anybody."""
+    """Names behind `prefix` that begin with `begin`, sorted. Sends no request to the actors."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     return sorted(
         actor["name"].removeprefix(prefix)
@@ -37,7 +37,7 @@ def names_of(prefix: str, begin: str = "") -> list[str]:
 
 
 def find(prefix: str, name: str) -> ActorHandle | None:
-    """The actor of this name; None where there is none, or where it has ended since its name was read."""
+    """Actor of this name. None if there is none, or if it has ended since its name was read."""
     try:
         return ray.get_actor(f"{prefix}{name}", namespace=NAMESPACE)
     except ValueError:
@@ -45,7 +45,7 @@ def find(prefix: str, name: str) -> ActorHandle | None:
 
 
 def find_or_refuse(prefix: str, name: str, kind: str) -> ActorHandle:
-    """Raises `InvalidOption` with the names there are, for a `kind` of thing that is not there."""
+    """Actor of this name. Raises `InvalidOption`, which lists the known names, if there is no such `kind`."""
     found = find(prefix, name)
     if found is not None:
         return found
@@ -59,7 +59,9 @@ def find_or_refuse(prefix: str, name: str, kind: str) -> ActorHandle:
 def ask_all(
     prefix: str, ask: Callable[[ActorHandle], ray.ObjectRef], *, begin: str = "", wait_s: float = ANSWER_S
 ) -> list[Any]:
-    """What those of `names_of` answer, in this order; without whoever has ended, or is silent for `wait_s`."""
+    """Answers of the actors of `names_of`, in that order. Leaves out actors that have ended or are silent for
+    `wait_s`.
+    """
     asked = [ask(actor) for name in names_of(prefix, begin) if (actor := find(prefix, name)) is not None]
     ready, _ = ray.wait(asked, num_returns=len(asked), timeout=wait_s) if asked else ([], [])
     answers = []

@@ -1,4 +1,4 @@
-"""Export of a process's counters and gauges to Prometheus through Ray; the only file that imports `ray.util.metrics`.
+"""Export of a process's counters and gauges to Prometheus through Ray. The only file that imports `ray.util.metrics`.
 
 Ray's agent on each node serves `ray_<name>` for all processes of the node. Checked with Ray 2.60.
 """
@@ -27,7 +27,7 @@ Numbers = Callable[[], Mapping[str, float]]
 class RayMetrics:
     """Passes increments of `counted()` since the last flush, and current values of `measured()`, to Ray.
 
-    `tags` give a value to some of `TAGS`; the others are empty.
+    `tags` sets some of `TAGS`. The others are empty.
     """
 
     def __init__(self, tags: Mapping[str, str], counted: Numbers, measured: Numbers) -> None:
@@ -80,5 +80,5 @@ def exported(tags: Mapping[str, str], counted: Numbers, measured: Numbers = dict
 def _flush(metrics: RayMetrics) -> None:
     try:
         metrics.flush()
-    except (ForebayError, OSError) as error:  # a reader of a removed cache raises it
+    except (ForebayError, OSError) as error:  # raised while the directory of a cache is being removed
         log.debug("no metrics of the cache: %s", error)

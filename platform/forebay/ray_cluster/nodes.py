@@ -1,4 +1,4 @@
-"""Nodes that are about to be taken away, as the cluster's control service knows them. Checked on Ray 2.60."""
+"""Nodes that will be taken away, according to the cluster's control service. Checked on Ray 2.60."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import ray
 from ray._private import state as ray_state  # no public way
 
 URGENT_S = 20.0
-"""With less time than this left, a successor is not waited for until it is warm."""
+"""With less time than this left, the world does not wait for a replacement to become warm."""
 
 
 def draining_nodes() -> dict[str, float | None]:
-    """Node id -> Unix time at which the node goes, None where that is not known."""
+    """Node id -> Unix time (s) at which the node will be taken away. None if that time is not known."""
     return {node: at_ms / 1000 if at_ms else None for node, at_ms in ray_state.state.get_draining_nodes().items()}
 
 
 def is_urgent(leaving: Mapping[str, float | None]) -> bool:
-    """Whether one of the nodes may be gone before another worker process has started."""
+    """Whether one of the nodes may be taken away before another worker process has started."""
     return any(at_s is None or at_s - time.time() < URGENT_S for at_s in leaving.values())
 
 
 def steady_nodes() -> set[str]:
-    """The ids of all nodes that are there to stay."""
+    """Ids of all living nodes that are not draining."""
     return _alive_nodes() - draining_nodes().keys()
 
 

@@ -1,4 +1,4 @@
-"""The places of runs' workers in a cluster: placement groups, found again by the name of their run."""
+"""Placement groups of workers. Their names hold the run's name, by which they are found again."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ PREFIX = "forebay-run-"
 
 
 def new_place(run: str, bundle: Mapping[str, float]) -> PlacementGroup:
-    """Ask for a place for one worker of `run`; one that there is no room for stays asked for."""
-    # A name of its own, as Ray wants it.
+    """Request a place for one worker of `run`. If the cluster has no room, the request stays open."""
+    # Ray requires a unique name.
     return placement_group([dict(bundle)], name=f"{PREFIX}{run}:{uuid.uuid4().hex}")
 
 
 def remove_places(is_meant: Callable[[str], bool]) -> None:
-    """Remove what is left of the places of runs: Ray keeps them when only the process that asked for them dies.
+    """Remove the remaining places of runs: Ray keeps them when only the process that requested them dies.
 
-    `is_meant` is given the name of a run.
+    `is_meant` is called with the name of a run.
     """
     for number, facts in placement_group_table().items():
         run, colon, _ = facts["name"].removeprefix(PREFIX).rpartition(":")

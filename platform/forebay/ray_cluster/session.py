@@ -1,4 +1,4 @@
-"""Where a Ray cluster is, and under which names the runs on it are found."""
+"""Connections of a process to Ray, and the environment of a run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ANSWER_S = 5.0
 
 
 def connect(address: str) -> None:
-    """`ray.init` with `RAY_ADDRESS`, but at once where it would try for minutes to reach what is not there.
+    """Call `ray.init` with `address`. Fails at once for an address that does not answer, while Ray retries for minutes.
 
-    Raises `InvalidOption` for an address that is none, or that does not answer.
+    Raises `InvalidOption` for an invalid address, and for one that does not answer.
     """
     scheme, _, place = address.rpartition("://")
     if scheme in ("http", "https"):
@@ -43,25 +43,25 @@ def connect(address: str) -> None:
         ) from error
 
 
-# Defaults of Ray Train that a run would trip over (Ray 2.60); a variable that is set already is left alone.
+# Defaults of Ray Train that do not suit a run (Ray 2.60). A variable that is already set is kept.
 TRAIN_ENVIRONMENT: Mapping[str, str] = {
-    # 2 s by default, which is how late a lost worker is noticed.
+    # 2 s by default, and a lost worker is noticed that late.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
-    # 60 s by default: how long a new attempt may wait for a node that has just died.
+    # 60 s by default: the time that a new attempt may wait for a node that has just died.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
-    # It makes the controller wait for workers to leave a draining node, and ours do not listen to it.
+    # It makes the controller wait until workers leave a draining node, but ours do not react to it.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    # Workers stay in the folder they were started in, so that relative paths mean what they meant on the driver.
+    # Workers stay in the folder where they were started, so that relative paths are the same as on the driver.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     # Otherwise every line that a train function prints appears twice.
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    # Its actor and its gauges; Forebay reports its own.
+    # Its actor and its gauges. Forebay reports its own.
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
 
 
 def session_text() -> str:
-    """What `ray_session` is about to do, for people."""
+    """Description of the next step of `ray_session`, for people."""
     if ray.is_initialized():
         return "using the Ray of this process"
     if os.environ.get(ADDRESS):
@@ -71,12 +71,13 @@ def session_text() -> str:
 
 @contextmanager
 def ray_session(num_cpus: int) -> Iterator[bool]:
-    """Use the Ray that is running, the cluster at `RAY_ADDRESS`, or one started on this machine, in this order.
+    """Connect to Ray: the connection of this process, the cluster at `RAY_ADDRESS`, or a new Ray on this machine.
 
-    A Ray started here has `num_cpus` CPUs, or as many as the machine has if that is more.
+    The first of these that exists is used. A Ray started here has `num_cpus` CPUs, or as many as the machine has if
+    that is more.
 
-    Yields whether this machine's Ray was started here, and so ends with the block. Raises `InvalidOption` for a
-    `RAY_ADDRESS` that is none, or that does not answer.
+    Yields whether Ray was started here, and so ends with the block. Raises `InvalidOption` for a `RAY_ADDRESS` that is
+    invalid, or that does not answer.
     """
     if ray.is_initialized():
         yield False
@@ -100,14 +101,14 @@ def ray_session(num_cpus: int) -> Iterator[bool]:
 
 @contextmanager
 def train_environment() -> Iterator[None]:
-    """`TRAIN_ENVIRONMENT` for the length of the block; Ray Train hands it on to its controller and workers."""
+    """Set `TRAIN_ENVIRONMENT` for the length of the block. Ray Train passes it on to its controller and workers."""
     with environment_defaults(TRAIN_ENVIRONMENT):
         yield
 
 
 @contextmanager
 def environment_defaults(defaults: Mapping[str, str]) -> Iterator[None]:
-    """Those of `defaults` that are not set otherwise, as environment variables for the length of the block."""
+    """Set those of `defaults` that are not set yet as environment variables, for the length of the block."""
     missing = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(missing)
     try:
@@ -119,7 +120,7 @@ def environment_defaults(defaults: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _environment_put_back() -> Iterator[None]:
-    """`ray.init` leaves variables behind (`RAY_AUTH_MODE`, `RAY_USAGE_STATS_ENABLED`, ...)."""
+    """Remove the variables that `ray.init` leaves behind (`RAY_AUTH_MODE`, `RAY_USAGE_STATS_ENABLED`, ...)."""
     before = dict(os.environ)
     try:
         yield

@@ -31,19 +31,19 @@ class Optional:
         error = error_of(partial(self._callback, event, control))
         if error is not None:
             self._failed = True
-            log.warning("%s raised and is left out from here on.", name_of(self._callback), exc_info=error)
+            log.warning("%s raised and is not called again.", name_of(self._callback), exc_info=error)
 
 
 def optional_callback(callback: Callback) -> Callback:
-    """Return `callback` as one whose exceptions do not stop the run.
+    """Wrap `callback` so that its exceptions do not stop the run.
 
-    Its first exception is logged with a traceback, and it is not called again.
+    Its first exception is logged with a traceback. Then it is not called again.
     """
     return Optional(callback)
 
 
 def notify(callbacks: Iterable[Callback], event: Event, control: Control) -> None:
-    """Call every callback. Raises `RunFailed`, naming the callback, if one raised, after all were called."""
+    """Call every callback. If one raised, raises `RunFailed`, naming it, after all were called."""
     failures = [failure for callback in callbacks if (failure := _failure_of(callback, event, control))]
     if failures:
         raise failures[0] from failures[0].__cause__

@@ -45,7 +45,7 @@ class Control:
 
     @classmethod
     def of(cls, job: Job, epoch: int = 0) -> Control:
-        """Return the control of `job`, whose training begins with epoch `epoch`, from 0."""
+        """Control of `job`, whose training begins with epoch `epoch`, from 0."""
         return cls(
             elastic=job.elastic,
             workers=job.workers,
@@ -55,7 +55,7 @@ class Control:
         )
 
     def stop(self, reason: str) -> None:
-        """End the run after its next checkpoint. Of several reasons the first one is kept."""
+        """End the run after its next checkpoint. The first reason is kept."""
         with self._lock:
             if self._stop is None:
                 self._stop = reason
@@ -63,7 +63,7 @@ class Control:
     def resize(self, workers: int) -> int:
         """Set the target to `workers`, clamped to the job's bounds. Returns the new target.
 
-        Of several calls the last one counts. Raises `InvalidOption` where the job is not elastic.
+        Of several calls the last one counts. Raises `InvalidOption` if the job is not elastic.
         """
         if self._elastic is None:
             raise InvalidOption(
@@ -75,9 +75,9 @@ class Control:
             return self._target
 
     def global_batch(self, rows: int) -> None:
-        """Train on `rows` rows per step, over all workers. This overrides the job's own batch policy from then on.
+        """Train on `rows` rows per step, over all workers. From then on this overrides the job's own batch policy.
 
-        Raises `BatchTooSmall` for fewer rows than the job may have workers.
+        Raises `BatchTooSmall` for fewer rows than the job's maximum of workers, and `InvalidOption` for fewer than 1.
         """
         rows = whole_number("global_batch", rows, least=1)
         if rows < self.max_workers:
@@ -91,7 +91,7 @@ class Control:
             self._requested_batch = rows
 
     def follow(self, *, target: int | None = None, world_size: int | None = None, batch: int | None = None) -> None:
-        """For drivers: take over the present state, and a target that was set elsewhere (`forebay scale`)."""
+        """For drivers: update the present state, and the target if it was set elsewhere (`forebay scale`)."""
         with self._lock:
             if target is not None:
                 self._target = target
@@ -101,7 +101,7 @@ class Control:
                 self._batch = batch
 
     def take_resize(self) -> int | None:
-        """For drivers: return the target of the last `resize` since the previous call, or None."""
+        """For drivers: target of the last `resize` since the previous call, or None."""
         with self._lock:
             requested, self._requested = self._requested, None
             return requested
@@ -150,7 +150,7 @@ class Control:
 
     @property
     def first_epoch(self) -> int:
-        """Epoch that training began with, from 0. Before there are workers: the epoch it is expected to begin with."""
+        """Epoch that training began with, from 0. Before there are workers, the expected one."""
         return self._epoch
 
     @property

@@ -1,4 +1,4 @@
-"""Events of a run, gathered into its result: what was trained twice counts once."""
+"""Collects the events of a run into its result. What was trained twice counts once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MAX_STEPS = 4096
 class History:
     """Keeps the epochs, and at most `MAX_STEPS` of the reported steps, of the attempts that shaped the model.
 
-    When workers are lost, training goes back to the newest commit and reports steps again: the later report replaces
-    the earlier ones from that step on.
+    When workers are lost, training goes back to the newest checkpoint and reports steps again. The later report
+    replaces the earlier ones from that step on.
     """
 
     def __init__(self, start: Result) -> None:
@@ -25,7 +25,7 @@ class History:
         self._stopped: str | None = None
 
     def record(self, event: Event) -> None:
-        """Take one event."""
+        """Record one event."""
         match event:
             case Reported():
                 self._record_step(event)
@@ -37,24 +37,24 @@ class History:
                 self._stopped = event.stopped
 
     def knows(self, event: EpochEnded) -> bool:
-        """Whether this very account of an epoch was recorded before."""
-        # By their text: a loss that is NaN does not equal itself.
+        """Whether an equal report of an epoch was recorded before."""
+        # Compares texts: a loss that is NaN does not equal itself.
         return repr(event) in map(repr, self._epochs)
 
     def _record_step(self, event: Reported) -> None:
         while self._steps and self._steps[-1].step >= event.step:
             earlier = self._steps.pop()
             if earlier.step == event.step:
-                # One step may be reported twice: its loss at the commit, what was measured after it by report().
+                # A step may be reported twice: its loss at the commit, and values that report() adds after it.
                 event = replace(event, metrics={**earlier.metrics, **event.metrics})
         self._steps.append(event)
         if len(self._steps) > MAX_STEPS:
-            # Every second one, and the newest: the shape of the curve stays, however long the run.
+            # Drop every second step but keep the newest: so the shape of the curve stays, for runs of any length.
             self._steps = [*self._steps[:-1:2], self._steps[-1]]
 
     @property
     def result(self) -> Result:
-        """The run as far as it was recorded."""
+        """Result of all events recorded so far."""
         return replace(
             self._start,
             epochs=tuple(self._epochs),

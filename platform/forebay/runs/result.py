@@ -55,7 +55,7 @@ class Result:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Result:
-        """Raises `InvalidOption` for anything that `to_json` of this version did not write."""
+        """Decode the text. Raises `InvalidOption` for anything that `to_json` of this version did not write."""
         try:
             facts = json.loads(text)
             if facts.pop("version") != VERSION:
@@ -65,15 +65,15 @@ class Result:
             return cls(epochs=epochs, steps=steps, **facts)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidOption(
-                f"this is no result of a Forebay run of version {VERSION} ({error}). "
+                f"this is not a result of a Forebay run of version {VERSION} ({error}). "
                 f"Remove {FILE_NAME} from the run's folder, or give the run another name."
             ) from error
 
 
 def save_result(result: Result) -> None:
-    """Write `result.json` into the run's folder: after a crash, the earlier one or the new one is there.
+    """Write `result.json` into the run's folder. Atomic: after a crash, the file is the earlier or the new one.
 
-    Raises `WriteFailed` where storage refuses.
+    Raises `WriteFailed` if the storage refuses.
     """
     uri = resolve(result.path).uri
     try:
@@ -85,6 +85,6 @@ def save_result(result: Result) -> None:
 
 
 def load_result(path: str) -> Result | None:
-    """Read the result in the run folder `path`; None where no run has been. Raises `InvalidOption` if it is a file."""
+    """Result in the run folder `path`. None if no run has been saved there. Raises `InvalidOption` if it is a file."""
     content = read_json_file(path, FILE_NAME, "run")
     return None if content is None else Result.from_json(content)

@@ -1,4 +1,4 @@
-"""One run as its driver sees it: its name and folder, what has happened so far, and who wants to know."""
+"""One run as its driver sees it: name and folder, events so far, and callbacks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class Run:
-    """Takes the events of `job`'s workers, tells `callbacks`, and keeps `result.json` up to date.
+    """Records the events of `job`'s workers, calls `callbacks`, and keeps `result.json` up to date.
 
-    A name that was run before is continued: its earlier epochs are part of the result. The run's folder is held until
-    the end of the `with` block. Raises what `job.check()` raises, `CursorMismatch` if the earlier run was made with
-    another plan, and `InvalidOption` if the run is under way or its folder cannot be used.
+    A name that was run before continues: its earlier epochs are part of the result. The run's folder is locked until
+    the end of the `with` block.
+
+    Raises the errors of `job.check()`. Raises `CursorMismatch` if the earlier run was made with another plan. Raises
+    `InvalidOption` if the run is under way or its folder cannot be used.
     """
 
     def __init__(self, job: Job, callbacks: Sequence[Callback] = ()) -> None:
@@ -70,7 +72,7 @@ class Run:
 
     @property
     def worker_spec(self) -> WorkerSpec:
-        """Specification that its workers start with."""
+        """Specification for the workers of the run."""
         return WorkerSpec(
             name=self.name,
             train=self.job.train,
@@ -90,7 +92,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every epoch the job asks for is already trained."""
+        """Whether every epoch of the job is already trained."""
         return self.result.epochs_done >= self.job.epochs
 
     @property
@@ -101,7 +103,7 @@ class Run:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
-        """Release the folder. If the run raised, the callbacks receive `Failed`, so that each can close its files."""
+        """Release the folder. If the run raised, call the callbacks with `Failed`, so that each can close its files."""
         try:
             if error is not None:
                 self._tell_end(error)
@@ -114,7 +116,7 @@ class Run:
         try:
             save_result(self.result)
         except WriteFailed as unsaved:
-            # Full storage is often why it ends: what the run raises says so.
+            # A run often ends because the storage is full. Then the run's own error says so.
             log.warning("%s", unsaved)
         try:
             notify(self._callbacks, event, self.control)
@@ -142,45 +144,45 @@ class Run:
         notify(self._callbacks, event, self.control)
 
     def _tell_resize(self, started: Started) -> None:
-        """Workers only say that they start. That the world had another size before is known here."""
+        """Report a change of the world size. Workers report only their start, but the run knows the size before."""
         before, self._world_size = self._world_size, started.world_size
         self.control.follow(world_size=started.world_size)
         if before not in (None, started.world_size):
             self.tell(Resized(old=before, new=started.world_size, step=self._step))
 
     def lost_workers(self, error: str) -> bool:
-        """Note that workers were lost. The answer says whether they may be replaced once more."""
+        """Record lost workers. Returns whether they may be replaced once more."""
         will_retry = self._failures < self.job.max_failures
         if will_retry:
             self.tell(Failed(error=error, failures=self._failures + 1, will_retry=True))
         return will_retry
 
     def too_many_failures(self, last_error: str) -> RunFailed:
-        """The error to end the run with when workers were lost and may not be replaced again."""
+        """Error that ends the run, for lost workers that may not be replaced again."""
         lost = self._failures + 1
         return RunFailed(
             f"run {self.name!r} lost workers {lost} time{'s' if lost > 1 else ''}, and max_failures="
-            f"{self.job.max_failures} allows no more. The last time: {last_error}. A SIGKILL that nobody sent is most "
-            f"often the kernel, short of memory. The newest checkpoint is kept: run {self.name!r} again to continue.",
+            f"{self.job.max_failures} allows no more. The last time: {last_error}. An unexpected SIGKILL "
+            f"mostly means too little memory. The newest checkpoint is kept: run {self.name!r} again to continue.",
             name=self.name,
             failures=lost,
             summary=last_error,
         )
 
     def finish(self, stopped: str | None) -> Result:
-        """Note that all workers have returned. `stopped` says why they did so early."""
+        """Record that all workers have returned. `stopped` is the reason if they returned early."""
         self.tell(Finished(name=self.name, path=self.path, stopped=stopped))
         return self.result
 
 
 def _title(job: Job) -> str:
-    """Name of a run that was given none: the train function and the time, in letters a folder may have."""
+    """Name of a run that was given none: the train function and the time, in letters that a folder name may have."""
     title = re.sub(r"[^A-Za-z0-9_]+", "-", title_of(job.train)).strip("-_") or "run"
     return f"{title}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def _summary(error: BaseException) -> str:
-    """One line: the traceback below it is for the person, not for a callback."""
+    """One line about `error`. Its traceback is for people, not for callbacks."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, RunFailed) and "summary" in error.facts:

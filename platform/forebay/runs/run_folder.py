@@ -1,6 +1,6 @@
 """Folder of a run, held by one process: two runs in one folder would delete each other's checkpoints.
 
-On storage of this machine (a mounted share included) a lock in the folder enforces this. The lock ends with its
+On storage of this machine, including a mounted share, a lock in the folder enforces this. The lock ends with its
 process. Other storage has no locks: there only the Ray driver refuses a second start, within one cluster.
 """
 
@@ -34,7 +34,7 @@ class RunFolder:
     lock: FileLock | None = None
 
     def release(self) -> None:
-        """Let others run under this name."""
+        """Release the name for other processes."""
         if self.lock is not None and self.lock.fd >= 0:
             # Removed while it is held: a process that opened it meanwhile finds it missing, and tries again.
             (Path(self.path) / LOCK_NAME).unlink(missing_ok=True)
@@ -44,13 +44,13 @@ class RunFolder:
 def acquire_run_folder(storage: str, name: str) -> RunFolder:
     """Acquire the folder of the run `name`, and create it if it is missing.
 
-    Raises `InvalidOption` where that run is under way, or a folder cannot be made or written.
+    Raises `InvalidOption` if that run is under way, or if the folder cannot be created or written.
     """
     path = below(resolve(storage).uri, name)
     place = resolve(path)
     if place.fs.get_file_info(place.path).type == FileType.File:
         raise InvalidOption(
-            f"name={name!r} names {path}, which is a file; a run keeps what it makes in a folder. Give the run another "
+            f"name={name!r} names {path}, which is a file; a run keeps its files in a folder. Give the run another "
             "name, or another storage.",
             name=name,
         )
@@ -61,7 +61,7 @@ def acquire_run_folder(storage: str, name: str) -> RunFolder:
         return RunFolder(name=name, path=path, lock=_lock(place, name))
     except OSError as error:
         if error.errno in NO_LOCKS:
-            log.warning("%s knows no locks (%s): run %r from one place at a time.", path, error, name)
+            log.warning("%s does not support locks (%s): run %r from one place at a time.", path, error, name)
             return RunFolder(name=name, path=path)
         raise InvalidOption(
             f"the folder {path} of run {name!r} cannot be written ({error}). Give the run another name or storage.",
@@ -70,10 +70,10 @@ def acquire_run_folder(storage: str, name: str) -> RunFolder:
 
 
 def acquire_new_run_folder(storage: str, title: str) -> RunFolder:
-    """Acquire the folder of a run without a name: `title`, or `title-2`, ... if there is one.
+    """Acquire the folder of a run without a name: `title`, or `title-2`, ... if that exists.
 
-    The folder is made at once: two jobs that start in one second must not come to the same name. (A bucket has no
-    folders to make; there the first save decides.)
+    The folder is created at once, because two jobs that start in the same second must not get the same name. A bucket
+    has no folders to create: there the first save decides.
     """
     place = resolve(storage)
     name, number = title, 2

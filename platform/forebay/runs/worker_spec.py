@@ -1,3 +1,5 @@
+"""Specification of a run's workers, and its way to another process."""
+
 from __future__ import annotations
 
 import inspect
@@ -19,7 +21,7 @@ from forebay.train.worker import TrainFunction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """Everything a worker needs besides its place among the others."""
+    """Everything that a worker needs, except its `World`."""
 
     name: str
     train: TrainFunction
@@ -33,8 +35,9 @@ class WorkerSpec:
 def pack(spec: WorkerSpec) -> bytes:
     """Pickle `spec` for another process.
 
-    Code of installed packages travels as names. Code of the user's own files (a job loaded by path, a notebook, a test)
-    travels as itself, since the other process may not be able to import it. Raises `BadJob`, naming what cannot travel.
+    Code of installed packages is pickled by name. Code of the user's own files (a job loaded by path, a notebook, a
+    test) is pickled by value, because the other process may not be able to import it. Raises `BadJob`, naming the parts
+    that cannot be pickled.
     """
     with own_code_by_value(), replaced_errors(partial(_not_pickled, spec)):
         return bytes(cloudpickle.dumps(spec))
@@ -53,21 +56,21 @@ def _not_pickled(spec: WorkerSpec, error: Exception) -> BadJob:
 
 
 def unpack(payload: bytes) -> WorkerSpec:
-    """Return the specification that `pack` was given."""
+    """Load the specification from the result of `pack`."""
     spec = cloudpickle.loads(payload)
     assert isinstance(spec, WorkerSpec)
     return spec
 
 
 def title_of(train: object) -> str:
-    """The train function's name."""
+    """Name of a train function."""
     while isinstance(train, partial):
         train = train.func
     return str(getattr(train, "__name__", type(train).__name__))
 
 
 def device_of(resources: Resources, local_rank: int) -> torch.device:
-    """The GPU of this worker if it asks for one, else the CPU. Raises `InvalidOption` where there is no GPU."""
+    """GPU of this worker if it needs one, else the CPU. Raises `InvalidOption` if PyTorch finds no GPU."""
     if resources.gpus == 0:
         return torch.device("cpu")
     found = torch.cuda.device_count()
@@ -81,7 +84,7 @@ def device_of(resources: Resources, local_rank: int) -> torch.device:
 
 
 def _parts_of(train: object) -> dict[str, object]:
-    """Parts that travel with a train function: arguments of a `partial`, and the variables around it that it uses."""
+    """Parts that are pickled with a train function: arguments of a `partial`, and the outer variables that it uses."""
     if isinstance(train, partial):
         given = {f"argument {number + 1}": value for number, value in enumerate(train.args)}
         given |= {f"argument {name!r}": value for name, value in train.keywords.items()}

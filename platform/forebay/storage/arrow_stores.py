@@ -1,4 +1,4 @@
-"""pyarrow's own file systems, opened with credentials that are not in their URI, and with their retries bounded."""
+"""Opens pyarrow's own file systems with credentials that are not in their URI, and limits their retries."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
 
 _PROBE = "forebay-probe"
 _S3_CREDENTIALS = ("access_key", "secret_key", "session_token")
-# Options that S3FileSystem() has no parameter for: such a file system is taken as the URI makes it.
+# Options that `S3FileSystem()` has no parameter for: such a file system is used as the URI creates it.
 _S3_URI_ONLY = ("tls_ca_dir_path", "tls_verify_certificates", "smart_defaults")
 _AZURE_NAMED = ("account_key", "client_secret")
 
 
 class Store(NamedTuple):
-    """A file system, the same one without retries of its own, and what paths in it begin with (a bucket, or `/`)."""
+    """File system, the same one without retries of its own, and the prefix of its paths (a bucket, or `/`)."""
 
     fs: fs.FileSystem
     once: fs.FileSystem
@@ -32,9 +32,9 @@ class Store(NamedTuple):
 
 
 def open_store(scheme: str, netloc: str, query: str, credentials: Credentials) -> Store:
-    """The store of a URI's scheme, authority and public options, opened with `credentials`.
+    """Store for the scheme, authority and public options of a URI, opened with `credentials`.
 
-    Each is made once per process. Raises `InvalidOption` or `ReadFailed`, without the credentials.
+    Each store is created once per process. Raises `InvalidOption` or `ReadFailed`, without the credentials in the text.
     """
     # Keyed by process too: the clients' own threads do not survive a fork.
     return _open_store(scheme, netloc, query, credentials, os.getpid())
@@ -46,7 +46,7 @@ def _open_store(scheme: str, netloc: str, query: str, credentials: Credentials, 
     try:
         filesystem, path = _from_uri(scheme, netloc, query, credentials)
     except (pa.ArrowInvalid, ValueError) as error:
-        raise InvalidOption(f"{shown} is not a URI that pyarrow takes: {redact(str(error))}", uri=shown) from None
+        raise InvalidOption(f"{shown} is not a URI that pyarrow accepts: {redact(str(error))}", uri=shown) from None
     except OSError as error:
         raise ReadFailed(
             f"The file system of {shown} cannot be opened: {redact(str(error))}. Check its address and "
@@ -57,7 +57,7 @@ def _open_store(scheme: str, netloc: str, query: str, credentials: Credentials, 
 
 
 def _from_uri(scheme: str, netloc: str, query: str, credentials: Credentials) -> tuple[fs.FileSystem, str]:
-    """What `FileSystem.from_uri` makes of the public part, with the credentials put in where pyarrow takes them."""
+    """Same as `FileSystem.from_uri`, with the credentials added where pyarrow accepts them."""
     if scheme == "s3":
         return _s3(netloc, query, credentials)
     if scheme in ("abfs", "abfss"):
@@ -88,7 +88,7 @@ def _s3(netloc: str, query: str, credentials: Credentials) -> tuple[fs.FileSyste
 
 
 def _azure(scheme: str, netloc: str, query: str, credentials: Credentials) -> tuple[fs.FileSystem, str]:
-    # A password in the authority is dropped by pyarrow without a word (seen in 26.0.1).
+    # pyarrow drops a password in the authority silently (seen in 26.0.1).
     filesystem, path = fs.FileSystem.from_uri(f"{scheme}://{netloc}/{_PROBE}" + (f"?{query}" if query else ""))
     given = {name: credentials.option(name) for name in _AZURE_NAMED if credentials.option(name)}
     if credentials.password:
@@ -102,9 +102,9 @@ def _azure(scheme: str, netloc: str, query: str, credentials: Credentials) -> tu
 
 
 def _without_retries(filesystem: fs.FileSystem, query: str) -> fs.FileSystem:
-    """For reads that `storage.retry` tries again: a client that does so as well would make one read sixteen.
+    """File system for reads that `storage.retry` repeats: a client that retries too would make one read sixteen.
 
-    Azure's client cannot be told; it tries a request three times more, within a few seconds.
+    Azure's client has no option for that. It repeats a request up to three times, within a few seconds.
     """
     options = dict(parse_qsl(query))
     if isinstance(filesystem, fs.S3FileSystem) and not options.keys() & set(_S3_URI_ONLY):
@@ -116,7 +116,9 @@ def _without_retries(filesystem: fs.FileSystem, query: str) -> fs.FileSystem:
 
 
 def writing_at_once(filesystem: fs.FileSystem) -> fs.FileSystem:
-    """The same, whose uploads go on in the thread that writes, and not in pyarrow's own where S3's do."""
+    """Same file system, but uploads run in the thread that writes. By default, pyarrow uploads to S3 in its own
+    threads.
+    """
     if not isinstance(filesystem, fs.S3FileSystem):
         return filesystem
     return fs.S3FileSystem(**_settings(filesystem, {}) | {"background_writes": False})
@@ -129,11 +131,11 @@ def _settings(filesystem: fs.FileSystem, options: dict[str, str]) -> dict[str, A
     arguments = _arguments(filesystem)
     proxy = arguments["proxy_options"]
     arguments["proxy_options"] = proxy if proxy["host"] else None
-    # Empty means "as the environment says" here, but not to the constructor.
+    # Empty means "from the environment" here, but not to the constructor.
     return {name: value for name, value in arguments.items() if value not in ("", None)}
 
 
 def _arguments(filesystem: fs.FileSystem) -> dict[str, Any]:
-    """What the file system was made with, from what it would be pickled as (pyarrow 20 to 26)."""
+    """Constructor arguments of the file system, from its pickle representation (pyarrow 20 to 26)."""
     arguments: dict[str, Any] = filesystem.__reduce__()[1][0]
     return {name: value for name, value in arguments.items() if value != ""}

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and the error for storage that refuses them."""
+"""Atomic writes of whole files, and the error for a storage that refuses them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from forebay.storage.filesystem import resolve
 
 ADVICE = "Check that the storage answers, has room, and that this user may write to it."
 _UMASK = os.umask(0)
-"""Read once: it cannot be read without setting it, for all threads."""
+"""Read once at import: reading it requires setting it, for all threads."""
 os.umask(_UMASK)
 
 
 def write_atomically(uri: str | os.PathLike[str], content: bytes) -> None:
-    """Write or replace one file: a local one through a temporary neighbour, an object by closing it."""
+    """Write or replace one file: a local one through a temporary file beside it, an object by closing it.
+
+    Raises `OSError` if the storage refuses.
+    """
     location = resolve(uri)
     if not location.is_local:
         with redacting(), location.fs.open_output_stream(location.path) as stream:
@@ -33,7 +36,7 @@ def write_atomically(uri: str | os.PathLike[str], content: bytes) -> None:
 
 
 class Draft:
-    """A local file under way: a temporary neighbour of `target`, whose place it takes at `keep`."""
+    """Temporary file beside `target` that is being written. `keep` renames it to `target`."""
 
     def __init__(self, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -43,12 +46,12 @@ class Draft:
         self._file = os.fdopen(descriptor, "wb")
 
     def write(self, content: bytes) -> None:
-        """Add `content`; storage that is full says so now. Raises `OSError`."""
+        """Append `content`. Flushes, so that a full disk is noticed now. Raises `OSError`."""
         self._file.write(content)
         self._file.flush()
 
     def keep(self) -> None:
-        """Put it in its place. Raises `OSError`."""
+        """Sync the file, and rename it to `target`. Raises `OSError`."""
         assert self._path is not None
         # fsync before the rename: after a crash a torn file must never look complete.
         os.fsync(self._file.fileno())
@@ -58,7 +61,7 @@ class Draft:
         self._path = None
 
     def give_up(self) -> None:
-        """Leave nothing behind, unless it was kept."""
+        """Remove the temporary file, unless it was kept."""
         if self._path is None:
             return
         with suppress(OSError):  # what did not fit before
@@ -69,9 +72,9 @@ class Draft:
 
 
 def write_failed(what: str, uri: str, error: BaseException, advice: str = ADVICE, **facts: object) -> WriteFailed:
-    """Build the error for `what` (e.g. "the result of run 'a'"), which `error` kept from being written to `uri`.
+    """Error for `what` (such as "the result of run 'a'"), which could not be written to `uri` because of `error`.
 
-    It names the first line of `error`, without secrets. `facts` are added to `uri` as attributes of the error.
+    It quotes the first line of `error`, without secrets. `uri` and `facts` become attributes of the error.
     """
     reason = redact(f"{type(error).__name__}: {error}".partition("\n")[0])
     return WriteFailed(f"{what} could not be written to {uri} ({reason}). {advice}", uri=uri, **facts)

@@ -1,4 +1,4 @@
-"""Credentials that came in a URI: kept in this process, used when the place is opened, never part of its name."""
+"""Credentials from URIs: kept in this process, used to open storage, and never part of a URI that is shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import quote, quote_plus, unquote
 from forebay.errors import InvalidOption
 from forebay.foreign_code import replaced_errors
 
-# What is not listed here is taken for a credential: a misspelt `secret_kye` must not be printed either.
+# An option that is not listed here counts as a credential: a misspelt `secret_kye` must not be printed either.
 PUBLIC_OPTIONS: dict[str, frozenset[str]] = {
     "s3": frozenset(
         (
@@ -45,20 +45,20 @@ _SECRET_NAME = re.compile(
     r"|delegation|connection.?string",
     re.IGNORECASE,
 )
-# Shorter ones would blot out words of every message.
+# Shorter ones would also remove parts of ordinary words from messages.
 _LEAST_LETTERS = 6
 _HIDDEN = "***"
 
 
 class Credentials(NamedTuple):
-    """What is left out of a URI: `user` and `password` before the host, and options after the `?`, as written."""
+    """Secret parts of a URI: `user` and `password` before the host, and options after the `?`, as written."""
 
     user: str = ""
     password: str = ""
     options: tuple[tuple[str, str], ...] = ()
 
     def option(self, name: str) -> str:
-        """The value of an option, decoded; empty if it was not given."""
+        """Value of an option, decoded. Empty if it was not given."""
         return unquote(dict(self.options).get(name, ""))
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ class Credentials(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """What credentials are for; `options` in any order."""
+    """Storage that credentials are valid for. `options` have no order."""
 
     scheme: str
     host: str
@@ -78,7 +78,9 @@ _secrets: set[str] = set()
 
 
 def without_credentials(uri: str) -> str:
-    """`uri` as it may be printed and stored; what was left out is used whenever this process opens what lies there.
+    """`uri` without its credentials, safe to print and store.
+
+    This process keeps the credentials, and uses them whenever it opens that storage.
 
     >>> without_credentials("s3://AKIA:sesame@bucket/clicks?region=eu-west-1&session_token=abc")
     's3://bucket/clicks?region=eu-west-1'
@@ -90,7 +92,7 @@ def without_credentials(uri: str) -> str:
 
 
 def granted(uri: str) -> Credentials:
-    """The credentials this process has for `uri`: of all for its host and options, those for the nearest folder."""
+    """Credentials of this process for `uri`. Among those with its host and options, the nearest folder wins."""
     place, path = _place(uri)
     segments = path.split("/")
     best = max(reversed(_granted.get(place, ())), key=lambda one: _shared(one[0].split("/"), segments), default=None)
@@ -98,9 +100,9 @@ def granted(uri: str) -> Credentials:
 
 
 class Access:
-    """The credentials of some URIs, on their way to another process of the job: unpickling grants them there.
+    """Credentials of some URIs, to send to another process of the job. Unpickling grants them there.
 
-    Empty until it is pickled, so that nothing but a pickle ever holds them.
+    Empty until it is pickled, so that only the pickle ever holds secrets.
     """
 
     def __init__(self, uris: Iterable[str]) -> None:
@@ -108,7 +110,7 @@ class Access:
 
     @property
     def digest(self) -> str:
-        """Another one for other credentials; tells nothing of them."""
+        """SHA-256 hex digest of the credentials. It changes with them, and does not reveal them."""
         facts = sorted((place.scheme, place.host, path, given) for place, path, given in self._entries())
         return hashlib.sha256(repr([(*names, tuple(given)) for *names, given in facts]).encode()).hexdigest()
 
@@ -128,14 +130,14 @@ def _arrive(places: set[_Place], entries: list[tuple[_Place, str, tuple[Any, ...
 
 
 def redact(text: str) -> str:
-    """`text` with every secret that this process was given blotted out."""
+    """`text` with every secret of this process replaced by `***`."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     return text
 
 
 def redacted(error: Exception) -> Exception:
-    """Return `error`, or where it or a cause of it tells a secret, an error of the nearest kind that does not."""
+    """`error`, unless it or one of its causes contains a secret: then an error of the nearest type without it."""
     if not any(redact(str(one)) != str(one) for one in _chain(error)):
         return error
     kinds = (FileNotFoundError, PermissionError, FileExistsError, TimeoutError, OSError, ValueError)
@@ -157,7 +159,7 @@ def _split(uri: str) -> tuple[str, Credentials | None]:
     _refuse_slash(scheme, netloc, path)
     before, at, host = netloc.rpartition("@")
     user, colon, password = before.partition(":")
-    # An access key is no name to tell; a container, an account or a Unix user is.
+    # An S3 access key is secret. A container, an account or a Unix user is not.
     hidden_user = user if scheme == "s3" else ""
     options = [option for option in query.split("&") if option]
     secret = [option for option in options if is_secret(scheme, option.partition("=")[0])]
@@ -171,7 +173,7 @@ def _split(uri: str) -> tuple[str, Credentials | None]:
 
 
 def is_secret(scheme: str, option: str) -> bool:
-    """Whether the value of `option` is a credential, or may be one."""
+    """Whether the value of `option` is a credential, or could be one."""
     public = PUBLIC_OPTIONS.get(_SAME_OPTIONS.get(scheme, scheme))
     return _SECRET_NAME.search(option) is not None if public is None else option not in public
 
@@ -214,7 +216,7 @@ def _place(uri: str) -> tuple[_Place, str]:
 
 
 def _shared(one: list[str], other: list[str]) -> int:
-    """How many segments two paths begin with alike."""
+    """Number of leading segments that two paths have in common."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

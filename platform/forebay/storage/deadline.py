@@ -1,4 +1,4 @@
-"""Calls that may hang for ever, given a deadline."""
+"""Deadline for calls that may hang without end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLL_S = 0.02
 
 
 class _Call(Generic[T]):
-    """One call in its own thread; `done` is set once the outcome is there."""
+    """One call in its own thread. `done` is set once its outcome is there."""
 
     def __init__(self, fn: Callable[[], T]) -> None:
         self._fn = fn
@@ -34,10 +34,10 @@ class _Call(Generic[T]):
 
 
 def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: threading.Event | None = None) -> T:
-    """Run `fn` in a fresh daemon thread and return its result, or raise what it raised.
+    """Run `fn` in a new daemon thread and return its result, or raise its exception.
 
-    A native read cannot be interrupted, so past the deadline its thread is abandoned: it ends by itself when the read
-    returns, and delays the end of the process by at most 1.5 s (a ThreadPoolExecutor waits without limit).
+    A native read cannot be interrupted. So after the deadline its thread is abandoned, and ends when the read returns.
+    It delays the end of the process by at most 1.5 s (a ThreadPoolExecutor waits without limit).
 
     Raises:
         TimeoutError: No answer within `deadline_s` seconds.

@@ -1,4 +1,4 @@
-"""Paths and URIs to file systems: pyarrow's own first, fsspec for the rest."""
+"""Resolves paths and URIs to file systems: pyarrow's own first, fsspec for all others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 class Location(NamedTuple):
-    """A place in storage: `path` is its name within `fs`, `uri` its one spelling (an absolute path if it is local)."""
+    """File or folder in storage. `path` is its name within `fs`, `uri` its canonical URI (an absolute path if
+    local).
+    """
 
     fs: fs.FileSystem
     path: str
@@ -32,39 +34,39 @@ class Location(NamedTuple):
         return isinstance(self.fs, fs.LocalFileSystem)
 
     def __repr__(self) -> str:
-        # Not its path: that of a signed http:// URI holds the signature.
+        # Without its path: the path of a signed http:// URI holds the signature.
         return f"Location({self.uri!r})"
 
 
 def resolve(uri: str | os.PathLike[str]) -> Location:
-    """The place that `uri` names, whether or not anything is there.
+    """Location that `uri` names, which need not exist.
 
-    Credentials in the URI are not part of the place's `uri`; this process uses them whenever it opens what lies there.
+    Credentials in the URI are not part of the location's `uri`. This process uses them whenever it opens that storage.
 
     Args:
-        uri: A local path (relative ones are taken from the working directory, `~` is the home folder), `file://`, what
-            pyarrow knows (`s3://`, `gs://`, `hdfs://`, `abfs://`, with its options after a `?`), or what fsspec knows.
+        uri: A local path (relative to the working directory, `~` is the home folder), a `file://` URI, a URI that
+        pyarrow knows (`s3://`, `gs://`, `hdfs://`, `abfs://`, with its options after a `?`), or one that fsspec knows.
 
     Raises:
-        InvalidOption: An unknown scheme, or a URI that is malformed.
-        ReadFailed: The file system itself cannot be reached.
+        InvalidOption: The scheme is unknown, or the URI is malformed.
+        ReadFailed: The file system cannot be reached.
     """
     return _resolve(uri, once=False)
 
 
 def resolve_source(uri: str | os.PathLike[str]) -> Location:
-    """`resolve`, for reads that `forebay.storage.retry` tries again: the store's client gives up at the first error."""
+    """Same as `resolve`, for reads that `forebay.storage.retry` repeats: the client gives up at the first error."""
     return _resolve(uri, once=True)
 
 
 def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
     if not isinstance(uri, str | os.PathLike):
-        raise InvalidOption(f"{uri!r} names no place. Give a path or a URI.")
+        raise InvalidOption(f"{uri!r} is not a location. Give a path or a URI.")
     text = os.fspath(uri)
     found = _SCHEME.match(text)
     if found is None or found[1].lower() == "file":
         named = Path(text).expanduser() if found is None else Path(_path_of_file_uri(text))
-        # Not Path.resolve: a data set behind a link that is moved to the next version keeps its name.
+        # Not Path.resolve: a data set behind a link keeps its name when the link moves to the next version.
         path = os.path.normpath(named.absolute())
         return Location(fs.LocalFileSystem(), path, path)
     scheme = found[1].lower()
@@ -91,7 +93,7 @@ def _fsspec_location(public: str, scheme: str) -> Location:
             f"{public}: {scheme}:// needs another package: {redact(str(error))}", scheme=scheme
         ) from None
     except ValueError as error:
-        raise InvalidOption(f"{public} is not a URI that fsspec takes: {redact(str(error))}", uri=public) from None
+        raise InvalidOption(f"{public} is not a URI that fsspec accepts: {redact(str(error))}", uri=public) from None
     except OSError as error:
         raise ReadFailed(
             f"The file system of {public} cannot be opened: {redact(str(error))}. Check its address and credentials.",
@@ -111,7 +113,7 @@ def _with_credentials(public: str, credentials: Credentials) -> str:
 
 
 def _path_of_file_uri(uri: str) -> str:
-    """What follows `file://` or `file://localhost`; `?` and `#` may stand in the name of a file."""
+    """Path after `file://` or `file://localhost`. `?` and `#` may be part of a file's name."""
     host, _, path = uri.partition("://")[2].partition("/")
     if host not in ("", "localhost"):
         host = host.rpartition("@")[2]
@@ -123,7 +125,7 @@ def _path_of_file_uri(uri: str) -> str:
 
 
 def below(uri: str, name: str) -> str:
-    """The place `name` within the folder `uri`, whose options (`?region=...`) are kept.
+    """Location `name` within the folder `uri`. Keeps the options of `uri` (`?region=...`).
 
     >>> below("s3://bucket/runs/?region=eu-west-1", "ctr")
     's3://bucket/runs/ctr?region=eu-west-1'

@@ -1,4 +1,4 @@
-"""Any fsspec file system, with file versions, and with errors that can be told apart and tell no secrets."""
+"""pyarrow file system over any fsspec file system: adds file versions, maps errors, and removes secrets from them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from pyarrow import fs
 from forebay.foreign_code import replaced_errors
 from forebay.storage.credentials import redacted
 
-# Where implementations keep the time of the last change; the first is fsspec's own word.
+# Keys under which implementations report the time of the last change. The first is fsspec's own.
 _TIMES = ("mtime", "modificationTime", "LastModified", "last_modified", "updated", "modified")
 
 ETAGS = ("generation", "ETag", "etag")
-"""Names for a version, as stores give them; the first is Google's, whose etag also counts changes of metadata."""
+"""Keys of a version in a store's answer. The first is Google's, whose etag also changes with the metadata."""
 
 
 class Bridge(fs.FSSpecHandler):  # type: ignore[misc]
-    """pyarrow's own bridge knows no other name for a time than `mtime`, and believes what was listed before."""
+    """fsspec file system for pyarrow. pyarrow's own handler knows no time but `mtime`, and trusts cached listings."""
 
     @staticmethod
     def _create_file_info(path: str, info: dict[str, Any]) -> fs.FileInfo:
         return fs.FSSpecHandler._create_file_info(path, info | {"mtime": _time(info)})  # noqa: SLF001 - its own hook
 
     def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
-        # Listings are cached by some, for ever: a file that changed since would look the same.
+        # Some implementations cache listings without end: a file that changed since would look the same.
         self.fs.invalidate_cache()
         with _as_os_error():
             found: list[fs.FileInfo] = super().get_file_info(paths)
             return found
 
     def etag(self, path: str) -> str:
-        """The store's name for the version of a file; empty if it has none."""
+        """The store's name for the version of a file. Empty if the store has none."""
         self.fs.invalidate_cache()
         with _as_os_error():
             info = self.fs.info(path)
@@ -84,7 +84,7 @@ class Bridge(fs.FSSpecHandler):  # type: ignore[misc]
 
 
 class _File:
-    """An open file of fsspec; what goes wrong with it is an `OSError`."""
+    """Open file of fsspec whose errors are raised as `OSError`."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -103,7 +103,7 @@ def _guarded(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_os_error() -> AbstractContextManager[None]:
-    """Replace errors by `OSError`, after which reads are tried again: every library that fsspec wraps has its own."""
+    """Replace errors by `OSError`, which is retried: every library that fsspec wraps has its own types."""
     return replaced_errors(_os_error, is_cause_shown=False)
 
 
@@ -117,7 +117,7 @@ def _os_error(error: Exception) -> Exception:
 def _time(info: dict[str, Any]) -> datetime | float | None:
     name = next((name for name in _TIMES if info.get(name) is not None), None)
     value = info[name] if name else None
-    if name == "modificationTime":  # milliseconds, says WebHDFS
+    if name == "modificationTime":  # WebHDFS: in milliseconds
         return datetime.fromtimestamp(float(value) / 1000, tz=UTC)  # type: ignore[arg-type]
     if isinstance(value, str):
         return datetime.fromisoformat(value)
@@ -125,9 +125,10 @@ def _time(info: dict[str, Any]) -> datetime | float | None:
 
 
 def open_fsspec(uri: str) -> tuple[fs.FileSystem, str]:
-    """The file system and the path of `uri`, which has all its credentials.
+    """File system and path of `uri`, which includes its credentials.
 
-    Options after the `?` that are parameters of the file system are given to it; anything else is part of the name.
+    Options after the `?` that are parameters of the file system are passed to it. If any is not, all are part of the
+    name.
     """
     scheme = uri.partition("://")[0]
     known = inspect.signature(fsspec.get_filesystem_class(scheme).__init__).parameters

@@ -1,4 +1,4 @@
-"""Small JSON files that are there whole or not at all, and numbers that JSON does not know."""
+"""Small JSON files that are written atomically, and floats that JSON has no number for."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import below, resolve
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-"""How strict JSON keeps the floats it has no number for: as these strings."""
+"""Strings by which strict JSON represents the floats that it has no number for."""
 
 
 def to_json(facts: object, *, not_finite: Callable[[float], object] = json.dumps) -> str:
-    """Write strict JSON: scalars of NumPy and torch as numbers, anything else that JSON does not know as text.
+    """Serialize to strict JSON: scalars of NumPy and torch become numbers, other unknown types become text.
 
     >>> to_json({"loss": float("nan"), "rows": (1, 2)})
     '{"loss": "NaN", "rows": [1, 2]}'
 
     Args:
         facts: Mappings, sequences and values.
-        not_finite: Makes what is written for NaN and the infinities; one of the strings `NOT_FINITE` by default.
+        not_finite: Returns the replacement of NaN and the infinities. By default one of the strings `NOT_FINITE`.
     """
     return json.dumps(_plain(facts, not_finite), allow_nan=False)
 
 
 def numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts that are numbers or mappings to numbers, as they were before `to_json`."""
+    """Values that are numbers, or mappings to numbers, restored after `to_json`: strings of `NOT_FINITE` become
+    floats.
+    """
     return {name: _number(fact) for name, fact in facts.items()}
 
 
 def write_json_file(folder: str, name: str, text: str) -> None:
-    """Write or replace the file `name` of `folder`, which is made if it is missing. Raises `OSError`."""
+    """Write or replace the file `name` in `folder`, which is created if it is missing. Raises `OSError`."""
     place = resolve(folder)
     if not place.is_local:
         place.fs.create_dir(place.path, recursive=True)
@@ -42,7 +44,7 @@ def write_json_file(folder: str, name: str, text: str) -> None:
 
 
 def read_json_file(folder: str, name: str, owner: str) -> bytes | None:
-    """Read the file `name` of the folder of a run or a sweep (`owner`); None if it is not there.
+    """Content of the file `name` in the folder of a run or a sweep (`owner`). None if the file does not exist.
 
     Raises `InvalidOption` if `folder` is a file.
     """

@@ -1,4 +1,4 @@
-"""The one retry of the code base: reads from storage that may fail or hang, and are tried again."""
+"""Retries of reads from storage that may fail or hang. The only retry loop of the code base."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from forebay.storage.deadline import call_with_deadline
 
 T = TypeVar("T")
 
-# Errors that are the same at the next attempt. ArrowInvalid is the content's fault, not the transport's.
+# Errors that the next attempt would meet again. ArrowInvalid is an error in the content, not in the transport.
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, pa.ArrowInvalid, ForebayError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPolicy:
-    """How often a read is tried, how long one attempt may take, and the waits in between (they double, with jitter)."""
+    """Number of attempts of a read, time limit of each, and the waits in between. Waits double, with jitter."""
 
     attempts: int = 4
     deadline_s: float = 60.0
@@ -56,16 +56,16 @@ def read(
     """Call `fn` until it succeeds, at most `policy.attempts` times, each in a thread of its own with a deadline.
 
     Args:
-        what: The object that is read, for messages, e.g. a URI.
+        what: Name of the object that is read, for messages, such as a URI.
         fn: The read. An attempt that missed its deadline may still be running beside the next one.
         policy: Attempts, deadline and waits.
         cancelled: Set by another thread to stop at once, also in the middle of an attempt or a wait.
-        on_retry: Called before every attempt but the first.
+        on_retry: Called before every attempt except the first.
 
     Raises:
         ReadFailed: The last attempt failed too, or did not answer in time.
         Cancelled: `cancelled` was set.
-        Exception: What trying again cannot cure, e.g. a missing file, as `fn` raised it.
+        Exception: Another attempt cannot help, such as for a missing file. Raised as `fn` raised it.
     """
     stop = cancelled or threading.Event()
 
@@ -90,7 +90,7 @@ def read(
 
 
 def _told_apart(fn: Callable[[], T]) -> T:
-    """What `fn` raises tells no secrets, and a refusal by the store is a `PermissionError`, whoever words it."""
+    """Call `fn`. Removes secrets from its errors, and raises a refusal by the store as a `PermissionError`."""
     with redacting():
         try:
             return fn()
@@ -102,7 +102,7 @@ def _told_apart(fn: Callable[[], T]) -> T:
 
 
 def _may_pass(error: BaseException) -> bool:
-    # TimeoutError is an OSError, and so is what a missed deadline raises.
+    # TimeoutError is an OSError, and so is the error of a missed deadline.
     return isinstance(error, OSError) and not isinstance(error, _PERMANENT)
 
 
@@ -117,7 +117,7 @@ def _read_failed(what: str, policy: ReadPolicy, last: BaseException | None) -> R
     )
 
 
-# As the clients of pyarrow and fsspec word them: S3, Google Cloud, Azure, HTTP.
+# Texts of refusals in the clients of pyarrow and fsspec: S3, Google Cloud, Azure, HTTP.
 _REFUSED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_SIGNATURE|"
     r"UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION_TOKEN|EXPIRED_TOKEN|ExpiredToken|InvalidAccessKeyId|InvalidToken|"
@@ -126,11 +126,11 @@ _REFUSED = re.compile(
     r"\b40[13], message=|\(403\) Forbidden|No response body.*HTTP status 403"
 )
 REMEDY = "Ask for read access, or check the credentials: those of the environment, or those in the URI."
-"""What to do about a refusal."""
+"""Advice in the error for a refusal."""
 
 
 def as_refusal(error: BaseException) -> PermissionError | None:
-    """`error` as a `PermissionError`, if the store refused the caller and its client words that as any other error."""
+    """`error` as a `PermissionError` if it is a refusal by the store. Clients raise refusals as other types too."""
     if isinstance(error, OSError) and not isinstance(error, PermissionError) and _REFUSED.search(str(error)):
         return PermissionError(str(error))
     return None

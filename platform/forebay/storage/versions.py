@@ -1,4 +1,4 @@
-"""Which version of a file is there: size and time of the last change, and the store's own name for it."""
+"""Versions of files: size, time of the last change, and the store's own name for the version."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from forebay.storage.fsspec_bridge import ETAGS, Bridge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
-    """One file and its version; `mtime_ns` is 0 where the store keeps no time, `etag` empty where it names no versions.
+    """One file and its version. `mtime_ns` is 0 if the store keeps no time. `etag` is empty if it names no versions.
 
-    Object stores keep whole seconds (S3, Azure): two versions of one size within a second differ in their `etag` alone.
+    Object stores keep whole seconds (S3, Azure). Two versions of equal size within a second differ only in their
+    `etag`.
     """
 
     uri: str
@@ -26,7 +27,7 @@ class FoundFile:
 
 
 def stat(uri: str | os.PathLike[str]) -> FoundFile:
-    """The size and time with which a file is there now. Raises `FileNotFoundError`, or the file system's own error."""
+    """Present size and time of a file. Raises `FileNotFoundError`, or the file system's own error."""
     location = resolve_source(uri)
     info = location.fs.get_file_info(location.path)
     if info.type != fs.FileType.File:
@@ -37,7 +38,7 @@ def stat(uri: str | os.PathLike[str]) -> FoundFile:
 
 
 def stat_etag(uri: str) -> str:
-    """The `etag` of the version that is there now, for one request; empty where the store names no versions."""
+    """`etag` of the present version, at the cost of one request. Empty if the store names no versions."""
     location = resolve_source(uri)
     if location.is_local:
         return ""
@@ -48,7 +49,7 @@ def stat_etag(uri: str) -> str:
 
 
 def etag_of(location: Location, opened: pa.NativeFile) -> str:
-    """The `etag` of the version that was opened. Opening has asked for it; only fsspec is asked once more."""
+    """`etag` of the version that was opened. Costs no request, except for fsspec: opening has read it already."""
     if location.is_local:
         return ""
     if isinstance(location.fs, fs.PyFileSystem):
@@ -58,7 +59,7 @@ def etag_of(location: Location, opened: pa.NativeFile) -> str:
 
 
 def found(uri: str, info: fs.FileInfo) -> FoundFile:
-    """What a listing says of a file; listings of pyarrow hold no `etag`."""
+    """Version of a file as listed. Listings of pyarrow hold no `etag`."""
     return FoundFile(uri=uri, size=info.size, mtime_ns=info.mtime_ns or 0)
 
 

@@ -1,4 +1,4 @@
-"""The transformed row group: named arrays with one leading length."""
+"""Transformed row group: named arrays of equal leading length."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Named C-contiguous arrays in native byte order, each with the leading length `rows`; dtype kinds b, i, u, f.
+    """Named C-contiguous arrays in native byte order. Each has shape [rows, ...] and a dtype of kind b, i, u or f.
 
-    The constructor trusts its caller (a cache maps blocks it wrote itself); `Block.of` checks. `owner` keeps alive
-    whatever the arrays are views of, a memory map for example.
+    The constructor does not check its arguments (a cache maps blocks that it wrote itself). `Block.of` checks them.
+    `owner` keeps the memory of the arrays alive, such as a memory map.
     """
 
     rows: int
@@ -32,10 +32,10 @@ class Block:
 
     @classmethod
     def of(cls, arrays: Mapping[str, object], rows: int | None = None) -> Block:
-        """A block of `arrays`, made contiguous and native where they are not.
+        """Block of `arrays`. Copies those that are not contiguous or not in native byte order.
 
-        Raises `TransformFailed` for no arrays, objects, strings, dates or complex numbers, and `RowCountChanged` when
-        an array's first length is not `rows` (without `rows`: that of the first array).
+        Raises `TransformFailed` without arrays, and for objects, strings, dates or complex numbers. Raises
+        `RowCountChanged` if the first length of an array is not `rows` (by default that of the first array).
         """
         if not arrays:
             raise TransformFailed("A block needs at least one array, none was given. Return {name: array, ...}.")

@@ -1,4 +1,4 @@
-"""A manifest together with its transform: the rows of a data set as arrays."""
+"""Manifest together with its transform: the rows of a data set as arrays."""
 
 from __future__ import annotations
 

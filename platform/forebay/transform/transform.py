@@ -1,4 +1,4 @@
-"""From a table of columns to a block of arrays."""
+"""Transforms a table of columns into a block of arrays."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ from forebay.transform.fingerprint.memory_reuse import refuse_reused
 from forebay.transform.fingerprint.values import Identity, canonical, digest
 
 LAYOUT_VERSION = 2
-"""Raised whenever the same options give other arrays, so that no cached block of an older version is served."""
+"""Increased when the same options give other arrays, so that no cached block of an older version is used."""
 
 RowFunction = Callable[[pa.RecordBatch], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, init=False, slots=True, eq=False)
 class Transform:
-    """Which columns become which arrays.
+    """Defines which columns become which arrays.
 
-    Either feature groups, each keyword naming an array of the batch, or `fn`: RecordBatch -> dict of arrays, all with
-    one entry per row of the batch, in order (a row group arrives as one batch). `fn` is called by several threads at
-    once and must return new arrays every time. Immutable and picklable; the fingerprint is taken here, once, and
-    travels along.
+    Takes either feature groups or `fn`. With feature groups, each keyword names an array of the batch. `fn` takes a
+    RecordBatch and returns a dict of arrays. A row group arrives as one batch. Each array must have one entry per row
+    of the batch, in order. Several threads call `fn` at once, and it must return new arrays every time.
 
-    Raises `InvalidOption` unless exactly one of `fn` and features is given, or when two features make an array of one
-    name, and `Unfingerprintable` for a `fn` that needs a `version` and has none.
+    Immutable and picklable. The fingerprint is computed once, here.
+
+    Raises `InvalidOption` unless exactly one of `fn` and features is given, or if two features make an array of the
+    same name. Raises `Unfingerprintable` for a `fn` that needs a `version` and has none.
     """
 
     features: Mapping[str, Feature]
     fn: RowFunction | None
     version: str | None
     fingerprint: str
-    """sha256, hex: equal fingerprints make equal blocks of equal rows."""
+    """SHA-256, hex. Equal fingerprints make equal blocks of equal rows."""
 
     def __init__(self, *, fn: RowFunction | None = None, version: str | None = None, **features: Feature) -> None:
         _check_options(fn, version, features)
@@ -61,22 +62,23 @@ class Transform:
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The columns to read, each once, in order of use; None (with `fn`): all that the manifest selects."""
+        """Columns to read, each once, in order of use. None with `fn`: all columns of the manifest."""
         if self.fn is not None:
             return None
         return tuple(dict.fromkeys(column for feature in self.features.values() for column in feature.columns))
 
     def check(self, manifest: Manifest) -> None:
-        """Raises `MissingColumn` or `WrongType` where a feature cannot work on these files; `fn` is not called."""
+        """Raise `MissingColumn` or `WrongType` if a feature cannot use the manifest's columns. Does not call `fn`."""
         schema = {field.name: parse_type(field.type) for field in manifest.fields}
         for name, feature in self.features.items():
             feature.check(name, schema)
 
     def apply(self, table: pa.Table) -> Block:
-        """The block of `table`: same rows, same order, however the table is cut into chunks.
+        """Block of `table`: same rows, same order, however the table is divided into chunks.
 
-        Raises what `check` raises, `NullLabel`, and for `fn` `TransformFailed` (with the original as its cause) when it
-        raises or returns anything but numeric arrays, and `RowCountChanged` when one of them has other rows.
+        Raises the errors of `check`, and `NullLabel`. With `fn`: raises `TransformFailed` if `fn` raises (the original
+        is the cause) or returns anything but numeric arrays, and `RowCountChanged` if an array has another number of
+        rows.
         """
         if self.fn is not None:
             return _block_of(self.fn, _one_batch(table))
@@ -104,7 +106,7 @@ def _check_options(fn: RowFunction | None, version: str | None, features: Mappin
     for name, feature in features.items():
         if not isinstance(feature, Dense | Categorical | Ragged | Label):
             raise InvalidOption(
-                f"Transform({name}={feature!r}) is no feature. Give Dense, Categorical, Ragged or Label."
+                f"Transform({name}={feature!r}) is not a feature. Give Dense, Categorical, Ragged or Label."
             )
         for array in feature.array_names(name):
             if array in makers:

@@ -193,7 +193,7 @@ def test_a_touched_and_a_deleted_file(parquet_folder: Folder) -> None:
     with pytest.raises(SourceChanged, match="modified at 1 ns"):
         reader.read(0)
     path.unlink()
-    with pytest.raises(SourceChanged, match="now the file is gone"):
+    with pytest.raises(SourceChanged, match="now the file no longer exists"):
         reader.read(0)
 
 

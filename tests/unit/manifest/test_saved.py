@@ -67,7 +67,7 @@ def test_what_is_no_manifest(tmp_path: Path) -> None:
         (tmp_path / str(number)).write_bytes(content)
     pq.write_table(pa.table({"x": [1]}), tmp_path / "data.parquet")
     for path in tmp_path.iterdir():
-        with pytest.raises(InvalidOption, match=r"is no manifest.*forebay scan"):
+        with pytest.raises(InvalidOption, match=r"is not a manifest.*forebay scan"):
             load_manifest(path)
     with pytest.raises(InvalidOption, match=r"cannot be read.*forebay scan"):
         load_manifest(tmp_path / "missing.json")

@@ -132,7 +132,7 @@ def test_predicates_that_cannot_work(parquet_folder: Folder) -> None:
         scan(root, predicate=pc.field("clickd") == 1)
     with pytest.raises(InvalidOption, match=r"does not fit the columns of .*a\.parquet.*its own type"):
         scan(root, predicate=pc.field("id") == "x")
-    with pytest.raises(InvalidOption, match=r"no pyarrow expression\. Write it as"):
+    with pytest.raises(InvalidOption, match=r"is not a pyarrow expression\. Write it as"):
         scan(root, predicate="id > 3")  # type: ignore[arg-type]
 
 
@@ -161,7 +161,7 @@ def test_truncated_files(parquet_folder: Folder, keep: int) -> None:
     root = parquet_folder({"a.parquet": [10], "b.parquet": [10]})
     path = root / "b.parquet"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CorruptFile, match=r"b\.parquet is corrupt.*cut off or is no Parquet file") as caught:
+    with pytest.raises(CorruptFile, match=r"b\.parquet is corrupt.*cut off or is not a Parquet file") as caught:
         scan(root)
     assert caught.value.uri == str(path)
 
@@ -249,7 +249,7 @@ def test_a_file_that_goes_away_after_the_listing(
         return resolve(uri)
 
     monkeypatch.setattr(scanning, "resolve_source", gone)
-    with pytest.raises(ReadFailed, match=r"a\.parquet was listed but is gone"):
+    with pytest.raises(ReadFailed, match=r"a\.parquet was listed but no longer exists"):
         scan(root, policy=quick)
 
 

@@ -112,9 +112,9 @@ def test_a_function_must_return_numbers_by_name(kind: str) -> None:
         ({"fn": double, "x": Dense("a")}, "fn and the features x"),
         ({"fn": 3}, "cannot be called"),
         ({"x": Dense("a"), "version": "1"}, "no fn"),
-        ({"x": "a"}, "is no feature"),
-        ({"fn": double, "version": ""}, "no version"),
-        ({"fn": double, "version": 3}, "no version"),
+        ({"x": "a"}, "is not a feature"),
+        ({"fn": double, "version": ""}, "is not a version"),
+        ({"fn": double, "version": 3}, "is not a version"),
         ({"x": Ragged("t", max_len=1), "x_lengths": Label("y")}, "both make array 'x_lengths'"),
     ],
 )

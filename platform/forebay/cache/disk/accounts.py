@@ -1,4 +1,4 @@
-"""Accounts of a cache directory: bytes by data set, reservations and quarantined files. Pure; `Quota` stores them."""
+"""Accounts of a cache directory: bytes by data set, reservations and quarantined files. Pure: `Quota` stores them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 _PAGE_BYTES = 4096
 MOST_USERS = 32
-"""Number of leases of a directory that are listed by name, with a small file each; further leases are unlisted."""
+"""Number of leases of a directory that are listed by name, with a small file each. Further leases are not listed."""
 INDEX_BYTES = (48 + 1 + MOST_USERS) * _PAGE_BYTES
 """Bytes of an empty index with its journal, the folders of the cache, and the files of its users."""
 _PER_BLOCK_BYTES = 1024
-"""Bound of a block's row in the index and in the journal and its folder entry: about 550 bytes, measured."""
+"""Limit of a block's row in the index and the journal, and its folder entry. Measured: about 550 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class CacheUsage:
         return replace(self, datasets={**others, block.dataset: use} if use.blocks else others)
 
     def add_hits(self, hits: Mapping[str, int]) -> CacheUsage:
-        """Add `hits` by data set; ignores data sets without blocks."""
+        """Add `hits` by data set. Ignores data sets without blocks."""
         counted = {
             name: replace(use, hits=use.hits + hits[name]) for name, use in self.datasets.items() if hits.get(name)
         }

@@ -64,11 +64,11 @@ class CacheDirectory:
         return self.blocks / f"{key}.block"
 
     def flight_lock(self, key: str) -> Path:
-        """Lock file of the process that builds the block `key`; some blocks share a file."""
+        """Lock file of the process that builds the block `key`. Some blocks share a file."""
         return self.locks / f"flight-{_stripe(key)}"
 
     def use_lock(self, dataset: str) -> Path:
-        """Lock file that all users of `dataset` hold as shared; some data sets share a file."""
+        """Lock file that all users of `dataset` hold as shared. Some data sets share a file."""
         return self.locks / f"use-{_stripe(dataset)}"
 
     def block_keys(self) -> list[str]:
@@ -86,13 +86,13 @@ class CacheDirectory:
         return [self.users / name for name in names if _USER.fullmatch(name)]
 
     def parts(self) -> dict[str, int]:
-        """Unfinished files: name -> upper bound of its bytes."""
+        """Unfinished files: name -> upper limit of its bytes."""
         with os.scandir(self.temp) as found:
             names = [PART.fullmatch(entry.name) for entry in found if entry.is_file(follow_symlinks=False)]
         return {name[0]: int(name["nbytes"]) for name in names if name}
 
     def quarantined(self) -> dict[str, int]:
-        """Quarantined blocks: name -> bytes; names sort by time."""
+        """Quarantined blocks: name -> bytes. Names sort by time."""
         found = (path for path in self.quarantine.iterdir() if QUARANTINED.fullmatch(path.name))
         return {path.name: path.lstat().st_size for path in found}
 
@@ -153,7 +153,7 @@ class CacheDirectory:
 
 
 def _path_steps(path: Path) -> Iterator[Path]:
-    """Every folder and symbolic link on the way to `path`, then `path`, up to the first that does not exist."""
+    """Every folder and symbolic link on the way to `path`, and `path` itself, up to the first that does not exist."""
     at, ahead, num_links = Path("/"), list(path.parts[1:]), 0
     while ahead:
         at /= ahead.pop(0)
@@ -189,7 +189,7 @@ class PartFile:
 
 
 def new_part(directory: CacheDirectory, key: str, nbytes: int) -> PartFile:
-    """Create an empty, locked file in temp/. Its name holds its largest size, in case the index is lost."""
+    """Create an empty, locked file in temp/. Its name holds its maximum size, in case the index is lost."""
     while True:
         path = directory.temp / f"{key}-{nbytes}-{secrets.token_hex(8)}.part"
         # A sweep may remove the new file before it is locked: then create another.

@@ -24,9 +24,9 @@ from forebay.transform.block import Block
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SETTLED_NS = 100_000_000
-"""File timestamps tick every few milliseconds: a younger file could change and keep its timestamp."""
+"""Timestamps of files change every few milliseconds: a younger file could change and keep its timestamp."""
 _MOST_ENDED = 8
-"""Number of lease files from which ended leases are added to the accounts, which changes the index."""
+"""From this number of lease files on, ended leases are added to the accounts. That changes the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +41,12 @@ class VerifyReport:
 class DiskCache:
     """Transformed row groups in memory-mapped files below `path`, for any number of threads and processes.
 
-    The directory never takes more than `quota_bytes`, its index and unfinished files included, and never leaves less
-    than `min_free_bytes` of the disk free: a block that does not fit is not stored. Blocks are verified when a process
-    first maps them. Pickling carries the options only; unpickling
-    opens the directory in the other process.
+    The directory never takes more than `quota_bytes`, including its index and unfinished files. It never leaves less
+    than `min_free_bytes` of the disk free. A block that does not fit is not stored. Blocks are verified when a process
+    first maps them. Pickling carries only the options, and unpickling opens the directory in the other process.
 
-    Raises `CacheUnusable` for a quota of 0, or a directory that cannot be written or that others can write.
+    Raises `CacheUnusable` for a quota of 0, or a directory that cannot be written or that others can write. Raises
+    `InvalidOption` for a negative `min_free_bytes`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, quota_bytes: int, min_free_bytes: int = 1 << 30) -> None:
@@ -106,7 +106,9 @@ class DiskCache:
         return live_users(self._directory)
 
     def get(self, key: str, tally: Counters | None = None) -> Block | None:
-        """Map the block, or return None. Quarantines and counts a damaged block, and returns None for it."""
+        """Map the block `key`. Returns None if it is not in the cache. Quarantines and counts a damaged block: then
+        None.
+        """
         tally = tally or Counters()
         block = self.load(key, tally)
         return self._hit(key, block, tally) if block else None
@@ -123,12 +125,15 @@ class DiskCache:
         return self._hit(key, block, tally) if block else None
 
     def load(self, key: str, tally: Counters) -> Block | None:
-        """As `get`, but not counted as a hit: for a block that the same request has stored."""
+        """Same as `get`, but without counting a hit: for a block that the same request has stored."""
         with tally.timed("map_s"):
             return self._load(key, tally)
 
     def put(self, key: str, dataset: str, block: Block, tally: Counters | None = None) -> Block | None:
-        """Store `block` and return it mapped. Returns None if the quota or the disk has no room for it."""
+        """Store `block` and return it mapped. Returns None if the quota or the disk has no room for it.
+
+        Raises `CacheUnusable` if the directory cannot be used any more.
+        """
         tally = tally or Counters()
         with tally.timed("write_s"):
             stored = self._load(key, tally) or self._store(key, dataset, block)
@@ -169,7 +174,7 @@ class DiskCache:
         return lease
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Read every block and quarantine the damaged ones; `progress(done, total)` after each.
+        """Read every block, and quarantine the damaged ones. Calls `progress(done, total)` after each.
 
         Also corrects the accounts for files that were removed by hand.
         """
@@ -187,7 +192,7 @@ class DiskCache:
         return VerifyReport(checked=len(keys), bad=bad, bytes=checked_bytes)
 
     def clear(self, dataset: str | None = None) -> int:
-        """Remove one data set, or all blocks; returns the bytes freed. Mapped blocks stay valid."""
+        """Remove one data set, or all blocks. Returns the bytes freed. Mapped blocks stay valid."""
         return self._quota.clear(dataset)
 
     def _load(self, key: str, tally: Counters) -> Block | None:
@@ -230,7 +235,7 @@ class DiskCache:
         if not leases:
             return
         try:
-            # A holder of one lease reads that data set. Only with several leases the file has to be read.
+            # The holder of only one lease reads that data set. With several leases, the file's header says which one.
             dataset = next(iter(leases)) if len(leases) == 1 else read_header(self._directory.block(key)).dataset
         except (BadBlock, OSError):  # removed since it was mapped
             return

@@ -1,7 +1,7 @@
 """Index of the cache: JSON rows in SQLite, through `diskcache`, changed in transactions that span all processes.
 
-The only file that imports `diskcache`. Only plain bytes are read back: its own `Disk` classes unpickle their values,
-and no release has fixed that (CVE-2025-69872).
+The only file that imports `diskcache`. It reads back only plain bytes: diskcache's own `Disk` classes unpickle their
+values, and no release has fixed that (CVE-2025-69872).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 _BUSY_S = 60  # diskcache's own default for FanoutCache is 10 ms, after which writes are silently lost
 _GUARD = threading.RLock()
-# A connection must not cross fork(): in mid-transaction the child would roll back the parent's changes.
-# Connections live only inside a transaction, and a fork waits for the transaction to end.
+# A connection must not cross fork(): in mid-transaction the child would roll back the parent's changes. So connections
+# exist only inside a transaction, and a fork waits for the transaction to end.
 os.register_at_fork(before=_GUARD.acquire, after_in_parent=_GUARD.release, after_in_child=_GUARD.release)
 
 
@@ -61,7 +61,7 @@ def _text(decode: Callable[..., Any], *found: object) -> Any:
 
 
 class IndexTable:
-    """Rows of the index within one transaction; names are text, values are JSON."""
+    """Rows of the index within one transaction. Names are text, values are JSON."""
 
     def __init__(self, cache: diskcache.Cache) -> None:
         self._cache = cache
@@ -92,10 +92,10 @@ class Index:
         self._ready = False
 
     def transact(self, work: Callable[[IndexTable], T]) -> T:
-        """Run `work` in a transaction and return its result; its changes are undone if it raises.
+        """Run `work` in a transaction and return its result. If it raises, its changes are undone.
 
-        Replaces a removed or damaged index by an empty one, and calls `work` again. Raises `IndexFull`, or
-        `CacheUnusable` if another process holds the index for 60 s or SQLite cannot use it.
+        Replaces a removed or damaged index by an empty one, and calls `work` again. Raises `IndexFull` if the disk is
+        full. Raises `CacheUnusable` if another process holds the index for 60 s, or SQLite cannot use it.
         """
         with _GUARD:
             for _ in range(2):
@@ -113,7 +113,7 @@ class Index:
             with cache.transact():
                 return work(IndexTable(cache))
         except diskcache.Timeout as error:
-            # diskcache reports every failure to begin a transaction as a timeout; the context holds the real one.
+            # diskcache reports every failure to begin a transaction as a timeout. The context holds the real error.
             if isinstance(error.__context__, sqlite3.Error) and "locked" not in str(error.__context__):
                 raise error.__context__ from None
             raise self._unusable(error) from error
@@ -121,7 +121,7 @@ class Index:
             cache.close()
 
     def _open(self) -> diskcache.Cache:
-        # The tables are created once; connections last no longer than a transaction.
+        # The tables are created once. Connections last no longer than a transaction.
         if not self._ready:
             lock = self._wait()
             if lock is None:
@@ -148,9 +148,9 @@ class Index:
                 cull_limit=0,
                 disk_min_file_size=1 << 30,
                 disk_compress_level=1,  # set here, so that the setting in the index does not count
-                # A rollback journal is empty after each transaction; a write-ahead log grows to 4 MB first.
+                # A rollback journal is empty after each transaction. A write-ahead log grows to 4 MB first.
                 sqlite_journal_mode="truncate",
-                # A power cut may lose rows; they are rebuilt from the directory after the next boot (ADR 0010).
+                # A power cut may lose rows. They are rebuilt from the directory after the next boot (ADR 0010).
                 sqlite_synchronous=0,
                 sqlite_mmap_size=0,
             )

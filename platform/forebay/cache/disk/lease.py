@@ -1,4 +1,4 @@
-"""Leases on data sets: a lock that ends with its process, and beside it a small file that names the holder."""
+"""Leases on data sets: a lock that ends with its process, and a small file that names the holder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEASE_WAIT_S = 5.0
 _NOTE_BYTES = 4096
 _NAME_CHARS = 80
 _WRITE_EVERY_S = 5.0
-"""Interval of writing hits into the lease's file: a crash loses at most these, and no hit waits for the index."""
+"""Interval of writing hits into the lease's file. A crash loses at most these, and no hit waits for the index."""
 
 _user: ContextVar[str | None] = ContextVar("cache_user", default=None)
 _live: weakref.WeakSet[CacheLease] = weakref.WeakSet()
@@ -53,9 +53,9 @@ def named_user(name: str) -> Iterator[None]:
 
 
 class CacheLease:
-    """Protects `dataset` from eviction until `release`, or until this process ends; created by `take_lease`.
+    """Protects `dataset` from eviction until `release`, or until this process ends. Created by `take_lease`.
 
-    Belongs to the process that took it: the copy in a forked child holds nothing.
+    It belongs to the process that took it. The copy in a forked child holds nothing.
     """
 
     def __init__(self, user: CacheUser, lock: FileLock, note: FileLock | None, path: Path) -> None:
@@ -82,7 +82,7 @@ class CacheLease:
                 self._write()
 
     def release(self) -> None:
-        """Release the lease; idempotent. Does not wait: its hits stay in the file until they are collected."""
+        """Release the lease. Idempotent. Does not wait: its hits stay in the file until they are collected."""
         with self._guard:
             if not self.is_held:
                 return
@@ -95,7 +95,7 @@ class CacheLease:
             self._lock.release()
 
     def close_in_child(self) -> None:
-        """Close the locks in a forked child; the parent keeps them."""
+        """Close the locks in a forked child. The parent keeps them."""
         self._guard = threading.Lock()
         self._lock.close_in_child()
         if self._note:
@@ -158,12 +158,12 @@ def ended_users(directory: CacheDirectory) -> Iterator[list[CacheUser]]:
 
 
 def _new_note(directory: CacheDirectory, path: Path, user: CacheUser) -> FileLock | None:
-    """The locked file of `user`; None where the directory has room for no more, or the disk has none."""
+    """Locked file of `user`. None if the directory has its maximum of them, or the disk is full."""
     if len(directory.user_files()) >= MOST_USERS:
         return None
     note = None
     try:
-        # None too if a sweep saw the new file before it was locked, and took it for one that is left over.
+        # None also if a sweep saw the new file before it was locked, and removed it as a leftover.
         note = try_lock(path, flags=os.O_CREAT | os.O_EXCL)
         if note:
             _write_note(note, user)
@@ -176,13 +176,13 @@ def _new_note(directory: CacheDirectory, path: Path, user: CacheUser) -> FileLoc
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # a disk that became read-only; the next sweep removes it
+    with suppress(OSError):  # the disk may have become read-only; the next sweep removes the file
         path.unlink()
 
 
 def _write_note(note: FileLock, user: CacheUser) -> None:
     text = json.dumps(asdict(user)).encode()
-    # In place, since the lock is on this file. The text only grows, so no bytes of an earlier one remain.
+    # In place, because the lock is on this file. The text only grows, so no bytes of an earlier one remain.
     if len(text) <= _NOTE_BYTES:
         os.pwrite(note.fd, text, 0)
 

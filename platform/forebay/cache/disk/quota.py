@@ -21,9 +21,9 @@ T = TypeVar("T")
 class Quota:
     """Keeps everything below a cache directory within `quota_bytes`, and `min_free_bytes` of the disk free.
 
-    A writer reserves a block's bytes before it writes them. Reservations of dead writers are released on opening and
-    whenever room is short. No block replaces one of its own data set or of a data set in use: each row is read once per
-    epoch, so replacing would only thrash (CoorDL's MinIO, https://arxiv.org/abs/2007.06775).
+    A writer reserves a block's bytes before it writes them. Reservations of dead writers are released when the cache is
+    opened, and whenever room is short. No block replaces one of its own data set or of a data set in use: each row is
+    read once per epoch, so replacing would only thrash (CoorDL's MinIO, https://arxiv.org/abs/2007.06775).
     """
 
     def __init__(self, directory: CacheDirectory, *, quota_bytes: int, min_free_bytes: int) -> None:
@@ -48,7 +48,7 @@ class Quota:
         return sorted(found.values(), key=lambda use: (use.created_at, use.dataset))
 
     def reserve(self, name: str, reservation: Reservation) -> bool:
-        """Reserve room for the part file `name`, which exists and is locked. False if there is no room."""
+        """Reserve room for the part file `name`, which exists and is locked. Returns False if there is no room."""
         if smallest_quota(reservation.bytes) > self._quota_bytes:
             return False
 
@@ -81,7 +81,7 @@ class Quota:
         self._change_if_possible(work)
 
     def quarantine(self, key: str, inode: int) -> bool:
-        """Move a damaged block to quarantine. False if its file was removed or replaced meanwhile."""
+        """Move a damaged block to quarantine. Returns False if its file was removed or replaced meanwhile."""
         try:
             return self._change(lambda transaction: transaction.quarantine(key, inode))
         except IndexFull:
@@ -114,7 +114,7 @@ class Quota:
         return self._open
 
     def collect_ended_leases(self) -> None:
-        """Add the hits of ended leases to the accounts, including dead processes, and remove their files."""
+        """Add the hits of ended leases to the accounts, also those of dead processes, and remove their files."""
         with suppress(IndexFull), ended_users(self._directory) as ended:
             hits: dict[str, int] = {}
             for user in ended:
@@ -127,7 +127,7 @@ class Quota:
                 self._change(work)
 
     def _change_or_raise(self, work: Callable[[CacheTransaction], T]) -> T:
-        """As `_change`. Raises `CacheUnusable` on a full disk, for calls that a user made."""
+        """Same as `_change`, but raises `CacheUnusable` on a full disk: for calls that a user makes."""
         try:
             return self._change(work)
         except IndexFull as error:
@@ -182,8 +182,8 @@ class Quota:
                     missing -= transaction.evict(use.dataset)
 
     def _missing(self, usage: CacheUsage, reservation: Reservation) -> int:
-        """Bytes to free before `reservation` fits; 0 or less if it fits."""
+        """Bytes to free before `reservation` fits. 0 or less if it fits."""
         over_quota = usage.used_bytes + charge(reservation.bytes) - self._quota_bytes
-        # A change of the index needs disk space too, for the length of the transaction.
+        # During a transaction, a change of the index needs disk space too.
         free = shutil.disk_usage(self._directory.root).free - usage.reserved_bytes - INDEX_BYTES
         return max(over_quota, self._min_free_bytes - (free - charge(reservation.bytes)))

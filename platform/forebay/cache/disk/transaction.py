@@ -1,4 +1,4 @@
-"""Changes of the cache's files and their accounts, together within one transaction of the index."""
+"""Changes of the cache's files together with their accounts, within one transaction of the index."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CacheTransaction:
         self._rows.set(_USAGE, asdict(self.usage))
 
     def record(self, reservation: Reservation) -> None:
-        """Record the file of a block that is in its place."""
+        """Record the file of a block after its rename to the final name."""
         try:
             size = self._directory.block(reservation.key).stat().st_size
         except FileNotFoundError:  # cleared or quarantined meanwhile
@@ -59,7 +59,7 @@ class CacheTransaction:
         return freed
 
     def quarantine(self, key: str, inode: int) -> bool:
-        """Move the block to quarantine. False if its file is no longer the one with `inode`."""
+        """Move the block to quarantine. Returns False if its file is no longer the one with `inode`."""
         path = self._directory.block(key)
         try:
             found = path.lstat()
@@ -160,5 +160,5 @@ class CacheTransaction:
 
 
 def _boot() -> str:
-    """Id of the machine's current boot; empty where the system has none."""
+    """Id of the machine's current boot. Empty if the system has none."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""

@@ -70,7 +70,7 @@ class NodeCache:
         return await asyncio.wrap_future(self._peer_server.bloom_filter()) if self._peer_server else BloomFilter.of(())
 
     async def send_block(self, key: str) -> Any:
-        """Put (rows, arrays) of the block `key` for another node; None if it is not on this node's disk."""
+        """Put (rows, arrays) of the block `key` into Ray's object store. None if it is not on this node's disk."""
         return await asyncio.wrap_future(self._peer_server.block(key)) if self._peer_server else None
 
     async def facts(self) -> dict[str, Any]:
@@ -93,6 +93,6 @@ class NodeCache:
 
 
 def _put(block: Block) -> Any:
-    # Copied here, in the thread that looked it up: Ray copies the return value of a method in the one thread that runs
-    # all methods of the actor.
+    # Copied here, in the thread that looked it up: otherwise Ray would copy it in the one thread that runs all methods
+    # of the actor.
     return ray.put((block.rows, dict(block.arrays)))

@@ -1,4 +1,4 @@
-"""Bloom filter of the blocks that a node holds, two bytes per block; nodes exchange it."""
+"""Bloom filter of the blocks that a node holds, with two bytes per block. Nodes exchange it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _NUM_PROBES = 4
 class BloomFilter:
     """Bloom filter over block keys: `key in bloom_filter` is True for all of its keys, and for 1 in 400 others.
 
-    Web caches exchange the same filter (Summary Cache, Fan et al., SIGCOMM 1998). A false positive costs one request in
-    vain. Keys are hashes already, so a piece of the key is the position of a bit.
+    Web caches exchange the same filter (Summary Cache, Fan et al., SIGCOMM 1998). A false positive costs one useless
+    request. Keys are hashes already, so a piece of the key is the position of a bit.
     """
 
     bits: bytes

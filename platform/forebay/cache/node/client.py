@@ -32,7 +32,7 @@ _REVIVE_S = 60.0
 _REVIVE_WAIT_S = 0.2
 _PING_S = 5.0
 _SILENT_S = 120.0
-"""An actor answers a ping at once, however busy its data workers are. Without an answer for so long it is stuck."""
+"""An actor answers a ping at once, however busy its data workers are. One that is silent for this long is stuck."""
 
 Actor: TypeAlias = Any
 
@@ -60,7 +60,9 @@ class NodeCacheClient:
         return NodeSource(self, dataset, tally)
 
     def facts(self) -> dict[str, Any]:
-        """`pid`, `node_id`, `path` and `used_bytes` of the actor; `inflight_bytes`: blocks in its memory now."""
+        """`pid`, `node_id`, `path` and `used_bytes` of the actor, and `inflight_bytes`: bytes of blocks in its memory
+        now.
+        """
         found: dict[str, Any] = self.call(threading.Event(), "facts")
         return found
 
@@ -68,7 +70,7 @@ class NodeCacheClient:
         """Call the actor and return its answer. If the actor dies meanwhile, calls its successor.
 
         Raises `CacheUnusable` if the actor keeps dying for 60 s, has not answered for 120 s, or its node has left the
-        cluster, and `Cancelled` soon after `cancelled` is set.
+        cluster. Raises `Cancelled` soon after `cancelled` is set.
         """
         give_up = time.monotonic() + _REVIVE_S
         while True:

@@ -1,4 +1,4 @@
-"""Bloom filters and failures of the other nodes, as one node knows them: which peer to ask next."""
+"""Bloom filters and failures of the other nodes, as one node knows them. Decides which peer to ask next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Peer:
 
 
 class PeerDirectory:
-    """Bloom filters of the other nodes, pulled from each of them; no central node collects them.
+    """Bloom filters of the other nodes, pulled from each of them. No central node collects them.
 
     An entry may be wrong: the block may have been evicted since, or the filter gives a false positive. Times are
     seconds of any monotonic clock. Not thread-safe.

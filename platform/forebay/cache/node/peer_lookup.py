@@ -81,8 +81,8 @@ class PeerLookup:
             has_refreshed, is_stale = self._directory.has_refreshed, self._directory.is_stale(time.monotonic())
         if not is_stale:
             return
-        # One thread runs the round; the others wait 2 s for its result. If some peer is slow, they use the filters of
-        # the last round. The first round has none, so they wait longer.
+        # One thread runs the round, and the others wait 2 s for its result. If some peer is slow, they use the filters
+        # of the last round. In the first round there are none, so they wait longer.
         if not self._refreshing.acquire(timeout=_MOMENT_S if has_refreshed else 2 * self._deadline_s):
             return
         try:

@@ -23,9 +23,9 @@ NODE_DIGITS = 12
 
 
 class RayPeerTransport:
-    """A `PeerLine` for the cache of `node_id`, for use outside of an event loop.
+    """`PeerTransport` for the cache of `node_id`, for use outside of an event loop.
 
-    Other caches of the same node are not peers: their separate directories are on purpose.
+    Other caches of the same node are not peers: a user who gives them separate directories wants them apart.
     """
 
     def __init__(self, *, namespace: str, prefix: str, node_id: str) -> None:

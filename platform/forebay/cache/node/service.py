@@ -45,7 +45,7 @@ class InMemoryBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildFailed:
-    """Reply: the block cannot be built; `trace` is the traceback in the actor."""
+    """Reply: the block cannot be built. `trace` is the traceback in the actor."""
 
     error: ForebayError
     trace: str
@@ -53,13 +53,13 @@ class BuildFailed:
 
 
 Reply: TypeAlias = StoredBlock | InMemoryBlock | BuildFailed | Literal["unknown"]
-"""Reply to a request; `unknown` means that the data set must be registered first."""
+"""Reply to a request. `unknown` means that the data set must be registered first."""
 
 
 class NodeService:
-    """Builds blocks for all jobs of a node with one set of data workers; simultaneous requests share one build.
+    """Builds blocks for all jobs of a node with one set of data workers. Simultaneous requests share one build.
 
-    A block comes from the node's disk, else from one of `peers`, else from its source; then it is stored. A block that
+    A block comes from the node's disk, else from one of `peers`, else from its source. Then it is stored. A block that
     does not fit leaves as `InMemoryBlock`. While 512 MiB of such blocks are in memory, no other block is built, for at
     most 30 s: the requester may have died. So their memory is bounded for any number of requesters.
     """
@@ -79,7 +79,7 @@ class NodeService:
         )
 
     def apply_spec(self, spec: CacheSpec) -> None:
-        """Apply the bounds of `spec` from now on: those of the newest job count."""
+        """Apply the limits of `spec` from now on. The newest job's limits count."""
         if spec != self._spec:
             self.cache = spec.open()
             self._cores.resize(spec.data_workers.num_cores())
@@ -133,7 +133,7 @@ class NodeService:
         return _Outcome(StoredBlock(sums=sums), block.nbytes)
 
     def _maker(self, dataset_id: str) -> tuple[BlockBuilder, Counters] | None:
-        """Builder and tally of this thread: counts between two moments then belong to one block."""
+        """Builder and tally of this thread. So the counts between two moments belong to one block."""
         mine: dict[str, tuple[BlockBuilder, Counters, DiskCache]] = self._makers.__dict__
         known = mine.get(dataset_id)
         if known is None or known[2] is not self.cache:

@@ -69,7 +69,7 @@ class NodeSource:
         return self._workers.submit(index)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Cancel what is pending and return within `timeout_s`. Blocks stay valid."""
+        """Cancel pending requests and return within `timeout_s` seconds. Blocks stay valid."""
         self._cancelled.set()
         self._workers.close(timeout_s)
         if self._lease:
@@ -91,7 +91,7 @@ class NodeSource:
                 return Block(reply.rows, reply.arrays)
             if self._cache is None:
                 return Block(self._dataset.manifest[index].rows, {})
-            # None if it was damaged, evicted or cleared meanwhile: then it is built again.
+            # None if the block was damaged, evicted or cleared meanwhile: then it is built again.
             if block := self._cache.load(key, self._tally):
                 return block
         raise CacheUnusable(

@@ -145,7 +145,7 @@ class Controller:
     def _order(self, decision: Decision, view: RunView) -> None:
         """Ask the world to pause at its next commit if another one is to follow, or take that back."""
         resize_to = len(decision.next_world) or None
-        # Ranks that are still joining hear of the resize once they train.
+        # Ranks that are still joining learn of the resize once they train.
         self.is_resizing = resize_to is not None and not isinstance(view.phase, Starting)
         if resize_to != view.resize_to and not isinstance(view.phase, Starting):
             ray.get(self._coordinator.resize.remote(resize_to))

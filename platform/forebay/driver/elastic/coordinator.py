@@ -385,7 +385,7 @@ class Coordinator:
         if len(self._reported_rows) < 2:
             return 0.0
         (began, before), (_, after) = self._reported_rows[0], self._reported_rows[-1]
-        # Up to now, and not up to the last step: so the rate of a run that stands still falls.
+        # Up to now, and not up to the last step: so the rate falls when a run makes no progress.
         return (after - before) / max(time.monotonic() - began, 1e-9)
 
 

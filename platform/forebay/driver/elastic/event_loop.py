@@ -34,7 +34,7 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     asked = _pass_on(run.control, made_with, coordinator)
     goes_on, gave_up = True, None
     while goes_on or gave_up is not None:
-        goes_on = is_training()  # asked before the events are taken: the last ones came before the end
+        goes_on = is_training()  # read before the events are taken, so that none of the last events is missed
         updates: Updates = ray.get(coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0))
         asked = _take_over(run.control, updates, asked)
         for event in updates.events:

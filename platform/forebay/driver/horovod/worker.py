@@ -57,7 +57,7 @@ class HorovodWorker:
 
     def warm_up(self) -> Ready:
         """Do everything that takes time and needs no other worker."""
-        error = outcome_of(self._warm_up).error  # whatever it is, the driver judges
+        error = outcome_of(self._warm_up).error  # any exception: the driver judges it
         return Ready(node=self._node, error=None if error is None else WorkerError.of(error, rank=0))
 
     def _warm_up(self) -> None:

@@ -102,7 +102,7 @@ class DriverLink:
                     case Commands() as commands:
                         self._commands = commands
         except (EOFError, OSError):
-            os._exit(1)  # the driver has ended: no process would read the results of this one
+            os._exit(1)  # the driver has ended: no process would read this one's results
 
 
 def main(descriptor: int) -> None:

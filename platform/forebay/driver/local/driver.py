@@ -65,7 +65,7 @@ def _run_here(run: Run) -> Result:
             outcome = work(spec, worker, reporter)
     except ForebayError:
         raise
-    except (Exception, SystemExit) as error:  # sys.exit() would end this process as if all were well
+    except (Exception, SystemExit) as error:  # sys.exit() would end this process without an error
         raise WorkerError.of(error, rank=0).as_error(run.name) from error
     return run.finish(outcome.stopped)
 

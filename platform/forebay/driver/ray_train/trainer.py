@@ -164,7 +164,7 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
         if workers is not None:
             return ResizeDecision(num_workers=workers, resources_per_worker=self._bundle)
         if not is_running:
-            time.sleep(POLL_S)  # the controller of Ray 2.60 asks again at once, ten thousand times a second
+            time.sleep(POLL_S)  # the controller of Ray 2.60 repeats its call at once, ten thousand times a second
         return NoopDecision()
 
     @property

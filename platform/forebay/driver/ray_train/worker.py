@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 import ray.train
-import ray.train.torch  # before the first step, which needs it: 1 s
+import ray.train.torch  # imported here because the first step needs it: 1 s
 import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
@@ -84,7 +84,7 @@ def train_loop(config: dict[str, Any]) -> None:
     if number is None:
         raise RunEnding
     call = outcome_of(lambda: _train(ray.get(config["payload"]), world, coordinator))
-    if (error := call.error) is not None:  # whatever it is, SystemExit too, is the driver's to judge
+    if (error := call.error) is not None:  # any exception, SystemExit too: the driver judges it
         if lost := _lost_peers(coordinator, world, PEER_TIMEOUT_S if _is_its_own(error) else NODE_TIMEOUT_S):
             raise PeerLost(f"rank {world.rank} could not go on without rank {', '.join(map(str, lost))}") from error
         ray.get(coordinator.raise_error.remote(_told(error, world, coordinator), number))

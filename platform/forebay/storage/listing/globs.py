@@ -1,4 +1,4 @@
-"""Shell patterns over any file system, one folder level at a time so that only matching folders are listed."""
+"""Shell patterns over any file system, expanded one folder level at a time: only matching folders are listed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pyarrow import fs
 _MAGIC = re.compile(r"[*?\[]")
 
 Listed = Callable[[str, list[fs.FileInfo]], None]
-"""Called with each folder that a pattern lists and its entries, hidden ones included."""
+"""Called with each folder that a pattern lists, and its entries, including hidden ones."""
 
 
 def is_hidden(name: str) -> bool:
-    """Names that Hadoop, Spark and Unix keep out of data sets: `_SUCCESS`, `_temporary`, `.crc`."""
+    """Whether Hadoop, Spark and Unix exclude this name from data sets: `_SUCCESS`, `_temporary`, `.crc`."""
     return name.startswith(("_", "."))
 
 
@@ -25,7 +25,7 @@ def is_pattern(path: str) -> bool:
 
 
 def fixed_part(path: str) -> str:
-    """The folder that a pattern starts from: all segments before the first one with a wildcard.
+    """Folder that a pattern starts from: all segments before the first one with a wildcard.
 
     >>> fixed_part("data/day=*/a.parquet")
     'data'
@@ -38,7 +38,7 @@ def fixed_part(path: str) -> str:
 def expand(filesystem: fs.FileSystem, pattern: str, on_listed: Listed = lambda *_: None) -> list[fs.FileInfo]:
     """Files and folders that match `pattern`: `*`, `?` and `[...]` within a name, `**` for any number of folders.
 
-    Calls `on_listed` for each folder that is listed on the way; what it raises ends the search.
+    Calls `on_listed` for each folder that is listed on the way. An exception from it ends the search.
     """
     base = fixed_part(pattern)
     found = [fs.FileInfo(base, type=fs.FileType.Directory)]
@@ -72,15 +72,15 @@ def walk(filesystem: fs.FileSystem, folder: str) -> Iterator[fs.FileInfo]:
 
 
 def visible(infos: Iterable[fs.FileInfo], folder: str) -> Iterator[fs.FileInfo]:
-    """Those of `infos` whose path below `folder` holds no hidden name."""
+    """Entries of `infos` whose path below `folder` holds no hidden name."""
     skip = len(folder.rstrip("/")) + 1
     return (info for info in infos if not any(is_hidden(name) for name in info.path[skip:].split("/")))
 
 
 def children(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
-    """Files and folders directly in `folder`; none if it is not there."""
+    """Files and folders directly in `folder`. Empty if the folder does not exist."""
     if getattr(filesystem, "type_name", "") == "gcs":
-        # pyarrow 26 lists a folder there only if an object of its name marks it (apache/arrow issue 35993).
+        # On Google Cloud, pyarrow 26 lists a folder only if an object of its name marks it (apache/arrow issue 35993).
         skip = len(folder.rstrip("/")) + 1
         return [info for info in everything(filesystem, folder) if "/" not in info.path[skip:]]
     found: list[fs.FileInfo] = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
@@ -88,7 +88,7 @@ def children(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
 
 
 def everything(filesystem: fs.FileSystem, folder: str) -> Iterable[fs.FileInfo]:
-    """List all below `folder`, and the folders that exist only in the names of objects."""
+    """List everything below `folder`, including folders that exist only in the names of objects."""
     found = filesystem.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
     skip = len(folder.rstrip("/")) + 1
     folders = {f"{info.path[:skip]}{up}" for info in found for up in _folders_of(info.path[skip:])}
@@ -97,7 +97,7 @@ def everything(filesystem: fs.FileSystem, folder: str) -> Iterable[fs.FileInfo]:
 
 
 def _folders_of(path: str) -> Iterator[str]:
-    """The folders of a relative path, all the way up: `a` and `a/b` for `a/b/c`."""
+    """Parent folders of a relative path: `a/b` and `a` for `a/b/c`."""
     while path := path.rpartition("/")[0]:
         yield path
 

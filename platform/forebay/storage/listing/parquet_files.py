@@ -1,4 +1,4 @@
-"""Which Parquet files a URI, a folder or a pattern names, and in which version each is there."""
+"""Parquet files that a URI, a folder or a pattern names, and their versions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import FoundFile, found
 
 SUFFIXES = (".parquet", ".parq", ".pq")
-"""Names taken from a folder; a file that is named itself, or by a pattern, may have any suffix."""
+"""Suffixes taken from a folder. A file that is named itself, or by a pattern, may have any suffix."""
 
-# Listing a folder of a million objects is a thousand requests, and one call.
+# The deadline covers one call, but listing a folder of a million objects takes a thousand requests.
 _PATIENCE = 10
 
 Uri = str | os.PathLike[str]
@@ -30,14 +30,14 @@ Uri = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Files in the order of their URIs, and the folder they were looked for in (empty: nothing in common)."""
+    """Files in the order of their URIs, and the folder that was searched (empty: no common folder)."""
 
     root: str
     files: tuple[FoundFile, ...]
 
 
 def list_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) -> list[FoundFile]:
-    """The files of `find_parquet`, sorted by URI."""
+    """Files found by `find_parquet`, sorted by URI."""
     return list(find_parquet(uri, policy).files)
 
 
@@ -45,14 +45,14 @@ def find_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) 
     """Find Parquet files, each once.
 
     Args:
-        uri: A file, a folder (searched to the bottom for `SUFFIXES`, without names that begin with `_` or `.`), a
-            pattern with `*`, `?`, `[...]` or `**`, or a sequence of these.
-        policy: For the listing of each.
+        uri: A file, a folder, a pattern with `*`, `?`, `[...]` or `**`, or a sequence of these. A folder is searched
+        recursively for `SUFFIXES`, without names that begin with `_` or `.`.
+        policy: Read policy for the listing of each.
 
     Raises:
-        NoFiles: One of them names nothing.
-        NotPlainParquet: A folder or a pattern reads from a Delta Lake, Iceberg or Hudi table. Files of one that are
-            named one by one are taken.
+        NoFiles: One of them names no file.
+        NotPlainParquet: A folder or a pattern reads from a Delta Lake, Iceberg or Hudi table. Files of a table that are
+        named one by one are accepted.
         ReadFailed: Storage did not answer, or did not permit it.
     """
     uris = [uri] if isinstance(uri, str | os.PathLike) else list(uri)
@@ -97,7 +97,7 @@ def _list(location: Location, tables: TableSearch) -> Listing:
 
 
 def _below(base: Location, folders: list[str], tables: TableSearch, files: Sequence[fs.FileInfo] = ()) -> Listing:
-    """The Parquet files in `folders`, and `files` whatever their suffix; all lie below `base`."""
+    """Parquet files in `folders`, and `files` with any suffix. All are below `base`."""
     infos = [*files]
     for folder in folders:
         listed = list(everything(base.fs, folder))
@@ -112,7 +112,7 @@ def _child_uri(base: Location, path: str) -> str:
     if base.is_local:
         return f"{base.path.rstrip('/')}/{below}"
     folder, mark, options = base.uri.partition("?")
-    # Arrow decodes the paths of its URIs, fsspec takes them as they are.
+    # Arrow decodes the paths of its URIs. fsspec uses them as they are.
     name = below if isinstance(base.fs, fs.PyFileSystem) else quote(below, safe="/=,:@+")
     return f"{folder.rstrip('/')}/{name}{mark}{options}"
 
@@ -130,7 +130,7 @@ def _parent(uri: str) -> str:
 
 
 def _common_root(roots: list[str]) -> str:
-    """The deepest folder that holds all `roots`; empty when they differ in file system, bucket or options.
+    """Deepest folder that holds all `roots`. Empty if they differ in file system, bucket or options.
 
     >>> _common_root(["s3://b/data/2024", "s3://b/data/2025"])
     's3://b/data'

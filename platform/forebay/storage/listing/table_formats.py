@@ -1,4 +1,4 @@
-"""Folders of Delta Lake, Iceberg and Hudi, in which Parquet files are not the rows of the table."""
+"""Detects tables of Delta Lake, Iceberg and Hudi, whose folders hold more Parquet files than the rows of the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forebay.storage.retry import as_refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFormat:
-    """One format: the folder of its log within a table, and the names of the files that prove it is one."""
+    """Table format: the folder of its log within a table, and the pattern of the log files that prove it."""
 
     name: str
     log_folder: str
@@ -29,14 +29,14 @@ FORMATS = (
     TableFormat(
         name="Delta Lake",
         log_folder="_delta_log",
-        # Protocol.md of delta-io/delta: commits are 20 digits; a checkpoint has a name of more parts.
+        # Protocol.md of delta-io/delta: commits have 20 digits, and a checkpoint has a name of more parts.
         log_file=re.compile(r"\d{20}\..*(json|parquet)|_last_checkpoint"),
         reader="deltalake: DeltaTable(uri).file_uris()",
     ),
     TableFormat(
         name="Iceberg",
         log_folder="metadata",
-        # `v3.metadata.json` of file-system catalogs, `00003-<uuid>.metadata.json` of all others; either may be gzipped.
+        # `v3.metadata.json` in file-system catalogs, `00003-<uuid>.metadata.json` in all others. Either may be gzipped.
         log_file=re.compile(r"(v\d+|\d+-[0-9a-fA-F-]{36})(\.gz)?\.metadata\.json(\.gz)?"),
         reader="pyiceberg: table.scan().plan_files()",
     ),
@@ -52,7 +52,7 @@ _FORMAT_OF = {one.log_folder: one for one in FORMATS}
 
 
 class FoundTable(NamedTuple):
-    """A table and the file that gave it away."""
+    """Table, and the log file that proves it."""
 
     format: TableFormat
     root: str
@@ -60,7 +60,7 @@ class FoundTable(NamedTuple):
 
 
 class TableSearch:
-    """Looks for tables above, at and below the places that are listed. Each folder above is asked about once.
+    """Searches for tables above, at and below the listed folders. Sends requests for each folder above only once.
 
     The methods raise `NotPlainParquet` when they find a table.
     """
@@ -69,7 +69,7 @@ class TableSearch:
         self._above: set[tuple[str, str]] = set()
 
     def search_above(self, location: Location, folder: str) -> None:
-        """Search `folder` and all folders above it, for a place within a table. At most 3 requests per new folder."""
+        """Search `folder` and all folders above it. At most 3 requests per new folder."""
         store = _store(location.uri)
         for up in _upwards(folder):
             if (store, up) in self._above:
@@ -79,14 +79,16 @@ class TableSearch:
             self._above.add((store, up))
 
     def search_level(self, location: Location, folder: str, infos: Iterable[fs.FileInfo]) -> None:
-        """Search what a pattern listed in `folder`; asks storage only about folders with the name of a log."""
+        """Search the entries that a pattern listed in `folder`. Sends requests only for folders with the name of
+        a log.
+        """
         for info in infos:
             table_format, root = _FORMAT_OF.get(info.base_name), _parent(info.path)
             if table_format and info.type == fs.FileType.Directory and not _is_hidden_below(folder, root):
                 _refuse(location, _with_log(location.fs, root, table_format))
 
     def search_tree(self, location: Location, folder: str, infos: Iterable[fs.FileInfo]) -> None:
-        """Search all that lies below `folder`, without asking storage. Tables in hidden folders do not count."""
+        """Search everything below `folder`, without requests to storage. Tables in hidden folders do not count."""
         for info in infos:
             log_folder = _parent(info.path)
             table_format, root = _FORMAT_OF.get(log_folder.rpartition("/")[2]), _parent(log_folder)
@@ -100,7 +102,7 @@ def _with_log(filesystem: fs.FileSystem, root: str, table_format: TableFormat) -
     try:
         infos = children(filesystem, f"{root.rstrip('/')}/{table_format.log_folder}")
     except OSError as error:
-        # A folder above that may not be listed, as in a bucket with rights per folder, is no reason to refuse.
+        # A folder above may not be listable, as in a bucket with rights per folder. That is no reason to refuse.
         if isinstance(error, _NOTHING_TO_SEE) or as_refusal(error) is not None:
             return None
         raise
@@ -128,7 +130,7 @@ def _is_hidden_below(folder: str, path: str) -> bool:
 
 
 def _upwards(folder: str) -> Iterator[str]:
-    """The folder and all above it, without the root of the file system: `a/b`, `a`."""
+    """`folder` and all folders above it, without the root of the file system: `a/b`, `a`."""
     folder = folder.rstrip("/")
     while folder:
         yield folder
@@ -136,7 +138,7 @@ def _upwards(folder: str) -> Iterator[str]:
 
 
 def _store(uri: str) -> str:
-    """What tells one store from another: scheme, host and options of a URI. Empty for local paths."""
+    """Identity of a store: scheme, host and options of a URI. Empty for local paths."""
     place, _, options = uri.partition("?")
     return "/".join(place.split("/", 3)[:3]) + options if "://" in uri else ""
 

@@ -1,4 +1,4 @@
-"""From the text of an Arrow type, as a manifest holds it, back to the type."""
+"""Parses Arrow types from their text, as a manifest holds it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ _ITEM = re.compile(r"[^:<]*: (?P<type>.*?)(?P<required> not null)?")
 
 
 def parse_type(text: str) -> pa.DataType:
-    """The type whose `str()` is `text`. Types that no feature takes (structs, maps, unknown extensions) come back as
-    `pa.opaque`, which carries the text.
+    """Type whose `str()` is `text`.
+
+    Types that no feature takes (structs, maps, unknown extensions) become `pa.opaque`, which carries the text.
 
     >>> parse_type("list<element: decimal128(10, 2)>").value_type
     Decimal128Type(decimal128(10, 2))

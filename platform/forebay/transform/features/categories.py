@@ -1,4 +1,4 @@
-"""From values to ids: hashed into buckets, or looked up in a vocabulary. 0 is always null."""
+"""Maps values to ids: hashed into buckets, or looked up in a vocabulary. Id 0 is always null."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.larg
 
 
 def value_type(found: pa.DataType) -> pa.DataType:
-    """The type of the values themselves, below dictionaries and extension types, in a form Arrow can look up."""
+    """Type of the values below dictionaries and extension types, in a form that Arrow can look up."""
     while pa.types.is_dictionary(found) or isinstance(found, pa.BaseExtensionType):
         found = found.value_type if pa.types.is_dictionary(found) else found.storage_type
     if pa.types.is_decimal32(found) or pa.types.is_decimal64(found):
@@ -43,17 +43,17 @@ def value_type(found: pa.DataType) -> pa.DataType:
 
 
 def is_text(found: pa.DataType) -> bool:
-    """Whether values are bytes underneath: strings and binary."""
+    """Whether values are stored as bytes: strings and binary."""
     return any(kind(found) for kind in _TEXT)
 
 
 def is_countable(found: pa.DataType) -> bool:
-    """Whether values are integers underneath: ints, bools, dates, times."""
+    """Whether values are stored as integers: ints, bools, dates, times."""
     return any(kind(found) for kind in _COUNTABLE)
 
 
 def check_categories(feature: str, column: str, found: pa.DataType) -> None:
-    """Raises `WrongType` unless values of this type have an identity worth an id."""
+    """Raise `WrongType` unless values of this type can have ids."""
     values = value_type(found)
     if pa.types.is_floating(values):
         raise wrong_type(feature, column, found, "Floats have no stable identity: use Dense, or cast them to integers.")
@@ -64,10 +64,10 @@ def check_categories(feature: str, column: str, found: pa.DataType) -> None:
 
 
 def hashed_ids(array: pa.Array, column: str, buckets: int) -> Ids:
-    """int64 [len(array)]: 0 for null, otherwise a hash in [1, buckets).
+    """Ids, int64 [len(array)]: 0 for null, otherwise a hash in [1, buckets).
 
-    An integer counts by its value, whatever its width; dates and times by their integer in the unit they are stored in;
-    decimals by their text.
+    Integers are hashed by value, of any width. Dates and times are hashed as integers in their stored unit, decimals as
+    text.
     """
     salt = column_salt(column)
 
@@ -84,7 +84,7 @@ def hashed_ids(array: pa.Array, column: str, buckets: int) -> Ids:
 
 
 def vocabulary_ids(array: pa.Array, vocabulary: pa.Array) -> Ids:
-    """int64 [len(array)]: 0 for null, 1 for a value not in the vocabulary, otherwise 2 + its position there."""
+    """Ids, int64 [len(array)]: 0 for null, 1 for a value that is not in the vocabulary, otherwise 2 + its position."""
 
     def encode(values: pa.Array) -> Ids:
         positions: Ids = pc.fill_null(pc.index_in(values, value_set=vocabulary), -1).to_numpy().astype(np.int64)
@@ -94,7 +94,7 @@ def vocabulary_ids(array: pa.Array, vocabulary: pa.Array) -> Ids:
 
 
 def vocabulary_array(column: str, vocabulary: Sequence[object], found: pa.DataType) -> pa.Array:
-    """The vocabulary as values of the column's type. Raises `WrongType` where one of them cannot be."""
+    """Vocabulary as an array of the column's type. Raises `WrongType` if a value does not fit the type."""
     try:
         return pa.array(vocabulary, type=value_type(found))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
@@ -106,7 +106,7 @@ def vocabulary_array(column: str, vocabulary: Sequence[object], found: pa.DataTy
 
 
 def plain_values(array: pa.Array) -> pa.Array:
-    """`array` without dictionaries; dates and times as the integers they are. What a vocabulary is fitted on."""
+    """`array` to fit a vocabulary on: without dictionaries, and with dates and times as their integers."""
     array = _storage(array)
     while pa.types.is_dictionary(array.type):
         array = _storage(array.dictionary_decode())
@@ -115,7 +115,7 @@ def plain_values(array: pa.Array) -> pa.Array:
 
 
 def _ids(array: pa.Array, encode: Callable[[pa.Array], Ids]) -> Ids:
-    """`encode` for the values, 0 for nulls; a dictionary's values are encoded once each."""
+    """`encode(array)`, with 0 for nulls. Encodes each value of a dictionary only once."""
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64)
     if pa.types.is_dictionary(array.type):
@@ -136,7 +136,7 @@ def _storage(array: pa.Array) -> pa.Array:
 
 
 def _as_uint64(array: pa.Array) -> Hashes:
-    """The values' integers, two's complement in 64 bits; whatever lies under a null becomes 0."""
+    """Integers of the values, in two's complement of 64 bits. Nulls become 0."""
     if pa.types.is_boolean(array.type):
         array = pc.cast(array, pa.uint8())
     elif not pa.types.is_integer(array.type):

@@ -1,4 +1,4 @@
-"""Which columns a feature asks for, and whether the data has them."""
+"""Validates the columns that a feature needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_LISTED = 20
 
 
 def column_names(feature: str, columns: Sequence[str]) -> tuple[str, ...]:
-    """The canonical form of `columns`: one name or a sequence. Raises `InvalidOption` for none, or for one twice."""
+    """Canonical form of `columns`: one name or a sequence. Raises `InvalidOption` for no name, or a repeated one."""
     if isinstance(columns, AbstractSet):
         raise InvalidOption(
             f"{feature}(columns={columns!r}) has no order, and every process would make another one. Give a list."
@@ -32,7 +32,7 @@ def column_names(feature: str, columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def column_type(feature: str, column: str, schema: Mapping[str, pa.DataType]) -> pa.DataType:
-    """The type of `column`. Raises `MissingColumn` with what there is and what was probably meant."""
+    """Type of `column`. Raises `MissingColumn`, which lists the columns and suggests similar names."""
     if column in schema:
         return schema[column]
     listed = ", ".join(list(schema)[:_MOST_LISTED]) + (", ..." if len(schema) > _MOST_LISTED else "")
@@ -50,7 +50,7 @@ def column_type(feature: str, column: str, schema: Mapping[str, pa.DataType]) ->
 
 
 def wrong_type(feature: str, column: str, found: pa.DataType, wanted: str) -> WrongType:
-    """The error that `column` is `found` where the feature takes what `wanted` says."""
+    """Error for a `column` of the wrong type `found`. `wanted` is a sentence about what the feature takes."""
     return WrongType(
         f"{feature} was given column {column!r}, which is {found}. {wanted}", column=column, found=str(found)
     )

@@ -1,4 +1,4 @@
-"""Feature groups: which columns become which arrays of a block."""
+"""Feature groups: define which columns become which arrays of a block."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ ID_DTYPES = ("int32", "int64")
 
 
 class Feature(Protocol):
-    """One keyword of a `Transform`; `name` is that keyword.
+    """One keyword of a `Transform`. `name` is that keyword.
 
-    `check` raises `MissingColumn` or `WrongType` before any data is read. `arrays` is a pure function of the table's
-    values: how they are cut into chunks, or encoded in dictionaries, changes nothing. `identity` covers all that
-    `arrays` depends on.
+    `columns` are the columns to read. `array_names` are the arrays of the block. `check` raises `MissingColumn` or
+    `WrongType` before any data is read.
+
+    Laws:
+    - `arrays` is a pure function of the table's values. Chunks and dictionary encoding change nothing.
+    - `identity` covers everything that `arrays` depends on.
     """
 
     @property
@@ -41,10 +44,10 @@ class Feature(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """Numbers side by side: array [rows, len(columns)] of `dtype`. Nulls become `fill`; NaN stays NaN.
+    """Numeric columns side by side: array [rows, len(columns)] of `dtype`. Nulls become `fill`. NaN stays NaN.
 
-    Takes columns of integers, floats, bools and decimals; floats round to a narrower float `dtype`. Raises
-    `InvalidOption` for an unknown dtype or a fill that is no `dtype`, `WrongType` for other columns.
+    Takes columns of integers, floats, bools and decimals. Floats are rounded to a narrower float `dtype`. Raises
+    `InvalidOption` for an unknown dtype or a fill that does not fit it, and `WrongType` for other columns.
     """
 
     columns: Sequence[str]
@@ -58,7 +61,7 @@ class Dense:
             pa.scalar(float(self.fill), pa.float64()).cast(pa.from_numpy_dtype(np.dtype(self.dtype)))
         except (pa.ArrowInvalid, TypeError, ValueError) as error:
             raise InvalidOption(
-                f"Dense(fill={self.fill!r}) is no {self.dtype}: {error}. Give a fill that is.", fill=self.fill
+                f"Dense(fill={self.fill!r}) does not fit {self.dtype}: {error}. Give a fill that does.", fill=self.fill
             ) from error
 
     def array_names(self, name: str) -> tuple[str, ...]:
@@ -88,21 +91,25 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
-    """Values as ids: array [rows, len(columns)] of int32 or int64; 0 is null.
+    """Values as ids: array [rows, len(columns)] of int32 or int64. Id 0 is null.
 
-    Without `dtype` the ids are int32 where all of them fit, else int64; torch's embeddings take both. `array_dtype` is
-    the one in use. Without `vocabulary` an id is a hash of (column name, value) in [1, buckets). With it (column ->
-    values, as `fit_vocabulary` makes it; entries of other columns are ignored) 1 is any unknown value and 2 + i the
-    value at position i. Takes integers, bools, strings, binary, decimals, dates, times and dictionaries of them; floats
-    raise `WrongType`. Raises `InvalidOption` for fewer than 2 buckets, for a vocabulary that lacks a column or holds a
-    null or a value twice, and for a `dtype` other than int32 and int64 or too narrow for the ids.
+    Without `vocabulary` an id is a hash of (column name, value) in [1, buckets). `vocabulary` maps columns to values,
+    as `fit_vocabulary` returns it. Entries of other columns are ignored. With it, id 1 is any unknown value, and id 2 +
+    i is the value at position i.
+
+    Without `dtype` the ids are int32 if all of them fit, else int64. torch's embeddings take both. `array_dtype` is the
+    dtype in use.
+
+    Takes integers, bools, strings, binary, decimals, dates, times and dictionaries of them. Raises `WrongType` for
+    floats and other types. Raises `InvalidOption` for fewer than 2 buckets, for a vocabulary that lacks a column or
+    holds a null or a repeated value, and for a `dtype` other than int32 and int64 or too narrow for the ids.
     """
 
     columns: Sequence[str]
     buckets: int = 1_000_000
     vocabulary: Mapping[str, Sequence[Any]] | None = field(default=None, hash=False)
     dtype: str | None = None
-    # A vocabulary of a million Python values takes longer to become an Arrow array than a row group takes to look up.
+    # Converting a vocabulary of a million Python values to Arrow takes longer than the lookups of a row group.
     _typed: dict[tuple[str, str], pa.Array] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -114,12 +121,12 @@ class Categorical:
 
     @property
     def array_dtype(self) -> str:
-        """The dtype of the array: "int32" or "int64"."""
+        """Dtype of the array: "int32" or "int64"."""
         return self.dtype or smallest_id_dtype(max(self.num_ids))
 
     @property
     def num_ids(self) -> tuple[int, ...]:
-        """How many ids each column can take, null and unknown included: the number of rows of its embedding."""
+        """Number of ids of each column, including null and unknown: the number of rows of its embedding."""
         if self.vocabulary is None:
             return (self.buckets,) * len(self.columns)
         return tuple(len(self.vocabulary[column]) + 2 for column in self.columns)
@@ -139,7 +146,7 @@ class Categorical:
         out = np.empty((table.num_rows, len(self.columns)), self.array_dtype)
         for position, column in enumerate(self.columns):
             start = 0
-            # Chunk by chunk, because every chunk may bring a dictionary of its own.
+            # Chunk by chunk, because every chunk may have its own dictionary.
             for chunk in table[column].chunks:
                 out[start : start + len(chunk), position] = self._ids(column, chunk)
                 start += len(chunk)
@@ -165,12 +172,17 @@ class Categorical:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Lists: array NAME [rows, max_len] of `dtype`, cut at `max_len` and padded with 0, and array NAME_lengths int32
-    [rows] with what is left of each list. A null list has length 0; a null within a list is 0 and counts.
+    """Lists, padded: array NAME [rows, max_len] of `dtype` and array NAME_lengths [rows] of int32.
 
-    Takes lists of integers, floats and bools, as int64 without `dtype`. With `buckets` it takes lists of all that
-    `Categorical` takes, hashed as there; the ids' dtype follows the rule of `Categorical`. `array_dtype` is the one in
-    use. Lists of lists raise `WrongType`. Raises `InvalidOption` for `max_len` < 1 and for an unusable `dtype`.
+    Lists are cut at `max_len` and padded with 0. NAME_lengths holds the lengths after the cut. A null list has length
+    0. A null within a list becomes 0, and counts.
+
+    Takes lists of integers, floats and bools, as int64 without `dtype`. With `buckets` it takes lists of the types that
+    `Categorical` takes, and hashes them in the same way. The dtype of the ids follows the rule of `Categorical`.
+    `array_dtype` is the dtype in use.
+
+    Raises `WrongType` for lists of lists and other types. Raises `InvalidOption` for `max_len` < 1 and for an unusable
+    `dtype`.
     """
 
     column: str
@@ -182,7 +194,7 @@ class Ragged:
         column_names("Ragged", [self.column])
         if not isinstance(self.max_len, int) or self.max_len < 1:
             raise InvalidOption(
-                f"Ragged(max_len={self.max_len!r}) cannot be. Give an integer from 1 on.", max_len=self.max_len
+                f"Ragged(max_len={self.max_len!r}) is invalid. Give an integer of at least 1.", max_len=self.max_len
             )
         if self.buckets is not None:
             check_buckets("Ragged", self.buckets)
@@ -192,7 +204,7 @@ class Ragged:
 
     @property
     def array_dtype(self) -> str:
-        """The dtype of array NAME, e.g. "int64"."""
+        """Dtype of array NAME, such as "int64"."""
         return self.dtype or ("int64" if self.buckets is None else smallest_id_dtype(self.buckets))
 
     @property
@@ -245,8 +257,9 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What is to be predicted: array [rows] of `dtype` from a column of numbers or bools. A null raises `NullLabel`
-    with their count and the first row; other columns raise `WrongType`.
+    """Target of the prediction: array [rows] of `dtype` from a column of numbers or bools.
+
+    Raises `NullLabel` for nulls, with their number and the first row, and `WrongType` for other columns.
     """
 
     column: str
@@ -288,20 +301,20 @@ class Label:
 
 
 def check_buckets(feature: str, buckets: int) -> None:
-    """Raises `InvalidOption` unless there is an id for null, one for values, and all of them fit int64."""
+    """Raise `InvalidOption` unless there is an id for null, one for values, and all of them fit int64."""
     if not isinstance(buckets, int) or not 2 <= buckets < 2**63:
         raise InvalidOption(
-            f"{feature}(buckets={buckets!r}) cannot be. Give an integer from 2 on; id 0 is null.", buckets=buckets
+            f"{feature}(buckets={buckets!r}) is invalid. Give an integer of at least 2; id 0 is null.", buckets=buckets
         )
 
 
 def smallest_id_dtype(num_ids: int) -> str:
-    """int32 where ids in [0, num_ids) fit, else int64."""
+    """int32 if all ids in [0, num_ids) fit, else int64."""
     return "int32" if num_ids - 1 <= np.iinfo(np.int32).max else "int64"
 
 
 def check_id_dtype(feature: str, dtype: object, num_ids: int) -> str | None:
-    """The name of `dtype`; None stays None. Raises `InvalidOption` unless it is int32 or int64 and holds the ids."""
+    """Name of `dtype`, or None. Raises `InvalidOption` unless it is None, int32 or int64, and holds the ids."""
     if dtype is None:
         return None
     name = check_dtype(feature, dtype)

@@ -1,5 +1,6 @@
-"""Hashes that decide which id a value gets. They are part of the cache layout: changing one bit needs a new
-`LAYOUT_VERSION`, and a golden test pins them.
+"""Hashes that turn values into ids.
+
+They are part of the cache layout. Changing one bit needs a new `LAYOUT_VERSION`, and a golden test pins them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 
 
 def column_salt(column: str) -> int:
-    """What keeps equal values of two columns from sharing an id: the XXH64 of the column's name."""
+    """XXH64 of the column's name. It keeps equal values of two columns from sharing an id."""
     return xxhash.xxh64_intdigest(column.encode())
 
 
@@ -42,7 +43,7 @@ def hash_texts(texts: Iterable[bytes], salt: int, count: int) -> Hashes:
 
 
 def bucket_ids(hashes: Hashes, buckets: int) -> Ids:
-    """`1 + hash % (buckets - 1)`: ids in [1, buckets), 0 is kept for null."""
+    """`1 + hash % (buckets - 1)`: ids in [1, buckets). 0 is kept for null."""
     modulus = np.uint64(buckets - 1)
     # NumPy divides by a scalar with SIMD multiplications; its remainder does one hardware division per value.
     ids = hashes - (hashes // modulus) * modulus

@@ -1,4 +1,4 @@
-"""Columns of numbers, cast to one dtype and packed into arrays."""
+"""Numeric columns, cast to one dtype and packed into arrays."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NUMERIC_DTYPES = (
 )
 
 _WORDS = {4: np.int32, 8: np.int64}
-"""Integers of the size of what is packed; its bits are all that matters."""
+"""Integer types by item size. Packing copies bits, so any type of that size works."""
 _REMEDY = "It takes integers, floats, bools and decimals; use Categorical for ids."
 
 
 def check_dtype(feature: str, dtype: object) -> str:
-    """The name of `dtype`. Raises `InvalidOption` for one that is no integer or float of a tensor."""
+    """Name of `dtype`. Raises `InvalidOption` unless it is an integer or float dtype of torch."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype
     if name not in NUMERIC_DTYPES:
         raise InvalidOption(
@@ -43,7 +43,7 @@ def check_dtype(feature: str, dtype: object) -> str:
 
 
 def check_numeric(feature: str, column: str, found: pa.DataType, dtype: str, remedy: str = _REMEDY) -> None:
-    """Raises `WrongType` unless every value of type `found` can become a `dtype` without losing its fraction."""
+    """Raise `WrongType` unless every value of type `found` can become a `dtype` without losing its fraction."""
     values = found.value_type if pa.types.is_dictionary(found) else found
     fractional = pa.types.is_floating(values) or (pa.types.is_decimal(values) and values.scale > 0)
     if not (
@@ -59,12 +59,12 @@ def check_numeric(feature: str, column: str, found: pa.DataType, dtype: str, rem
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
-    """`column` as one array, without a copy where it already is one."""
+    """`column` as one array. Copies only if it has several chunks."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def cast_numbers(feature: str, column: str, array: pa.Array, dtype: str) -> pa.Array:
-    """`array` as `dtype`; nulls stay. To floats it rounds; an integer that does not fit raises `WrongType`."""
+    """`array` as `dtype`, with its nulls. Rounds to floats. Raises `WrongType` for an integer that does not fit."""
     target = pa.from_numpy_dtype(np.dtype(dtype))
     if array.type == target:
         return array
@@ -86,7 +86,7 @@ def cast_numbers(feature: str, column: str, array: pa.Array, dtype: str) -> pa.A
 
 
 def pack_rows(arrays: Sequence[pa.Array], dtype: str) -> BlockArray:
-    """[rows, len(arrays)] of `dtype`, row-major; the arrays have that type and no nulls."""
+    """Array [rows, len(arrays)] of `dtype`, row-major. The inputs must have that type and no nulls."""
     rows, item = len(arrays[0]), np.dtype(dtype)
     packed: BlockArray
     if rows == 0:

@@ -1,4 +1,4 @@
-"""Lists of different lengths, laid into one padded array."""
+"""Lists of different lengths, copied into one padded array."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_list(found: pa.DataType) -> bool:
 
 
 def list_parts(lists: pa.Array) -> tuple[pa.Array, Offsets, Lengths]:
-    """The values of this slice of lists, where each list starts among them, and how many it has; a null list has 0."""
+    """Values of this slice of lists, the start of each list among them, and its length. A null list has length 0."""
     if pa.types.is_list_view(lists.type) or pa.types.is_large_list_view(lists.type):
         # Arrow 26 casts the list view [null, [1, 2]] to the list [null, []].
         starts, lengths = lists.offsets.to_numpy(), lists.sizes.to_numpy().astype(np.int32)
@@ -39,7 +39,7 @@ def list_parts(lists: pa.Array) -> tuple[pa.Array, Offsets, Lengths]:
         starts, lengths = offsets[:-1], np.diff(offsets).astype(np.int32)
     if lists.null_count:
         lengths[lists.is_null().to_numpy(zero_copy_only=False)] = 0
-    # Only what this slice reaches: a slice shares the values of the whole.
+    # Only the values that this slice uses: a slice shares the values of the whole array.
     used = lengths > 0
     first = int(starts[used].min()) if used.any() else 0
     last = int((starts[used] + lengths[used]).max(initial=first))
@@ -47,7 +47,7 @@ def list_parts(lists: pa.Array) -> tuple[pa.Array, Offsets, Lengths]:
 
 
 def pad_rows(out: BlockArray, values: BlockArray, starts: Offsets, lengths: Lengths) -> None:
-    """Writes `lengths[i]` of `values` from `starts[i]` on into row i of `out`, and zeros into the rest of it.
+    """Copy `lengths[i]` of `values` from `starts[i]` on into row i of `out`, and fill the rest of the row with zeros.
 
     `out` is C-contiguous, its dtype holds all of `values`, and no length exceeds its width.
     """

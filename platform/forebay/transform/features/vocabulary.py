@@ -1,4 +1,4 @@
-"""Which values a column takes, counted over a data set, so that each can have an id of its own."""
+"""Fits vocabularies: counts the values of a column over a data set, so that each can have its own id."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from forebay.transform.features.columns import column_names, column_type
 def fit_vocabulary(
     manifest: Manifest, columns: Sequence[str], *, min_count: int = 1, max_size: int | None = None
 ) -> dict[str, tuple[Any, ...]]:
-    """Per column its values, the most frequent first and equally frequent ones in rising order, for `Categorical`.
+    """Values of each column for `Categorical`: the most frequent first, equally frequent ones in ascending order.
 
-    One pass over the row groups, of these columns only. Nulls are left out, and values seen less than `min_count`
-    times; `max_size` keeps the most frequent ones. Dates and times come as the integers they are stored as. Fit on the
-    training part only (`manifest.split`): what is held out may then be unknown, as it will be in production.
+    Makes one pass over the row groups, and reads only these columns. Leaves out nulls, and values that occur fewer than
+    `min_count` times. `max_size` keeps only the most frequent ones. Dates and times are returned as their stored
+    integers. Fit on the training part only (`manifest.split`): then held-out values may be unknown, as they will be in
+    production.
 
-    Raises `MissingColumn`, `WrongType` (floats, lists), `InvalidOption` and whatever reading raises.
+    Raises `MissingColumn`, `WrongType` (floats, lists), `InvalidOption`, and the errors of reading.
     """
     names = column_names("fit_vocabulary", columns)
     if min_count < 1 or (max_size is not None and max_size < 1):

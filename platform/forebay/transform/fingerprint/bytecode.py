@@ -1,4 +1,4 @@
-"""What a function's bytecode reaches outside of itself: globals, closure variables, imports."""
+"""References of a function's bytecode to the outside: globals, closure variables, imports."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from types import CodeType
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A variable that is read, with the attributes that are read off it at once: `settings.fill` is
-    Loaded("settings", ("fill",)).
+    """A variable that is read, with the attributes that are read from it directly.
+
+    `settings.fill` is Loaded("settings", ("fill",)).
     """
 
     name: str
@@ -21,7 +22,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """An import statement within a function; `relative` ones begin with a dot."""
+    """An import statement within a function. Relative ones begin with a dot."""
 
     module: str
     relative: bool

@@ -1,4 +1,4 @@
-"""What a user's function computes, as far as it can be told without calling it."""
+"""Identity of a user's function, from its source and its references, without calling it."""
 
 from __future__ import annotations
 
@@ -26,26 +26,32 @@ from forebay.installed import package_of
 from forebay.transform.fingerprint.bytecode import Imported, Loaded, WrittenNames, references
 from forebay.transform.fingerprint.values import Identity, NotPlain, digest, value_identity
 
-# What these do is decided by something that is no part of the function: a file, a text, the person at the keyboard.
+# Their results depend on something outside of the function: a file, a text, keyboard input.
 _BLIND = (open, input, eval, exec, compile, globals, locals, vars, __import__)
-# Whose functions end up as methods of other people's classes.
+# Packages whose functions end up as methods of other people's classes.
 _GENERATORS = ("dataclasses", "reprlib")
 
 
 def function_identity(fn: Callable[..., Any], version: str | None) -> Identity:
-    """JSON-able: two functions with equal identity compute the same.
+    """Identity of `fn`, JSON-able. Two functions with equal identity compute the same.
 
-    With `version` that is the function's module, name and version, on the user's word, with its settings (arguments of
-    a `functools.partial`, closure values) where they are plain data: one function in two settings is two functions.
-    Without, it is the function's source and bytecode, defaults, closure values and the globals it reads: plain data by
-    value, the user's own functions and classes likewise in turn, installed packages by version. Raises
-    `Unfingerprintable`, naming the variable, for everything else. What cannot be seen at all is a package's hidden
-    state, such as a random generator or a file that it reads: such a function needs a version too.
+    With `version`, the identity is the function's module, name and version: the user is responsible for it. It also has
+    the settings (arguments of a `functools.partial`, closure values) that are plain data: one function in two settings
+    is two functions.
+
+    Without `version`, the identity covers the function's source and bytecode, defaults, closure values, and the globals
+    it reads. Plain data counts by value, the user's own functions and classes recursively, installed packages by
+    version. Raises `Unfingerprintable`, naming the variable, for everything else.
+
+    Hidden state of a package cannot be seen, such as a random generator or a file that it reads. Such a function needs
+    a version too.
     """
     if version is None:
         return _ReferenceWalk(function_name(fn)).identity(fn, "the function itself")
     if not isinstance(version, str) or not version:
-        raise InvalidOption(f"version={version!r} is no version. Give a non-empty string such as '1'.", version=version)
+        raise InvalidOption(
+            f"version={version!r} is not a version. Give a non-empty string such as '1'.", version=version
+        )
     named, settings = fn, []
     while isinstance(named, functools.partial):
         settings += [*named.args, *named.keywords.items()]
@@ -62,7 +68,7 @@ def function_identity(fn: Callable[..., Any], version: str | None) -> Identity:
 
 
 def _plain(value: object) -> Identity | None:
-    """What a setting is, if it is plain data; for the rest the version has to stand."""
+    """Identity of a setting if it is plain data, else None: then only the version covers it."""
     try:
         return value_identity(value)
     except NotPlain:
@@ -70,18 +76,18 @@ def _plain(value: object) -> Identity | None:
 
 
 def function_name(fn: Callable[..., Any]) -> str:
-    """What to call `fn` when speaking of it."""
+    """Name of `fn` for messages."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
 
 class _ReferenceWalk:
-    """One walk from a function through all it refers to; remembers where it has been, for recursion."""
+    """Walk from a function through all of its references. Remembers visited objects, because of recursion."""
 
     def __init__(self, root: str) -> None:
         self._root = root
-        # The objects themselves, because an id is good only while its object lives.
+        # Keeps the objects themselves, because an id is valid only while its object lives.
         self._seen: dict[int, tuple[int, object]] = {}
         self._within: set[int] = set()
 
@@ -89,8 +95,8 @@ class _ReferenceWalk:
         if isinstance(value, ModuleType):
             return self._package(value.__name__, where)
         if isinstance(value, FunctionType | type):
-            # By object: functions may call each other in circles. Data may not, and is told by its content only, so
-            # that it makes no difference whether two equal tuples are one object.
+            # By object, because functions may call each other in circles. Data may not. It counts by its content only,
+            # so it makes no difference whether two equal tuples are one object.
             if id(value) in self._seen:
                 return {"again": self._seen[id(value)][0]}
             self._seen[id(value)] = (len(self._seen), value)
@@ -100,7 +106,7 @@ class _ReferenceWalk:
         try:
             return self._known(value, where)
         except NotPlain as error:
-            raise self._refusal(where, f"is a {error}, whose content cannot be told") from error
+            raise self._refusal(where, f"is a {error}, whose content cannot be compared") from error
         finally:
             self._within.discard(id(value))
 
@@ -151,7 +157,7 @@ class _ReferenceWalk:
         }
 
     def _code(self, code: CodeType, where: str) -> Identity:
-        """The bytecode besides the source: a file edited since it was imported shows a source that does not run."""
+        """Identity of the bytecode, besides the source: after an edit, a file shows a source that was not imported."""
         constants: list[Identity] = [
             self._code(part, where) if isinstance(part, CodeType) else value_identity(part) for part in code.co_consts
         ]
@@ -165,7 +171,7 @@ class _ReferenceWalk:
         variables = {**vars(builtins), **fn.__globals__}
         found: dict[str, Identity] = {}
         looked_at = references(fn.__code__)
-        # A cell whose use was not recognised still counts, as a whole.
+        # A cell whose use was not recognised counts too, as a whole.
         seen = {reference.name for reference in looked_at if isinstance(reference, Loaded) and reference.closure}
         for reference in [*looked_at, *(Loaded(name, (), closure=True) for name in closure if name not in seen)]:
             match reference:
@@ -177,7 +183,7 @@ class _ReferenceWalk:
                     scope = closure if is_closure else variables
                     kind = "closure" if is_closure else "global"
                     value, path = _follow(scope.get(name), name, attributes)
-                    # A second look at one function would only say "again".
+                    # Looking at a function a second time would only give "again".
                     if name in scope and f"{kind} {path}" not in found:
                         found[f"{kind} {path}"] = self.identity(value, f"{kind} variable {path!r}")
         return found
@@ -187,7 +193,7 @@ class _ReferenceWalk:
         described: dict[str, Identity] = {}
         for name, part in sorted(members.items()):
             inner = f"{name!r} of {where}"
-            # The source of the class holds that of its methods.
+            # The source of the class contains that of its methods.
             described[name] = (
                 self._function(part, inner) if isinstance(part, FunctionType) else self.identity(part, inner)
             )
@@ -210,7 +216,7 @@ class _ReferenceWalk:
         if package is None:
             raise self._refusal(where, f"is the module {module!r} as a whole, of which anything may be used")
         if package.version is None:
-            raise self._refusal(where, f"comes from the package {package.name!r}, which tells no version")
+            raise self._refusal(where, f"comes from the package {package.name!r}, which has no version")
         return {"package": package.name, "version": package.version}
 
     def _named(self, parts: Mapping[str, Any], where: str) -> dict[str, Identity]:
@@ -218,7 +224,7 @@ class _ReferenceWalk:
 
     def _refusal(self, where: str, why: str) -> Unfingerprintable:
         return Unfingerprintable(
-            f"What {self._root} computes cannot be told from its source: {where} {why}. Give it a version, "
+            f"{self._root} cannot be fingerprinted by its source: {where} {why}. Give it a version, "
             'Transform(fn=..., version="1"), and raise that version whenever its result changes.',
             function=self._root,
             variable=where,
@@ -239,7 +245,7 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def _follow(value: Any, path: str, attributes: tuple[str, ...]) -> tuple[Any, str]:
-    """Through the user's own modules down to what is really used; a released package is known by its version."""
+    """Follow attributes through the user's own modules to the object in use. Stops at an installed package."""
     for attribute in attributes:
         if not isinstance(value, ModuleType) or package_of(value.__name__) is not None or not hasattr(value, attribute):
             break
@@ -260,7 +266,7 @@ def _released_name(value: Any) -> str | None:
 
 
 def _tells(name: str, part: Any) -> bool:
-    """Whether a class attribute adds to the class's source: not what Python or `dataclass` put there."""
+    """Whether a class attribute adds to the class's source: False for those that Python or `dataclass` added."""
     if isinstance(part, FunctionType):
         return part.__code__.co_filename != "<string>" and part.__globals__.get("__name__") not in _GENERATORS
     if isinstance(part, staticmethod | classmethod | property | functools.cached_property):

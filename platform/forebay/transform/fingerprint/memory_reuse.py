@@ -1,4 +1,4 @@
-"""Finding out that a user function hands out memory it will write to again."""
+"""Detects a user function that returns memory to which it will write again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _returned: dict[int, weakref.ref[np.ndarray]] = {}
 
 
 def refuse_reused(function: str, values: Iterable[object]) -> None:
-    """Raises `TransformFailed` for a writable array that an earlier call has returned and that is still in use.
+    """Raise `TransformFailed` for a writable array that an earlier call has returned and that is still in use.
 
-    Blocks are kept while others are made, by several threads: a buffer that is filled anew for every row group would
-    change rows that were already handed out.
+    Several threads keep blocks while others are made. A buffer that is filled again for every row group would change
+    rows that were already returned.
     """
     for key, owner in {id(owner): owner for value in values if (owner := _writable_owner(value)) is not None}.items():
         known = _returned.get(key)
@@ -31,7 +31,7 @@ def refuse_reused(function: str, values: Iterable[object]) -> None:
 
 
 def _writable_owner(value: object) -> np.ndarray | None:
-    """The array whose memory `value` is a view of, or `value` itself."""
+    """Array whose memory `value` is a view of, or `value` itself. None if it is not writable."""
     while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
         value = value.base
     return value if isinstance(value, np.ndarray) and value.flags.writeable else None

@@ -1,4 +1,4 @@
-"""Plain data, written so that equal values give equal JSON in every process."""
+"""Identities of plain data: equal values give equal JSON in every process."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ _LONGEST_REPR = 200
 
 
 class NotPlain(TypeError):
-    """A value whose content cannot be told."""
+    """A value whose content has no identity."""
 
     def __init__(self, value: object) -> None:
         super().__init__(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
 def value_identity(value: Any, item: Callable[[Any], Identity] | None = None) -> Identity:
-    """What `value` is: None, bools, numbers, strings, bytes, dates, patterns, NumPy and Arrow data, or lists, tuples,
-    dicts and sets, whose items go through `item`. Raises `NotPlain` for everything else.
+    """Identity of `value`.
+
+    Takes None, bools, numbers, strings, bytes, dates, patterns, NumPy and Arrow data, and lists, tuples, dicts and
+    sets. Items of those go through `item`. Raises `NotPlain` for everything else.
     """
     item = item or value_identity
     kind = type(value)
@@ -42,13 +44,13 @@ def value_identity(value: Any, item: Callable[[Any], Identity] | None = None) ->
     if kind in (set, frozenset):
         return [kind.__name__, sorted((item(part) for part in value), key=canonical)]
     if kind is dict:
-        # In order: two dicts that differ in it only may give arrays in another order.
+        # Order counts: two dicts that differ only in it may give arrays in another order.
         return ["dict", [[item(key), item(part)] for key, part in value.items()]]
     return [kind.__name__, _leaf(value, item)]
 
 
 def canonical(identity: Identity) -> str:
-    """One JSON text per identity."""
+    """JSON text of an identity. Equal identities give equal texts."""
     return json.dumps(identity, sort_keys=True, separators=(",", ":"))
 
 

@@ -419,5 +419,5 @@ def test_a_version_stands_for_the_whole_function(load: Load) -> None:
 
 @pytest.mark.parametrize("version", ["", 3])
 def test_a_version_is_a_text(version: Any) -> None:
-    with pytest.raises(InvalidOption, match="no version"):
+    with pytest.raises(InvalidOption, match="is not a version"):
         function_identity(len, version)
