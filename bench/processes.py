@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,3 +24,34 @@ def environment(*without: str) -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     inherited = variables.get("PYTHONPATH")
     return variables | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])])}
+
+
+@contextmanager
+def child_session(line: Sequence[str], output: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Child process for the length of the block, in a session of its own. Everything it prints goes to `output`."""
+    with output.open("w") as stream:
+        child = subprocess.Popen(  # noqa: S603
+            line, stdout=stream, stderr=subprocess.STDOUT, env=variables, start_new_session=True
+        )
+        try:
+            yield child
+        finally:
+            # The session is the child's own, so this also ends all processes that it left behind.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def run_child(line: Sequence[str], output: Path, variables: Mapping[str, str], limit_s: float) -> str:
+    """Run a child to its end, or for `limit_s` seconds. Returns how it ended."""
+    with child_session(line, output, variables) as child:
+        try:
+            return f"ended with code {child.wait(limit_s)}"
+        except subprocess.TimeoutExpired:
+            return f"did not end within {limit_s:.0f} s"
+
+
+def last_line(output: Path) -> str:
+    """Last 300 characters of the last line that a child printed."""
+    lines = output.read_text(errors="replace").strip().splitlines() if output.exists() else []
+    return lines[-1][-300:] if lines else "none"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -29,7 +28,7 @@ from bench.elastic.log import Answer, EventLog, answers, commits, steps, unanswe
 from bench.elastic.report import plot, report, table
 from bench.elastic.setting import ElasticSetting
 from bench.machine import machine
-from bench.processes import REPOSITORY, command, environment
+from bench.processes import REPOSITORY, child_session, command, environment, last_line
 
 CHILD = "bench.elastic.child"
 PATIENCE_S = {"changes": 150.0, "node": 90.0, "commit": 75.0}
@@ -159,19 +158,9 @@ def _start(system: str, setting: ElasticSetting, log: EventLog, output: Path) ->
     variables = environment("RAY_")
     variables |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     line = command(CHILD, system, json.dumps(asdict(setting)))
-    with output.open("w") as stream:
-        child = subprocess.Popen(  # noqa: S603
-            line, stdout=stream, stderr=subprocess.STDOUT, env=variables, start_new_session=True
-        )
-        try:
-            how = _wait(child, log, PATIENCE_S[setting.scenario])
-        finally:
-            # The child has its own session, so this also ends all processes that it left behind.
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    words = output.read_text(errors="replace").strip().splitlines()
-    return f"{how}; last words: {words[-1][-300:] if words else 'none'}" if how else ""
+    with child_session(line, output, variables) as child:
+        how = _wait(child, log, PATIENCE_S[setting.scenario])
+    return f"{how}; last words: {last_line(output)}" if how else ""
 
 
 def _wait(child: subprocess.Popen[bytes], log: EventLog, patience_s: float) -> str:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.loader.peers import PeerEntry, PeerRun
-from bench.processes import command, environment
+from bench.processes import command, environment, last_line, run_child
 
 _CHILD = "bench.loader.child"
 # Extra time for a run beyond its epochs: Ray starts slowly, and some data must be converted.
@@ -71,33 +68,13 @@ def _run(bench: Bench, entry: PeerEntry, run: PeerRun, kind: str, folder: Path, 
     files["answer"].unlink(missing_ok=True)
     _settle(folder, converted)
     patience_s = _PATIENCE_S + 3 * bench.limit_s * len(phases)
-    how = _start(
-        command(_CHILD, files["request"], files["answer"], python=bench.pythons[entry.venv]), files["log"], patience_s
-    )
+    # What a Ray job or a notebook sets for its own process is not meant for another Ray in another environment.
+    variables = environment("RAY_", "PYTHON") | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
+    line = command(_CHILD, files["request"], files["answer"], python=bench.pythons[entry.venv])
+    how = run_child(line, files["log"], variables, patience_s)
     if not files["answer"].exists():
-        return {"error": f"{how}; last words: {_last_line(files['log'])}"}
+        return {"error": f"{how}; last words: {last_line(files['log'])}"}
     return dict(json.loads(files["answer"].read_text()))
-
-
-def _start(line: list[str], log: Path, patience_s: float) -> str:
-    """Run a command to its end or its time limit. Returns the reason of a failure, or an empty text."""
-    # Variables that a Ray job or a notebook sets for its own process must not reach another Ray in another environment.
-    variables = environment("RAY_", "PYTHON")
-    variables |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
-    with log.open("w") as output:
-        child = subprocess.Popen(  # noqa: S603
-            line, stdout=output, stderr=subprocess.STDOUT, env=variables, start_new_session=True
-        )
-        try:
-            how = f"ended with code {child.wait(patience_s)}"
-        except subprocess.TimeoutExpired:
-            how = f"did not end within {patience_s:.0f} s"
-        finally:
-            # The child has its own session, so this also ends all processes that it left behind.
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    return how
 
 
 def _settle(*folders: Path) -> None:
@@ -107,8 +84,3 @@ def _settle(*folders: Path) -> None:
         with path.open("rb") as file:
             while file.read(1 << 24):
                 pass
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1][-300:] if lines else "none"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.processes import command, environment
+from bench.processes import command, environment, last_line, run_child
 from bench.sweep.counts import CountedRowGroup, tally
 from bench.sweep.setting import SweepSetting
 from bench.sweep.source import Source
@@ -54,11 +51,10 @@ def turn(
         os.sync()
         source.forget()
         began = time.time()
-        how = _start(
-            command(_CHILD, entry.system, files["setting"], files["answer"], python=python), files["output"], folder
-        )
+        line = command(_CHILD, entry.system, files["setting"], files["answer"], python=python)
+        how = run_child(line, files["output"], _variables(folder), _PATIENCE_S)
         if not files["answer"].exists():
-            return {"error": f"{how}; last words: {_last_line(files['output'])}"}
+            return {"error": f"{how}; last words: {last_line(files['output'])}"}
         answer: dict[str, Any] = json.loads(files["answer"].read_text())
         if "error" in answer:
             return answer
@@ -78,28 +74,8 @@ def turn(
     }
 
 
-def _start(line: list[str], output: Path, folder: str) -> str:
-    """Run a command to its end or its time limit. Returns the reason of a failure, or an empty text."""
-    # Variables that a Ray job or a notebook sets for its own process must not reach another Ray in another environment.
+def _variables(folder: str) -> dict[str, str]:
+    # What a Ray job or a notebook sets for its own process is not meant for another Ray in another environment.
     variables = environment("RAY_", "PYTHON", "AWS_")
     variables |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-    variables |= {"AWS_EC2_METADATA_DISABLED": "true", "RAY_TMPDIR": folder}
-    with output.open("w") as stream:
-        child = subprocess.Popen(  # noqa: S603
-            line, stdout=stream, stderr=subprocess.STDOUT, env=variables, start_new_session=True
-        )
-        try:
-            how = f"ended with code {child.wait(_PATIENCE_S)}"
-        except subprocess.TimeoutExpired:
-            how = f"did not end within {_PATIENCE_S:.0f} s"
-        finally:
-            # The child has its own session, so this also ends all processes that it left behind.
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    return how
-
-
-def _last_line(output: Path) -> str:
-    lines = output.read_text(errors="replace").strip().splitlines() if output.exists() else []
-    return lines[-1][-300:] if lines else "none"
+    return variables | {"AWS_EC2_METADATA_DISABLED": "true", "RAY_TMPDIR": folder}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -15,26 +15,6 @@ from forebay.storage.filesystem import Location
 from forebay.storage.listing import parquet_files
 from forebay.storage.listing.parquet_files import find_parquet, list_parquet
 from forebay.storage.versions import FoundFile, stat
-
-
-@pytest.fixture
-def touch(tmp_path: Path) -> Callable[..., Path]:
-    def make(*names: str) -> Path:
-        for name in names:
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"x")
-        return tmp_path
-
-    return make
-
-
-@pytest.fixture
-def memory() -> Iterator[fsspec.AbstractFileSystem]:
-    filesystem = fsspec.filesystem("memory")
-    yield filesystem
-    filesystem.store.clear()
-    filesystem.pseudo_dirs[:] = [""]
 
 
 def names(root: Path, files: list[FoundFile]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -23,26 +23,6 @@ HUDI = ("t/.hoodie/hoodie.properties", "t/part-0.parquet", "t/day=1/part-1.parqu
 TABLES = {"Delta Lake": DELTA, "Iceberg": ICEBERG, "Hudi": HUDI}
 
 Touch = Callable[..., Path]
-
-
-@pytest.fixture
-def touch(tmp_path: Path) -> Touch:
-    def make(*names: str) -> Path:
-        for name in names:
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"x")
-        return tmp_path
-
-    return make
-
-
-@pytest.fixture
-def memory() -> Iterator[fsspec.AbstractFileSystem]:
-    filesystem = fsspec.filesystem("memory")
-    yield filesystem
-    filesystem.store.clear()
-    filesystem.pseudo_dirs[:] = [""]
 
 
 @pytest.mark.parametrize("name", TABLES)
