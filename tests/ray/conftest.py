@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import ray
 from ray._private import state as ray_state
+from ray.actor import ActorHandle
 from ray.util.placement_group import placement_group_table
+
+from forebay.cli.app import main
+from forebay.driver.elastic.coordinator import Coordinator
+from forebay.ray_cluster.actors import NAMESPACE, RUN_PREFIX
+from forebay.runs.status import RunStatus
 
 GRACE_S = 30.0
 SETTLE_S = 0.1
@@ -29,6 +35,39 @@ def ray_session() -> None:
     """A local Ray of 8 CPUs. The first test that needs it starts it, all later ones share it."""
     if not ray.is_initialized():
         ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+
+
+@pytest.fixture
+def forebay(ray_session: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Function that runs a command line in this process, on the shared Ray. Returns exit code, output and errors."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def under_way(ray_session: None) -> Iterator[Callable[..., ActorHandle]]:
+    """Function that starts the coordinator of a run without a driver: 2 workers of at most 4, unless `facts` differ."""
+    made = []
+
+    def make(name: str, **facts: object) -> ActorHandle:
+        place = {"driver": "ray", "started_at": time.time(), "node": "here", "path": f"runs/{name}"}
+        size = {"target": 2, "min_workers": 1, "max_workers": 4, "epochs": 40}
+        status = RunStatus(**({"name": name} | place | size | facts))  # type: ignore[arg-type]
+        placed = ray.remote(Coordinator).options(name=f"{RUN_PREFIX}{name}", namespace=NAMESPACE, num_cpus=0)
+        made.append(placed.remote(status))
+        ray.get(made[-1].target.remote())
+        return made[-1]
+
+    yield make
+    for actor in made:
+        ray.kill(actor)
 
 
 @pytest.fixture

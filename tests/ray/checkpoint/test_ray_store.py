@@ -67,6 +67,13 @@ def newest_step(commits: RayCheckpointStore) -> int | None:
     return None if found is None else found.step
 
 
+def save_one_and_keep_one(commits: RayCheckpointStore) -> None:
+    """Save step 1, which goes to storage, and step 2, which stays in memory."""
+    commits.save(checkpoint_at(1))
+    commits.flush()
+    commits.save(checkpoint_at(2))
+
+
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
@@ -360,9 +367,7 @@ def test_a_torn_upload_is_not_restored_nor_a_torn_memory(
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
-        commits.save(checkpoint_at(1))
-        commits.flush()
-        commits.save(checkpoint_at(2))
+        save_one_and_keep_one(commits)
         shown = ray.get(stores_of(run.name)[cluster.head].locate.remote())
         with Path(shown[1]).open("r+b") as memory:
             memory.seek(METADATA_ROOM + 1000)
@@ -395,9 +400,7 @@ def test_a_store_that_is_silent_for_a_while_is_waited_for(
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
-        commits.save(checkpoint_at(1))
-        commits.flush()
-        commits.save(checkpoint_at(2))
+        save_one_and_keep_one(commits)
         with silent_for(2 * store_actors.ANSWER_S, run, cluster.head):
             assert newest_step(commits) == 2
         assert run.files.steps() == [1]
@@ -436,9 +439,7 @@ def test_a_store_that_is_late_keeps_its_commit_until_the_next_is_in_storage_and_
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
-        commits.save(checkpoint_at(1))
-        commits.flush()
-        commits.save(checkpoint_at(2))
+        save_one_and_keep_one(commits)
     run.config = replace(run.config, store_timeout_s=0.3)
     with closing(run.open()) as commits:
         assert newest_step(commits) == 2

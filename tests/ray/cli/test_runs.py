@@ -7,64 +7,17 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import ray
 from ray.actor import ActorHandle
 
-from forebay.cli.app import main
-from forebay.driver.elastic.coordinator import Coordinator
 from forebay.events import Reported, Started
-from forebay.ray_cluster.actors import NAMESPACE, RUN_PREFIX
-from forebay.runs.status import RunStatus
 
 Call = Callable[..., Any]
 Make = Callable[..., ActorHandle]
-
-
-@pytest.fixture
-def forebay(ray_session: None, capsys: pytest.CaptureFixture[str]) -> Call:
-    """The command in this process, on the cluster of the tests. Returns code, output and errors."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return call
-
-
-@pytest.fixture
-def under_way(ray_session: None) -> Iterator[Make]:
-    """Coordinators of runs without drivers."""
-    made = []
-
-    def make(name: str, target: int = 2, most: int = 4) -> ActorHandle:
-        status = RunStatus(
-            name=name,
-            driver="ray",
-            target=target,
-            min_workers=min(target, 2) if most == target else 1,
-            max_workers=most,
-            epochs=40,
-            started_at=time.time(),
-            node="here",
-            path=f"runs/{name}",
-        )
-        placed = ray.remote(Coordinator).options(name=f"{RUN_PREFIX}{name}", namespace=NAMESPACE, num_cpus=0)
-        made.append(placed.remote(status))
-        ray.get(made[-1].target.remote())
-        return made[-1]
-
-    yield make
-    for actor in made:
-        ray.kill(actor)
 
 
 def test_ps_says_how_runs_stand(forebay: Call, under_way: Make) -> None:
@@ -100,7 +53,7 @@ def test_stop_is_asked_with_a_reason(forebay: Call, under_way: Make) -> None:
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(forebay: Call, under_way: Make) -> None:
-    ctr, _ = under_way("ctr"), under_way("fixed", target=2, most=2)
+    ctr, _ = under_way("ctr"), under_way("fixed", min_workers=2, max_workers=2)
     for number in (0, 5):
         code, _, error = forebay("scale", "ctr", number)
         assert code == 2

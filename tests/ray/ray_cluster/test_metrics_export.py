@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import pytest
 import ray
+from tests.ray.cache.node.cluster import kill_cache_actors
 
-from forebay.cache.node.actor import NAMESPACE
 from forebay.driver.driver import run
 from forebay.errors import CacheUnusable
 from forebay.metrics import GAUGES, METRICS, TAGS, Counters, exported_name
@@ -42,9 +42,7 @@ def port(ray_off: None) -> Iterator[int]:
         _metrics_export_port=number,
     )
     yield number
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == NAMESPACE:
-            ray.kill(ray.get_actor(actor["name"], namespace=NAMESPACE))
+    kill_cache_actors()
 
 
 def scrape(port: int) -> Samples | None:

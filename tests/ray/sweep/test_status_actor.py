@@ -10,55 +10,16 @@ from typing import Any
 
 import pytest
 import ray
-from ray.actor import ActorHandle
 from tests.ray.ending import await_end
 from tests.unit.sweep.made import record, trial
 
-from forebay.cli.app import main
-from forebay.driver.elastic.coordinator import Coordinator
 from forebay.errors import InvalidOption
-from forebay.ray_cluster.actors import NAMESPACE, RUN_PREFIX, find
-from forebay.runs.status import RunStatus
+from forebay.ray_cluster.actors import find
 from forebay.sweep.record import status_actor as board
 from forebay.sweep.record.record import Record
 from forebay.sweep.record.status_actor import SweepStatusClient, list_sweeps, publish_status, stop_sweep
 
 Call = Callable[..., Any]
-
-
-@pytest.fixture
-def forebay(ray_session: None, capsys: pytest.CaptureFixture[str]) -> Call:
-    """The command in this process, on the cluster of the tests. Returns code, output and errors."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return call
-
-
-@pytest.fixture
-def run_of_a(ray_session: None) -> Iterator[ActorHandle]:
-    """The coordinator of trial a's run, whose target is two workers."""
-    status = RunStatus(
-        name="ctr.a",
-        driver="ray",
-        target=2,
-        min_workers=1,
-        max_workers=4,
-        epoch=2,
-        epochs=40,
-        started_at=time.time(),
-        node="here",
-        path="runs/ctr/runs/ctr.a",
-    )
-    actor = ray.remote(Coordinator).options(name=f"{RUN_PREFIX}ctr.a", namespace=NAMESPACE, num_cpus=0).remote(status)
-    ray.get(actor.target.remote())
-    yield actor
-    ray.kill(actor)
 
 
 def made() -> Record:
@@ -83,7 +44,8 @@ def opened() -> Iterator[SweepStatusClient]:
         yield there
 
 
-def test_ps_shows_a_sweep_with_its_trials(forebay: Call, run_of_a: ActorHandle) -> None:
+def test_ps_shows_a_sweep_with_its_trials(forebay: Call, under_way: Call) -> None:
+    under_way("ctr.a", epoch=2)
     with opened():
         code, shown, _ = forebay("ps")
         assert code == 0

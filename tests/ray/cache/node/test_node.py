@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import ray
-from ray.cluster_utils import Cluster
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tests.ray.cache.node.cluster import kill_cache_actors, on_node, three_node_cluster
 
 from forebay.cache.node.actor import NAMESPACE
 from forebay.cache.node.client import attach, attach_all
@@ -50,9 +49,7 @@ def spec(tmp_path: Path) -> Iterator[CacheSpec]:
     made = CacheSpec(path=str(tmp_path / "cache"), quota_bytes=16 << 20, min_free_bytes=0)
     yield made
     if ray.is_initialized():
-        for actor in ray.util.list_named_actors(all_namespaces=True):
-            if actor["namespace"] == NAMESPACE:
-                ray.kill(ray.get_actor(actor["name"], namespace=NAMESPACE))
+        kill_cache_actors()
 
 
 def read_all(
@@ -224,9 +221,7 @@ def test_an_unusable_directory_is_an_error_before_anything_starts(tmp_path: Path
     for way in (attach, attach_all):
         with pytest.raises(CacheUnusable, match="cannot be written"):
             way(bad)
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == NAMESPACE:
-            ray.kill(ray.get_actor(actor["name"], namespace=NAMESPACE))
+    kill_cache_actors()
 
 
 # --- three nodes ---
@@ -234,22 +229,8 @@ def test_an_unusable_directory_is_an_error_before_anything_starts(tmp_path: Path
 
 @pytest.fixture
 def three_nodes(ray_off: None) -> Iterator[list[str]]:
-    """Ids of the nodes of a cluster. This process is a driver on the first."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=2)
-        cluster.wait_for_nodes()
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-        yield sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-
-
-def on_node(node_id: str, work: Callable[[], Any]) -> Any:
-    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(num_cpus=1, scheduling_strategy=strategy)(work).remote()
+    with three_node_cluster() as nodes:
+        yield nodes
 
 
 def test_three_nodes_have_an_actor_each_and_any_driver_finds_them(

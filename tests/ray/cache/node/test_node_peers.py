@@ -16,13 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
-from ray.cluster_utils import Cluster
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tests.ray.cache.node.cluster import kill_cache_actors, on_node, three_node_cluster
 
 from forebay.cache.disk.accounts import INDEX_BYTES
 from forebay.cache.node import client as node
 from forebay.cache.node import peer_lookup as peers
-from forebay.cache.node.actor import NAMESPACE, NodeCache
+from forebay.cache.node.actor import NodeCache
 from forebay.cache.node.client import NodeCacheClient, attach
 from forebay.cache.spec import CacheSpec
 from forebay.loader.loader import Loader
@@ -56,17 +55,8 @@ class PeerPart(NamedTuple):
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[list[str]]:
     """Ids of three nodes. This process is a driver on one of them."""
-    ray.shutdown()
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    try:
-        for _ in range(2):
-            made.add_node(num_cpus=2)
-        made.wait_for_nodes()
-        ray.init(address=made.address, log_to_driver=False, logging_level="error")
-        yield sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-    finally:
-        ray.shutdown()
-        made.shutdown()
+    with three_node_cluster() as nodes:
+        yield nodes
 
 
 def patient_class() -> type[NodeCache]:
@@ -109,9 +99,7 @@ def seats(
         return taken
 
     yield take
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == NAMESPACE:
-            ray.kill(ray.get_actor(actor["name"], namespace=NAMESPACE))
+    kill_cache_actors()
 
 
 @pytest.fixture
@@ -142,11 +130,6 @@ def read_part(plan: Plan, spec: CacheSpec, world: World, epoch: int) -> PeerPart
     ) as loader:
         ids = [np.asarray(batch["x"])[:, 0].astype(int).tolist() for batch in loader]
     return PeerPart(ids, {name: tally[name] for name in COUNTED})
-
-
-def on_node(node_id: str, work: Callable[..., Any], *arguments: Any) -> Any:
-    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(num_cpus=1, scheduling_strategy=strategy)(work).remote(*arguments)
 
 
 def read_epoch(plan: Plan, seats: Sequence[PeerSeat], epoch: int) -> list[PeerPart]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from tests.ray.cache.node.cluster import kill_cache_actors
 
 from forebay.cache.block_key import BlockNames
 from forebay.cache.disk.directory import CacheDirectory
-from forebay.cache.node.actor import NAMESPACE
 from forebay.cache.node.client import attach
 from forebay.cache.spec import CacheSpec
 from forebay.loader.loader import Loader
@@ -31,9 +31,7 @@ COUNTED = ("hits", "stores", "bypasses", "peer_hits", "parquet_opens")
 def spec(tmp_path: Path) -> Iterator[CacheSpec]:
     """A cache for this test only. Its actor ends with the test."""
     yield CacheSpec(path=str(tmp_path / "cache"), quota_bytes=16 << 20, min_free_bytes=0)
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == NAMESPACE:
-            ray.kill(ray.get_actor(actor["name"], namespace=NAMESPACE))
+    kill_cache_actors()
 
 
 def lock_of(manifest: Manifest, spec: CacheSpec) -> Path:
