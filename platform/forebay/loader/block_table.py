@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from forebay.errors import SourceChanged, TransformFailed
-from forebay.kernels import gather_arrays
+from forebay.kernels.calls import gather_arrays
 from forebay.loader.buffers import BufferPool
 from forebay.plan.lanes import LaneRows
 from forebay.transform.block import ArraySchema, Block

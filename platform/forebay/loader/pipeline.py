@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from forebay.cache.source import BlockSource
 from forebay.errors import LoaderClosed
 from forebay.foreign_code import outcome_of
+from forebay.kernels import calls as kernels
 from forebay.loader.batch import Batch
 from forebay.loader.batch_queue import BatchQueue
 from forebay.loader.block_table import BlockTable, as_tensors
@@ -65,6 +66,7 @@ class Pipeline:
         self._epoch, self._position = epoch, position
         self.start = epoch, position
         plan = options.plan
+        kernels.load()  # before the first thread
         self._prefetcher = Prefetcher(
             plan,
             source,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forebay.kernels import locate
+from forebay.kernels.calls import locate
 from forebay.plan.permute import Ints, derive, permutation, permuted
 
 # The first number of every key is its use, so that no two uses share a key.

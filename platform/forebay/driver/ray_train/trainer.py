@@ -24,6 +24,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.controller import TrainController
@@ -52,8 +53,9 @@ RAY_FOLDER = "ray"
 """Folder below the run's folder. Ray Train requires one for checkpoints. Forebay saves none there."""
 POLL_S = 0.2
 # The first removes one placement group, but our workers have one each: the driver removes them. The second shows every
-# worker the GPUs of all workers of its node, but CUDA looks only once, and the workers of a node change.
-LEFT_OUT = (PlacementGroupCleanerCallback, AcceleratorSetupCallback)
+# worker the GPUs of all workers of its node, but CUDA looks only once, and the workers of a node change. The third starts
+# a process in every new world, 2 CPU seconds, that hands out shards of Ray Data: we have none.
+LEFT_OUT = (PlacementGroupCleanerCallback, AcceleratorSetupCallback, DatasetsCallback)
 
 
 def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:

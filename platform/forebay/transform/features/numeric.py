@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, WrongType
-from forebay.kernels import pack_columns
+from forebay.kernels.calls import pack_columns
 from forebay.transform.block import BlockArray
 from forebay.transform.features.columns import wrong_type
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.kernels import pad
+from forebay.kernels.calls import pad
 from forebay.transform.block import BlockArray
 
 Lengths: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]

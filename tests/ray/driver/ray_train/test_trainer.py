@@ -11,8 +11,6 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
-from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
-from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy
@@ -24,6 +22,7 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 
 from forebay.driver.ray_train.trainer import (
     CHECKED_VERSION,
+    LEFT_OUT,
     ControllerConfig,
     CoordinatedScaling,
     CouldNotMeet,
@@ -58,7 +57,7 @@ def test_default_callbacks_hold_those_that_are_left_out(tmp_path: object) -> Non
         scaling_config=ScalingConfig(num_workers=1),
         run_config=RunConfig(storage_path=str(tmp_path)),
     )
-    for unwanted in (PlacementGroupCleanerCallback, AcceleratorSetupCallback):
+    for unwanted in LEFT_OUT:
         assert any(isinstance(part, unwanted) for part in TorchTrainer._create_default_callbacks(trainer))
         assert not any(isinstance(part, unwanted) for part in trainer._create_default_callbacks())
 
@@ -96,6 +95,7 @@ def test_worker_actor_can_be_warmed_up_and_begin_anew() -> None:
     # Ray adds a parameter to a class that became an actor in this process.
     assert set(parameters(RayTrainWorker.__init__)) <= {"_ray_trace_ctx"}
     assert {"execute", "get_metadata", "init_train_context", "run_train_fn"} <= set(dir(RayTrainWorker))
+    assert inspect.signature(RayTrainWorker.init_train_context).parameters["dataset_shard_provider"].default is None
     assert "training_thread_runner=ThreadRunner()" in inspect.getsource(RayTrainWorker.init_train_context)
     assert parameters(Worker.__init__)[:3] == ["actor", "metadata", "resources"]
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.kernels import gather, gather_arrays, locate, pack_columns, pad, walk
+from forebay.kernels.loops import gather, gather_arrays, locate, pack_columns, pad, walk
 
 
 @given(st.integers(1, 70), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())

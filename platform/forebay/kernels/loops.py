@@ -1,4 +1,4 @@
-"""Compiled loops. Only this file depends on the compiler, Numba.
+"""Compiled loops. Only this file depends on the compiler, Numba. `kernels.calls` imports it at the first call of one.
 
 Each of these loops passes over rows one by one, which NumPy cannot do: it gathers from one array but not from hundreds
 (masking per block reached 0.35 GB/s, `gather` reaches 5). A permutation by whole-array steps takes four times as long
@@ -171,7 +171,8 @@ def _pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints
         _zero(row + num_bytes, uint64(row_bytes) - num_bytes)
 
 
-# Compiled at import and not at the first call: a child forked meanwhile would wait for the compiler without end.
+# Compiled at import and not at the first call of each: a process forked during a compilation deadlocks. `calls.load`
+# compiles all of them before the first thread starts.
 _compiled = {"nogil": True, "cache": True}
 gather = njit(void(uint64, int64, uint64[::1], int64[::1], int64[::1]), **_compiled)(_gather)
 gather_arrays = njit(int64(uint64, int64[:, ::1], uint64[:, ::1], int64[::1], int64[::1], int64[::1]), **_compiled)(

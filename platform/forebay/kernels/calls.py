@@ -1,0 +1,56 @@
+"""The kernels as functions. The first call of any loads all, from Numba's cache or by compiling them.
+
+Numba and its kernels take 1 CPU second to import. A process that moves no row - the command line, a driver, the
+controller of Ray Train - never calls one.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+@cache
+def load() -> ModuleType:
+    """Load all kernels. Call it before other threads start: a process forked during the first call deadlocks."""
+    from forebay.kernels import loops  # noqa: PLC0415
+
+    return loops
+
+
+def gather_arrays(target: int, places: Ints, bases: NDArray[np.uint64], slot_of: Ints, block: Ints, row: Ints) -> int:
+    """Gather each array of a batch. Returns -1, or a block without a slot (then nothing was copied).
+
+    `target` is an address. Array `k` has rows of `places[k, 0]` bytes and goes to `target + places[k, 1]`. Output row
+    `i` is row `row[i]` of block `block[i]`, whose arrays are at the addresses `bases[:, slot_of[block[i]]]`.
+    """
+    missing: int = load().gather_arrays(target, places, bases, slot_of, block, row)
+    return missing
+
+
+def walk(words: Ints, bits: int, size: int, keys: NDArray[np.uint64]) -> None:
+    """Replace each of `words`, below `size`, by its image under a keyed bijection of `range(size)`.
+
+    `bits` is the width of `size - 1`, at most 32; `keys` holds a 64-bit key per round.
+    """
+    load().walk(words, bits, size, keys)
+
+
+def locate(line: Ints, ends: Ints, block_of: Ints, shift_of: Ints, block: Ints, row: Ints) -> None:
+    """For each place on a line of pieces that end at `ends`: write the piece's block, and the place plus its shift."""
+    load().locate(line, ends, block_of, shift_of, block, row)
+
+
+def pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[np.int32] | NDArray[np.int64]) -> None:
+    """Interleave `columns`, the addresses of arrays of `rows` items, into `packed` [rows * len(columns)]."""
+    load().pack_columns(columns, rows, packed)
+
+
+def pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints, lengths: NDArray[np.int32]) -> None:
+    """Copy `lengths[i]` items from item `starts[i]` at address `values` into row `i` at `target`, then zeros."""
+    load().pad(target, row_bytes, values, item_bytes, starts, lengths)
