@@ -25,19 +25,16 @@ def bench(tmp_path: Path) -> DriverBench:
 class TestHorovod(UnderRay):
     driver_path = "forebay.driver.horovod.driver:HorovodDriver"
     titles = ("ray::HorovodWorker",)
-    # Ray Train has the same coordinator, pool and stores, and every driver has the same run.
+    # The local driver has the laws of a run, Ray Train those of what a cluster does to one.
     variations = frozenset(
         {
-            "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",
             "test_callback_that_raises_ends_the_run_and_the_others_are_told",
-            "test_changes_of_mind_come_to_the_last_one",
             "test_exception_stops_at_once_with_its_traceback",
             "test_forebay_error_of_a_train_function_arrives_as_itself",
             "test_interrupt_leaves_nothing",
             "test_killed_driver_is_taken_over_from_storage",
             "test_killed_worker_is_replaced_and_changes_nothing",
             "test_nodes_are_left_before_they_go_and_may_be_lost",
-            "test_stop_is_not_kept_waiting_by_workers_that_are_to_come",
             "test_stopped_run_goes_on_under_its_name",
             "test_too_many_deaths_end_the_run_and_keep_its_commits",
         }
