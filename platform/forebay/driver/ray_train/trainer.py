@@ -53,8 +53,8 @@ RAY_FOLDER = "ray"
 """Folder below the run's folder. Ray Train requires one for checkpoints. Forebay saves none there."""
 POLL_S = 0.2
 # The first removes one placement group, but our workers have one each: the driver removes them. The second shows every
-# worker the GPUs of all workers of its node, but CUDA looks only once, and the workers of a node change. The third starts
-# a process in every new world, 2 CPU seconds, that hands out shards of Ray Data: we have none.
+# worker the GPUs of all workers of its node, but CUDA looks only once, and the workers of a node change. The third
+# starts a process in every new world, 2 CPU seconds, that hands out shards of Ray Data: we have none.
 LEFT_OUT = (PlacementGroupCleanerCallback, AcceleratorSetupCallback, DatasetsCallback)
 
 
