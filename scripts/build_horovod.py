@@ -216,7 +216,7 @@ def _environment(scratch: Path, tools: Path) -> dict[str, str]:
 
 def _wrapped_compiler(scratch: Path) -> Path:
     found = compiler()
-    assert found is not None, "what_is_missing() was asked first"
+    assert found is not None, "call what_is_missing() first"
     wrapper = scratch / "c++"
     swap = (
         'for flag; do shift; case "$flag" in -g) continue;; -std=*14) flag=-std=c++20;; esac; set -- "$@" "$flag"; done'

@@ -152,15 +152,15 @@ def _words(line: Line) -> str:
     match line["what"]:
         case "born":
             return (
-                f"rank {line['rank']} of {line['size']} enters; its process is {line['time'] - line['since']:.1f} s old"
+                f"rank {line['rank']} of {line['size']} joins; its process is {line['time'] - line['since']:.1f} s old"
             )
         case "ready":
             return f"rank {line['rank']} of {line['size']} has its state"
         case "parted":
-            return f"rank {line['rank']} of {line['size']} has parted at its commit"
+            return f"rank {line['rank']} of {line['size']} leaves at its commit"
         case "event":
-            return f"the driver says: {line['event']}"
+            return f"driver event: {line['event']}"
         case "asked":
-            return f"asked: {line['act']}"
+            return f"request: {line['act']}"
         case other:
             return str(other)

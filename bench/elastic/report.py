@@ -43,20 +43,27 @@ ROWS = (
 
 _INTRODUCTION = """# What a change of membership costs
 
-All figures below come from one run of `make bench-elastic`: every system in turn, in a process and a Ray of its own,
-{repeats} rounds; medians, in brackets the range, and n where fewer than {repeats} were measured. A *gap* is the time
-from the last step before a change to the first step after it, as rank 0 sees it, the step itself ({step_s:g} s)
-included. Every system trains one linear layer of 1000 x 1000 (4 MB) with SGD and commits at every step; gloo over
-loopback. "Ray Train" is `TorchTrainer` with `ScalingConfig(num_workers=(1, 2))` and `ray.train.report` with a
-checkpoint at every step; "Elastic Horovod" is `ElasticRayExecutor` with the shims that it needs on Ray 2.60. Both are
-at their defaults, but for what is said in `bench/elastic/systems/`, as is what each is asked, and how. Forebay's
-drivers are asked with `forebay scale`; stock Ray Train has no such command: it is given a node to grow, and its node is
-drained (5 s notice) and taken away to shrink. Where nodes come and go, every system, stock or not, has a Ray that
-checks their health every 0.3 s and gives up after six times, in place of Ray's own 15 s.
-What was asked and brought no change within {limit_s:.0f} s is told as that, and what was to follow is skipped.
+All figures below come from one run of `make bench-elastic`.
+Systems run one after the other, each in a process and a Ray of its own, in {repeats} rounds.
+Figures are medians, with the range in brackets, and n if fewer than {repeats} were measured.
 
-Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before the run {load_before:.1f}. The run took
-{minutes:.0f} minutes.
+A *gap* is the time from the last step before a change to the first step after it, as rank 0 measures it.
+It includes the step itself ({step_s:g} s).
+Every system trains one linear layer of 1000 x 1000 (4 MB) with SGD and commits at every step, with gloo over loopback.
+
+"Ray Train" is `TorchTrainer` with `ScalingConfig(num_workers=(1, 2))` and `ray.train.report` with a checkpoint at every
+step.
+"Elastic Horovod" is `ElasticRayExecutor` with the shims that it needs on Ray 2.60.
+Both have their defaults. Exceptions are in `bench/elastic/systems/`, as are the requests to each system.
+Forebay's drivers receive `forebay scale`.
+Stock Ray Train has no such command: a new node makes it grow, and the removal of a drained node (5 s notice) makes it
+shrink.
+In runs that add or remove nodes, Ray checks their health every 0.3 s and gives up after six times, for every system.
+Ray's own limit is 15 s.
+A request that brings no change within {limit_s:.0f} s is reported as such, and later requests are skipped.
+
+Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before the run {load_before:.1f}.
+The run took {minutes:.0f} minutes.
 
 ![gaps](elastic.png)
 """
@@ -75,7 +82,7 @@ def report(found: Mapping[str, Any]) -> str:
     ]
     failures = [f"- {name}, {run}" for name, answer in found["systems"].items() for run in answer["errors"]]
     if failures:
-        parts += ["## What did not come to its end", "\n".join(failures)]
+        parts += ["## Runs that failed", "\n".join(failures)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -158,7 +165,7 @@ def _timelines(systems: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 continue
             middle = statistics.median(values_of(row, answer))
             nearest = min(phases, key=lambda found: abs(found[-1][0] - middle))
-            parts.append(f"### {name}, {row.title}: where the time goes")
+            parts.append(f"### {name}, {row.title}: phases")
             parts.append("Seconds after the last step before the change.")
             parts.append(_markdown([("s", "what"), *((f"{seconds:+.2f}", what) for seconds, what in nearest)]))
     return ["## Missed targets", *parts] if parts else []

@@ -10,15 +10,19 @@ Results = Sequence[Mapping[str, Any]]
 
 _INTRODUCTION = """# Loaders side by side
 
-All figures below come from one run of `make bench`: each system in turn, in a process of its own, {repeats} rounds;
-medians, and in brackets the range. Each system's file in `bench/loader/systems/` names the documentation its
-configuration is from. Every loader may use {threads} threads or processes to read; batches of 8192 rows go to one
-consumer that touches every byte. Sources are in the page cache, so this measures loaders and not disks.
+All figures below come from one run of `make bench`.
+Systems run one after the other, each in a process of its own, in {repeats} rounds.
+Figures are medians, with the range in brackets.
+Each system's file in `bench/loader/systems/` names the documentation of its configuration.
+Every loader may use {threads} threads or processes to read.
+Batches of 8192 rows go to one consumer that touches every byte.
+Sources are in the page cache, so this measures loaders and not disks.
 
-Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before the run {load_before:.1f}. {rows:,}
-rows per data set in 64 row groups; an epoch that took longer than {limit_s:.0f} s was stopped there and is marked
-with `>`: of those who start processes of their own in each epoch, such a rate tells mostly how long that takes. The run
-took {minutes:.0f} minutes.
+Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before the run {load_before:.1f}.
+Each data set has {rows:,} rows in 64 row groups.
+An epoch that took longer than {limit_s:.0f} s was stopped there and is marked with `>`.
+For systems that start processes in each epoch, such a rate mostly shows the time of these starts.
+The run took {minutes:.0f} minutes.
 
 ![rows per second](loader.png)
 """

@@ -41,7 +41,7 @@ def facts(setting: SweepSetting) -> SweepFacts:
         note={
             "": "each trial reads and transforms in every epoch",
             "materialized": "each trial reads and transforms once, and keeps it in the object store",
-            "shared": "read and transformed once, before the first trial; must fit the object store, gone with the job",
+            "shared": "read and transformed once, before the first trial; in the object store, deleted with the job",
         }[setting.variant],
     )
 

@@ -136,7 +136,7 @@ class Progress:
 def _steering_text(event: Resized | Preempted | RolledBack | Warned) -> str:
     match event:
         case Resized():
-            return f"after step {event.step} the run goes on with {_workers(event.new)} instead of {event.old}."
+            return f"after step {event.step} the run continues with {_workers(event.new)} instead of {event.old}."
         case Preempted():
             return f"node {event.node} is being taken away, with {_workers(event.workers)} on it."
         case RolledBack():

@@ -188,7 +188,7 @@ def stored_steps(stores: Stores) -> dict[str, StoredStep]:
         more, silent = _ask(silent, _stored_step)
         stored |= more
     if silent:
-        log.warning("The memory of node %s is given up, with what was saved there.", _named(silent))
+        log.warning("The memory of node %s is given up, with the checkpoints in it.", _named(silent))
     return {node: step for node, step in stored.items() if step is not None}
 
 

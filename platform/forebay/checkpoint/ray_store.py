@@ -61,7 +61,10 @@ def checkpoint_stores(run: str) -> Iterator[None]:
         try:
             end_stores(run)
         except RayError as error:  # The cluster no longer exists. If it does, the stores end with the coordinator.
-            log.warning("The memory of the run's checkpoints could not be asked to end (%s).", type(error).__name__)
+            log.warning(
+                "The memory stores of the run's checkpoints could not be reached, and may still run (%s).",
+                type(error).__name__,
+            )
 
 
 def flush_stores(run: str) -> None:

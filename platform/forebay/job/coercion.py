@@ -28,7 +28,7 @@ def coerce(name: str, value: object, annotation: Any) -> Any:
         if isinstance(value, annotation if isinstance(annotation, type) else ()):
             return value
         raise BadJob(
-            f"{name} is a {name_of_type(annotation)}, which cannot be written as a word. Let the job take a number, a "
+            f"{name} is a {name_of_type(annotation)}, which cannot be written as text. Let the job take a number, a "
             "string, a path, a list or a dict there.",
             parameter=name,
         ) from error

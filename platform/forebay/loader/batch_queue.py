@@ -41,7 +41,7 @@ class BatchQueue:
             self._changed.wait_for(lambda: self._closed or self._items)
             if not self._items:
                 raise LoaderClosed(
-                    "The loader was closed, or moved by seek(), while this iteration went on. Start a new iteration."
+                    "The loader was closed, or moved by seek(), during this iteration. Start a new iteration."
                 )
             item, num_bytes = self._items.popleft()
             self.held_bytes -= num_bytes

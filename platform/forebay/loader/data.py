@@ -75,7 +75,7 @@ class Data:
         """Check that the checkpoint of `step` was made with this plan. Raises `CursorMismatch` otherwise."""
         if cursor.plan_id != self.plan.id:
             raise CursorMismatch(
-                f"the commit of step {step} was made with plan {cursor.plan_id[:8]} (global batch "
+                f"the checkpoint of step {step} was made with plan {cursor.plan_id[:8]} (global batch "
                 f"{cursor.global_batch}); this job builds {self.plan} (global batch {self.global_batch}). Give the "
                 "same data, seed, lanes, window_rows and shuffle as then, or give the run a new name.",
                 step=step,

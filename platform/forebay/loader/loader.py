@@ -172,7 +172,7 @@ class Loader:
                 plan=plan.id,
             )
         if cursor.epoch < 0 or not 0 <= cursor.position <= plan.num_rows:
-            raise CursorMismatch(f"{cursor} lies outside of {plan}. Use a cursor as Loader.cursor() gave it.")
+            raise CursorMismatch(f"{cursor} is outside of {plan}. Use a cursor from Loader.cursor().")
         self._stop(timeout_s=5)
         self._epoch, self._position = cursor.epoch, cursor.position
         if not self.batches_left:

@@ -46,8 +46,8 @@ def test_gaps_are_between_rank_0_s_steps_around_a_change(bench: Bench) -> None:
     assert grow.changes[0].gap_s == pytest.approx(1.5)
     assert grow.asked_s == pytest.approx(0.05)
     assert [(round(seconds, 3), words.split(";")[0]) for seconds, words in grow.phases] == [
-        (-0.05, "asked: grow"),
-        (0.8, "rank 0 of 2 enters"),
+        (-0.05, "request: grow"),
+        (0.8, "rank 0 of 2 joins"),
         (1.5, "first step"),
     ]
     assert [(change.old, change.new, round(change.gap_s, 3)) for change in kill.changes] == [(2, 1, 0.8), (1, 2, 0.5)]
@@ -107,8 +107,8 @@ def test_report_marks_what_misses_and_shows_where_time_goes(bench: Bench, tmp_pa
     assert "| shrink 2 -> 1 (Ray Train: a drained and removed node), s | - | - |" in text
     assert "| commit, 400 MB, ms | did not start, see below | - |" in text
     assert "- Ray Train, node: kill a node: > 60 s" in text
-    assert "### Forebay, Horovod, grow 1 -> 2: where the time goes" in text
-    assert "| +0.80 | rank 0 of 2 enters; its process is 1.5 s old |" in text
+    assert "### Forebay, Horovod, grow 1 -> 2: phases" in text
+    assert "| +0.80 | rank 0 of 2 joins; its process is 1.5 s old |" in text
     assert "- Ray Train, node: did not end within 300 s" in text
     report.plot(found, tmp_path / "elastic.png")
     assert (tmp_path / "elastic.png").stat().st_size > 5000

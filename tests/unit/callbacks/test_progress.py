@@ -131,7 +131,7 @@ def test_what_steers_a_run_is_told() -> None:
         Warned(reason="EmbeddingNorms: users grows", step=12),
     )
     assert lines[1:] == [
-        "after step 800 the run goes on with 1 worker instead of 2.",
+        "after step 800 the run continues with 1 worker instead of 2.",
         "node n3 is being taken away, with 2 workers on it.",
         "NanGuard: loss of step 7 not finite. Back from step 7 to step 4, without 64 rows.",
         "a spike. Back from step 7 to step 4, once more.",

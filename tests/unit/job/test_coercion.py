@@ -73,7 +73,7 @@ def test_values_that_are_no_words() -> None:
         (Literal["adam", "sgd"], "rmsprop", r"'adam' or 'sgd'"),
         (list[int], "1,b", r"workers=1,b is no list\[int\]"),
         (list[int], "[1", r"workers=\[1 is no list\[int\]"),
-        (Opaque, "x", r"workers is a Opaque, which cannot be written as a word"),
+        (Opaque, "x", r"workers is a Opaque, which cannot be written as text"),
     ],
 )
 def test_words_that_do_not_fit(annotation: Any, word: str, message: str) -> None:

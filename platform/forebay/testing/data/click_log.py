@@ -133,7 +133,7 @@ def _finished(target: Path, shape: _Shape) -> ClickLog | None:
     if {name: facts.get(name) for name in wanted} != wanted:
         found = f"a click log of {facts}" if facts else f"no {FACTS_FILE}, so it is not a click log"
         raise InvalidOption(
-            f"write_click_log({str(target)!r}) was asked for {wanted}, and the folder holds {found}. "
+            f"write_click_log({str(target)!r}) needs {wanted}, but the folder has {found}. "
             "Give another folder, or delete this one.",
             path=str(target),
         )

@@ -151,7 +151,7 @@ class DriverBench:
 def newest_commit(result: Result) -> Checkpoint:
     """Newest checkpoint of a run in storage."""
     commit = DirectoryStore(f"{result.path}/checkpoints").newest()
-    assert commit is not None, f"{result.path} has no commit"
+    assert commit is not None, f"{result.path} has no checkpoint"
     return commit
 
 

@@ -102,7 +102,7 @@ class SmallNodes:
 def kill_stores(run: str) -> int:
     """End the memory stores of a run without an upload. Returns their number."""
     stores = stores_of(run)
-    assert stores, f"run {run!r} holds no commit in memory"
+    assert stores, f"run {run!r} has no checkpoint in memory"
     for store in stores.values():
         ray.kill(store)
     return len(stores)

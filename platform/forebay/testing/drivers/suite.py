@@ -99,7 +99,7 @@ class DriverSuite(FixedSuite):
         assert result.stopped == OVER
         sizes = {event.world_size for event in heard if isinstance(event, Started)}
         assert sizes <= set(range(elastic.min_workers, elastic.max_workers + 1))
-        assert {each.size for each in bench.attempts(name)} <= sizes, "a size that nobody was told of"
+        assert {each.size for each in bench.attempts(name)} <= sizes, "a size without an event"
         bench.assert_every_row_once(result)
         bench.assert_like_undisturbed(result)
         return result, heard
@@ -168,9 +168,9 @@ class DriverSuite(FixedSuite):
         options = {"storage_every_s": 3600.0, "max_failures": 3}
         result, _ = self.follow(bench, "emptied", Elastic(min_workers=1, max_workers=WORKERS), cues, **options)
         assert 1 <= result.failures <= WORKERS, "workers killed at once may be noticed one after the other"
-        assert bench.attempts("emptied")[made[0]].step >= 1, "the commit in storage was not found"
+        assert bench.attempts("emptied")[made[0]].step >= 1, "the checkpoint in storage was not found"
         if lost[0]:
-            assert bench.steps_redone("emptied") >= 2, "a commit in memory outlived it"
+            assert bench.steps_redone("emptied") >= 2, "a checkpoint in memory outlived it"
 
     def test_killed_driver_is_taken_over_from_storage(self, bench: DriverBench) -> None:
         """All memory is lost with the driver."""
@@ -222,7 +222,7 @@ class DriverSuite(FixedSuite):
         told = [(event.node, event.workers) for event in heard if isinstance(event, Preempted)]
         assert told == [(draining, 1)]
         assert result.failures == 1, "a planned change counted as a failure, or a lost node did not"
-        assert bench.steps_redone("moved") <= 2, "the copy of the newest commit may have been under way"
+        assert bench.steps_redone("moved") <= 2, "the copy of the newest checkpoint may have been in progress"
 
 
 def no_act(_control: Control) -> None:

@@ -156,6 +156,6 @@ class StepPairs:
 def _check_passes(gradient: LocalGradient) -> None:
     if gradient.is_armed and gradient.passes > 1:
         raise BadJob(
-            f"NoiseScale saw {gradient.passes} backward() in one step: it cannot tell the gradients of one batch when "
+            f"NoiseScale saw {gradient.passes} backward() in one step: it cannot separate their gradients when "
             "they accumulate, or with reentrant checkpointing. Call backward() once per step, or use BatchSchedule."
         )

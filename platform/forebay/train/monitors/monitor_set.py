@@ -65,7 +65,7 @@ class MonitorSet:
             raise Diverged(
                 f"training from the checkpoint of step {to_step} was rejected {MOST_ROLL_BACKS + 1} times, the last "
                 f"time at step {verdict.step}: {verdict.reason}. Look at the data of that step and at the learning "
-                "rate; the run goes on from that checkpoint if it is run again.",
+                "rate; the same name, run again, continues from that checkpoint.",
                 step=verdict.step,
                 to_step=to_step,
                 reason=verdict.reason,
