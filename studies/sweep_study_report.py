@@ -51,18 +51,19 @@ def _head(found: Mapping[str, Any]) -> list[str]:
 
 `python studies/sweep_study.py` writes this page.
 The model is a small click model: one hidden layer over 13 floats and 12 embedded ids, SGD with momentum.
-The data are a synthetic click log of {rows:,} rows, half of them for training. No model can exceed an AUC of
-{found["best_auc"]:.4f}.
+The data are a synthetic click log of {rows:,} rows, half of them for training.
+No model can exceed an AUC of {found["best_auc"]:.4f}.
 The search space is {ranges}; the first two are logarithmic.
 
-The budget is {budget} epochs over all trials of a sweep. Wall time differs with the number of trial starts.
+The budget is {budget} epochs over all trials of a sweep.
+Wall time differs with the number of trial starts.
 All methods run through `fb.Sweep` on the same {slots} slots (logical ones, which share the cores of one machine).
 They start from the same draws of a seed and train at most {epochs} epochs per trial.
 
 - Random search spends the budget on full trials.
 - ASHA (Tune's `ASHAScheduler`, two epochs of grace, reduction 3) spends it on more trials, most of which end early.
-- PBT (Tune's `PopulationBasedTraining`, every two epochs) has as many trials as random search. The worst continue from
-  checkpoints of the best, with changed values.
+- PBT (Tune's `PopulationBasedTraining`, every two epochs) has as many trials as random search.
+  The worst continue from checkpoints of the best, with changed values.
 
 Each epoch of each trial counts; epochs beyond the budget are ignored.
 Half of the held-out rows are for selection: schedulers, and the choice of the model, use nothing else.

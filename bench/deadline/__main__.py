@@ -140,44 +140,48 @@ def document(found: dict[str, Any]) -> str:
 HEAD = """# The best trial by a deadline: DeadlineScheduler compared with ASHA
 
 `python -m bench.deadline` writes this page.
-Every sweep runs in simulated time twice: under our `DeadlineScheduler` with its worker allocator, and under Ray
-Tune's `AsyncHyperBandScheduler`.
-Both are the classes themselves, with the same trials, the same {atoms_low} to {atoms_high} workers and the same
-deadline.
+Every sweep runs in simulated time twice: under our `DeadlineScheduler` with its worker allocator, and under \
+Ray Tune's `AsyncHyperBandScheduler`.
+Both are the classes themselves, with the same trials, the same {atoms_low} to {atoms_high} workers and the \
+same deadline.
 The result is the true value, at the deadline, of the trial with the best reported score.
 
-**{sweeps} synthetic sweeps: `DeadlineScheduler` won {won:.0%} of the decided ones and ended {mean:+.4f} better on
-average (accuracy).**
+**{sweeps} synthetic sweeps: `DeadlineScheduler` won {won:.0%} of the decided ones and ended {mean:+.4f} better \
+on average (accuracy).**
 The comparison is with the ASHA that ends best on average on these sweeps ({other}).
 It won least often, {least:.0%}, against {hardest}.
 The rows "{best}" are an upper bound: they choose the best ASHA of each sweep after the sweep.
 
-The constants of the rule were chosen on other sweeps; these start at seed {first}. A difference below 0.0005 is a
-draw.
+The constants of the rule were chosen on other sweeps; these start at seed {first}.
+A difference below 0.0005 is a draw.
 
 ![gains, sweep by sweep](deadline.png)"""
 
 DIGITS = """Small networks of scikit-learn (layers, rate, solver, batch, weight decay drawn at random) on its digits.
-Trials report the negative logarithmic loss on 400 held-out digits. Their true value is that loss on 797 others.
+Trials report the negative logarithmic loss on 400 held-out digits.
+Their true value is that loss on 797 others.
 `bench/deadline/digits.py` recorded the curves once, in `deadline_digits.json`."""
 
 POLICIES = """Average distance to the best of all trials at its best epoch, over the first {sweeps} synthetic sweeps.
-Less is better. Schedulers that could not place a trial of so many workers are left out."""
+Less is better.
+Schedulers that could not place a trial of so many workers are left out."""
 
-FAIR = """## Where the comparison is fair, and where it is not
+FAIR = """## Fairness and limits of the comparison
 
-- ASHA gets all workers as trials, and three more variants: another reduction factor, and 2 or 4 workers per trial,
-  which are stronger where a deadline is short.
+- ASHA gets all workers as trials, and three more variants: another reduction factor, and 2 or 4 workers per trial.
+  The latter are stronger if a deadline is short.
 - Workers that do not fill a trial of several workers stay idle under ASHA, as under Tune.
 - For both, a start costs 3 to 12 s, a resize 0.5 to 6 s without training, an end 0.5 s.
-- Speed-up is sublinear (Amdahl's law, or a power of 0.55 to 0.95). The rule does not know these values; it learns
-  them from results, starting from its priors.
-- Short deadlines are 4 to 15 epochs of one worker, long ones 15 to 60. If all trials can train to their end in time,
-  no gain is possible.
-- The real sweeps use low rates on purpose. An earlier run of each, over 110 s with rates up to 0.3, was a draw
-  (0.7286 both): the best trials had converged by then.
-- Curves depend on the epoch alone. This holds for more workers at the same global batch. It would not hold for a
-  batch that grows with the workers."""
+- Speed-up is sublinear (Amdahl's law, or a power of 0.55 to 0.95).
+  The rule does not know these values; it learns them from results, starting from its priors.
+- Short deadlines are 4 to 15 epochs of one worker, long ones 15 to 60.
+  If all trials can train to their end in time, no gain is possible.
+- The real sweeps use low rates on purpose.
+  An earlier run of each, over 110 s with rates up to 0.3, was a draw (0.7286 both).
+  The best trials had converged by then.
+- Curves depend on the epoch alone.
+  This holds for more workers at the same global batch.
+  It would not hold for a batch that grows with the workers."""
 
 
 if __name__ == "__main__":

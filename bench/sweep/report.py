@@ -33,9 +33,10 @@ The model has two small layers, so that trials wait for data and for little else
 
 All systems read from one S3 server on this machine that counts the bytes it sends.
 The count is independent of the clients, and includes the effect of every cache of a reader.
-The server answers at once and at memory speed. Slower storage would cost systems that read more even more.
-*Wall time* is from the start of the sweep's process to the end of its last trial, including imports and the start of
-Ray.
+The server answers at once and at memory speed.
+Slower storage would cost systems that read more even more.
+*Wall time* is from the start of the sweep's process to the end of its last trial, including imports and \
+the start of Ray.
 *Transformed* counts the rows that the transform received.
 Each trial checks the numbers of its rows: `bench/sweep/work.py`.
 Each system's file in `bench/sweep/systems/` names the documentation of its configuration.
@@ -47,11 +48,13 @@ The run took {minutes:.0f} minutes.
 """
 _SHARED = """The targets do not include "Ray Data materialized once for all": its trials share blocks, as Forebay's do.
 It transforms everything before the first trial starts and keeps it in the object store until the sweep ends.
-Blocks that do not fit are spilled to disk. It returns rows in the order of the files."""
+Blocks that do not fit are spilled to disk.
+It returns rows in the order of the files."""
 _MANY = """One node, a small data set, up to 4 trials at a time, 2 epochs each.
 *Read* is the number of times that a row group was read, as counted by the source.
 *Transformed* is the number of times that its rows were transformed.
-Both show the smallest and the largest value over the row groups. The last column is the total that the source sent.
+Both show the smallest and the largest value over the row groups.
+The last column is the total that the source sent.
 Blocks are named by their source and their transform, so trials with different transforms share nothing."""
 
 
