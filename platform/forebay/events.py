@@ -183,8 +183,8 @@ class Reporter(Protocol):
 class Commands:
     """Commands to the workers. Rank 0 reads them once per checkpoint, and all ranks obey them at that checkpoint.
 
-    `stop` is the reason to end the run here. `target` is the number of workers to train on. A target that differs from
-    the present world size makes every rank leave the world, so that a driver can start the next one at exactly this
+    `stop` is the reason to end the run here. `target` is the number of workers to train on. If the target differs from
+    the present world size, every rank leaves the world. Then a driver can start the next one at exactly this
     checkpoint. With `moves`, the ranks also leave for a world of the same size, because some workers move to other
     nodes. `global_batch` is the number of rows per step from the next batch on. None leaves it to the job.
     """

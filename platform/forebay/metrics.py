@@ -82,17 +82,20 @@ class Counters:
         self.merge(start or {})
 
     def add(self, name: str, amount: float = 1) -> None:
+        """Add `amount` to the counter `name`. Raises `InvalidOption` for a name that is not in `METRICS`."""
         if name not in METRICS:
             raise InvalidOption(f"{name!r} is not a metric. Add it to forebay.metrics.METRICS with its meaning.")
         with self._lock:
             self._sums[name] = self._sums.get(name, 0) + amount
 
     def merge(self, sums: Mapping[str, float]) -> None:
+        """Add each of `sums` to its counter. Raises `InvalidOption` as `add` does."""
         for name, amount in sums.items():
             self.add(name, amount)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
+        """Add the wall time of the block, in seconds, to the counter `name`, also if the block raises."""
         start = time.perf_counter()
         try:
             yield
@@ -108,6 +111,7 @@ class Counters:
             return self._sums.get(name, 0)
 
     def as_dict(self) -> dict[str, float]:
+        """Copy of all sums, by name. Leaves out counters that were never added to."""
         with self._lock:
             return dict(self._sums)
 

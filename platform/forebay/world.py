@@ -36,4 +36,5 @@ class World:
 
     @property
     def is_first(self) -> bool:
+        """Whether this is rank 0, which saves checkpoints and reports events."""
         return self.rank == 0

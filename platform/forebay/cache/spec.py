@@ -21,7 +21,7 @@ class CacheSpec:
         quota_bytes: Limit of everything below `path`. 0 stores nothing: blocks come from other nodes or the source.
         min_free_bytes: Bytes of the disk that stay free.
         core_share: Share of the node's cores (at least one core) for decoding and transforming, at low priority, for
-        all jobs of the node together.
+            all jobs of the node together.
         num_reads: Number of row groups that are read at once, for all jobs of the node together.
 
     >>> CacheSpec(path="/ssd/forebay", quota_bytes=10 << 30).core_share

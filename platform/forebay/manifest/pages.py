@@ -76,7 +76,7 @@ class FetchedFile(io.RawIOBase):
                 found = part[self._at - start : stop - start]
                 self._at = stop
                 return found
-        raise OSError(f"the pages of this row group do not lie at bytes {self._at} to {stop}, says its footer")
+        raise OSError(f"the pages of this row group are not at bytes {self._at} to {stop}, according to its footer")
 
 
 def fetch(file: pa.NativeFile, footer: pq.FileMetaData, index: int, columns: Sequence[str], *, local: bool) -> Pages:
@@ -111,7 +111,7 @@ def decode(pages: Pages) -> pa.Table:
     table.validate(full=True)
     rows = pages.footer.row_group(pages.index).num_rows
     if columns and table.num_rows != rows:
-        raise pa.ArrowInvalid(f"its pages hold {table.num_rows} rows and its footer says {rows}")
+        raise pa.ArrowInvalid(f"its pages hold {table.num_rows} rows, but its footer states {rows}")
     return table
 
 

@@ -102,8 +102,8 @@ class RowGroupReader:
 
         Raises:
             CorruptFile: A page cannot be decoded. It may have been damaged in transit: fetch it once more. A flipped
-            bit is always found in files written with `write_page_checksum=True`. In other files it is found only if it
-            breaks the encoding.
+                bit is always found in files written with `write_page_checksum=True`. In other files it is found only if
+                it breaks the encoding.
             UnsupportedColumn: A nested column holds more text in this row group than Arrow decodes (2 GiB).
             Cancelled: The process is ending.
         """

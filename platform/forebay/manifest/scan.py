@@ -60,7 +60,7 @@ def scan(
         uri: A file, a folder, a pattern (`data/day=*/*.parquet`), or a sequence of these, on any known file system.
         columns: The columns to train on, in order. None for all. Other columns may differ between files.
         predicate: An expression such as `pyarrow.compute.field("day") >= 20`. Leaves out a row group if its statistics
-        show that the predicate is true for none of its rows. Rows inside the other row groups are not filtered.
+            show that the predicate is true for none of its rows. Rows inside the other row groups are not filtered.
         progress: Called with (files done, number of files), from the calling thread.
         policy: Attempts, deadline and waits of each footer.
 

@@ -14,9 +14,9 @@ from forebay.job.job import Job
 class Control:
     """Requests of a callback. The driver carries them out at the next checkpoint.
 
-    A stop, a global batch or a smaller target that is requested on `EpochEnded` takes effect at exactly the checkpoint
-    that ends the epoch, in every run alike. A larger target takes effect at the first checkpoint after the new workers
-    are warm. Any thread may read and request.
+    A stop, a global batch or a smaller target may be requested on `EpochEnded`. Then it takes effect at exactly the
+    checkpoint that ends the epoch, in every run alike. A larger target takes effect at the first checkpoint after the
+    new workers are warm. Any thread may read and request.
 
     >>> control = Control(elastic=Elastic(min_workers=1, max_workers=4))
     >>> control.resize(16)

@@ -51,6 +51,7 @@ class Result:
         return self.epochs[-1].metrics if self.epochs else {}
 
     def to_json(self) -> str:
+        """Encode as the text of `result.json`: strict JSON, NaN and the infinities as strings."""
         return to_json({"version": VERSION, **asdict(self)})
 
     @classmethod

@@ -36,8 +36,8 @@ def pack(spec: WorkerSpec) -> bytes:
     """Pickle `spec` for another process.
 
     Code of installed packages is pickled by name. Code of the user's own files (a job loaded by path, a notebook, a
-    test) is pickled by value, because the other process may not be able to import it. Raises `BadJob`, naming the parts
-    that cannot be pickled.
+    test) is pickled by value: the other process may be unable to import it. Raises `BadJob`, naming the parts that
+    cannot be pickled.
     """
     with own_code_by_value(), replaced_errors(partial(_not_pickled, spec)):
         return bytes(cloudpickle.dumps(spec))
@@ -76,7 +76,7 @@ def device_of(resources: Resources, local_rank: int) -> torch.device:
     found = torch.cuda.device_count()
     if found == 0:
         raise InvalidOption(
-            f"Resources(gpus={resources.gpus}) was asked for, but PyTorch sees no GPU here. Set gpus=0, or install a "
+            f"Resources(gpus={resources.gpus}) is set, but PyTorch finds no GPU here. Set gpus=0, or install a "
             "build of PyTorch for this machine's GPUs.",
             gpus=resources.gpus,
         )

@@ -44,8 +44,9 @@ def resolve(uri: str | os.PathLike[str]) -> Location:
     Credentials in the URI are not part of the location's `uri`. This process uses them whenever it opens that storage.
 
     Args:
-        uri: A local path (relative to the working directory, `~` is the home folder), a `file://` URI, a URI that
-        pyarrow knows (`s3://`, `gs://`, `hdfs://`, `abfs://`, with its options after a `?`), or one that fsspec knows.
+        uri: A local path or a URI. A path is relative to the working directory, and `~` is the home folder. A URI is
+            `file://`, one of pyarrow's (`s3://`, `gs://`, `hdfs://`, `abfs://`, with its options after a `?`), or one
+            of fsspec's.
 
     Raises:
         InvalidOption: The scheme is unknown, or the URI is malformed.

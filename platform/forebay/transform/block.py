@@ -54,6 +54,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
     @property

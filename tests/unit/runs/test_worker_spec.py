@@ -74,7 +74,7 @@ def test_without_a_gpu_none_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert device_of(Resources(gpus=1), local_rank=3) == torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(InvalidOption, match="PyTorch sees no GPU"):
+    with pytest.raises(InvalidOption, match="PyTorch finds no GPU"):
         device_of(Resources(gpus=1), local_rank=0)
 
 

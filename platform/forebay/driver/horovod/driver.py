@@ -35,9 +35,9 @@ class HorovodDriver:
     def __init__(self) -> None:
         if find_spec("horovod") is None:
             raise InvalidOption(
-                "driver='horovod' needs Horovod, which is not installed. It must be built for the PyTorch that is "
-                "there: `make horovod` in a clone of Forebay does it; docs/horovod.md says how it is done elsewhere. "
-                "Or use driver='ray'.",
+                "driver='horovod' needs Horovod, which is not installed. It must be built for the installed PyTorch: "
+                "`make horovod` in a clone of Forebay does that, and docs/horovod.md describes other ways. Or use "
+                "driver='ray'.",
                 driver="horovod",
             )
 

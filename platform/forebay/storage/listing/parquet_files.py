@@ -46,13 +46,13 @@ def find_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) 
 
     Args:
         uri: A file, a folder, a pattern with `*`, `?`, `[...]` or `**`, or a sequence of these. A folder is searched
-        recursively for `SUFFIXES`, without names that begin with `_` or `.`.
+            recursively for `SUFFIXES`, without names that begin with `_` or `.`.
         policy: Read policy for the listing of each.
 
     Raises:
         NoFiles: One of them names no file.
         NotPlainParquet: A folder or a pattern reads from a Delta Lake, Iceberg or Hudi table. Files of a table that are
-        named one by one are accepted.
+            named one by one are accepted.
         ReadFailed: Storage did not answer, or did not permit it.
     """
     uris = [uri] if isinstance(uri, str | os.PathLike) else list(uri)

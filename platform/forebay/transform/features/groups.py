@@ -101,8 +101,9 @@ class Categorical:
     dtype in use.
 
     Takes integers, bools, strings, binary, decimals, dates, times and dictionaries of them. Raises `WrongType` for
-    floats and other types. Raises `InvalidOption` for fewer than 2 buckets, for a vocabulary that lacks a column or
-    holds a null or a repeated value, and for a `dtype` other than int32 and int64 or too narrow for the ids.
+    floats and other types. Raises `InvalidOption` for fewer than 2 buckets, and for a vocabulary that lacks a column or
+    holds a null or a repeated value. Raises `InvalidOption` also for a `dtype` other than int32 and int64, or one too
+    narrow for the ids.
     """
 
     columns: Sequence[str]

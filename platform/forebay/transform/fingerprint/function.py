@@ -214,7 +214,7 @@ class _ReferenceWalk:
     def _package(self, module: str, where: str) -> Identity:
         package = package_of(module)
         if package is None:
-            raise self._refusal(where, f"is the module {module!r} as a whole, of which anything may be used")
+            raise self._refusal(where, f"is the module {module!r} as a whole, so any part of it may be used")
         if package.version is None:
             raise self._refusal(where, f"comes from the package {package.name!r}, which has no version")
         return {"package": package.name, "version": package.version}
