@@ -27,7 +27,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process runs; a zombie that its new parent has not collected yet does not."""
+    """Whether the process runs. A zombie that its new parent has not collected yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
