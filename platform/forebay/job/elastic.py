@@ -11,7 +11,7 @@ from forebay.errors import InvalidOption, whole_number
 class Elastic:
     """Bounds of a run's world size: it always trains with at least `min_workers` and at most `max_workers` workers.
 
-    `start` is the first target; None means `max_workers`. A run begins as soon as `min_workers` workers are there.
+    `start` is the first target. None means `max_workers`. A run begins as soon as `min_workers` workers are there.
     Raises `InvalidOption` unless `1 <= min_workers <= start <= max_workers`.
 
     >>> Elastic(min_workers=1, max_workers=4).target

@@ -14,9 +14,13 @@ from forebay.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Rows in the order of `plan`, as the arrays of `transform`, cut into global batches of `global_batch` rows.
+    """Rows in the order of `plan`, as the arrays of `transform`, cut into global batches.
 
-    `last="balance"` trains on every row. `last="drop"` makes all batches equally large and drops the rest.
+    Attributes:
+        plan: Order of the rows, from `build_plan`.
+        transform: Turns a row group into arrays.
+        global_batch: Rows per step over all ranks.
+        last: "balance" trains on every row. "drop" makes all batches equally large and drops the rest of each epoch.
 
     Raises:
         InvalidOption: A batch without rows, an unknown policy, or one that leaves nothing to train on.

@@ -14,10 +14,15 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Rows `[0, position)` of `epoch` are done. Independent of the world size: any number of ranks can continue from
-    here.
+    """Position in the data of a run: rows `[0, position)` of `epoch` are done.
 
-    `global_batch` is the batch size that was in use. A loader with another one continues from the same position.
+    Independent of the world size: any number of ranks can continue from here.
+
+    Attributes:
+        plan_id: Id of the plan, 64 hex digits.
+        epoch: Number of the epoch, from 0.
+        position: Number of rows of the epoch that are done, over all ranks.
+        global_batch: Batch size that was in use. A loader with another one continues from the same position.
     """
 
     plan_id: str

@@ -66,6 +66,12 @@ class Plan:
 
     Position `p` of an epoch is row `p // lanes` of lane `p % lanes`. An epoch is a permutation of all rows. Memory is
     O(row groups), a batch costs O(its rows), and seeking costs nothing.
+
+    Attributes:
+        manifest: Row groups of the data.
+        num_rows: Number of rows of an epoch.
+        id: SHA-256 (hex) of everything that the order depends on.
+        seed, lanes, window_rows, shuffle: Arguments of `build_plan`, or their defaults.
     """
 
     def __init__(self, manifest: Manifest, *, seed: int, lanes: int, window_rows: int, shuffle: bool) -> None:

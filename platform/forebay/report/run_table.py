@@ -18,7 +18,10 @@ EpochColumn = Column[EpochEnded]
 
 
 def show_report(result: Result, console: Console | None = None) -> None:
-    """Print the tables of epochs and stages, write the two plots into the run's folder, and print their paths."""
+    """Print the tables of epochs and stages, write the two plots into the run's folder, and print their paths.
+
+    `console` is the output, standard output by default. Raises `OSError` if the folder cannot be written.
+    """
     console = console or Console(highlight=False)
     console.print(epoch_table(result))
     if stages_of(result.epochs):

@@ -83,7 +83,10 @@ class SweepResult:
 
 
 def load_sweep(path: str) -> SweepResult | None:
-    """Load the result of the sweep in the folder `path`, finished or not. None if no sweep was started there."""
+    """Load the result of the sweep in the folder `path`, finished or not. None if no sweep was started there.
+
+    Raises `InvalidOption` for a `path` that is a file, and for a record that this version cannot read.
+    """
     record = load_record(path)
     return None if record is None else SweepResult.of(record, path)
 

@@ -21,14 +21,22 @@ def fit(
     criterion: Callable[[Tensor, Tensor], Tensor],
     evaluate: Evaluate | None = None,
 ) -> nn.Module:
-    """Train `model` for all remaining epochs of the run, and return it.
+    """Train `model` for all remaining epochs of the run.
 
     Args:
         worker: Argument of the train function.
-        model: Called with a batch: array name -> tensor [rows, ...]. `fit` calls `worker.setup` on it.
+        model: Called with a batch (array name -> tensor [rows, ...]). It need not be on a device.
         optimizer: Called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`.
-        criterion: Mean loss of (model output, `batch["label"]`), e.g. `nn.BCEWithLogitsLoss()`.
-        evaluate: Called after the last step of each epoch, in eval mode and without gradients.
+        criterion: Mean loss, a scalar, of (model output, `batch["label"]`), e.g. `nn.BCEWithLogitsLoss()`.
+        evaluate: Called after the last step of each epoch, in eval mode and without gradients. Returns name -> float.
+
+    Returns:
+        The trained model on this rank's device, as `worker.setup` wraps it.
+
+    Raises:
+        BadJob: The newest checkpoint does not fit the model or the optimizer.
+        CursorMismatch: The newest checkpoint belongs to another plan.
+        Diverged: A monitor rejects the same steps several times in a row.
     """
     model, opt = worker.setup(model, optimizer)
     for batch in worker.loader():

@@ -9,7 +9,14 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSetup:
-    """Objects that monitors and policies observe on one rank: the model before it is wrapped, and its optimizer."""
+    """Objects that monitors and policies observe on one rank.
+
+    Attributes:
+        model: The model on this rank's device, before it is wrapped.
+        optimizer: Its optimizer.
+        device: Device of model and batches.
+        world_size: Number of ranks.
+    """
 
     model: nn.Module
     optimizer: Optimizer

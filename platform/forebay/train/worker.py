@@ -91,10 +91,12 @@ class Worker:
 
     @property
     def world(self) -> World:
+        """Rank of this worker and number of ranks."""
         return self._collective.world
 
     @property
     def device(self) -> torch.device:
+        """Device of this rank's model and batches."""
         return self._collective.device
 
     @property
@@ -142,11 +144,18 @@ class Worker:
     ) -> tuple[nn.Module, Optimizer]:
         """Make `model` ready to train on this rank's device, together with the other ranks.
 
-        `optimizer` is called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`. The state of the newest
-        checkpoint is restored into both. The returned model reduces gradients over ranks.
+        The state of the newest checkpoint is restored into the model and its optimizer. The returned model reduces
+        gradients over ranks.
 
-        `strategy` is the name of a strategy: "ddp" holds the whole model on every rank. Raises `InvalidOption`,
-        before anything is built, for a strategy that the job's driver does not have.
+        Args:
+            model: Any module, with the same parameters on every rank.
+            optimizer: Called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`.
+            strategy: Name of the way in which ranks train together. "ddp" holds the whole model on every rank.
+
+        Raises:
+            InvalidOption: The job's driver does not have this strategy. Raised before anything is built.
+            BadJob: The newest checkpoint does not fit the model or the optimizer.
+            CursorMismatch: The newest checkpoint belongs to another plan.
         """
         spec = self._spec
         options = StrategyOptions(reduction=spec.reduction, plan=spec.data.plan, seed=spec.seed)

@@ -88,9 +88,9 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
 
         Args:
             atoms: Workers of the cluster.
-            bounds: Least and most workers of a trial.
+            bounds: Smallest and largest number of workers of a trial.
             epochs: Epochs of the trials' job.
-            max_live: Largest number of trials that train at once; None for as many as fit.
+            max_live: Largest number of trials that train at once. None for as many as fit.
         """
         self._atoms = min(atoms, self._limit or atoms)
         self._bounds, self._epochs, self._max_live = bounds, epochs, max_live

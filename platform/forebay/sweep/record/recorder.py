@@ -36,19 +36,18 @@ log = logging.getLogger(__name__)
 
 
 class HasWorldSize(Protocol):
-    """A running run: its current number of workers."""
+    """Running run with its current number of workers."""
 
     @property
     def world_size(self) -> int: ...
 
 
 class SweepRecorder(tune.Callback):  # type: ignore[misc]
-    """Tune callback that keeps `record` up to date, saves it to `sweep.json` in the folder `path`, and calls
-    `listeners`.
+    """Tune callback that keeps `record` up to date, saves it, and calls `listeners`.
 
-    `allocations` returns the running runs by trial (`TrialWorkers.allocations`). A failed save is repeated at the next
-    turn. Only the last save, in `close`, must succeed. `clock` returns monotonic seconds. The deadline counts from
-    `began` on that clock, or else from `setup`.
+    The record is saved to `sweep.json` in the folder `path`. A failed save is repeated at the next turn. Only the last
+    save, in `close`, must succeed. `allocations` returns the running runs by trial (`TrialWorkers.allocations`).
+    `clock` returns monotonic seconds. The deadline counts from `began` on that clock, or else from `setup`.
     """
 
     def __init__(

@@ -19,7 +19,8 @@ class LinearScaling:
 
     For plain SGD while the batch is below the gradient's noise scale. After the batch has grown, the rate rises to its
     new value over `warmup_steps` steps, by the same amount in each (Goyal et al. 2017, "Accurate, Large Minibatch SGD",
-    arXiv 1706.02677, sections 2.1 and 2.2). After the batch has shrunk, the rate falls at once.
+    arXiv 1706.02677, sections 2.1 and 2.2). After the batch has shrunk, the rate falls at once. Raises `InvalidOption`
+    for `warmup_steps` below 0.
     """
 
     warmup_steps: int = 0

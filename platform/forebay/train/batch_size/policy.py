@@ -58,5 +58,12 @@ class RateScaling(Protocol):
     """Rule by which the learning rate follows the global batch: frozen, picklable, pure."""
 
     def factor(self, *, global_batch: int, base_batch: int, steps_since_change: int, previous_batch: int) -> float:
-        """Return the factor of every learning rate in the next step."""
+        """Return the factor of every learning rate in the next step.
+
+        Args:
+            global_batch: Rows of the next step, over all ranks.
+            base_batch: Rows for which the job's learning rates were chosen: the first global batch of its data.
+            steps_since_change: Number of steps since the global batch last changed.
+            previous_batch: Rows of a step before that change.
+        """
         ...

@@ -31,7 +31,7 @@ class EmbeddingNorms:
     whole table is measured, so that the reason counts the runaway rows.
 
     `action` is "warn" (again whenever the longest row has doubled), "roll back" or "stop". Skipping a batch would not
-    help, because a row grows over many of them.
+    help, because a row grows over many of them. Raises `InvalidOption` for another action, or a limit not above 0.
     """
 
     limit: float

@@ -25,6 +25,9 @@ class LossSpikes:
     names the loss among those given to `commit`. Each rank judges its own. `action`: as for `NanGuard`.
 
     PaLM's training skipped the batches at which the loss spiked (Chowdhery et al. 2022, section 5.1).
+
+    Raises:
+        InvalidOption: An unknown action, a factor not above 1, or a window below 3.
     """
 
     factor: float = 3.0

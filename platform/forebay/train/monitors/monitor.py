@@ -28,7 +28,10 @@ class Action(IntEnum):
 class Verdict:
     """Judgement of a monitor on the steps since the last checkpoint.
 
-    `step` is the first bad step (as `Worker.step` counts it after its commit), or None if no single step is to blame.
+    Attributes:
+        action: Requested consequence.
+        reason: Text for events and errors, empty for `Action.GO_ON`.
+        step: First bad step, as `Worker.step` counts it after its commit. None if no single step is to blame.
     """
 
     action: Action = Action.GO_ON

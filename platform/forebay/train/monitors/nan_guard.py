@@ -34,7 +34,7 @@ class NanGuard:
     full, so that the verdict can name the batch at fault.
 
     `action` is "skip" (go back to the newest checkpoint, and leave out the batch), "roll back" (train the same batches
-    again), "stop" or "warn".
+    again), "stop" or "warn". Raises `InvalidOption` for another one.
 
     >>> NanGuard(action="stop").metrics
     ('*loss*', '*norm*')
