@@ -10,6 +10,7 @@ from types import TracebackType
 import cloudpickle
 
 from forebay.errors import ForebayError, RunFailed
+from forebay.foreign_code import outcome_of
 
 # Frames of Forebay that only lead up to the train function. Users did not write them, so the traceback leaves them out.
 _OUR_FILES = (
@@ -74,18 +75,13 @@ class WorkerError:
     def _original(self) -> BaseException | None:
         if self.pickled is None:
             return None
-        try:
-            original = cloudpickle.loads(self.pickled)
-        except Exception:  # noqa: BLE001 - a foreign constructor may raise anything; the traceback is kept as text
-            return None
+        pickled = self.pickled
+        original = outcome_of(lambda: cloudpickle.loads(pickled)).value  # the traceback is kept as text in any case
         return original if isinstance(original, BaseException) else None
 
 
 def _pickle(error: BaseException) -> bytes | None:
-    try:
-        return bytes(cloudpickle.dumps(error))
-    except Exception:  # noqa: BLE001 - what an exception holds may raise anything; the traceback is kept as text
-        return None
+    return outcome_of(lambda: bytes(cloudpickle.dumps(error))).value  # the traceback is kept as text in any case
 
 
 def _from_train_function(frames: TracebackType | None) -> TracebackType | None:
