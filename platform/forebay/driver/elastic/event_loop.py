@@ -31,48 +31,48 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     watch = _StartWatch(run)
     # Requests made before the first worker started: the coordinator does not know them yet.
     made_with = Commands(target=run.job.start_workers if run.control.is_elastic else None)
-    asked = _pass_on(run.control, made_with, coordinator)
+    known = _pass_on(run.control, made_with, coordinator)
     goes_on, gave_up = True, None
     while goes_on or gave_up is not None:
         goes_on = is_training()  # read before the events are taken, so that none of the last events is missed
         updates: Updates = ray.get(coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0))
-        asked = _take_over(run.control, updates, asked)
+        known = _take_over(run.control, updates, known)
         for event in updates.events:
             watch.see(event)
             run.tell(event)
             if isinstance(event, Preempted):
                 # In a thread: callbacks learn of the next step while the newest checkpoint is being uploaded.
                 threading.Thread(target=flush_stores, args=(run.name,), name="forebay-flush", daemon=True).start()
-        asked = _pass_on(run.control, asked, coordinator)
+        known = _pass_on(run.control, known, coordinator)
         coordinator.noted.remote(updates.count)
         watch.tell_if_late()
         if gave_up is not None:
             return gave_up
-        if goes_on and asked.stop is not None and ray.get(coordinator.give_up.remote()):
+        if goes_on and known.stop is not None and ray.get(coordinator.give_up.remote()):
             # One more round, for the events reported until now.
-            gave_up = asked.stop
+            gave_up = known.stop
     return gave_up
 
 
-def _take_over(control: Control, updates: Updates, asked: Commands) -> Commands:
+def _take_over(control: Control, updates: Updates, known: Commands) -> Commands:
     """Apply requests from outside to `control`. Requests of the run's own callbacks were passed on before."""
-    if control.is_elastic and updates.target != asked.target:
+    if control.is_elastic and updates.target != known.target:
         control.follow(target=updates.target)
     if updates.stop is not None:
         control.stop(updates.stop)
-    return replace(asked, target=updates.target, stop=updates.stop)
+    return replace(known, target=updates.target, stop=updates.stop)
 
 
-def _pass_on(control: Control, asked: Commands, coordinator: ActorHandle) -> Commands:
-    resized, wanted = control.take_resize(), control.commands
+def _pass_on(control: Control, known: Commands, coordinator: ActorHandle) -> Commands:
+    resized, commands = control.take_resize(), control.commands
     if resized is not None:
         # Also if the target is the same: a sweep that shares workers among runs then gives this run no more.
         ray.get(coordinator.set_target.remote(resized))
-    if wanted.global_batch is not None and wanted.global_batch != asked.global_batch:
-        ray.get(coordinator.set_batch.remote(wanted.global_batch))
-    if wanted.stop is not None and asked.stop is None:
-        ray.get(coordinator.request_stop.remote(wanted.stop))
-    return wanted
+    if commands.global_batch is not None and commands.global_batch != known.global_batch:
+        ray.get(coordinator.set_batch.remote(commands.global_batch))
+    if commands.stop is not None and known.stop is None:
+        ray.get(coordinator.request_stop.remote(commands.stop))
+    return commands
 
 
 class _StartWatch:
