@@ -3,7 +3,7 @@
     python scripts/build_horovod.py [--wheel-only] [--or-skip]
 
 Needs pip, PyTorch, a C++ compiler and make, but nothing of Forebay. The wheel is in
-`${XDG_CACHE_HOME:-~/.cache}/forebay/wheels`, in a folder named after everything it depends on, so that another clone
+`${XDG_CACHE_HOME:-~/.cache}/forebay/wheels`, in a folder named after everything it depends on. So another clone
 or virtual environment with the same Python and PyTorch takes it from there.
 
 Horovod 0.28.1 sets C++14, but the headers of PyTorch 2.13 need C++20. So the compiler is called through a wrapper that

@@ -1,7 +1,8 @@
 """MosaicML Streaming: converted to MDS, read by `StreamingDataset` through `StreamingDataLoader`.
 
-Fixed-shape `ndarray:dtype:shape` columns, no compression, shuffled with its default algorithm (py1e), the batch size
-given to the data set as its performance tuning guide asks for.
+Columns are fixed-shape `ndarray:dtype:shape` without compression. They are shuffled with the default algorithm (py1e).
+The data set receives the batch size, as its performance tuning guide requires.
+
 https://docs.mosaicml.com/projects/streaming/en/stable/preparing_datasets/dataset_format.html
 https://docs.mosaicml.com/projects/streaming/en/stable/distributed_training/performance_tuning.html
 """

@@ -25,8 +25,8 @@ class TensorBoard:
     """Callback that writes metrics of steps and epochs, workers, and verdicts of monitors for TensorBoard.
 
     `folder` is the folder for event files, local or any path that the writer accepts. None stands for
-    `tensorboard/<name of the run>` in the working directory. A run that is resumed by name continues the same curves:
-    repeated steps replace the earlier ones, also after a roll-back by a monitor or a loss of workers.
+    `tensorboard/<name of the run>` in the working directory. A run that is resumed by name continues the same curves.
+    Repeated steps replace the earlier ones, also after a roll-back by a monitor or a loss of workers.
 
     Needs `tensorboardX` or `tensorboard` (`pip install 'forebay[tensorboard]'`). Raises `InvalidOption` without them.
     """

@@ -74,8 +74,10 @@ class CheckpointFiles:
     def read(self, step: int, shards: Collection[int] | None = None) -> EncodedCheckpoint:
         """Read a checkpoint with those of `shards` that it has, or all. Does not verify checksums.
 
-        Raises `CorruptCheckpoint` if a file is missing, even of a shard that is not read, `ReadFailed` if
-        storage does not answer, and `CursorMismatch` for a checkpoint of another release.
+        Raises:
+            CorruptCheckpoint: A file is missing, even of a shard that is not read.
+            ReadFailed: Storage does not answer.
+            CursorMismatch: The checkpoint was written by another release.
         """
         metadata = parse_metadata(self._read(step, METADATA))
         if metadata.get("version", VERSION) != VERSION:

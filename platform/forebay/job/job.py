@@ -55,7 +55,7 @@ class Job:
         resources: Share of a node that each worker needs.
         cache: Cache of each node. None makes every epoch read the source.
         name: Folder of the run under `storage`. The same name, run again, resumes.
-        storage: Path, or any URI that `forebay.storage` knows.
+        storage: Path, or any URI that `forebay.storage` supports.
         seed: Seed of the random numbers of each rank, at least 0.
         checkpoint_every: Steps between checkpoints. The world and the global batch change only at a checkpoint.
         max_failures: Number of times that lost workers are replaced.

@@ -13,9 +13,9 @@ from forebay.world import World
 def order_digest(plan: Plan, *, epoch: int, global_batch: int, last: Last = "balance", world_size: int = 1) -> str:
     """SHA-256 (hex) over the global batches of an epoch in position order.
 
-    Each batch adds its size (int64, little-endian), then its rows sorted, each as three little-endian int64: number of
-    the file in the manifest, row group within the file, row within the row group. Sorting makes it a digest of
-    the rows of each batch: every `world_size` gives the same one, although ranks read different parts of a batch.
+    Each batch adds its size (int64, little-endian), then its sorted rows. A row is three little-endian int64: number of
+    the file in the manifest, row group within the file, row within the row group. Sorting makes it a digest of the rows
+    of each batch: every `world_size` gives the same one, although ranks read different parts of a batch.
     """
     digest = hashlib.sha256()
     files, groups = np.asarray(plan.manifest.file_of), np.asarray(plan.manifest.group_of)

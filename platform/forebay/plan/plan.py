@@ -109,7 +109,7 @@ class Plan:
         """Number of rows of the global batch at `position`, 0 if no batch starts there.
 
         A function of the position alone: cutting the rest of an epoch again gives the remaining batches of the first
-        cut, because sizes that differ by at most one still do without the first, larger ones.
+        cut. This holds because sizes that differ by at most one still do without the first, larger ones.
         """
         batches = self.num_batches(global_batch, position, last=last)
         if batches == 0:

@@ -61,7 +61,7 @@ EXCHANGE = (PopulationBasedTraining, PopulationBasedTrainingReplay)
 def run_sweep(sweep: Sweep, show: bool = True) -> SweepResult:
     """Run the trials of `sweep`, or resume them. `show` keeps a table of the trials up to date.
 
-    Everything that can be checked is checked before a trial starts. Ctrl-C, `forebay stop` and the deadline let all
+    Everything that can be checked is checked before a trial starts. Ctrl-C, `forebay stop` and the deadline make all
     trials save a checkpoint and end. Running the same name again resumes from there.
 
     Raises:

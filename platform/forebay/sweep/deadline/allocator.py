@@ -38,9 +38,12 @@ def plan_resizes(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Runs to shrink and runs that may grow now: two mappings, trial -> workers.
 
-    A worker is handed on only when it is free. The sum of occupied workers, including those of trials that were just
-    stopped, of `reserved` workers for starting runs, and of the growth granted here is at most `atoms`. A run that
-    cannot grow fully waits while others still shrink: one resize instead of two.
+    A worker is given to another run only when it is free. Three numbers add up to at most `atoms`:
+    - occupied workers, including those of trials that were just stopped
+    - `reserved` workers for starting runs
+    - the growth granted here
+
+    A run that cannot grow fully waits while others still shrink: one resize instead of two.
     """
     shrink = {
         trial_id: n

@@ -22,9 +22,10 @@ State = Literal["waiting", "running", "paused"]
 class TrialView:
     """A trial that is not over.
 
-    `scores` are the scores after each epoch, higher is better. `epoch_s` is the time of an epoch with one worker.
-    `epochs` is the number of epochs of its job, if known. The other fields describe a running trial: its workers, the
-    number of results since they changed, and the time since the last result or the start of training.
+    `scores` are the scores after each epoch, higher is better. `epoch_s` is the time of an epoch with one worker, in
+    seconds. `epochs` is the number of epochs of its job, if known. The other fields describe a running trial: its
+    workers, and the number of results since they changed. `since_result_s` is the time since the last result or the
+    start of training.
     """
 
     trial_id: str
@@ -213,7 +214,7 @@ def fails_rung(trial: TrialView, rungs: Mapping[int, Sequence[float]], reduction
 
 
 def is_growth_worthwhile(trial: TrialView, workers: int, view: SweepView, rules: Rules) -> bool:
-    """Whether a trial gets further with more workers, although it stands still during the resize."""
+    """Whether a trial gets further with more workers, although it does not train during the resize."""
     if trial.results_since_resize < rules.results_between_growths:
         return False
     now, then = view.speedup_model.speedup(max(trial.workers, 1)), view.speedup_model.speedup(workers)

@@ -168,7 +168,7 @@ def _lost_cached_actors_are_replaced() -> AbstractContextManager[None]:
 def _stopped_trials_are_unstaged() -> AbstractContextManager[None]:
     """Remove a trial from Tune's waiting list if it is stopped before it has a process.
 
-    Otherwise Tune keeps a process of that size, and a trial of another size might wait for those CPUs until the end.
+    Otherwise Tune keeps a process of that size. A trial of another size could then wait for those CPUs until the end.
     """
     stop = getattr(TuneController, STOP)
 

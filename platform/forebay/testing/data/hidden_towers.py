@@ -18,14 +18,14 @@ ITEM_CARDINALITIES = (12, 20, 40, 80, 150, 300, 600, 1_000, 2_000, 5_000, 10_000
 CARDINALITIES = USER_CARDINALITIES + ITEM_CARDINALITIES
 EXPONENT = 1.5
 
-# Tuned together: a click rate of a quarter, a best AUC of 0.80, and an eighth of the logit's variance in the product of
-# the varying parts of both towers. A model without an interaction of user and item cannot learn this eighth.
+# Tuned together: the click rate is a quarter and the best AUC 0.80. An eighth of the logit's variance is in the product
+# of the varying parts of both towers. A model without an interaction of user and item cannot learn this eighth.
 DIMENSIONS = 8
 OFFSET = 0.8
 TOWER_VARIANCE = 0.14
 BIAS = -1.38
 # A third of a tower's variance comes from the floats. The rest is shared among the categorical features by num_ids **
-# -RARITY: the effect of 50,000 ids can only be learned from more rows than a demo has.
+# -RARITY. The effect of 50,000 ids can only be learned from more rows than a demo has.
 FLOAT_SHARE = 1 / 3
 RARITY = 0.5
 

@@ -34,8 +34,8 @@ class SmallNodes:
 
     A killed node is known to be dead after two seconds. Ray's default is fifteen.
 
-    The private names `ray._raylet.GcsClient`, `ray.core.generated.autoscaler_pb2` (to announce that a node will be
-    drained, as a cloud does) and `ray.cluster_utils` were checked on Ray 2.60.
+    Three private names were checked on Ray 2.60: `ray._raylet.GcsClient`, `ray.cluster_utils`, and
+    `ray.core.generated.autoscaler_pb2`, which announces that a node will be drained, as a cloud does.
     """
 
     def __init__(self, *, others: int, cpus: int = 1, head_cpus: int = 1) -> None:

@@ -49,10 +49,9 @@ class Nodes(Protocol):
 class DriverSuite(FixedSuite):
     """Laws of every driver, for a changing number of workers. Those for a fixed number are in `FixedSuite`.
 
-    Override `make_driver`, `leftovers` for processes and the like that a run may leave behind, `lose_memory`,
-    `driver_path`, and `environment` for a driver in another process that must reach the same cluster.
-    Override `make_cluster` if nodes can be lost. Every run here saves each step. After it the model counts the
-    rows that shaped it, and the bench's log has the repeated steps.
+    Override `make_driver`, `leftovers` and `lose_memory`. `driver_path` and `environment` are for a driver in another
+    process that must reach the same cluster. Override `make_cluster` if nodes can be lost. Every run here saves each
+    step. After it the model counts the rows that shaped it, and the bench's log has the repeated steps.
 
     ```python
     class TestLocal(DriverSuite):

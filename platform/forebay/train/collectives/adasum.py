@@ -1,4 +1,4 @@
-"""Gradients combined by Adasum: added where they are orthogonal, averaged where they are parallel."""
+"""Gradients combined by Adasum: orthogonal ones are added, parallel ones are averaged."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ class EmbeddingNorms:
     """Monitor for embedding rows whose length (Euclidean norm) exceeds `limit`.
 
     It observes every `nn.Embedding` and `nn.EmbeddingBag` of the model, and two-dimensional parameters whose names
-    match one of `tables`. Every few steps it measures one of the tables in turn: a sample of the rows that the last
-    batch looked up, and the next slice of the table, so that in time every row is measured. When a row is too long, its
-    whole table is measured, so that the reason counts the runaway rows.
+    match one of `tables`. Every few steps it measures one of the tables in turn. It measures a sample of the rows that
+    the last batch looked up, and the next slice of the table, so that in time every row is measured. When a row is too
+    long, its whole table is measured, so that the reason counts the runaway rows.
 
     `action` is "warn" (again whenever the longest row has doubled), "roll back" or "stop". Skipping a batch would not
     help, because a row grows over many of them. Raises `InvalidOption` for another action, or a limit not above 0.

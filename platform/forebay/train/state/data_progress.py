@@ -93,8 +93,8 @@ class DataProgress:
     def set_global_batch(self, global_batch: int) -> None:
         """Use batches of `global_batch` rows from the cursor on.
 
-        With `last="drop"`, a size for which the rest of this epoch is too small starts with the next epoch: an epoch
-        ends with a batch. Raises `InvalidOption` for a size that leaves nothing to train on.
+        With `last="drop"`, the rest of this epoch may be too small for one. Then the size changes at the next epoch.
+        Raises `InvalidOption` for a size that leaves nothing to train on.
         """
         data = self.data
         if global_batch != data.global_batch:
