@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from forebay.errors import InvalidOption
 from forebay.events import EpochEnded, Reported
 from forebay.storage.atomic import ADVICE, write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import resolve
-from forebay.storage.json_file import numbers, read_json_file, to_json, write_json_file
+from forebay.storage.json_file import from_json, numbers, read_json_file, to_json, write_json_file
 
 FILE_NAME = "result.json"
 VERSION = 1
@@ -57,18 +56,13 @@ class Result:
     @classmethod
     def from_json(cls, text: str | bytes) -> Result:
         """Decode the text. Raises `InvalidOption` for anything that `to_json` of this version did not write."""
-        try:
-            facts = json.loads(text)
-            if facts.pop("version") != VERSION:
-                raise ValueError("another version")
-            epochs = tuple(EpochEnded(**numbers(epoch)) for epoch in facts.pop("epochs"))
-            steps = tuple(Reported(**numbers(step)) for step in facts.pop("steps"))
-            return cls(epochs=epochs, steps=steps, **facts)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InvalidOption(
-                f"this is not a result of a Forebay run of version {VERSION} ({error}). "
-                f"Remove {FILE_NAME} from the run's folder, or give the run another name."
-            ) from error
+        return from_json(text, cls._of_facts, version=VERSION, owner="run", file_name=FILE_NAME)
+
+    @classmethod
+    def _of_facts(cls, facts: dict[str, Any]) -> Result:
+        epochs = tuple(EpochEnded(**numbers(epoch)) for epoch in facts.pop("epochs"))
+        steps = tuple(Reported(**numbers(step)) for step in facts.pop("steps"))
+        return cls(epochs=epochs, steps=steps, **facts)
 
 
 def save_result(result: Result) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import below, resolve
 
+T = TypeVar("T")
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """Strings by which strict JSON represents the floats that it has no number for."""
 
@@ -26,6 +27,23 @@ def to_json(facts: object, *, not_finite: Callable[[float], object] = json.dumps
         not_finite: Returns the replacement of NaN and the infinities. By default one of the strings `NOT_FINITE`.
     """
     return json.dumps(_plain(facts, not_finite), allow_nan=False)
+
+
+def from_json(text: str | bytes, build: Callable[[Any], T], *, version: int, owner: str, file_name: str) -> T:
+    """Value that `build` returns for the decoded facts of a run or a sweep (`owner`), without their `version`.
+
+    Raises `InvalidOption` for a text of another version, and for one that `build` cannot use.
+    """
+    try:
+        facts = json.loads(text)
+        if facts.pop("version") != version:
+            raise ValueError("another version")
+        return build(facts)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InvalidOption(
+            f"this is not the {file_name} of a Forebay {owner} of version {version} ({error}). "
+            f"Remove {file_name} from the {owner}'s folder, or give the {owner} another name."
+        ) from error
 
 
 def numbers(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from forebay.errors import InvalidOption
-from forebay.storage.json_file import read_json_file, to_json, write_json_file
+from forebay.storage.json_file import from_json, read_json_file, to_json, write_json_file
 
 FILE_NAME = "sweep.json"
 VERSION = 2
@@ -234,18 +232,13 @@ class Record:
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
         """Inverse of `to_json`. Raises `InvalidOption` for anything that this version did not write."""
-        try:
-            facts = json.loads(text)
-            if facts.pop("version") != VERSION:
-                raise ValueError("another version")
-            trials = [_trial(each) for each in facts.pop("trials")]
-            log_axes = tuple(facts.pop("log_axes"))
-            return cls(trials={trial.id: trial for trial in trials}, log_axes=log_axes, **facts)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InvalidOption(
-                f"this is not a record of a Forebay sweep of version {VERSION} ({error}). "
-                f"Remove {FILE_NAME} from the sweep's folder, or give the sweep another name."
-            ) from error
+        return from_json(text, cls._of_facts, version=VERSION, owner="sweep", file_name=FILE_NAME)
+
+    @classmethod
+    def _of_facts(cls, facts: dict[str, Any]) -> Record:
+        trials = [_trial(each) for each in facts.pop("trials")]
+        log_axes = tuple(facts.pop("log_axes"))
+        return cls(trials={trial.id: trial for trial in trials}, log_axes=log_axes, **facts)
 
 
 FACTS = tuple(name for name in Record.__dataclass_fields__ if name != "trials")

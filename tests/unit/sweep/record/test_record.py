@@ -59,7 +59,7 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
     assert load_record(str(tmp_path / "none")) is None
     for text in ("{}", "[", '{"version": 2, "trials": [{"id": "a"}]}', '{"version": 99, "trials": []}'):
         (tmp_path / "sweep.json").write_text(text)
-        with pytest.raises(InvalidOption, match="not a record of a Forebay sweep"):
+        with pytest.raises(InvalidOption, match=r"not the sweep.json of a Forebay sweep of version 2 .*Remove"):
             load_record(str(tmp_path))
     with pytest.raises(InvalidOption, match="is a file"):
         load_record(str(tmp_path / "sweep.json"))
