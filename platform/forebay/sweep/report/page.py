@@ -162,7 +162,7 @@ def _table(record: Record) -> str:
 
 
 def _cell(column: TrialColumn, row: TrialRow, colour: str) -> str:
-    """Cell of a row, with its sort key. `colour` is the trial's colour in the plots; its error is a tooltip."""
+    """Cell of a row, with its sort key. `colour` is that of the trial in the plots. The error is a tooltip."""
     key, text = column.value(row), escape(column.text(row))
     data = f'data-key="{escape("" if key is None else str(key))}"'
     if column is TRIAL:
