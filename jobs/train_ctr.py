@@ -107,7 +107,7 @@ def split_features(manifest: fb.Manifest, label: str, user: list[str] | None) ->
     if user is None:
         user = [name for columns in names.values() for name in columns[: -(-len(columns) // 2)]]
     if unknown := sorted(set(user) - kinds.keys()):
-        raise InvalidOption(f"user={user}: {unknown} are no feature columns. There are {sorted(kinds)}.")
+        raise InvalidOption(f"user={user}: {unknown} are not feature columns. Choose from {sorted(kinds)}.")
     features = {f"user_{kind}": [name for name in columns if name in user] for kind, columns in names.items()}
     features |= {f"item_{kind}": [name for name in columns if name not in user] for kind, columns in names.items()}
     if not any(features["user_dense"] + features["user_ids"]) or not any(features["item_dense"] + features["item_ids"]):

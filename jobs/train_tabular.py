@@ -91,7 +91,7 @@ def train(worker: fb.Worker, sizes: tuple[int, ...], dim: int, lr: float) -> Non
 def to_parquet(source: Path, target: Path) -> str:
     """Name the columns, turn ` ?` into nulls, the label into 0 and 1. Written once per version of the source."""
     if not source.exists():
-        raise InvalidOption(f"csv={str(source)!r} is not there. Give the path of the UCI file adult.data.")
+        raise InvalidOption(f"csv={str(source)!r} does not exist. Give the path of the UCI file adult.data.")
     if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:
         return str(target)
     table = pa.csv.read_csv(

@@ -63,7 +63,7 @@ class ScaleSchedule(_ByEpoch):
     def __init__(self, schedule: Mapping[int, int]) -> None:
         super().__init__()
         if not schedule:
-            raise InvalidOption("ScaleSchedule({}) says nothing. Give {epoch: workers}, e.g. {0: 2, 10: 4}.")
+            raise InvalidOption("ScaleSchedule({}) is empty. Give {epoch: workers}, e.g. {0: 2, 10: 4}.")
         self._epochs = sorted(whole_number("epoch", epoch) for epoch in schedule)
         self._workers = [whole_number("workers", schedule[epoch], least=1) for epoch in self._epochs]
 
@@ -103,7 +103,7 @@ class RandomResize:
         self, every_s: float, step: int = 1, seed: int = 0, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if not every_s > 0:
-            raise InvalidOption(f"every_s={every_s!r}: a period is more than 0 seconds.")
+            raise InvalidOption(f"every_s={every_s!r}: a period must be more than 0 seconds.")
         self._every_s, self._step = every_s, whole_number("step", step, least=1)
         self._coin = np.random.default_rng(whole_number("seed", seed))
         self._clock = clock

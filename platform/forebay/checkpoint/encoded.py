@@ -76,7 +76,7 @@ def parse_metadata(written: bytes) -> dict[str, Any]:
     try:
         metadata = json.loads(written)
     except (ValueError, RecursionError):
-        raise CorruptCheckpoint(f"{METADATA} is cut short") from None
+        raise CorruptCheckpoint(f"{METADATA} is truncated") from None
     if not isinstance(metadata, dict):
         raise CorruptCheckpoint(f"{METADATA} holds no metadata")
     return metadata

@@ -32,7 +32,7 @@ def _values(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, sign, value = word.partition("=")
         if not sign or not name:
-            raise BadJob(f"{word!r} is no parameter. Write name=value, for example epochs=3.", word=word)
+            raise BadJob(f"{word!r} is not a parameter. Write name=value, for example epochs=3.", word=word)
         if name in values:
             raise BadJob(f"{name} is given twice: {values[name]!r} and {value!r}. Give it once.", parameter=name)
         values[name] = value

@@ -37,7 +37,7 @@ def coerce(name: str, value: object, annotation: Any) -> Any:
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
         raise BadJob(
-            f"{name}={value} is no {name_of_type(annotation)} ({reason}). Give {name}= a value of that type.",
+            f"{name}={value} is not of type {name_of_type(annotation)} ({reason}). Give {name}= a value of that type.",
             parameter=name,
         ) from error
 

@@ -21,7 +21,7 @@ def seconds_of(value: Any) -> float:
     (5400.0, 90.0, 2.5)
     """
     if isinstance(value, bool):
-        raise ValueError(f"{value} is no time")  # noqa: TRY004 - pydantic turns only this into its own error
+        raise ValueError(f"{value} is not a time")  # noqa: TRY004 - pydantic turns only this into its own error
     if isinstance(value, int | float):
         seconds = float(value)
     else:

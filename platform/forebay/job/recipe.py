@@ -64,8 +64,8 @@ def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
         signature = inspect.signature(recipe, eval_str=True)
     except (NameError, AttributeError, SyntaxError) as error:
         raise BadJob(
-            f"an annotation of {recipe.__name__}() does not evaluate ({error}). Import what it names at the top of the "
-            "job file, not under TYPE_CHECKING."
+            f"an annotation of {recipe.__name__}() does not evaluate ({error}). Import its names at the top of the job "
+            "file, not under TYPE_CHECKING."
         ) from error
     return tuple(_parameter(each) for each in signature.parameters.values())
 

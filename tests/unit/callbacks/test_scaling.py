@@ -153,7 +153,7 @@ def test_periods_that_nobody_reported_are_left_out() -> None:
 
 
 def test_options_that_cannot_work() -> None:
-    with pytest.raises(InvalidOption, match="says nothing"):
+    with pytest.raises(InvalidOption, match="is empty"):
         ScaleSchedule({})
     with pytest.raises(InvalidOption, match="workers=0"):
         ScaleSchedule({1: 0})

@@ -55,7 +55,7 @@ def test_what_a_sweep_does_not_take(forebay: Call, sweep_words: Call) -> None:
     assert said.code == 2 and "no parameter 'trails'. Did you mean 'trials'?" in said.err
     assert "\n  deadline: Seconds | None = None" in said.err
     said = forebay("run", *sweep_words(deadline="soon"))
-    assert said.code == 2 and "deadline=soon is no Seconds | None" in said.err
+    assert said.code == 2 and "deadline=soon is not of type Seconds | None" in said.err
     said = forebay("run", "--driver", "horse", *sweep_words())
     assert said.code == 2 and "horse" in said.err
 

@@ -67,12 +67,12 @@ def test_values_that_are_no_words() -> None:
 @pytest.mark.parametrize(
     ("annotation", "word", "message"),
     [
-        (int, "two", r"workers=two is no int \(.*integer"),
-        (int, "1.5", r"workers=1.5 is no int"),
-        (bool, "maybe", r"workers=maybe is no bool"),
+        (int, "two", r"workers=two is not of type int \(.*integer"),
+        (int, "1.5", r"workers=1.5 is not of type int"),
+        (bool, "maybe", r"workers=maybe is not of type bool"),
         (Literal["adam", "sgd"], "rmsprop", r"'adam' or 'sgd'"),
-        (list[int], "1,b", r"workers=1,b is no list\[int\]"),
-        (list[int], "[1", r"workers=\[1 is no list\[int\]"),
+        (list[int], "1,b", r"workers=1,b is not of type list\[int\]"),
+        (list[int], "[1", r"workers=\[1 is not of type list\[int\]"),
         (Opaque, "x", r"workers is a Opaque, which cannot be written as text"),
     ],
 )

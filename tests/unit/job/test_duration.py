@@ -20,7 +20,7 @@ def test_a_time_as_people_write_it(word: object, seconds: float) -> None:
 
 @pytest.mark.parametrize("word", ["", "soon", "10 minutes", "-5s", "1h30", "5s?", "nan", "inf", True, float("inf"), -1])
 def test_what_is_no_time(word: object) -> None:
-    with pytest.raises(BadJob, match=r"deadline=.* is no Seconds"):
+    with pytest.raises(BadJob, match=r"deadline=.* is not of type Seconds"):
         coerce("deadline", word, Seconds)
 
 

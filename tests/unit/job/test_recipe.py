@@ -89,7 +89,7 @@ def test_a_missing_parameter(recipe: Callable[..., Job]) -> None:
 
 
 def test_a_value_of_the_wrong_type(recipe: Callable[..., Job]) -> None:
-    with pytest.raises(BadJob, match=r"workers=two is no int"):
+    with pytest.raises(BadJob, match=r"workers=two is not of type int"):
         call_recipe(recipe, {"data": "x", "workers": "two"})
 
 

@@ -80,7 +80,7 @@ def test_a_sweep_that_can_work_is_checked_without_a_trace(job: JobFunction, tmp_
         ({"checkpoint_every": (3, 1)}, {}, InvalidOption, "less than high"),
         ({"checkpoint_every": (0.5, 2.5)}, {}, BadJob, "but checkpoint_every is a int"),
         ({"checkpoint_every": [2, 0]}, {"fixed": {"sed": 1}}, BadJob, "fixed names 'sed'.*Did you mean 'seed'"),
-        ({"checkpoint_every": [1]}, {"fixed": {"seed": "x"}}, BadJob, "seed=x is no int"),
+        ({"checkpoint_every": [1]}, {"fixed": {"seed": "x"}}, BadJob, "seed=x is not of type int"),
         ({"seed": [1]}, {"fixed": {"seed": 2}}, InvalidOption, "in space and in fixed"),
         ({"storage": ["a", "b"]}, {}, InvalidOption, "the sweep sets for its trials"),
         ({"checkpoint_every": [0]}, {}, InvalidOption, "checkpoint_every=0 cannot work"),

@@ -85,15 +85,15 @@ def validate_population(scheduler: TrialScheduler, num_trials: int, *, slots: in
         return
     if most is not None and num_trials > most:
         raise InvalidOption(
-            f"{type(scheduler).__name__} is to compare {num_trials} trials while they train, and only "
-            f"max_concurrent={most} may at a time. Leave max_concurrent out, or give num_trials={most}.",
+            f"{type(scheduler).__name__} compares {num_trials} trials while they train, but only "
+            f"max_concurrent={most} may train at a time. Leave max_concurrent out, or give num_trials={most}.",
             num_trials=num_trials,
             max_concurrent=most,
         )
     if slots is not None and num_trials > slots and not is_synchronous(scheduler):
         raise InvalidOption(
-            f"{type(scheduler).__name__} is to compare {num_trials} trials while they train, and only {slots} can at a "
-            f"time. Give it synch=True, which lets them take turns, or num_trials={slots}.",
+            f"{type(scheduler).__name__} compares {num_trials} trials while they train, but only {slots} can train at "
+            f"a time. Give it synch=True, so that they take turns, or num_trials={slots}.",
             num_trials=num_trials,
             slots=slots,
         )
@@ -131,19 +131,19 @@ def _validate_bohb(scheduler: TrialScheduler, setup: SweepSetup) -> None:
     is_bohb, is_for_bohb = _is_bohb(setup.searcher), isinstance(scheduler, HyperBandForBOHB)
     if is_bohb and not is_for_bohb:
         raise InvalidOption(
-            f"searcher='bohb' learns from the rounds of HyperBandForBOHB alone, and scheduler is a "
+            f"searcher='bohb' learns only from the rounds of HyperBandForBOHB, but scheduler is a "
             f"{type(scheduler).__name__}. Leave scheduler out, or give another searcher ('optuna').",
             scheduler=type(scheduler).__name__,
         )
     if is_for_bohb and not is_bohb:
         raise InvalidOption(
-            "HyperBandForBOHB works with searcher='bohb' alone. Give that, or HyperBandScheduler.",
+            "HyperBandForBOHB works only with searcher='bohb'. Give that, or use HyperBandScheduler.",
             searcher=setup.searcher,
         )
     rounded = [name for name, domain in setup.domains.items() if is_quantized(domain)]
     if is_bohb and rounded:
         raise InvalidOption(
-            f"searcher='bohb' does not round, and {rounded[0]} is to be drawn in steps. Give a list of values, or a "
+            f"searcher='bohb' does not round, but {rounded[0]} is drawn in steps. Give a list of values, or a "
             "range of whole numbers.",
             parameter=rounded[0],
         )
@@ -172,7 +172,7 @@ def _adopt_aim(option: str, made: Any, setup: SweepSetup) -> None:
         if found not in (None, wanted):
             raise InvalidOption(
                 f"{option}={type(made).__name__}({name}={found!r}) is for another {name} than the sweep's, {wanted!r}. "
-                "Leave it out there: the sweep hands on its own.",
+                "Leave it out there: the sweep passes its own.",
                 **{name: found},
             )
         if found is not None:

@@ -148,15 +148,15 @@ class ExactReduction:
         changed = [name for name, version in self._buffer_versions().items() if before.get(name) != version]
         if changed:
             raise BadJob(
-                f'reduction="exact" computes lane by lane, and {", ".join(changed)} of the model changed on the way: '
-                "what it would hold depends on which rank has which lanes. Use a norm without running statistics "
+                f'reduction="exact" computes lane by lane, but {", ".join(changed)} of the model changed meanwhile: '
+                "its values would depend on the lanes of each rank. Use a norm without running statistics "
                 '(LayerNorm, GroupNorm), or reduction="mean".'
             )
 
     def _check_ready(self) -> None:
         if not self._is_ready:
             raise BadJob(
-                'reduction="exact": optimizer.step() was called with gradients of this rank alone. Call '
+                'reduction="exact": optimizer.step() was called with gradients of only this rank. Call '
                 "worker.backward(batch, loss_of) instead of loss.backward(), or use fit()."
             )
 

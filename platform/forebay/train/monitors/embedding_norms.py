@@ -42,10 +42,10 @@ class EmbeddingNorms:
         object.__setattr__(self, "action", action_of(self.action))
         object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
         if not 0 < self.limit < math.inf:
-            raise InvalidOption(f"limit={self.limit!r}: a norm is limited by a finite number above 0, e.g. 10.")
+            raise InvalidOption(f"limit={self.limit!r} is not a limit. Give a finite number above 0, e.g. 10.")
         if self.action is Action.SKIP:
             raise InvalidOption(
-                'action="skip": no single batch makes a row run away. EmbeddingNorms can "warn", "roll back" or "stop".'
+                'action="skip": no single batch makes a row too long. EmbeddingNorms can "warn", "roll back" or "stop".'
             )
 
     def attach(self, setup: TrainSetup) -> LiveEmbeddingNorms:

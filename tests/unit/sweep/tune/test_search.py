@@ -60,7 +60,7 @@ def test_another_metric_is_refused(setup: Callable[..., SweepSetup], own: dict[s
 
 
 def test_a_population_has_to_stand_side_by_side_unless_it_takes_turns() -> None:
-    with pytest.raises(InvalidOption, match="compare 5 trials while they train, and only 4 can"):
+    with pytest.raises(InvalidOption, match="compares 5 trials while they train, but only 4 can"):
         validate_population(population(), 5, slots=4, most=None)
     for scheduler, trials in ((population(), 4), (population(synch=True), 5), (FIFOScheduler(), 5)):
         validate_population(scheduler, trials, slots=4, most=None)
@@ -69,7 +69,7 @@ def test_a_population_has_to_stand_side_by_side_unless_it_takes_turns() -> None:
 
 @pytest.mark.parametrize("is_synchronous", [True, False])
 def test_a_population_of_which_some_have_to_wait_for_the_end_of_others_is_refused(is_synchronous: bool) -> None:
-    with pytest.raises(InvalidOption, match=r"compare 5 trials while they train, and only max_concurrent=4 may"):
+    with pytest.raises(InvalidOption, match=r"compares 5 trials while they train, but only max_concurrent=4 may"):
         validate_population(population(synch=is_synchronous), 5, slots=8, most=4)
 
 
@@ -81,10 +81,10 @@ def test_bohb_and_its_scheduler_come_together(setup: Callable[..., SweepSetup]) 
     made = make_scheduler(setup(searcher="bohb", deadline_s=60.0, epochs=9))
     assert isinstance(made, HyperBandForBOHB) and made._max_t_attr == 9
     for wrong in (ASHAScheduler(), FIFOScheduler(), HyperBandScheduler()):
-        with pytest.raises(InvalidOption, match=r"learns from the rounds of HyperBandForBOHB alone, and scheduler is"):
+        with pytest.raises(InvalidOption, match=r"learns only from the rounds of HyperBandForBOHB, but scheduler is"):
             make_scheduler(setup(searcher="bohb", scheduler=wrong))
     for searcher in (None, "optuna", BasicVariantGenerator()):
-        with pytest.raises(InvalidOption, match="HyperBandForBOHB works with searcher='bohb' alone"):
+        with pytest.raises(InvalidOption, match="HyperBandForBOHB works only with searcher='bohb'"):
             make_scheduler(setup(searcher=searcher, scheduler=HyperBandForBOHB()))
 
 
@@ -92,7 +92,7 @@ def test_bohb_is_known_within_a_limit_and_draws_no_steps(setup: Callable[..., Sw
     given = ConcurrencyLimiter(TuneBOHB(), 2)
     assert isinstance(make_scheduler(setup(searcher=given, epochs=1)), HyperBandForBOHB)
     stepwise = setup(tune.quniform(0.2, 0.8, 0.2), searcher="bohb")
-    with pytest.raises(InvalidOption, match="does not round, and lr is to be drawn in steps"):
+    with pytest.raises(InvalidOption, match="does not round, but lr is drawn in steps"):
         make_scheduler(stepwise)
 
 

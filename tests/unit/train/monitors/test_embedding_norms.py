@@ -210,7 +210,7 @@ def test_it_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(norms)) == norms
     with pytest.raises(InvalidOption, match="limit=0"):
         EmbeddingNorms(0)
-    with pytest.raises(InvalidOption, match="no single batch makes a row run away"):
+    with pytest.raises(InvalidOption, match="no single batch makes a row too long"):
         EmbeddingNorms(1, action="skip")
 
 
