@@ -242,7 +242,7 @@ def test_workers_may_resize_a_world_of_the_same_size() -> None:
     asyncio.run(talk())
 
 
-def test_settled_commands_wait_until_callbacks_have_heard_what_was_reported() -> None:
+def test_synced_commands_wait_until_callbacks_have_heard_what_was_reported() -> None:
     async def talk() -> None:
         coordinator = await joined(1)
         number = await coordinator.report(EVENTS[0])
