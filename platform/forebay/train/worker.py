@@ -144,18 +144,14 @@ class Worker:
     ) -> tuple[nn.Module, Optimizer]:
         """Make `model` ready to train on this rank's device, together with the other ranks.
 
-        The state of the newest checkpoint is restored into the model and its optimizer. The returned model reduces
-        gradients over ranks.
+        Restores model and optimizer from the newest checkpoint. The returned model reduces gradients over ranks.
 
         Args:
             model: Any module, with the same parameters on every rank.
             optimizer: Called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`.
             strategy: Name of the way in which ranks train together. "ddp" holds the whole model on every rank.
 
-        Raises:
-            InvalidOption: The job's driver does not have this strategy. Raised before anything is built.
-            BadJob: The newest checkpoint does not fit the model or the optimizer.
-            CursorMismatch: The newest checkpoint belongs to another plan.
+        Raises as `restore`, and `InvalidOption`, before anything is built, if the driver does not have this strategy.
         """
         spec = self._spec
         options = StrategyOptions(reduction=spec.reduction, plan=spec.data.plan, seed=spec.seed)
@@ -213,10 +209,8 @@ class Worker:
         for no device. `EpochEnded` reports each metric's mean over the epoch's commits and all ranks. If a monitor
         rejects the steps since the newest checkpoint, all state returns to that checkpoint, as `restore` does.
 
-        Raises:
-            BadJob: No batch was drawn since the last commit.
-            InvalidOption: A metric is not a single number.
-            Diverged: A monitor rejects the steps after the newest checkpoint, several times in a row.
+        Raises `BadJob` if no batch was drawn since the last commit, `InvalidOption` for a metric that is not a single
+        number, `Diverged` if a monitor rejects the steps after the newest checkpoint several times in a row.
         """
         drawn = self._state.count_step(metrics)
         if self.epoch > drawn.epoch:
