@@ -32,7 +32,7 @@ class MLflow:
     `experiment` is created if it does not exist. `tracking_uri` is a server or a database. None uses MLflow's setting
     (`MLFLOW_TRACKING_URI`). The run in MLflow has the same name as this run. If this run is resumed, the run in
     MLflow continues too. Steps are sent together every few seconds. A server that does not answer raises. Wrap this in
-    `optional` if the run can do without it.
+    `optional_callback` if the run can do without it.
 
     Needs `mlflow` or `mlflow-skinny` (`pip install 'forebay[mlflow]'`). Raises `InvalidOption` without them.
     """
