@@ -95,6 +95,10 @@ class NullLabel(TransformFailed):
     """A label column holds nulls."""
 
 
+class BadSeries(TransformFailed):
+    """Rows that no series can be made of: a null entity or time, a repeated step, or runs that overlap."""
+
+
 class Unfingerprintable(ForebayError):
     """A user function that cannot be fingerprinted by its source. It needs an explicit version."""
 

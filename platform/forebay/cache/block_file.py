@@ -26,7 +26,7 @@ import pyarrow as pa
 import xxhash
 
 from forebay.errors import ForebayError
-from forebay.transform.block import Block, BlockArray
+from forebay.transform.block import Block, BlockArray, fits_rows
 
 FILE_VERSION = 1
 """Part of every block key, so that files of another version are never opened."""
@@ -227,14 +227,14 @@ def _decode(facts: dict[str, object]) -> BlockHeader:
     key, dataset, rows, arrays = facts["key"], facts["dataset"], facts["rows"], facts["arrays"]
     if not (isinstance(key, str) and isinstance(dataset, str) and _is_length(rows) and isinstance(arrays, list)):
         raise ValueError("wrong types")
+    assert isinstance(rows, int)
     places = tuple(_ArrayPlace(name, dtype, tuple(shape)) for name, dtype, shape in arrays)
     for place in places:
         plain = isinstance(place.name, str) and place.dtype in _DTYPES and 1 <= len(place.shape) <= 32
-        if not (plain and all(map(_is_length, place.shape)) and place.shape[0] == rows):
+        if not (plain and all(map(_is_length, place.shape)) and fits_rows(place.name, place.shape[0], rows)):
             raise ValueError(f"array {place!r:.100}")
     if len({place.name for place in places}) != len(places):
         raise ValueError("two arrays of one name")
-    assert isinstance(rows, int)
     return BlockHeader(key=key, dataset=dataset, rows=rows, arrays=places)
 
 

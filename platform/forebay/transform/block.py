@@ -18,9 +18,24 @@ _DTYPES = frozenset(
 )
 
 
+ATTACHED = "@"
+"""First character of the name of an attached array, which may have any length: the steps and runs of sequences.
+
+No array of a user's transform has such a name, so a block needs no second kind of arrays: caches, peers and checksums
+treat all of them alike.
+"""
+
+
+def fits_rows(name: str, length: int, rows: int) -> bool:
+    """Whether an array of this name may have `length` entries in a block of `rows` rows."""
+    return length == rows or name.startswith(ATTACHED)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """Named C-contiguous arrays in native byte order. Each has shape [rows, ...] and a dtype of kind b, i, u or f.
+
+    Attached arrays (`ATTACHED`) have lengths of their own.
 
     The constructor does not check its arguments (a cache maps blocks that it wrote itself). `Block.of` checks them.
     `owner` keeps the memory of the arrays alive, such as a memory map.
@@ -66,6 +81,10 @@ class Block:
 def _array_name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise TransformFailed(f"An array is named {name!r}. Names of arrays are non-empty strings.", array=name)
+    if name.startswith(ATTACHED):
+        raise TransformFailed(
+            f"An array is named {name!r}. Names with {ATTACHED!r} are reserved: rename it.", array=name
+        )
     return name
 
 

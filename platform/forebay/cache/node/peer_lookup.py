@@ -10,7 +10,7 @@ from typing import Protocol
 from forebay.cache.node.bloom_filter import BloomFilter
 from forebay.cache.node.peer_directory import PeerDirectory
 from forebay.errors import ForebayError
-from forebay.transform.block import Block
+from forebay.transform.block import Block, fits_rows
 
 _DEADLINE_S = 5.0
 _MOMENT_S = 2.0
@@ -113,4 +113,4 @@ class PeerLookup:
 
 
 def _has_rows(block: Block, rows: int) -> bool:
-    return block.rows == rows and all(len(array) == rows for array in block.arrays.values())
+    return block.rows == rows and all(fits_rows(name, len(array), rows) for name, array in block.arrays.items())
