@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import accumulate
 from typing import Protocol
 
 from forebay.cache.disk.disk_cache import DiskCache
@@ -46,3 +50,25 @@ def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, tall
     if cache is None or isinstance(cache, DiskCache):
         return LocalSource(dataset, cache, tally=tally)
     return cache.source(dataset, tally)
+
+
+class JoinedSource:
+    """`BlockSource` of several data sets: blocks are numbered one data set after the other.
+
+    Args:
+        sources: Source of each data set.
+        num_blocks: Number of blocks of each data set.
+    """
+
+    def __init__(self, sources: Sequence[BlockSource], num_blocks: Sequence[int]) -> None:
+        self._sources = sources
+        self._first_blocks = [0, *accumulate(num_blocks)]
+
+    def request(self, index: int) -> Future[Block]:
+        number = bisect_right(self._first_blocks, index) - 1
+        return self._sources[number].request(index - self._first_blocks[number])
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        give_up = time.monotonic() + timeout_s
+        for source in self._sources:
+            source.close(max(give_up - time.monotonic(), 0.0))

@@ -12,7 +12,8 @@ from forebay.cli.output import print_facts, print_json, print_table
 from forebay.errors import InvalidOption
 from forebay.manifest.saved import load_manifest
 from forebay.plan.digest import order_digest
-from forebay.plan.plan import Last, Plan, build_plan
+from forebay.plan.order import Last
+from forebay.plan.plan import Plan, build_plan
 from forebay.world import World
 
 _SHOWN_ROWS = 20

@@ -16,9 +16,9 @@ from forebay.cli.output import only_the_document, print_json, print_table, progr
 from forebay.errors import CacheUnusable
 from forebay.formatting import bytes_text
 from forebay.job.job import Job
-from forebay.loader.data import Data
 from forebay.metrics import Counters
 from forebay.transform.block import Block
+from forebay.transform.dataset import Dataset
 
 _PENDING = 8
 """Number of concurrent requests: enough to keep a node's data workers busy, few enough to bound memory."""
@@ -55,7 +55,8 @@ def _caches(job: Job, *, all_nodes: bool) -> dict[str, DiskCache | SourceProvide
 def _warm_nodes(job: Job, caches: dict[str, DiskCache | SourceProvider]) -> dict[str, Counters]:
     """Fill all caches at once with one thread per node: the nodes do the work. Prints a line for each and for all."""
     datas = [job.data] if job.held_out is None else [job.data, job.held_out]
-    node_bytes = sum(data.plan.manifest.num_bytes for data in datas)
+    datasets = [dataset for data in datas for dataset in data.datasets]
+    node_bytes = sum(dataset.manifest.num_bytes for dataset in datasets)
     with progress_bar(in_bytes=True) as bar, ThreadPoolExecutor(len(caches)) as pool:
         tasks = {node: [bar.add_task(node, total=node_bytes)] for node in caches}
         if len(caches) > 1:
@@ -66,18 +67,20 @@ def _warm_nodes(job: Job, caches: dict[str, DiskCache | SourceProvider]) -> dict
             for task in tasks[node]:
                 bar.advance(task, num_bytes)
 
-        futures = {node: pool.submit(_warm_node, datas, caches[node], partial(advance, node)) for node in caches}
+        futures = {node: pool.submit(_warm_node, datasets, caches[node], partial(advance, node)) for node in caches}
         return {node: future.result() for node, future in futures.items()}
 
 
-def _warm_node(datas: Sequence[Data], cache: DiskCache | SourceProvider, advance: Callable[[int], None]) -> Counters:
+def _warm_node(
+    datasets: Sequence[Dataset], cache: DiskCache | SourceProvider, advance: Callable[[int], None]
+) -> Counters:
     tally = Counters()
-    for data in datas:
+    for dataset in datasets:
         with named_user("forebay warm"):
-            source = open_source(cache, data.dataset, tally)
+            source = open_source(cache, dataset, tally)
         try:
-            for done in _requested(source, len(data.plan.manifest)):
-                advance(int(data.plan.manifest.bytes[done]))
+            for done in _requested(source, len(dataset.manifest)):
+                advance(int(dataset.manifest.bytes[done]))
         finally:
             source.close()
     return tally

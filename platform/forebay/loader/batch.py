@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 class Batch(dict[str, Any]):
@@ -18,6 +20,8 @@ class Batch(dict[str, Any]):
             the exact mean over the global batch. 0 for the one dummy row that a rank with an empty part gets.
         epoch: Number of its epoch, from 0.
         ends_epoch: True for the last batch of its epoch.
+        source: Number of the data set of each row, int16 [rows], in the order of the mixture's names. None for the
+            plan of one data set.
     """
 
     def __init__(
@@ -28,11 +32,26 @@ class Batch(dict[str, Any]):
         self.position, self.size, self.rows, self.weight = position, size, rows, weight
         self.epoch = 0
         self.ends_epoch = False
+        self.source: Any = None
 
     def to(self, device: torch.device | str) -> Batch:
         """Copy of the batch on a device. Copies from page-locked memory overlap with work of the host."""
-        moved = {name: torch.as_tensor(array).to(device, non_blocking=True) for name, array in self.items()}
-        batch = Batch(moved, position=self.position, size=self.size, rows=self.rows, weight=self.weight)
+        moved = self._copy({name: torch.as_tensor(array).to(device, non_blocking=True) for name, array in self.items()})
+        if self.source is not None:
+            moved.source = torch.as_tensor(self.source).to(device, non_blocking=True)
+        return moved
+
+    def take(self, rows: NDArray[np.int64], *, weight: float) -> Batch:
+        """Copy of some rows of a batch of tensors, as a part of `weight`."""
+        # Always a fresh contiguous copy: kernels also choose their algorithm by strides and alignment.
+        part = self._copy({name: values[_index(rows, values)] for name, values in self.items()})
+        part.rows, part.weight = len(rows), weight
+        if self.source is not None:
+            part.source = self.source[_index(rows, self.source)]
+        return part
+
+    def _copy(self, arrays: dict[str, Any]) -> Batch:
+        batch = Batch(arrays, position=self.position, size=self.size, rows=self.rows, weight=self.weight)
         batch.epoch, batch.ends_epoch = self.epoch, self.ends_epoch
         return batch
 
@@ -41,3 +60,7 @@ class Batch(dict[str, Any]):
         return (
             f"Batch({shapes}, epoch={self.epoch}, position={self.position}, size={self.size}, weight={self.weight:g})"
         )
+
+
+def _index(rows: NDArray[np.int64], values: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(rows).to(values.device)

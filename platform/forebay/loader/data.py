@@ -1,15 +1,54 @@
-"""Training data: a plan, a transform and the size of a global batch."""
+"""Training data: a plan, a transform for each of its data sets, and the size of a global batch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from forebay.errors import BatchTooSmall, CursorMismatch, InvalidOption, whole_number
 from forebay.plan.cursor import Cursor
-from forebay.plan.plan import Last, Plan
+from forebay.plan.order import Last, Order
 from forebay.transform.dataset import Dataset
 from forebay.transform.transform import Transform
 from forebay.world import World
+
+Transforms: TypeAlias = Transform | Mapping[str, Transform]
+"""One transform for all data sets of a plan, or one by name of each."""
+
+
+def datasets_of(plan: Order, transform: Transforms) -> tuple[Dataset, ...]:
+    """Each data set of `plan` with its transform. Raises `InvalidOption` for other names than those of the plan."""
+    if not isinstance(transform, Mapping):
+        return tuple(Dataset(manifest, transform) for manifest in plan.manifests)
+    if set(transform) != set(plan.names):
+        raise InvalidOption(
+            f"transform= has entries for {sorted(transform)}, but the plan mixes the data sets {sorted(plan.names)}. "
+            "Give one transform for all of them, or one for each name.",
+            names=plan.names,
+        )
+    return tuple(Dataset(manifest, transform[name]) for name, manifest in zip(plan.names, plan.manifests, strict=True))
+
+
+def validate_datasets(plan: Order, datasets: tuple[Dataset, ...]) -> None:
+    """Check each transform's columns, and that all data sets give equal arrays. Reads no data.
+
+    Arrays of a transform with `fn` are known when its first row group arrives.
+
+    Raises `MissingColumn` or `WrongType`, or `InvalidOption` for data sets with different arrays.
+    """
+    for dataset in datasets:
+        dataset.validate_columns()
+    schemas = {name: dataset.array_schema() for name, dataset in zip(plan.names, datasets, strict=False)}
+    known = {name: schema for name, schema in schemas.items() if schema is not None}
+    first = next(iter(known), "")
+    for name, schema in known.items():
+        if schema != known[first]:
+            raise InvalidOption(
+                f"the transforms give {first!r} the arrays {known[first]}, but {name!r} {schema}. A batch holds rows "
+                "of all data sets: give them the same names, dtypes and trailing shapes.",
+                names=(first, name),
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +56,8 @@ class Data:
     """Rows in the order of `plan`, as the arrays of `transform`, cut into global batches.
 
     Attributes:
-        plan: Order of the rows, from `build_plan`.
-        transform: Turns a row group into arrays.
+        plan: Order of the rows, from `build_plan`, or of several data sets.
+        transform: Turns a row group into arrays. For several data sets one transform, or one by name of the data set.
         global_batch: Rows per step over all ranks.
         last: "balance" trains on every row. "drop" makes all batches equally large and drops the rest of each epoch.
 
@@ -26,12 +65,13 @@ class Data:
         InvalidOption: A batch without rows, an unknown policy, or one that leaves nothing to train on.
     """
 
-    plan: Plan
-    transform: Transform
+    plan: Order
+    transform: Transforms
     global_batch: int
     last: Last = "balance"
 
     def __post_init__(self) -> None:
+        datasets_of(self.plan, self.transform)
         if self.num_batches == 0:
             raise InvalidOption(
                 f"global_batch={self.global_batch} with last='drop' drops all {self.plan.num_rows} rows of the plan. "
@@ -56,13 +96,16 @@ class Data:
         return self.plan.num_rows - self.num_batches * self.global_batch if self.last == "drop" else 0
 
     @property
-    def dataset(self) -> Dataset:
-        """Rows of the plan as arrays, without their order, as a cache stores them."""
-        return Dataset(self.plan.manifest, self.transform)
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Rows of each data set of the plan as arrays, without their order, as a cache stores them."""
+        return datasets_of(self.plan, self.transform)
 
     def validate_columns(self) -> None:
-        """Compare the transform's columns with the manifest's schema. Raises `MissingColumn` or `WrongType`."""
-        self.dataset.validate_columns()
+        """Compare the transforms with the manifests' schemas, and the arrays of all data sets with each other.
+
+        Raises `MissingColumn`, `WrongType`, or `InvalidOption` for data sets with different arrays.
+        """
+        validate_datasets(self.plan, self.datasets)
 
     def validate_batch_size(self, option: str, rows: int) -> None:
         """Check that epochs can be cut into batches of `rows`, the value of `option`. Raises `InvalidOption`."""

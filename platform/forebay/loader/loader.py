@@ -14,16 +14,15 @@ from typing import Any, Self
 import torch
 
 from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.source import SourceProvider, open_source
+from forebay.cache.source import JoinedSource, SourceProvider, open_source
 from forebay.errors import CursorMismatch, ForebayError, InvalidOption, LoaderClosed, whole_number
 from forebay.loader.batch import Batch
 from forebay.loader.buffers import BufferPool
+from forebay.loader.data import Transforms, datasets_of, validate_datasets
 from forebay.loader.pipeline import LoaderOptions, Pipeline
 from forebay.metrics import Counters
 from forebay.plan.cursor import Cursor
-from forebay.plan.plan import Last, Plan
-from forebay.transform.dataset import Dataset
-from forebay.transform.transform import Transform
+from forebay.plan.order import Last, Order
 from forebay.world import World
 
 _AT_EXIT_S = 3.0
@@ -40,8 +39,8 @@ class Loader:
     ```
 
     Args:
-        plan: Order of the rows, from `build_plan`. Its manifest names the files.
-        transform: Turns a row group into arrays.
+        plan: Order of the rows, from `build_plan`, or of several data sets. Its manifests name the files.
+        transform: Turns a row group into arrays. For several data sets one transform, or one by name of the data set.
         cache: `DiskCache`, client of a node's cache actor, or None to read the source in every epoch.
         world: Rank and number of ranks. Every world size up to the plan's lanes sees the same global batches.
         global_batch: Rows per step over all ranks.
@@ -64,8 +63,8 @@ class Loader:
 
     def __init__(  # noqa: PLR0913 - the one constructor every user of the data plane writes out
         self,
-        plan: Plan,
-        transform: Transform,
+        plan: Order,
+        transform: Transforms,
         cache: DiskCache | SourceProvider | None = None,
         *,
         world: World | None = None,
@@ -78,7 +77,8 @@ class Loader:
         tally: Counters | None = None,
     ) -> None:
         _validate_types(plan, cache)
-        self._dataset, self._cache = Dataset(plan.manifest, transform), cache
+        self._transform, self._cache = transform, cache
+        self._datasets = datasets_of(plan, transform)
         self.world = world or World()
         plan.owned_lanes(self.world)
         if not plan.num_batches(global_batch, last=last):
@@ -86,7 +86,7 @@ class Loader:
                 f'global_batch={global_batch} with last="drop" drops all {plan.num_rows} rows of the data. '
                 'Use a smaller global batch, or last="balance".'
             )
-        self._dataset.validate_columns()
+        validate_datasets(plan, self._datasets)
         self._options = LoaderOptions(
             plan=plan,
             world=self.world,
@@ -220,7 +220,7 @@ class Loader:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle for a spawned child as a new loader at the same position, with its own tally."""
-        return _rebuild, (self._options, self._dataset.transform, self._cache, self.cursor(), self._epochs)
+        return _rebuild, (self._options, self._transform, self._cache, self.cursor(), self._epochs)
 
     def close(self, timeout_s: float = 5) -> None:
         """End all threads within `timeout_s`, even if a read is stuck. Idempotent. Batches stay valid."""
@@ -255,7 +255,8 @@ class Loader:
             raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
 
     def _open(self, epoch: int, position: int) -> Pipeline:
-        source = open_source(self._cache, self._dataset, self.tally)
+        sources = [open_source(self._cache, dataset, self.tally) for dataset in self._datasets]
+        source = JoinedSource(sources, [len(dataset.manifest) for dataset in self._datasets])
         self._process = os.getpid()
         return Pipeline(self._options, source, self._pool, self.tally, epoch=epoch, position=position)
 
@@ -276,14 +277,14 @@ class Loader:
 
 def _validate_types(plan: object, cache: object) -> None:
     """Raises `InvalidOption` for arguments of a wrong type, before one of them fails later."""
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, Order):
         raise InvalidOption(f"plan={plan!r:.200}: give what fb.build_plan(manifest) returns.")
     if not (cache is None or isinstance(cache, DiskCache) or hasattr(cache, "source")):
         raise InvalidOption(f"cache={cache!r:.200}: give fb.DiskCache(path, quota_bytes=...), or None for no cache.")
 
 
 def _rebuild(
-    options: LoaderOptions, transform: Transform, cache: DiskCache | SourceProvider | None, cursor: Cursor, epochs: int
+    options: LoaderOptions, transform: Transforms, cache: DiskCache | SourceProvider | None, cursor: Cursor, epochs: int
 ) -> Loader:
     loader = Loader(
         options.plan,

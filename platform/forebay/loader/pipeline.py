@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from forebay.cache.source import BlockSource
@@ -26,7 +27,7 @@ from forebay.loader.rank_batches import Cut, RankPart, parts_in_order
 from forebay.loader.serial_executor import SerialExecutor
 from forebay.metrics import Counters
 from forebay.plan.lanes import LaneRows
-from forebay.plan.plan import Last, Plan
+from forebay.plan.order import Last, Order
 from forebay.transform.block import Block
 from forebay.world import World
 
@@ -37,7 +38,7 @@ _POLL_S = 0.2
 class LoaderOptions:
     """Options of one rank's loader, the same for all epochs."""
 
-    plan: Plan
+    plan: Order
     world: World
     global_batch: int
     last: Last
@@ -75,7 +76,8 @@ class Pipeline:
             lanes=plan.owned_lanes(options.world),
             budget_bytes=options.prefetch_bytes // 2,
         )
-        self._table = BlockTable(plan.manifest.rows, pool)
+        self._table = BlockTable(plan.block_rows, pool)
+        self._sources = _source_numbers(plan)
         self._queue = BatchQueue(options.prefetch_bytes // 2)
         self.has_made_all = False
         """Whether every batch of the epoch is finished."""
@@ -115,7 +117,9 @@ class Pipeline:
                 # A rank without rows also steps, on a real row of weight 0: a row of zeros could become NaN.
                 weight = len(rows.row) * world_size / part.size
                 if not weight:
-                    rows = plan.rows(self._epoch, part.position, part.position + 1, (part.position % plan.lanes,))
+                    every = range(plan.lanes)
+                    dummy = plan.positioned_rows(self._epoch, part.position, part.position + 1, every)
+                    rows = LaneRows(dummy.block, dummy.row)
                 batch, num_bytes = self._gather(rows, position=part.position, size=part.size, weight=weight)
                 stop = part.position + part.size
                 batch.ends_epoch = not plan.batch_size(stop, options.global_batch, last=options.last)
@@ -143,6 +147,9 @@ class Pipeline:
         tensors = arrays if self._options.as_numpy else as_tensors(arrays)
         batch = Batch(dict(tensors), position=position, size=size, rows=len(rows.row) if weight else 0, weight=weight)
         batch.epoch = self._epoch
+        if self._sources is not None:
+            source = self._sources[rows.block]
+            batch.source = source if self._options.as_numpy else torch.from_numpy(source)
         return batch, num_bytes
 
     def _gathered(self, rows: LaneRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
@@ -168,3 +175,9 @@ class Pipeline:
                     return future.result()
                 if self._queue.closed:
                     raise LoaderClosed("The loader was closed while it waited for a block.") from None
+
+
+def _source_numbers(plan: Order) -> NDArray[np.int16] | None:
+    """Number of the data set of each block, int16 [blocks]. None without names."""
+    lengths = [len(manifest) for manifest in plan.manifests]
+    return np.repeat(np.arange(len(lengths), dtype=np.int16), lengths) if plan.names else None

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from forebay.plan.plan import Plan
+from forebay.plan.order import BlockSpan, Order
 from forebay.transform.block import Block
 
 _LEAST_AHEAD = 2
 
 
 class Blocks(Protocol):
-    """Source of blocks, by their index in the manifest."""
+    """Source of blocks, by their number in the plan."""
 
     def request(self, index: int) -> Future[Block]: ...
-
-
-class Span(NamedTuple):
-    """Use of a block: by global batches that end after position `need` and start before `release`."""
-
-    need: int
-    release: int
-    block: int
 
 
 class Prefetcher:
@@ -38,12 +30,12 @@ class Prefetcher:
     """
 
     def __init__(
-        self, plan: Plan, blocks: Blocks, *, epoch: int, position: int, lanes: Sequence[int], budget_bytes: int
+        self, plan: Order, blocks: Blocks, *, epoch: int, position: int, lanes: Sequence[int], budget_bytes: int
     ) -> None:
-        self._plan, self._blocks, self._budget_bytes = plan, blocks, budget_bytes
-        self._spans = heapq.merge(*(_lane_spans(plan, epoch, position, lane) for lane in lanes))
+        self._block_rows, self._blocks, self._budget_bytes = plan.block_rows, blocks, budget_bytes
+        self._spans = plan.block_spans(epoch, position, lanes)
         self._next = next(self._spans, None)
-        self._ahead: deque[Span] = deque()
+        self._ahead: deque[BlockSpan] = deque()
         self._ahead_rows = self._known_rows = self._known_bytes = 0
         self._releases: list[tuple[int, int]] = []
         self._users: dict[int, int] = {}
@@ -85,7 +77,7 @@ class Prefetcher:
         """Whether a requested span of this rank still uses the block."""
         return block in self._users
 
-    def _request(self, span: Span) -> None:
+    def _request(self, span: BlockSpan) -> None:
         if span.block not in self._users:
             self._users[span.block] = 0
             self._futures[span.block] = self._blocks.request(span.block)
@@ -103,18 +95,11 @@ class Prefetcher:
                 released.append(block)
         return released
 
-    def _has_room(self, span: Span) -> bool:
+    def _has_room(self, span: BlockSpan) -> bool:
         if len(self._ahead) < _LEAST_AHEAD:
             return True
         rows = self._ahead_rows + self._rows(span)
         return self._known_rows > 0 and rows * self._known_bytes <= self._budget_bytes * self._known_rows
 
-    def _rows(self, span: Span) -> int:
-        return int(self._plan.manifest.rows[span.block])
-
-
-def _lane_spans(plan: Plan, epoch: int, position: int, lane: int) -> Iterator[Span]:
-    for block, need, release in plan.spans(epoch, lane):
-        # Lane rows `need` to `release` are at positions row * lanes + lane.
-        if (span := Span(need * plan.lanes + lane, release * plan.lanes + lane, block)).release > position:
-            yield span
+    def _rows(self, span: BlockSpan) -> int:
+        return int(self._block_rows[span.block])

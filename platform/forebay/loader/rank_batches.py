@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise, starmap
 from typing import NamedTuple
+
+import numpy as np
 
 from forebay.loader.serial_executor import SerialExecutor
 from forebay.plan.lanes import LaneRows
-from forebay.plan.plan import Last, Plan
+from forebay.plan.order import Last, Order, PositionedRows
 from forebay.world import World
 
 _CHUNK_ROWS = 1 << 17
@@ -30,7 +33,7 @@ class Cut(NamedTuple):
     world: World
 
 
-def parts_in_order(plan: Plan, cut: Cut, executor: SerialExecutor, *, epoch: int, position: int) -> Iterator[RankPart]:
+def parts_in_order(plan: Order, cut: Cut, executor: SerialExecutor, *, epoch: int, position: int) -> Iterator[RankPart]:
     """Rows of this rank for every global batch from `position` to the end of the epoch.
 
     Many batches are planned at once, at least 1,024 rows per lane, because a call costs as much as a thousand rows per
@@ -49,14 +52,13 @@ def parts_in_order(plan: Plan, cut: Cut, executor: SerialExecutor, *, epoch: int
         batches = _batches(plan, cut, last_position + last_size, least_rows=least_rows)
         planned = executor.submit(_rows, plan, epoch, batches, lanes)
         if not batches:
-            executor.submit(plan.rows, epoch + 1, 0, plan.lanes, lanes)
-        first = plan.rows_before(done[0][0], lanes)
-        for start, size in done:
-            own = slice(plan.rows_before(start, lanes) - first, plan.rows_before(start + size, lanes) - first)
+            executor.submit(plan.positioned_rows, epoch + 1, 0, min(plan.lanes, plan.num_rows), lanes)
+        bounds = np.searchsorted(rows.position, [done[0][0], *(start + size for start, size in done)]).tolist()
+        for (start, size), own in zip(done, starmap(slice, pairwise(bounds)), strict=True):
             yield RankPart(start, size, LaneRows(rows.block[own], rows.row[own]))
 
 
-def _batches(plan: Plan, cut: Cut, position: int, *, least_rows: int) -> list[tuple[int, int]]:
+def _batches(plan: Order, cut: Cut, position: int, *, least_rows: int) -> list[tuple[int, int]]:
     """(position, size) of the next global batches: enough for `least_rows` rows together, or all that are left."""
     found, stop = [], position + least_rows
     while position < stop and (size := plan.batch_size(position, cut.global_batch, last=cut.last)):
@@ -65,7 +67,6 @@ def _batches(plan: Plan, cut: Cut, position: int, *, least_rows: int) -> list[tu
     return found
 
 
-def _rows(plan: Plan, epoch: int, batches: list[tuple[int, int]], lanes: tuple[int, ...]) -> LaneRows:
-    if not batches:
-        return LaneRows(plan.manifest.rows[:0], plan.manifest.rows[:0])
-    return plan.rows(epoch, batches[0][0], sum(batches[-1]), lanes)
+def _rows(plan: Order, epoch: int, batches: list[tuple[int, int]], lanes: tuple[int, ...]) -> PositionedRows:
+    start, stop = (batches[0][0], sum(batches[-1])) if batches else (0, 0)
+    return plan.positioned_rows(epoch, start, stop, lanes)

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Literal
 
 import numpy as np
 
-from forebay.errors import InvalidOption, TooManyRanks, whole_number
+from forebay.errors import InvalidOption, whole_number
 from forebay.manifest.manifest import Manifest
 from forebay.plan.lane_count import choose_lanes, choose_window
 from forebay.plan.lanes import LaneEpoch, LaneRows, deal, owned_order, shuffled_line
-from forebay.world import World
+from forebay.plan.order import BlockSpan, Order, PositionedRows
+from forebay.plan.permute import Ints
 
 PLAN_VERSION = 2
 """Part of every plan id. Raised whenever any row would come at another position."""
 
 _FEW_ROWS = 8
 """Rows per lane below which an epoch is one permutation of all rows: lanes of few rows have few orders."""
-
-Last = Literal["balance", "drop"]
 
 
 def build_plan(
@@ -61,8 +60,8 @@ def build_plan(
     )
 
 
-class Plan:
-    """Pure function from (epoch, position) to rows, built by `build_plan`.
+class Plan(Order):
+    """Order of the rows of one data set, built by `build_plan`.
 
     Position `p` of an epoch is row `p // lanes` of lane `p % lanes`. An epoch is a permutation of all rows. Memory is
     O(row groups), a batch costs O(its rows), and seeking costs nothing.
@@ -75,14 +74,13 @@ class Plan:
     """
 
     def __init__(self, manifest: Manifest, *, seed: int, lanes: int, window_rows: int, shuffle: bool) -> None:
-        self.manifest = manifest
+        self.manifest, self.manifests = manifest, (manifest,)
         self.seed, self.lanes, self.window_rows, self.shuffle = seed, lanes, window_rows, shuffle
         rows = np.asarray(manifest.rows, dtype=np.int64)
-        self.num_rows = int(rows.sum())
+        self.num_rows, self.block_rows = int(rows.sum()), rows
         assert self.num_rows > 0, "scan() refuses a data set without rows"
         self._has_few_rows = shuffle and self.num_rows < _FEW_ROWS * lanes
         self.owned_order = owned_order(lanes)
-        """Lanes in the order in which ranks own runs of them, int64 [lanes]."""
         self._pieces, self._lane_pieces = deal(rows, seed=seed, lanes=lanes, shuffle=shuffle)
         facts = [PLAN_VERSION, manifest.id, seed, lanes, window_rows, shuffle]
         self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -98,56 +96,6 @@ class Plan:
             f"Plan({self.id[:8]}: {self.num_rows} rows in {len(self.manifest)} row groups, seed={self.seed}, "
             f"lanes={self.lanes}, window_rows={self.window_rows}, shuffle={self.shuffle})"
         )
-
-    def num_batches(self, global_batch: int, start: int = 0, *, last: Last = "balance") -> int:
-        """Number of global batches from position `start` to the end of the epoch."""
-        self._validate_batch(global_batch, last)
-        left = self.num_rows - whole_number("start", start, most=self.num_rows)
-        return left // global_batch if last == "drop" else -(-left // global_batch)
-
-    def batch_size(self, position: int, global_batch: int, *, last: Last = "balance") -> int:
-        """Number of rows of the global batch at `position`, 0 if no batch starts there.
-
-        A function of the position alone: cutting the rest of an epoch again gives the remaining batches of the first
-        cut. This holds because sizes that differ by at most one still do without the first, larger ones.
-        """
-        batches = self.num_batches(global_batch, position, last=last)
-        if batches == 0:
-            return 0
-        return global_batch if last == "drop" else -(-(self.num_rows - position) // batches)
-
-    def batch(
-        self, epoch: int, position: int, global_batch: int, world: World | None = None, *, last: Last = "balance"
-    ) -> LaneRows:
-        """Rows that `world.rank` reads of the global batch at `position`, in position order. All rows without a world.
-
-        Returns:
-            `LaneRows(block, row)`, int64 [n] each. n may be 0 if the batch has fewer rows than there are lanes.
-
-        Raises:
-            InvalidOption: The epoch or position does not exist.
-            TooManyRanks: More ranks than lanes.
-        """
-        epoch = whole_number("epoch", epoch)
-        position = whole_number("position", position, most=self.num_rows - 1)
-        size = self.batch_size(position, global_batch, last=last)
-        return self.rows(epoch, position, position + size, self.owned_lanes(world or World()))
-
-    def owned_run(self, world: World) -> range:
-        """Numbers in `owned_order` of the lanes that a rank reads. Raises `TooManyRanks` for more ranks than lanes."""
-        if world.size > self.lanes:
-            raise TooManyRanks(
-                f"{world.size} ranks cannot share {self.lanes} lanes{self._lanes_reason()}. Run at most {self.lanes} "
-                f"ranks, or build the plan with lanes={1 << (world.size - 1).bit_length()} (this changes the order).",
-                world_size=world.size,
-                lanes=self.lanes,
-            )
-        return range(world.rank * self.lanes // world.size, (world.rank + 1) * self.lanes // world.size)
-
-    def owned_lanes(self, world: World) -> tuple[int, ...]:
-        """Lanes that a rank reads, ascending. Raises `TooManyRanks` for more ranks than lanes."""
-        run = self.owned_run(world)
-        return tuple(sorted(self.owned_order[run.start : run.stop].tolist()))
 
     def lane_row(self, position: int, lane: int) -> int:
         """Number of rows of `lane` before `position`."""
@@ -177,6 +125,28 @@ class Plan:
             self._lane_epoch(epoch, lanes[place]).rows(low, high, LaneRows(block[places], row[places]))
         return LaneRows(block, row)
 
+    def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
+        block, row = self.rows(epoch, start, stop, lanes)
+        return PositionedRows(self._positions(start, stop, lanes), block, row)
+
+    def row_lanes(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> Ints:  # noqa: ARG002 - of the order
+        return self._positions(start, stop, lanes) % self.lanes
+
+    def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
+        return heapq.merge(*(self._lane_spans(epoch, position, lane) for lane in lanes))
+
+    def _positions(self, start: int, stop: int, lanes: Sequence[int]) -> Ints:
+        """Positions of some lanes, ascending, from `start` to `stop`, int64 [n]."""
+        rounds = np.arange(start // self.lanes, -(-stop // self.lanes), dtype=np.int64) * self.lanes
+        every = (rounds[:, None] + np.asarray(lanes, dtype=np.int64)).ravel()
+        return every[slice(*np.searchsorted(every, [start, stop]))]
+
+    def _lane_spans(self, epoch: int, position: int, lane: int) -> Iterator[BlockSpan]:
+        for block, need, release in self.spans(epoch, lane):
+            # Lane rows `need` to `release` are at positions row * lanes + lane.
+            if (span := BlockSpan(need * self.lanes + lane, release * self.lanes + lane, block)).release > position:
+                yield span
+
     def _order_lane(self, epoch: int, lane: int) -> LaneEpoch:
         if self._has_few_rows:
             line = self._line(epoch=epoch)
@@ -185,13 +155,6 @@ class Plan:
         return LaneEpoch.of(
             pieces, seed=self.seed, epoch=epoch, lane=lane, window_rows=self.window_rows, shuffle=self.shuffle
         )
-
-    def _validate_batch(self, global_batch: int, last: str) -> None:
-        if last not in ("balance", "drop"):
-            raise InvalidOption(
-                f'last={last!r}: choose "balance" (every row once) or "drop" (equal batches).', last=last
-            )
-        whole_number("global_batch", global_batch, least=1)
 
     def _lanes_reason(self) -> str:
         """Possible origin of the number of lanes, for the text of an error."""

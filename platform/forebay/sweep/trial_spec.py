@@ -87,8 +87,8 @@ class TrialSpec:
 
 
 def blocks_of(job: Job) -> str:
-    """Name of the blocks of `job` in `forebay cache ls`. Empty without a cache."""
-    return "" if job.cache is None else BlockNames(job.data.dataset).dataset
+    """Names of the blocks of `job` in `forebay cache ls`, one per data set. Empty without a cache."""
+    return "" if job.cache is None else ", ".join(BlockNames(dataset).dataset for dataset in job.data.datasets)
 
 
 def pack(spec: TrialSpec) -> bytes:

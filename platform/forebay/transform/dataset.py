@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from forebay.errors import InvalidOption
 from forebay.manifest.manifest import Manifest
+from forebay.transform.block import ArraySchema
 from forebay.transform.fingerprint.values import canonical, digest
 from forebay.transform.transform import Transform
 
@@ -47,3 +48,7 @@ class Dataset:
     def validate_columns(self) -> None:
         """Raise `MissingColumn` or `WrongType` if a feature cannot use the manifest's columns. Does not call `fn`."""
         self.transform.check(self.manifest)
+
+    def array_schema(self) -> ArraySchema | None:
+        """Name, dtype and trailing shape of each array, without reading data. None with `fn`, which is not called."""
+        return self.transform.array_schema(self.manifest)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from forebay.errors import InvalidOption, TransformFailed
 from forebay.foreign_code import replaced_errors
 from forebay.manifest.manifest import Manifest
-from forebay.transform.block import Block
+from forebay.transform.block import ArraySchema, Block
 from forebay.transform.features.arrow_types import parse_type
 from forebay.transform.features.groups import Categorical, Dense, Feature, Label, Ragged
 from forebay.transform.fingerprint.function import function_identity, function_name
@@ -72,6 +72,13 @@ class Transform:
         schema = {field.name: parse_type(field.type) for field in manifest.fields}
         for name, feature in self.features.items():
             feature.check(name, schema)
+
+    def array_schema(self, manifest: Manifest) -> ArraySchema | None:
+        """Name, dtype and trailing shape of each array of the manifest's rows. None with `fn`. Raises as `check`."""
+        if self.fn is not None:
+            return None
+        types = {field.name: parse_type(field.type) for field in manifest.fields}
+        return self.apply(pa.schema([(name, types[name]) for name in self.columns or ()]).empty_table()).schema
 
     def apply(self, table: pa.Table) -> Block:
         """Block of `table`: same rows, same order, however the table is divided into chunks.

@@ -142,8 +142,8 @@ class DriverBench:
     def _ids(self, commit: Checkpoint) -> np.ndarray:
         """Ids of the rows before the checkpoint's position in its epoch, according to the plan."""
         plan, cursor = self._data.plan, commit.cursor
-        first = np.concatenate([[0], np.cumsum(plan.manifest.rows)[:-1]])
-        found = plan.rows(cursor.epoch, 0, cursor.position, range(plan.lanes))
+        first = np.concatenate([[0], np.cumsum(plan.block_rows)[:-1]])
+        found = plan.positioned_rows(cursor.epoch, 0, cursor.position, range(plan.lanes))
         ids: np.ndarray = first[found.block] + found.row
         return ids
 

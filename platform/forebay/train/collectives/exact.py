@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forebay.errors import BadJob
 from forebay.loader.batch import Batch
-from forebay.plan.plan import Plan
+from forebay.plan.order import Order
 from forebay.train.collectives.lane_tree import LaneNode, LaneTree, nodes_of
 from forebay.train.collectives.tensor_collectives import TensorCollectives, padded
 from forebay.train.state import rng
@@ -37,7 +38,7 @@ class ExactReduction:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, plan: Plan, tensors: TensorCollectives, *, seed: int
+        self, model: nn.Module, optimizer: Optimizer, plan: Order, tensors: TensorCollectives, *, seed: int
     ) -> None:
         self._model, self._plan, self._tensors, self._seed = model, plan, tensors, seed
         worlds = [World(rank=rank, size=tensors.world_size) for rank in range(tensors.world_size)]
@@ -72,19 +73,12 @@ class ExactReduction:
         return total[-1].clone()
 
     def _parts(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
-        """Yield the rows of each lane: rows of one lane are as far apart as the number of lanes that this rank owns."""
-        count = len(self._owned)
-        first = self._plan.rows_before(batch.position, self._owned)
-        for offset in range(min(count, batch.rows)):
-            # Always copies: kernels also choose their algorithm by strides and alignment.
-            arrays = {
-                name: values[offset : batch.rows : count].clone(memory_format=torch.contiguous_format)
-                for name, values in batch.items()
-            }
-            rows = len(range(offset, batch.rows, count))
-            part = Batch(arrays, position=batch.position, size=batch.size, rows=rows, weight=rows / batch.size)
-            part.epoch, part.ends_epoch = batch.epoch, batch.ends_epoch
-            yield self._owned[(first + offset) % count], part
+        """Yield the rows of each lane that has some."""
+        stop = batch.position + (batch.size if batch.rows else 0)
+        lanes = self._plan.row_lanes(batch.epoch, batch.position, stop, self._owned)
+        for lane in np.unique(lanes).tolist():
+            rows = np.flatnonzero(lanes == lane)
+            yield lane, batch.take(rows, weight=len(rows) / batch.size)
 
     def _lane(self, part: Batch, loss_of: LossOf, lane: int) -> Tensor:
         """Return gradients, flags of those that exist, and the loss, in one tensor."""

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from forebay.errors import InvalidOption
 from forebay.loader.batch import Batch
-from forebay.plan.plan import Plan
+from forebay.plan.order import Order
 from forebay.train.collectives.collective import Collective, Reduction
 from forebay.train.collectives.exact import LossOf
 
@@ -24,7 +24,7 @@ class StrategyOptions:
     """Facts of a run that a strategy needs: the reduction of gradients, and for "exact" the plan and the job's seed."""
 
     reduction: Reduction
-    plan: Plan
+    plan: Order
     seed: int
 
 

@@ -1,0 +1,131 @@
+"""Order of the rows of one or several data sets: all that a loader, a trainer and a digest know of a plan."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from forebay.errors import InvalidOption, TooManyRanks, whole_number
+from forebay.manifest.manifest import Manifest
+from forebay.plan.lanes import LaneRows
+from forebay.plan.permute import Ints
+from forebay.world import World
+
+Last = Literal["balance", "drop"]
+
+
+class PositionedRows(NamedTuple):
+    """Rows of blocks in position order: `position` in the epoch, `block` and `row` within it, each int64 [n]."""
+
+    position: Ints
+    block: Ints
+    row: Ints
+
+
+class BlockSpan(NamedTuple):
+    """Use of a block: by global batches that end after position `need` and start before `release`."""
+
+    need: int
+    release: int
+    block: int
+
+
+class Order(ABC):
+    """Pure function from (epoch, position) to rows of blocks, for any number of ranks up to its lanes.
+
+    Laws:
+    - A position of an epoch is one row. It belongs to one lane. Nothing depends on the world, on earlier calls or on
+      the process. So a run continues at any position, in any world.
+    - The rows of some lanes among positions come in position order.
+    - Blocks are numbered over all data sets, one data set after the other.
+    - A copy made by pickle gives the same rows.
+
+    Attributes:
+        id: SHA-256 (hex) of everything that the order depends on.
+        num_rows: Number of positions of an epoch.
+        lanes: Number of lanes: the largest number of ranks.
+        owned_order: Lanes in the order in which ranks own runs of them, int64 [lanes].
+        manifests: Data sets, in the order of their blocks.
+        names: Name of each data set. Empty for the order of one data set without a name.
+        block_rows: Rows of each block, int64 [blocks].
+    """
+
+    id: str
+    num_rows: int
+    lanes: int
+    owned_order: Ints
+    manifests: tuple[Manifest, ...]
+    names: tuple[str, ...] = ()
+    block_rows: Ints
+
+    @abstractmethod
+    def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
+        """Rows of some lanes, ascending, among positions `start` to `stop`."""
+
+    @abstractmethod
+    def row_lanes(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> Ints:
+        """Lane of each of the `positioned_rows`, int64 [n]."""
+
+    @abstractmethod
+    def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
+        """Uses of blocks by some lanes from `position` to the end of the epoch, in the order of need."""
+
+    def num_batches(self, global_batch: int, start: int = 0, *, last: Last = "balance") -> int:
+        """Number of global batches from position `start` to the end of the epoch."""
+        if last not in ("balance", "drop"):
+            raise InvalidOption(
+                f'last={last!r}: choose "balance" (every row once) or "drop" (equal batches).', last=last
+            )
+        whole_number("global_batch", global_batch, least=1)
+        left = self.num_rows - whole_number("start", start, most=self.num_rows)
+        return left // global_batch if last == "drop" else -(-left // global_batch)
+
+    def batch_size(self, position: int, global_batch: int, *, last: Last = "balance") -> int:
+        """Number of rows of the global batch at `position`, 0 if no batch starts there.
+
+        A function of the position alone: cutting the rest of an epoch again gives the remaining batches of the first
+        cut. This holds because sizes that differ by at most one still do without the first, larger ones.
+        """
+        batches = self.num_batches(global_batch, position, last=last)
+        if batches == 0:
+            return 0
+        return global_batch if last == "drop" else -(-(self.num_rows - position) // batches)
+
+    def batch(
+        self, epoch: int, position: int, global_batch: int, world: World | None = None, *, last: Last = "balance"
+    ) -> LaneRows:
+        """Rows that `world.rank` reads of the global batch at `position`, in position order. All rows without a world.
+
+        Returns:
+            `LaneRows(block, row)`, int64 [n] each. n may be 0 if the batch has fewer rows than there are lanes.
+
+        Raises:
+            InvalidOption: The epoch or position does not exist.
+            TooManyRanks: More ranks than lanes.
+        """
+        epoch = whole_number("epoch", epoch)
+        position = whole_number("position", position, most=self.num_rows - 1)
+        size = self.batch_size(position, global_batch, last=last)
+        _, block, row = self.positioned_rows(epoch, position, position + size, self.owned_lanes(world or World()))
+        return LaneRows(block, row)
+
+    def owned_run(self, world: World) -> range:
+        """Numbers in `owned_order` of the lanes that a rank reads. Raises `TooManyRanks` for more ranks than lanes."""
+        if world.size > self.lanes:
+            raise TooManyRanks(
+                f"{world.size} ranks cannot share {self.lanes} lanes{self._lanes_reason()}. Run at most {self.lanes} "
+                f"ranks, or build the plan with lanes={1 << (world.size - 1).bit_length()} (this changes the order).",
+                world_size=world.size,
+                lanes=self.lanes,
+            )
+        return range(world.rank * self.lanes // world.size, (world.rank + 1) * self.lanes // world.size)
+
+    def owned_lanes(self, world: World) -> tuple[int, ...]:
+        """Lanes that a rank reads, ascending. Raises `TooManyRanks` for more ranks than lanes."""
+        run = self.owned_run(world)
+        return tuple(sorted(self.owned_order[run.start : run.stop].tolist()))
+
+    def _lanes_reason(self) -> str:
+        """Origin of the number of lanes, for the text of an error."""
+        return ""
