@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from forebay.loader.loader import Loader as Loader
     from forebay.manifest.manifest import Manifest as Manifest
     from forebay.manifest.manifest import RowGroup as RowGroup
+    from forebay.manifest.prepared import Prepared as Prepared
+    from forebay.manifest.prepared import load_prepared as load_prepared
     from forebay.manifest.saved import load_manifest as load_manifest
     from forebay.manifest.saved import save_manifest as save_manifest
     from forebay.manifest.scan import scan as scan
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
     from forebay.plan.cursor import Cursor as Cursor
     from forebay.plan.plan import Plan as Plan
     from forebay.plan.plan import build_plan as build_plan
+    from forebay.preparation.fits import Moments as Moments
+    from forebay.preparation.fits import Quantiles as Quantiles
+    from forebay.preparation.fits import Vocabulary as Vocabulary
+    from forebay.preparation.prepare import prepare as prepare
     from forebay.report.run_table import show_report as show_report
     from forebay.runs.callback import optional_callback as optional_callback
     from forebay.runs.control import Control as Control
@@ -93,9 +99,12 @@ _HOMES = {
     "Loader": "loader.loader",
     "LossSpikes": "train.monitors.loss_spikes",
     "Manifest": "manifest.manifest",
+    "Moments": "preparation.fits",
     "NanGuard": "train.monitors.nan_guard",
     "NoiseScale": "train.batch_size.noise_scale",
     "Plan": "plan.plan",
+    "Prepared": "manifest.prepared",
+    "Quantiles": "preparation.fits",
     "Ragged": "transform.features.groups",
     "RandomResize": "callbacks.scaling",
     "Resources": "job.job",
@@ -110,6 +119,7 @@ _HOMES = {
     "TrainSetup": "train.setup",
     "Transform": "transform.transform",
     "Verdict": "train.monitors.monitor",
+    "Vocabulary": "preparation.fits",
     "Worker": "train.worker",
     "World": "world",
     "build_plan": "plan.plan",
@@ -117,8 +127,10 @@ _HOMES = {
     "fit": "train.fit",
     "fit_vocabulary": "transform.features.vocabulary",
     "load_manifest": "manifest.saved",
+    "load_prepared": "manifest.prepared",
     "load_sweep": "sweep.result",
     "optional_callback": "runs.callback",
+    "prepare": "preparation.prepare",
     "run": "driver.driver",
     "run_sweep": "sweep.run_sweep",
     "save_manifest": "manifest.saved",

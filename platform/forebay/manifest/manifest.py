@@ -18,6 +18,9 @@ from forebay.errors import InvalidOption
 MANIFEST_VERSION = 1
 """Part of every manifest id and of every saved manifest."""
 
+CONTENT_HASH = "xxh3:"
+"""Beginning of an `etag` that names the file's content, in a data set that Forebay wrote itself. Its time is 0."""
+
 _COLUMNS: dict[str, np.dtype[Any]] = {
     "file_of": np.dtype(np.int32),
     "group_of": np.dtype(np.int32),
@@ -29,7 +32,10 @@ _COLUMNS: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One version of one file. `path` is the part of the file's URI after the manifest's root."""
+    """One version of one file. `path` is the part of the file's URI after the manifest's root.
+
+    With an `etag` that begins with `CONTENT_HASH`, every copy of equal content is the same version.
+    """
 
     path: str
     size: int

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from forebay.at_exit import finished_before_exit
 from forebay.errors import CorruptFile, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.manifest.footer import FileVersion, FooterCache, check_chunks, decode_footer, fetch_footer
-from forebay.manifest.manifest import Field, Manifest, RowGroup
+from forebay.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
 from forebay.manifest.pages import (
     DECODE_ERRORS,
     Pages,
@@ -141,7 +141,8 @@ class RowGroupReader:
     def _fetch_pages(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
         location = resolve_source(row_group.uri)
         with self._open(row_group.uri) as file:
-            _check_etag(row_group, etag_of(location, file) if row_group.file_etag else "")
+            is_stored_version = row_group.file_etag and not _is_content(row_group)
+            _check_etag(row_group, etag_of(location, file) if is_stored_version else "")
             footer = self._footers.get(_version(row_group))
             if footer is None:
                 footer = decode_footer(row_group.uri, fetch_footer(row_group.uri, file))
@@ -174,7 +175,16 @@ def _version(row_group: RowGroup) -> FileVersion:
     return row_group.uri, row_group.file_size, row_group.file_mtime_ns, row_group.file_etag
 
 
+def _is_content(row_group: RowGroup) -> bool:
+    """Whether the version is the content itself: then the file's name holds its hash, and a copy is as good."""
+    return row_group.file_etag.startswith(CONTENT_HASH)
+
+
 def _check_version(row_group: RowGroup) -> None:
+    if _is_content(row_group):
+        if (size := stat(row_group.uri).size) != row_group.file_size:
+            raise _changed(row_group, f"has {size} bytes", size=size)
+        return
     if row_group.file_etag and (etag := stat_etag(row_group.uri)):
         _check_etag(row_group, etag)
         return

@@ -45,17 +45,19 @@ def fit_vocabulary(
         table = reader.read(index, names)
         for name in names:
             for chunk in table[name].chunks:
-                _count(counts[name], chunk)
-    return {name: _kept(counts[name], min_count, max_size) for name in names}
+                count_values(counts[name], chunk)
+    return {name: most_frequent(counts[name], min_count, max_size) for name in names}
 
 
-def _count(counts: Counter[Any], chunk: pa.Array) -> None:
+def count_values(counts: Counter[Any], chunk: pa.Array) -> None:
+    """Add the values of `chunk`, without nulls, to `counts`."""
     found = pc.value_counts(plain_values(chunk).drop_null())
     values, times = found.field("values").to_pylist(), found.field("counts").to_pylist()
     for value, count in zip(values, times, strict=True):
         counts[value] += count
 
 
-def _kept(counts: Counter[Any], min_count: int, max_size: int | None) -> tuple[Any, ...]:
+def most_frequent(counts: Counter[Any], min_count: int, max_size: int | None) -> tuple[Any, ...]:
+    """Values that occur at least `min_count` times, the most frequent first, equally frequent ones ascending."""
     frequent = (value for value, count in counts.items() if count >= min_count)
     return tuple(sorted(frequent, key=lambda value: (-counts[value], value))[:max_size])

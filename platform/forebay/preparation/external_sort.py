@@ -1,0 +1,135 @@
+"""Sort of tables that do not fit in memory: sorted runs on the local disk, merged with bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from forebay.errors import InvalidOption
+from forebay.storage.atomic import write_failed
+
+RUN_BYTES = 256 << 20
+_BATCH_ROWS = 8192
+_ARRIVAL, _RUN = "__forebay_arrival", "__forebay_run"
+
+
+def sorted_tables(
+    tables: Iterable[pa.Table], key: Sequence[str], folder: Path, run_bytes: int = RUN_BYTES
+) -> Iterator[pa.Table]:
+    """The rows of `tables` in the order of `key`, ascending, nulls last. Rows of equal key stay in order of arrival.
+
+    Takes about four times `run_bytes` of memory, and as much disk in `folder` as the data has, unless all of it fits
+    into one run.
+
+    Raises `InvalidOption` for a column of `key` that is missing or cannot be sorted, `WriteFailed` for a full disk.
+    """
+    runs: list[_SortedRun] = []
+    waiting: list[pa.Table] = []
+    num_bytes = arrived = 0
+    for table in tables:
+        arrival = np.arange(arrived, arrived + table.num_rows)
+        waiting.append(table.append_column(_ARRIVAL, pa.array(arrival)))
+        arrived += table.num_rows
+        num_bytes += table.nbytes
+        if num_bytes >= run_bytes:
+            runs.append(_SortedRun(len(runs), folder, _sorted(pa.concat_tables(waiting), key)))
+            waiting, num_bytes = [], 0
+    if not runs:
+        if waiting:
+            yield _sorted(pa.concat_tables(waiting), key).drop_columns([_ARRIVAL])
+        return
+    if waiting:
+        runs.append(_SortedRun(len(runs), folder, _sorted(pa.concat_tables(waiting), key)))
+        waiting.clear()
+    for table in _merge(runs, key, run_bytes):
+        yield table.drop_columns([_ARRIVAL, _RUN])
+
+
+def _sorted(table: pa.Table, key: Sequence[str]) -> pa.Table:
+    names = [name for name in table.column_names if name not in (_ARRIVAL, _RUN)]
+    for name in key:
+        if names.count(name) != 1:
+            raise InvalidOption(f"key={tuple(key)}: the prepared tables have columns {names}, not one {name!r}.")
+    keys = [(name, "ascending") for name in (*key, _ARRIVAL)]
+    try:
+        return table.take(pc.sort_indices(table, sort_keys=keys))
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise InvalidOption(f"key={tuple(key)} cannot be sorted ({error}). Name columns of numbers or text.") from error
+
+
+class _SortedRun:
+    """Sorted rows in a file. `marker` is the arrival number of the last row that was loaded."""
+
+    def __init__(self, number: int, folder: Path, table: pa.Table) -> None:
+        self.number = number
+        self.marker = -1
+        self.is_opened = False
+        self.num_rows = table.num_rows
+        self.row_bytes = max(table.nbytes // max(table.num_rows, 1), 1)
+        self._next = 0
+        path = folder / f"run-{number:05d}.arrow"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table, max_chunksize=_BATCH_ROWS)
+        except OSError as error:
+            raise write_failed("A sorted part of the preparation", str(path), error) from error
+        self._path = str(path)
+        self._reader: pa.ipc.RecordBatchFileReader | None = None
+
+    @property
+    def is_exhausted(self) -> bool:
+        return bool(self._next >= self.num_rows)
+
+    def load_head(self) -> pa.Table:
+        """First row only: a run whose rows come late costs one row until then."""
+        return self._take(1)
+
+    def load(self, rows: int) -> pa.Table:
+        """Next rows, about `rows`."""
+        self.is_opened = True
+        return self._take(rows)
+
+    def _take(self, rows: int) -> pa.Table:
+        # A memory map: rows that are not loaded cost no memory.
+        reader = self._reader = self._reader or pa.ipc.open_file(pa.memory_map(self._path))
+        first, skip = divmod(self._next, _BATCH_ROWS)
+        last = min((self._next + rows - 1) // _BATCH_ROWS, reader.num_record_batches - 1)
+        found = pa.Table.from_batches([reader.get_batch(index) for index in range(first, last + 1)]).slice(skip, rows)
+        self._next += found.num_rows
+        self.marker = found[_ARRIVAL][-1].as_py()
+        return found.append_column(_RUN, pa.array(np.full(found.num_rows, self.number)))
+
+
+def _merge(runs: Sequence[_SortedRun], key: Sequence[str], num_bytes: int) -> Iterator[pa.Table]:
+    """Merge in the order of (key, arrival).
+
+    Rows up to the first marker are final: unread rows of a run come after its marker, and arrivals break ties.
+    """
+    rows_at_once = max(num_bytes // (len(runs) * max(run.row_bytes for run in runs)), 256)
+    pending = pa.concat_tables([run.load_head() for run in runs])
+    while True:
+        pending = _sorted(pending, key)
+        markers = [run.marker for run in runs if not run.is_exhausted]
+        if not markers:
+            yield pending
+            return
+        arrivals: NDArray[np.int64] = pending[_ARRIVAL].to_numpy()
+        final = int(np.isin(arrivals, markers).argmax()) + 1
+        yield pending.slice(0, final)
+        # Copied by combine_chunks: a slice would keep the emitted rows in memory.
+        rest = pending.slice(final).combine_chunks()
+        loaded = np.bincount(rest[_RUN].to_numpy(), minlength=len(runs))
+        more = [
+            run.load(rows_at_once - int(loaded[run.number]))
+            for run in runs
+            if not run.is_exhausted
+            # Half full: refilled one at a time, every refill would sort the rows of all runs again.
+            and (loaded[run.number] == 0 or (run.is_opened and loaded[run.number] < rows_at_once / 2))
+        ]
+        pending = pa.concat_tables([rest, *more])

@@ -1,0 +1,131 @@
+"""`prepare`: a data set from a function that yields tables, without Ray."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from forebay.errors import InvalidOption
+from forebay.manifest.prepared import Prepared
+from forebay.preparation.external_sort import sorted_tables
+from forebay.preparation.fits import Fit, Fits
+from forebay.preparation.parts import ROW_GROUPS_PER_FILE, agreeing, cut, write_part
+from forebay.preparation.request import PreparationOptions, PreparationRequest, plan_request
+from forebay.preparation.sealing import Production, prepare_once
+from forebay.storage.filesystem import resolve
+
+Tables = Callable[..., Iterable[pa.Table]]
+
+
+def prepare(  # noqa: PLR0913 - public options, all keyword-only
+    function: Tables,
+    /,
+    *,
+    into: str,
+    key: str | Sequence[str] = (),
+    row_group_rows: int = 65_536,
+    fit: Fit | Sequence[Fit] = (),
+    fit_on: Any = None,
+    inputs: Sequence[str] | None = None,
+    version: str | None = None,
+    **arguments: Any,
+) -> Prepared:
+    """Prepare a data set from pyarrow tables, once: a second call with the same function, arguments and inputs reads
+    one small file.
+
+    The rows are written as Parquet in row groups of exactly `row_group_rows` rows, however the tables were cut. Memory
+    is bounded: with `key`, rows are sorted in runs of 256 MiB on the local disk.
+
+    Args:
+        function: Returns or yields tables, all of one schema. Called with `arguments`, and only if needed.
+        into: Folder or URI. The data set gets a folder of its own in it, named after the function and the fingerprint.
+        key: Columns that order the rows, ascending. Rows of equal key keep their order. Without it, rows stay in the
+            order of the tables.
+        row_group_rows: Rows per row group.
+        fit: `fb.Vocabulary`, `fb.Moments` and `fb.Quantiles` to fit on the rows.
+        fit_on: A pyarrow expression. Only rows for which it is true are fitted on.
+        inputs: Files, folders and patterns that the function reads. Their versions are part of the fingerprint. May be
+            left out if an argument is a `Manifest` or a `Prepared`.
+        version: Replaces the function's source in the fingerprint. Raise it whenever the result changes.
+        arguments: Arguments of the function: plain data, paths, manifests.
+
+    Raises:
+        InvalidOption: An argument cannot be compared between runs, or no input is named.
+        Unfingerprintable: The function's source does not show all it uses, and it has no `version`.
+        MixedSchemas: The tables differ in their columns.
+        WriteFailed: Storage refused a file.
+    """
+    options = preparation_options(
+        into=into, key=key, row_group_rows=row_group_rows, fit=fit, fit_on=fit_on, inputs=inputs, version=version
+    )
+    request = plan_request(function, arguments, options)
+    return prepare_once(request, lambda folder, production: _write(request, folder, production))
+
+
+def preparation_options(
+    *, key: str | Sequence[str], fit: Fit | Sequence[Fit], fit_on: Any, **others: Any
+) -> PreparationOptions:
+    """Options from arguments as users give them."""
+    if isinstance(others["inputs"], str):
+        others["inputs"] = (others["inputs"],)
+    if others["inputs"] is not None:
+        others["inputs"] = tuple(map(str, others["inputs"]))
+    return PreparationOptions(
+        key=(key,) if isinstance(key, str) else tuple(key),
+        fits=Fits(fits=tuple(fit) if isinstance(fit, Iterable) else (fit,), on=fit_on),
+        **others,
+    )
+
+
+def _write(request: PreparationRequest, folder: str, production: Production) -> None:
+    options = request.options
+    with _scratch(folder) as scratch:
+        tables = _checked(request, agreeing(_tables(request)))
+        if options.key:
+            tables = sorted_tables(tables, options.key, scratch)
+        row_groups = cut(tables, options.row_group_rows)
+        for number in itertools.count():
+            groups = list(itertools.islice(row_groups, ROW_GROUPS_PER_FILE))
+            if not groups:
+                return
+            file, fields = write_part(folder, number, groups)
+            production.add(file, fields, options.fits.part(groups))
+
+
+def _tables(request: PreparationRequest) -> Iterable[pa.Table]:
+    found = request.function(**request.arguments)
+    for number, table in enumerate([found] if isinstance(found, pa.Table) else found):
+        if isinstance(table, pa.RecordBatch):
+            yield pa.Table.from_batches([table])
+        elif isinstance(table, pa.Table):
+            yield table
+        else:
+            raise InvalidOption(
+                f"{request.origin.name} gave {type(table).__name__} as item {number}. Let it yield pyarrow tables: "
+                "pa.table(...), or pa.Table.from_pandas(frame, preserve_index=False)."
+            )
+
+
+def _checked(request: PreparationRequest, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """The same tables. The first one shows whether its columns can be fitted, before any is written."""
+    first = next(tables, None)
+    if first is not None:
+        request.options.fits.check_schema(first.schema)
+        yield first
+        yield from tables
+
+
+@contextmanager
+def _scratch(folder: str) -> Iterator[Path]:
+    """Local folder for sorted runs. In the data set's own folder if that is local: a killed process's runs are then
+    removed by the next preparation.
+    """
+    location = resolve(folder)
+    with tempfile.TemporaryDirectory(prefix="_sort-", dir=location.path if location.is_local else None) as path:
+        yield Path(path)

@@ -1,0 +1,159 @@
+"""Request for a prepared data set, and its fingerprint: everything that decides the content."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from forebay.errors import InvalidOption, Unfingerprintable, whole_number
+from forebay.manifest.manifest import Manifest
+from forebay.manifest.prepared import Prepared, PreparedOrigin
+from forebay.preparation.fits import Fits
+from forebay.preparation.parts import LAYOUT_VERSION, ROW_GROUPS_PER_FILE
+from forebay.storage.filesystem import below, resolve
+from forebay.storage.listing.parquet_files import list_parquet
+from forebay.transform.fingerprint.function import function_identity, function_name
+from forebay.transform.fingerprint.values import Identity, NotPlain, canonical, digest, value_identity
+
+_MOST_NAMED_INPUTS = 10_000
+_FOLDER_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparationOptions:
+    """Options of a preparation, checked. `inputs` None: the function's own arguments name them."""
+
+    into: str
+    key: tuple[str, ...] = ()
+    row_group_rows: int = 65_536
+    fits: Fits = field(default_factory=Fits)
+    inputs: tuple[str, ...] | None = None
+    version: str | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("row_group_rows", self.row_group_rows, least=1)
+        if len(set(self.key)) < len(self.key):
+            raise InvalidOption(f"key={self.key} names a column twice. Name each once.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparationRequest:
+    """A function, its arguments and the options. `folder` is where the data set of this origin is sealed."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    options: PreparationOptions
+    origin: PreparedOrigin
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the origin."""
+        return digest(canonical(asdict(self.origin)).encode())
+
+    @property
+    def folder(self) -> str:
+        """Folder of the data set: the function's name and the beginning of the fingerprint."""
+        name = re.sub(r"[^A-Za-z0-9]+", "-", self.origin.name).strip("-") or "prepared"
+        return below(resolve(self.options.into).uri, f"{name}-{self.fingerprint[:_FOLDER_DIGITS]}")
+
+
+def plan_request(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    options: PreparationOptions,
+    find_inputs: Callable[[], Sequence[str]] | None = None,
+) -> PreparationRequest:
+    """Request with its fingerprint. Lists the input files, and opens none.
+
+    Args:
+        function: The user's function.
+        arguments: Its arguments by name.
+        options: Key, layout, fits, inputs.
+        find_inputs: Returns the input files when `options` and the arguments name none.
+
+    Raises:
+        Unfingerprintable: The function's source does not show everything it uses.
+        InvalidOption: An argument has no identity, or no input is named.
+        NoFiles: An input does not exist.
+    """
+    name = function_name(function)
+    origin = PreparedOrigin(
+        name=name.rpartition(".")[2],
+        function=_function_digest(function, options.version),
+        arguments={key: _argument_digest(name, key, value) for key, value in sorted(arguments.items())},
+        inputs=_input_versions(_inputs(name, arguments, options, find_inputs)),
+        options={
+            "key": repr(list(options.key)),
+            "row_group_rows": str(options.row_group_rows),
+            "fit": repr(options.fits.fits),
+            "fit_on": str(options.fits.on),
+            "layout": f"{LAYOUT_VERSION} {ROW_GROUPS_PER_FILE}",
+        },
+    )
+    return PreparationRequest(function=function, arguments=arguments, options=options, origin=origin)
+
+
+def _function_digest(function: Callable[..., Any], version: str | None) -> str:
+    try:
+        return digest(canonical(function_identity(function, version)).encode())
+    except Unfingerprintable as error:
+        variable = str(error.facts.get("variable"))
+        reason = str(error).partition(": ")[2].partition(". Give it")[0]
+        raise Unfingerprintable(
+            f"{function_name(function)} cannot be fingerprinted by its source: {reason}. Give the preparation "
+            'version="1", and raise it whenever the result changes.',
+            function=function_name(function),
+            variable=variable,
+        ) from error
+
+
+def _argument_digest(function: str, name: str, value: Any) -> str:
+    if isinstance(value, Manifest):
+        return value.id
+    if isinstance(value, Prepared):
+        return value.manifest.id
+    try:
+        return digest(canonical(_plain_identity(value)).encode())
+    except NotPlain as error:
+        raise InvalidOption(
+            f"{function}({name}=...) is a {error}, whose content cannot be compared between runs. Give plain data, a "
+            "path, or what fb.scan and fb.prepare return.",
+            argument=name,
+        ) from error
+
+
+def _plain_identity(value: Any) -> Identity:
+    if isinstance(value, os.PathLike):
+        return ["path", os.fspath(value)]
+    return value_identity(value, _plain_identity)
+
+
+def _inputs(
+    function: str,
+    arguments: Mapping[str, Any],
+    options: PreparationOptions,
+    find_inputs: Callable[[], Sequence[str]] | None,
+) -> Sequence[str]:
+    if options.inputs is not None:
+        return options.inputs
+    if any(isinstance(value, Manifest | Prepared) for value in arguments.values()):
+        return ()
+    if find_inputs is not None:
+        return find_inputs()
+    raise InvalidOption(
+        f"{function} has no known inputs, so a changed file would not be noticed. Name its files and folders in "
+        "inputs=[...], or give it fb.scan(...) as an argument. inputs=[] if it reads none."
+    )
+
+
+def _input_versions(uris: Sequence[str]) -> dict[str, str]:
+    """Version of each input file by URI. Beyond 10,000 files, one digest for each of `uris`."""
+    versions = {
+        uri: {file.uri: f"{file.size} {file.mtime_ns} {file.etag}" for file in list_parquet(uri)} for uri in uris
+    }
+    if sum(map(len, versions.values())) > _MOST_NAMED_INPUTS:
+        return {uri: digest(canonical(dict(files)).encode()) for uri, files in versions.items()}
+    return {file: version for files in versions.values() for file, version in files.items()}

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import WriteFailed
+from forebay.storage.atomic import write_atomically
+from forebay.storage.filesystem import below, resolve
+from forebay.storage.writer_lease import LEASE_NAME, LeaseTimes, hold_lease
+
+QUICK = LeaseTimes(renew_s=0.02, expires_s=0.3, settle_s=0.02)
+
+
+@pytest.fixture(params=["local", "remote"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "f") if request.param == "local" else f"memory://{tmp_path.name}-{time.time_ns()}/f"
+
+
+def ignore(_: str) -> None:
+    pass
+
+
+def test_one_holder_at_a_time(folder: str) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def work(number: int) -> None:
+        with hold_lease(folder, ignore, QUICK) as lease:
+            inside.append(number)
+            most.append(len(inside))
+            time.sleep(0.1)
+            lease.check()
+            inside.remove(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1]
+    place = resolve(below(folder, LEASE_NAME))
+    assert place.fs.get_file_info(place.path).is_file is False
+
+
+def test_the_holder_is_named(folder: str) -> None:
+    said: list[str] = []
+    with hold_lease(folder, ignore, QUICK):
+        thread = threading.Thread(target=lambda: hold_lease(folder, said.append, QUICK).__enter__(), daemon=True)
+        thread.start()
+        while not said:
+            time.sleep(0.01)
+    thread.join()
+    assert said[0].startswith("pid ")
+
+
+def test_a_lease_in_a_store_expires_and_its_holder_notices() -> None:
+    folder = f"memory://{time.time_ns()}/f"
+    slow = LeaseTimes(renew_s=0.1, expires_s=0.3, settle_s=0.01)
+    with hold_lease(folder, ignore, slow) as lease:
+        lease.check()
+        write_atomically(below(folder, LEASE_NAME), b"another-1 pid 7 on far")
+        time.sleep(0.4)
+        with pytest.raises(WriteFailed, match="took over this preparation"):
+            lease.check()
+    with hold_lease(folder, ignore, slow) as lease:
+        lease.check()
