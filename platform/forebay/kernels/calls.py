@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 @cache
@@ -54,3 +55,35 @@ def pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[np.int3
 def pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints, lengths: NDArray[np.int32]) -> None:
     """Copy `lengths[i]` items from item `starts[i]` at address `values` into row `i` at `target`, then zeros."""
     load().pad(target, row_bytes, values, item_bytes, starts, lengths)
+
+
+def gather_steps(target: int, view: Ints, line: Ints, windows: Ints) -> None:
+    """Copy the same steps of each window to an array at address `target`.
+
+    `view` is (first step, steps, bytes of a step, bytes of a window of the target, row of `line` with the addresses).
+    `line[0, r]` is the place of the first step of run `r`. The step at place `p` of run `r` is at address
+    `line[view[4], r] + p * view[2]`. A window is (start, first real place, a run before or at that place) in `windows`
+    [3, n]. Steps before the first real place become zeros.
+    """
+    load().gather_steps(target, view, line, windows)
+
+
+def gather_scaled(out: Floats, view: Ints, scaling: Floats, line: Ints, windows: Ints) -> None:
+    """`gather_steps` of some float32 columns: each value as `(value - scaling[0]) * scaling[1]` of its column.
+
+    `view` is (first step, steps, columns of a step, values of a window of `out`, row of `line` with the addresses,
+    columns to copy...). Padding is 0.
+    """
+    load().gather_scaled(out, view, scaling, line, windows)
+
+
+def fill_windows(
+    out: Floats, observed: NDArray[np.uint8], view: Ints, scaling: Floats, line: Ints, windows: Ints
+) -> None:
+    """Fill the NaNs that `gather_scaled` of the same view left in `out`.
+
+    `scaling[3]` holds the fill of a column: 0 keeps its NaNs. 1 takes the last value before one in its window, and
+    without one `scaling[2]`. 2 takes the next value of this view before that. `observed`, if not empty, becomes 1 where
+    a value was not filled, and 0 elsewhere, also for padding.
+    """
+    load().fill_windows(out, observed, view, scaling, line, windows)

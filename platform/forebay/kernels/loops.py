@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import int32, int64, njit, types, uint32, uint64, void
+from numba import float32, int32, int64, njit, types, uint8, uint32, uint64, void
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -171,6 +171,114 @@ def _pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints
         _zero(row + num_bytes, uint64(row_bytes) - num_bytes)
 
 
+def _gather_steps(target: int, view: Ints, line: Ints, windows: Ints) -> None:
+    """Copy the same steps of each window to window `i` of the array at `target`.
+
+    `view` is (first step, steps, bytes of a step, bytes of a window of the target, row of `line` with the addresses).
+    `line[0, r]` is the place of the first step of run `r`. The step at place `p` of run `r` is at address
+    `line[view[4], r] + p * view[2]`. A window is (start, first real place, a run before or at that place) in `windows`
+    [3, n]. Steps before the first real place become zeros.
+    """
+    skip, steps, step_bytes, window_bytes, number = view
+    starts, address = line[0], line[number]
+    for i in range(windows.shape[1]):
+        place, run = windows[0, i] + skip, windows[2, i]
+        stop, to = place + steps, target + uint64(i * window_bytes)
+        padded = min(max(windows[1, i] - place, 0), steps)
+        _zero(to, uint64(padded * step_bytes))
+        to += uint64(padded * step_bytes)
+        place += padded
+        while place < stop:
+            while place >= starts[run + 1]:
+                run += 1
+            copied = min(stop, starts[run + 1]) - place
+            _copy(to, uint64(address[run] + place * step_bytes), uint64(copied * step_bytes))
+            to += uint64(copied * step_bytes)
+            place += copied
+
+
+def _gather_scaled(out: NDArray[Any], view: Ints, scaling: NDArray[Any], line: Ints, windows: Ints) -> None:
+    """`gather_steps` of some float32 columns: each value as `(value - scaling[0]) * scaling[1]` of its column.
+
+    `view` is (first step, steps, columns of a step, values of a window of `out`, row of `line` with the addresses,
+    columns to copy...). Padding is 0.
+    """
+    skip, steps, width, window_values, number = view[0], view[1], view[2], view[3], view[4]
+    starts, address, columns = line[0], line[number], view[5:]
+    for i in range(windows.shape[1]):
+        first, run, at = windows[0, i] + skip, windows[2, i], i * window_values
+        stop = first + steps
+        place = min(max(first, windows[1, i]), stop)
+        for k in range(at, at + (place - first) * len(columns)):
+            out[k] = 0
+        at += (place - first) * len(columns)
+        while place < stop:
+            while place >= starts[run + 1]:
+                run += 1
+            items = _items_at(uint64(address[run] + place * width * 4), out)
+            count = min(stop, starts[run + 1]) - place
+            for step in range(count):
+                for k in range(len(columns)):
+                    out[at + k] = (items[step * width + columns[k]] - scaling[0, k]) * scaling[1, k]
+                at += len(columns)
+            place += count
+
+
+def _value_before(view: Ints, scaling: NDArray[Any], line: Ints, window: Ints, column: int) -> Any:
+    """Last scaled value of a column before the view's first step in a window. NaN if there is none."""
+    place, run = max(window[0] + view[0], window[1]) - 1, window[2]
+    starts, address = line[0], line[view[4]]
+    while starts[run + 1] <= place:
+        run += 1
+    while place >= window[1]:
+        while place < starts[run]:
+            run -= 1
+        value = _items_at(uint64(address[run] + place * view[2] * 4), scaling)[view[5 + column]]
+        if not np.isnan(value):
+            return (value - scaling[0, column]) * scaling[1, column]
+        place -= 1
+    return np.float32(np.nan)
+
+
+def _next_value(values: NDArray[Any]) -> Any:
+    """First of `values` that is not NaN. NaN if there is none."""
+    for value in values:
+        if not np.isnan(value):
+            return value
+    return np.float32(np.nan)
+
+
+def _fill_windows(
+    out: NDArray[Any], observed: NDArray[Any], view: Ints, scaling: NDArray[Any], line: Ints, windows: Ints
+) -> None:
+    """Fill the NaNs that `gather_scaled` of the same view left in `out`.
+
+    `scaling[3]` holds the fill of a column: 0 keeps its NaNs. 1 takes the last value before one in its window, and
+    without one `scaling[2]`. 2 takes the next value of this view before that. `observed`, if not empty, becomes 1 where
+    a value was not filled, and 0 elsewhere, also for padding.
+    """
+    skip, steps, window_values, width = view[0], view[1], view[3], len(view) - 5
+    for i in range(windows.shape[1]):
+        padded = min(max(windows[1, i] - windows[0, i] - skip, 0), steps)
+        begin, stop = i * window_values + padded * width, i * window_values + steps * width
+        if len(observed):
+            observed[i * window_values : begin] = 0
+            for each in range(begin, stop):
+                observed[each] = not np.isnan(out[each])
+        for k in range(width):
+            last = float32(np.nan)
+            for each in range(begin + k, stop if scaling[3, k] else begin, width):
+                if np.isnan(out[each]):
+                    if np.isnan(last):
+                        last = value_before(view, scaling, line, windows[:, i], k)
+                    if np.isnan(last) and scaling[3, k] > 1:
+                        last = next_value(out[each:stop:width])
+                    if np.isnan(last):
+                        last = (scaling[2, k] - scaling[0, k]) * scaling[1, k]
+                    out[each] = last
+                last = out[each]
+
+
 # Compiled at import and not at the first call of each: a process forked during a compilation deadlocks. `calls.load`
 # compiles all of them before the first thread starts.
 _compiled = {"nogil": True, "cache": True}
@@ -184,3 +292,12 @@ pack_columns = njit([void(uint64[::1], int64, int32[::1]), void(uint64[::1], int
     _pack_columns
 )
 pad = njit(void(uint64, int64, uint64, int64, int64[::1], int32[::1]), **_compiled)(_pad)
+gather_steps = njit(void(uint64, int64[::1], int64[:, ::1], int64[:, ::1]), **_compiled)(_gather_steps)
+gather_scaled = njit(void(float32[::1], int64[::1], float32[:, ::1], int64[:, ::1], int64[:, ::1]), **_compiled)(
+    _gather_scaled
+)
+value_before = njit(float32(int64[::1], float32[:, ::1], int64[:, ::1], int64[:], int64), **_compiled)(_value_before)
+next_value = njit(float32(float32[:]), **_compiled)(_next_value)
+fill_windows = njit(
+    void(float32[::1], uint8[::1], int64[::1], float32[:, ::1], int64[:, ::1], int64[:, ::1]), **_compiled
+)(_fill_windows)
