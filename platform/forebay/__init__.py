@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from forebay.manifest.scan import scan as scan
     from forebay.metrics import Counters as Counters
     from forebay.plan.cursor import Cursor as Cursor
+    from forebay.plan.mixture.mixture import Mixture as Mixture
+    from forebay.plan.mixture.schedule import ramp as ramp
+    from forebay.plan.order import Order as Order
     from forebay.plan.plan import Plan as Plan
     from forebay.plan.plan import build_plan as build_plan
     from forebay.preparation.fits import Moments as Moments
@@ -99,9 +102,11 @@ _HOMES = {
     "Loader": "loader.loader",
     "LossSpikes": "train.monitors.loss_spikes",
     "Manifest": "manifest.manifest",
+    "Mixture": "plan.mixture.mixture",
     "Moments": "preparation.fits",
     "NanGuard": "train.monitors.nan_guard",
     "NoiseScale": "train.batch_size.noise_scale",
+    "Order": "plan.order",
     "Plan": "plan.plan",
     "Prepared": "manifest.prepared",
     "Quantiles": "preparation.fits",
@@ -131,6 +136,7 @@ _HOMES = {
     "load_sweep": "sweep.result",
     "optional_callback": "runs.callback",
     "prepare": "preparation.prepare",
+    "ramp": "plan.mixture.schedule",
     "run": "driver.driver",
     "run_sweep": "sweep.run_sweep",
     "save_manifest": "manifest.saved",

@@ -120,7 +120,7 @@ class Data:
 
     def validate_cursor(self, cursor: Cursor, *, step: int) -> None:
         """Check that the checkpoint of `step` was made with this plan. Raises `CursorMismatch` otherwise."""
-        if cursor.plan_id != self.plan.id:
+        if not self.plan.accepts(cursor):
             raise CursorMismatch(
                 f"the checkpoint of step {step} was made with plan {cursor.plan_id[:8]} (global batch "
                 f"{cursor.global_batch}); this job builds {self.plan} (global batch {self.global_batch}). Give the "

@@ -164,7 +164,7 @@ class Loader:
         plan = self._options.plan
         if not isinstance(cursor, Cursor):
             raise CursorMismatch(f"seek() was given {cursor!r:.200}. Give a Cursor; Cursor.from_json(text) reads one.")
-        if cursor.plan_id != plan.id:
+        if not plan.accepts(cursor):
             raise CursorMismatch(
                 f"The cursor was made with plan {cursor.plan_id[:8]}; this loader reads {plan}. Give the same data, "
                 "seed, lanes, window_rows and shuffle as then, or start from epoch 0 without the cursor.",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from forebay.errors import InvalidOption, TooManyRanks, whole_number
 from forebay.manifest.manifest import Manifest
+from forebay.plan.cursor import Cursor
 from forebay.plan.lanes import LaneRows
 from forebay.plan.permute import Ints
 from forebay.world import World
@@ -49,6 +51,7 @@ class Order(ABC):
         manifests: Data sets, in the order of their blocks.
         names: Name of each data set. Empty for the order of one data set without a name.
         block_rows: Rows of each block, int64 [blocks].
+        continues: Row of the run up to which an earlier order had the same rows, by its id.
     """
 
     id: str
@@ -58,6 +61,7 @@ class Order(ABC):
     manifests: tuple[Manifest, ...]
     names: tuple[str, ...] = ()
     block_rows: Ints
+    continues: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
@@ -70,6 +74,11 @@ class Order(ABC):
     @abstractmethod
     def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
         """Uses of blocks by some lanes from `position` to the end of the epoch, in the order of need."""
+
+    def accepts(self, cursor: Cursor) -> bool:
+        """Whether a run can continue from `cursor` with this order."""
+        limit = self.continues.get(cursor.plan_id, -1)
+        return cursor.plan_id == self.id or cursor.epoch * self.num_rows + cursor.position <= limit
 
     def num_batches(self, global_batch: int, start: int = 0, *, last: Last = "balance") -> int:
         """Number of global batches from position `start` to the end of the epoch."""

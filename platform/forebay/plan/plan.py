@@ -45,10 +45,14 @@ def build_plan(
         shuffle: False reads each lane's share of the manifest in file order.
 
     Raises:
-        InvalidOption: A value that can never work.
+        InvalidOption: A value that can never work, or a data set without rows.
     """
     if not isinstance(manifest, Manifest):
         raise InvalidOption(f"build_plan was given {manifest!r:.200}. Give it the manifest that fb.scan() returns.")
+    if manifest.num_rows == 0:
+        raise InvalidOption(
+            f"build_plan was given {manifest}, which has no rows. Give a data set with rows, or leave it out."
+        )
     num_lanes = choose_lanes(manifest.bytes) if lanes is None else whole_number("lanes", lanes, least=1, most=1 << 20)
     window = choose_window(num_lanes) if window_rows is None else window_rows
     return Plan(
@@ -78,13 +82,13 @@ class Plan(Order):
         self.seed, self.lanes, self.window_rows, self.shuffle = seed, lanes, window_rows, shuffle
         rows = np.asarray(manifest.rows, dtype=np.int64)
         self.num_rows, self.block_rows = int(rows.sum()), rows
-        assert self.num_rows > 0, "scan() refuses a data set without rows"
+        assert self.num_rows > 0, "build_plan() refuses a data set without rows"
         self._has_few_rows = shuffle and self.num_rows < _FEW_ROWS * lanes
         self.owned_order = owned_order(lanes)
         self._pieces, self._lane_pieces = deal(rows, seed=seed, lanes=lanes, shuffle=shuffle)
         facts = [PLAN_VERSION, manifest.id, seed, lanes, window_rows, shuffle]
         self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        self._lane_epoch = lru_cache(maxsize=lanes)(self._order_lane)
+        self._lane_epoch = lru_cache(maxsize=2 * lanes)(self._order_lane)  # a mixture reads two epochs
         self._line = lru_cache(maxsize=2)(partial(shuffled_line, rows, seed=seed))
 
     def __reduce__(self) -> tuple[object, ...]:

