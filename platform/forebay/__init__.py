@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from forebay.preparation.fits import Quantiles as Quantiles
     from forebay.preparation.fits import Vocabulary as Vocabulary
     from forebay.preparation.prepare import prepare as prepare
+    from forebay.preparation.preprocessors import load_preprocessor as load_preprocessor
+    from forebay.preparation.ray_data import from_ray_data as from_ray_data
     from forebay.report.run_table import show_report as show_report
     from forebay.runs.callback import optional_callback as optional_callback
     from forebay.runs.control import Control as Control
@@ -131,8 +133,10 @@ _HOMES = {
     "evaluate_auc": "train.evaluation",
     "fit": "train.fit",
     "fit_vocabulary": "transform.features.vocabulary",
+    "from_ray_data": "preparation.ray_data",
     "load_manifest": "manifest.saved",
     "load_prepared": "manifest.prepared",
+    "load_preprocessor": "preparation.preprocessors",
     "load_sweep": "sweep.result",
     "optional_callback": "runs.callback",
     "prepare": "preparation.prepare",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import cloudpickle
 
@@ -12,13 +13,13 @@ from forebay.installed import package_of
 
 
 @contextmanager
-def own_code_by_value() -> Iterator[None]:
+def own_code_by_value(pickler: Any = cloudpickle) -> Iterator[None]:
     """Pickle the user's own modules (a job loaded by path, a notebook's neighbours, a test) by value in the block.
 
     Modules of Python, of installed packages and of Forebay are pickled by name. cloudpickle pickles `__main__` by value
-    anyway.
+    anyway. `pickler` is the module that pickles: Ray has a cloudpickle of its own, with its own list.
     """
-    already = cloudpickle.list_registry_pickle_by_value()
+    already = pickler.list_registry_pickle_by_value()
     own = [
         module
         for name, module in list(sys.modules.items())
@@ -29,9 +30,9 @@ def own_code_by_value() -> Iterator[None]:
         and package_of(name) is None
     ]
     for module in own:
-        cloudpickle.register_pickle_by_value(module)
+        pickler.register_pickle_by_value(module)
     try:
         yield
     finally:
         for module in own:
-            cloudpickle.unregister_pickle_by_value(module)
+            pickler.unregister_pickle_by_value(module)

@@ -64,8 +64,10 @@ PUBLIC_NAMES = [
     "events",
     "fit",
     "fit_vocabulary",
+    "from_ray_data",
     "load_manifest",
     "load_prepared",
+    "load_preprocessor",
     "load_sweep",
     "optional_callback",
     "prepare",
@@ -77,7 +79,10 @@ PUBLIC_NAMES = [
     "show_report",
 ]
 
-VERBS = ["cache clear", "cache ls", "cache verify", "plan", "ps", "run", "scale", "scan", "stop", "warm"]
+VERBS = [
+    *("cache clear", "cache ls", "cache verify", "plan", "prepare job", "prepare ls", "prepare rm"),
+    *("ps", "run", "scale", "scan", "stop", "warm"),
+]
 
 
 def test_public_names() -> None:

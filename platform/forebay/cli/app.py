@@ -12,6 +12,7 @@ from forebay import __version__
 from forebay.cli import cache, plan, run, scan, warm
 from forebay.cli import runs as steering
 from forebay.cli.output import print_error
+from forebay.cli.preparation import commands as preparation
 from forebay.errors import ForebayError
 
 ERROR_CODE = 2
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command(rich_help_panel="Data")(scan.scan)
 app.command(rich_help_panel="Data")(plan.plan)
+app.add_typer(preparation.app, name="prepare", rich_help_panel="Data")
 app.command(rich_help_panel="Cache")(warm.warm)
 app.add_typer(cache.app, name="cache", rich_help_panel="Cache")
 app.command(rich_help_panel="Training")(run.run)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from forebay.cli.preparation.display import shown_preparations
 from forebay.errors import BadJob
 from forebay.job.job import Job
 from forebay.job.recipe import call_for, call_recipe, load_recipe
@@ -16,14 +17,16 @@ def job_of(path: str, words: Sequence[str]) -> Job:
     """Call the job file's `job` with `name=value` arguments. Raises `BadJob` for one that is not a parameter."""
     values = _values(words)
     _import_beside(path)
-    return call_recipe(load_recipe(path), values)
+    with shown_preparations():
+        return call_recipe(load_recipe(path), values)
 
 
 def job_or_sweep_of(path: str, words: Sequence[str]) -> Job | Sweep:
     """Call the job file's `sweep`, or its `job` if it has none, with `name=value` arguments. Raises as `job_of`."""
     values = _values(words)
     _import_beside(path)
-    made: Job | Sweep = call_for((Job, Sweep), load_recipe(path, ("sweep", "job")), values)
+    with shown_preparations():
+        made: Job | Sweep = call_for((Job, Sweep), load_recipe(path, ("sweep", "job")), values)
     return made
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from forebay.callbacks.progress import Progress
 from forebay.cli.job_file import job_or_sweep_of
 from forebay.cli.output import only_the_document, print_facts, print_json
+from forebay.cli.preparation.display import shown_preparations
 from forebay.driver.driver import named_driver, run
 from forebay.formatting import metric_text
 from forebay.job.job import Job
@@ -46,7 +47,7 @@ def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:
     """Run a sweep with a live table of its trials, then print the best trial and the paths."""
     from forebay.sweep.run_sweep import run_sweep  # noqa: PLC0415 - Ray Tune takes seconds to import
 
-    with only_the_document(as_json):
+    with only_the_document(as_json), shown_preparations():
         result = run_sweep(sweep)
     facts = {
         "name": result.name,

@@ -101,9 +101,10 @@ class Prepared:
     """Sealed data set, with what was fitted on it. Made by `fb.prepare`, `fb.from_ray_data` and `fb.load_prepared`.
 
     `folder` is its path or URI. `fingerprint` is the SHA-256 (hex) of its origin. `key` names the columns that order
-    its rows; without any, the files are in order of arrival. `statistics` has an entry per column of `fb.Moments` and
-    `fb.Quantiles`, `vocabularies` per column of `fb.Vocabulary`. `preprocessors` are Ray Data's, as the function
-    returned them: their class, their options and what they fitted.
+    its rows; without any, the files are in order of arrival. `files` are in the order of their rows, which is that of
+    their paths. `statistics` has an entry per column of `fb.Moments` and `fb.Quantiles`, `vocabularies` per column of
+    `fb.Vocabulary`. `preprocessors` are Ray Data's, as the function returned them: their class, their options and what
+    they fitted.
     """
 
     folder: str
@@ -121,21 +122,20 @@ class Prepared:
     @cached_property
     def manifest(self) -> Manifest:
         """Manifest of the files. Its id depends on their content, not on times or the folder."""
-        files = sorted(self.files, key=lambda file: file.path)
-        counts = [len(file.rows) for file in files]
+        counts = [len(file.rows) for file in self.files]
         return Manifest(
             root=self.folder,
             files=tuple(
                 File(path=file.path, size=file.size, mtime_ns=0, etag=CONTENT_HASH + file.content_hash)
-                for file in files
+                for file in self.files
             ),
             fields=self.fields,
             columns=tuple(each.name for each in self.fields),
-            file_of=np.repeat(np.arange(len(files)), counts),
+            file_of=np.repeat(np.arange(len(self.files)), counts),
             group_of=np.concatenate([np.arange(count) for count in counts]),
-            rows=np.concatenate([file.rows for file in files]),
-            bytes=np.concatenate([file.bytes for file in files]),
-            source_bytes=np.concatenate([file.source_bytes for file in files]),
+            rows=np.concatenate([file.rows for file in self.files]),
+            bytes=np.concatenate([file.bytes for file in self.files]),
+            source_bytes=np.concatenate([file.source_bytes for file in self.files]),
             access=Access([self.folder]),
         )
 

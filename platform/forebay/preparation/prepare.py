@@ -14,9 +14,9 @@ import pyarrow as pa
 from forebay.errors import InvalidOption
 from forebay.manifest.prepared import Prepared
 from forebay.preparation.external_sort import sorted_tables
-from forebay.preparation.fits import Fit, Fits
+from forebay.preparation.fits import Fit
 from forebay.preparation.parts import ROW_GROUPS_PER_FILE, agreeing, cut, write_part
-from forebay.preparation.request import PreparationOptions, PreparationRequest, plan_request
+from forebay.preparation.request import PreparationRequest, plan_request, preparation_options
 from forebay.preparation.sealing import Production, prepare_once
 from forebay.storage.filesystem import resolve
 
@@ -66,21 +66,6 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
     )
     request = plan_request(function, arguments, options)
     return prepare_once(request, lambda folder, production: _write(request, folder, production))
-
-
-def preparation_options(
-    *, key: str | Sequence[str], fit: Fit | Sequence[Fit], fit_on: Any, **others: Any
-) -> PreparationOptions:
-    """Options from arguments as users give them."""
-    if isinstance(others["inputs"], str):
-        others["inputs"] = (others["inputs"],)
-    if others["inputs"] is not None:
-        others["inputs"] = tuple(map(str, others["inputs"]))
-    return PreparationOptions(
-        key=(key,) if isinstance(key, str) else tuple(key),
-        fits=Fits(fits=tuple(fit) if isinstance(fit, Iterable) else (fit,), on=fit_on),
-        **others,
-    )
 
 
 def _write(request: PreparationRequest, folder: str, production: Production) -> None:

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from forebay.formatting import count_text, rate_text
+from forebay.manifest.prepared import Prepared
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,8 @@ class PreparationProgress:
         return f"{self.name}: {count_text(self.rows)} rows in {self.files} files, {rate}"
 
 
-Listener = Callable[[str | PreparationProgress], None]
+Report = str | PreparationProgress | Prepared
+Listener = Callable[[Report], None]
 _listener: ContextVar[Listener | None] = ContextVar("preparation_listener", default=None)
 
 
@@ -41,8 +43,13 @@ def preparation_listener(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
-def tell(message: str | PreparationProgress) -> None:
-    """Send one message to the listener, or to the log at level INFO."""
+def present_listener() -> Listener | None:
+    """Listener of this thread."""
+    return _listener.get()
+
+
+def tell(message: Report) -> None:
+    """Send a message, the progress or the result of a preparation to the listener, or to the log at level INFO."""
     listener = _listener.get()
     if listener is not None:
         listener(message)

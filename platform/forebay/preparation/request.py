@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forebay.errors import InvalidOption, Unfingerprintable, whole_number
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.prepared import Prepared, PreparedOrigin
-from forebay.preparation.fits import Fits
+from forebay.preparation.fits import Fit, Fits
 from forebay.preparation.parts import LAYOUT_VERSION, ROW_GROUPS_PER_FILE
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.listing.parquet_files import list_parquet
@@ -39,6 +39,21 @@ class PreparationOptions:
             raise InvalidOption(f"key={self.key} names a column twice. Name each once.")
 
 
+def preparation_options(
+    *, key: str | Sequence[str], fit: Fit | Sequence[Fit], fit_on: Any, **others: Any
+) -> PreparationOptions:
+    """Options from arguments as users give them."""
+    if isinstance(others["inputs"], str):
+        others["inputs"] = (others["inputs"],)
+    if others["inputs"] is not None:
+        others["inputs"] = tuple(map(str, others["inputs"]))
+    return PreparationOptions(
+        key=(key,) if isinstance(key, str) else tuple(key),
+        fits=Fits(fits=tuple(fit) if isinstance(fit, Iterable) else (fit,), on=fit_on),
+        **others,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationRequest:
     """A function, its arguments and the options. `folder` is where the data set of this origin is sealed."""
@@ -64,7 +79,6 @@ def plan_request(
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
     options: PreparationOptions,
-    find_inputs: Callable[[], Sequence[str]] | None = None,
 ) -> PreparationRequest:
     """Request with its fingerprint. Lists the input files, and opens none.
 
@@ -72,7 +86,6 @@ def plan_request(
         function: The user's function.
         arguments: Its arguments by name.
         options: Key, layout, fits, inputs.
-        find_inputs: Returns the input files when `options` and the arguments name none.
 
     Raises:
         Unfingerprintable: The function's source does not show everything it uses.
@@ -84,7 +97,7 @@ def plan_request(
         name=name.rpartition(".")[2],
         function=_function_digest(function, options.version),
         arguments={key: _argument_digest(name, key, value) for key, value in sorted(arguments.items())},
-        inputs=_input_versions(_inputs(name, arguments, options, find_inputs)),
+        inputs=_input_versions(_inputs(name, arguments, options)),
         options={
             "key": repr(list(options.key)),
             "row_group_rows": str(options.row_group_rows),
@@ -135,14 +148,11 @@ def _inputs(
     function: str,
     arguments: Mapping[str, Any],
     options: PreparationOptions,
-    find_inputs: Callable[[], Sequence[str]] | None,
 ) -> Sequence[str]:
     if options.inputs is not None:
         return options.inputs
     if any(isinstance(value, Manifest | Prepared) for value in arguments.values()):
         return ()
-    if find_inputs is not None:
-        return find_inputs()
     raise InvalidOption(
         f"{function} has no known inputs, so a changed file would not be noticed. Name its files and folders in "
         "inputs=[...], or give it fb.scan(...) as an argument. inputs=[] if it reads none."

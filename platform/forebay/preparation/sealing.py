@@ -51,7 +51,7 @@ class Production:
 
 
 def prepare_once(request: PreparationRequest, produce: Callable[[str, Production], None]) -> Prepared:
-    """Sealed data set of `request`: one that exists, or a new one.
+    """Sealed data set of `request`: one that exists, or a new one. The listener gets it too.
 
     Args:
         request: What is prepared. Its fingerprint names the folder.
@@ -62,6 +62,12 @@ def prepare_once(request: PreparationRequest, produce: Callable[[str, Production
         WriteFailed: Storage refused a file or the seal.
         NoFiles: No row was prepared.
     """
+    prepared = _prepare_once(request, produce)
+    tell(prepared)
+    return prepared
+
+
+def _prepare_once(request: PreparationRequest, produce: Callable[[str, Production], None]) -> Prepared:
     name, folder = request.origin.name, request.folder
     if found := find_prepared(folder):
         tell(f"{name}: reused {folder} ({count_text(found.rows)} rows), as function, arguments and inputs are the same")
@@ -99,7 +105,8 @@ def _writing(request: PreparationRequest) -> Iterator[None]:
 def _prepared(request: PreparationRequest, production: Production) -> Prepared:
     if not production.rows:
         raise NoFiles(f"{request.origin.name} gave no row, and a data set needs some. Check its inputs and filters.")
-    files, fields = tuple(production.files), production.fields
+    # Tasks end in any order.
+    files, fields = tuple(sorted(production.files, key=lambda file: file.path)), production.fields
     written = Prepared(
         folder=request.folder,
         fingerprint=request.fingerprint,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.preparation.progress import PreparationProgress, preparation_listener
+from forebay.preparation.progress import Report, preparation_listener
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def messages() -> Iterator[list[str]]:
     """Everything preparations report in the test, without counts of rows."""
     found: list[str] = []
 
-    def keep(message: str | PreparationProgress) -> None:
+    def keep(message: Report) -> None:
         if isinstance(message, str):
             found.append(message)
 

@@ -1,0 +1,122 @@
+"""`forebay prepare`: prepare the data of a job file, list prepared data sets, remove one."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from forebay.cli.arguments import AsJson, JobFile, Parameters
+from forebay.cli.output import only_the_document, print_facts, print_json, print_table
+from forebay.errors import InvalidOption
+from forebay.formatting import age_text, bytes_text, count_text, seconds_text
+from forebay.manifest.prepared import Prepared, find_prepared, list_prepared, remove_prepared
+from forebay.preparation.progress import tell
+from forebay.storage.filesystem import resolve
+from forebay.storage.writer_lease import hold_lease
+
+_FOLDER = re.compile(r"-[0-9a-f]{16}$")
+
+
+class _JobFirst(TyperGroup):
+    """Group whose command is `job` when the first argument is not a command: `forebay prepare JOB.py`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["job", *args]
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
+app = typer.Typer(
+    cls=_JobFirst,
+    help="Prepare the data of a job without training: `forebay prepare JOB.py [NAME=VALUE]...`. List and remove it.",
+    no_args_is_help=True,
+)
+
+
+@app.command("job")
+def job(job: JobFile, parameters: Parameters = None, as_json: AsJson = False) -> None:
+    """Call a job file's function, which prepares its data, and train nothing. What is sealed already is reused."""
+    # Imported here because torch takes seconds to import.
+    from forebay.cli.preparation.job_data import prepare_job_data  # noqa: PLC0415
+
+    with only_the_document(as_json):
+        found = prepare_job_data(job, parameters or ())
+    if as_json:
+        print_json({"prepared": [_facts(prepared) for prepared in found]})
+        return
+    if not found:
+        print_facts({"prepared": "nothing: this job calls neither fb.prepare nor fb.from_ray_data"})
+    for prepared in found:
+        print_facts(
+            {
+                "prepared": prepared.folder,
+                "rows": prepared.rows,
+                "row groups": len(prepared.manifest),
+                "files": f"{len(prepared.files)}, {bytes_text(prepared.num_bytes)}",
+                "key": ", ".join(prepared.key) or "- (order of arrival)",
+                "fitted": ", ".join([*prepared.statistics, *prepared.vocabularies, *prepared.preprocessors]) or "-",
+                "took": f"{seconds_text(prepared.seconds)} s",
+            }
+        )
+
+
+@app.command("ls")
+def ls(
+    into: Annotated[str, typer.Argument(help="Folder or URI given as into=.")] = "runs/prepared",
+    as_json: AsJson = False,
+) -> None:
+    """List prepared data sets, and folders of preparations that did not end or are under way."""
+    found = list(list_prepared(into))
+    if as_json:
+        facts = [_facts(prepared) if prepared else {"folder": folder, "sealed": False} for folder, prepared in found]
+        print_json({"into": resolve(into).uri, "prepared": facts})
+        return
+    print_table(("folder", "rows", "size", "key", "age"), [_cells(folder, prepared) for folder, prepared in found])
+
+
+@app.command("rm")
+def rm(
+    folder: Annotated[str, typer.Argument(help="Folder of one data set, as `forebay prepare ls` prints it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Remove a prepared data set, or what a preparation left. A running job that still reads it fails."""
+    location = resolve(folder)
+    if find_prepared(folder) is None and not _FOLDER.search(location.path.rstrip("/")):
+        raise InvalidOption(
+            f"{location.uri} is not a prepared data set. `forebay prepare ls INTO` lists the folders.",
+            path=location.uri,
+        )
+    if not location.fs.get_file_info(location.path).type:
+        raise InvalidOption(f"{location.uri} does not exist. `forebay prepare ls INTO` lists the folders.")
+    with hold_lease(folder, lambda holder: tell(f"waiting for {holder}, which prepares it")):
+        remove_prepared(folder)
+    print_json({"removed": location.uri}) if as_json else print_facts({"removed": location.uri})
+
+
+def _facts(prepared: Prepared) -> dict[str, object]:
+    return {
+        "folder": prepared.folder,
+        "sealed": True,
+        "fingerprint": prepared.fingerprint,
+        "manifest": prepared.manifest.id,
+        "rows": prepared.rows,
+        "row_groups": len(prepared.manifest),
+        "files": len(prepared.files),
+        "bytes": prepared.num_bytes,
+        "key": prepared.key,
+        "seconds": prepared.seconds,
+        "sealed_at": prepared.sealed_at,
+    }
+
+
+def _cells(folder: str, prepared: Prepared | None) -> tuple[object, ...]:
+    name = folder.partition("?")[0].rpartition("/")[2]
+    if prepared is None:
+        return (name, "not sealed", "-", "-", "-")
+    age = age_text(max(time.time() - prepared.sealed_at, 0.0))
+    return (name, count_text(prepared.rows), bytes_text(prepared.num_bytes), ", ".join(prepared.key) or "-", age)

@@ -1,0 +1,46 @@
+"""Progress of preparations on standard error. Fast to import."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from forebay.manifest.prepared import Prepared
+from forebay.preparation.progress import PreparationProgress, Report, preparation_listener, present_listener
+
+LINE_EVERY_S = 5.0
+
+
+class PreparationDisplay:
+    """Prints messages as they come, and the progress every five seconds. Keeps the data sets in `found`."""
+
+    def __init__(self) -> None:
+        self.found: list[Prepared] = []
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._due = time.monotonic() + LINE_EVERY_S
+
+    def __call__(self, report: Report) -> None:
+        match report:
+            case Prepared():
+                self.found.append(report)
+            case PreparationProgress():
+                if time.monotonic() >= self._due:
+                    self._console.print(str(report), markup=False)
+                    self._due = time.monotonic() + LINE_EVERY_S
+            case _:
+                self._console.print(report, markup=False)
+
+
+@contextmanager
+def shown_preparations() -> Iterator[PreparationDisplay]:
+    """Show the preparations of this thread for the length of the block. In another such block, uses its display."""
+    current = present_listener()
+    if isinstance(current, PreparationDisplay):
+        yield current
+        return
+    display = PreparationDisplay()
+    with preparation_listener(display):
+        yield display
