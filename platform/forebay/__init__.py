@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from forebay.train.monitors.monitor import Verdict as Verdict
     from forebay.train.monitors.nan_guard import NanGuard as NanGuard
     from forebay.train.setup import TrainSetup as TrainSetup
+    from forebay.train.source_losses import losses_by_source as losses_by_source
     from forebay.train.worker import Worker as Worker
     from forebay.transform.block import Block as Block
     from forebay.transform.dataset import Dataset as Dataset
@@ -138,6 +139,7 @@ _HOMES = {
     "load_prepared": "manifest.prepared",
     "load_preprocessor": "preparation.preprocessors",
     "load_sweep": "sweep.result",
+    "losses_by_source": "train.source_losses",
     "optional_callback": "runs.callback",
     "prepare": "preparation.prepare",
     "ramp": "plan.mixture.schedule",

@@ -69,6 +69,7 @@ PUBLIC_NAMES = [
     "load_prepared",
     "load_preprocessor",
     "load_sweep",
+    "losses_by_source",
     "optional_callback",
     "prepare",
     "ramp",

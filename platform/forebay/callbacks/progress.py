@@ -102,7 +102,7 @@ class Progress:
             [
                 f"epoch {event.epoch + 1}/{epochs}",
                 f"step {event.step}/{event.step + left}",
-                *([] if loss is None else [f"loss {metric_text(loss)}"]),
+                *([] if loss is None else [f"loss {metric_text(loss)}{_sources_text(event)}"]),
                 rate_text(self._pace.rows_per_s),
                 f"{share_text(self._pace.wait_share)} waiting",
                 f"{time_text(self._pace.left_s(left))} left",
@@ -167,3 +167,9 @@ class _Bar:
 
     def end(self) -> None:
         self._bars.stop()
+
+
+def _sources_text(event: Reported) -> str:
+    """Loss of each data set of a mixture: ` (code 1.21, web 0.4312)`."""
+    losses = [f"{name[5:]} {metric_text(value)}" for name, value in event.metrics.items() if name.startswith("loss/")]
+    return f" ({', '.join(losses)})" if losses else ""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, cast
 
 import numpy as np
 import typer
 
-from forebay.cli.arguments import AsJson
-from forebay.cli.output import print_facts, print_json, print_table
+from forebay.cli.arguments import AsJson, Parameters
+from forebay.cli.output import only_the_document, print_facts, print_json, print_table
 from forebay.errors import InvalidOption
 from forebay.manifest.saved import load_manifest
 from forebay.plan.digest import order_digest
+from forebay.plan.mixture.mixture import Mixture
 from forebay.plan.order import Last
 from forebay.plan.plan import Plan, build_plan
 from forebay.world import World
@@ -20,7 +22,8 @@ _SHOWN_ROWS = 20
 
 
 def plan(
-    manifest: Annotated[str, typer.Argument(help="A manifest written by `forebay scan`.")],
+    manifest: Annotated[str, typer.Argument(help="A manifest written by `forebay scan`. With --mixture, a job file.")],
+    parameters: Parameters = None,
     seed: Annotated[int, typer.Option(help="Any number from 0. 0 is a seed too.")] = 0,
     epoch: Annotated[int, typer.Option(help="From 0.")] = 0,
     world: Annotated[int, typer.Option(help="Number of ranks.")] = 1,
@@ -34,9 +37,17 @@ def plan(
     shuffle: Annotated[bool, typer.Option(help="Shuffle the rows.")] = True,
     last: Annotated[str, typer.Option(help="balance or drop.")] = "balance",
     digest: Annotated[bool, typer.Option("--hash", help="Print one SHA-256 of the epoch's global batches.")] = False,
+    mixture: Annotated[
+        bool, typer.Option("--mixture", help="Show the rows of each data set of a job's mixture, epoch by epoch.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the rows that a rank reads at a step, or the hash of a whole epoch. Reads no data."""
+    if mixture:
+        _show_mixture(manifest, parameters or (), as_json=as_json)
+        return
+    if parameters:
+        raise InvalidOption(f"{parameters[0]!r} is a parameter of a job file. Add --mixture, or leave it out.")
     built = build_plan(load_manifest(manifest), seed=seed, lanes=lanes, window_rows=window_rows, shuffle=shuffle)
     policy = cast(Last, last)  # The plan refuses other values.
     if digest:
@@ -56,6 +67,42 @@ def plan(
     print_table(("file", "row group", "row"), rows[:_SHOWN_ROWS], title=f"rows of rank {rank} of {world}")
     if len(rows) > _SHOWN_ROWS:
         typer.echo(f"... and {len(rows) - _SHOWN_ROWS} more; --json prints all.")
+
+
+def _show_mixture(path: str, words: Sequence[str], *, as_json: bool) -> None:
+    # Imported here because torch takes seconds to import and the other forms of the command do not need it.
+    from forebay.cli.job_file import job_of  # noqa: PLC0415
+
+    with only_the_document(as_json):
+        job = job_of(path, words)
+        job.data.validate_columns()
+    plan = job.data.plan
+    if not isinstance(plan, Mixture):
+        raise InvalidOption(f"The job in {path} trains on {plan}, which mixes nothing. Leave --mixture out.")
+    epochs = [_mixture_epoch(plan, epoch) for epoch in range(job.epochs)]
+    if as_json:
+        print_json({"plan": plan.id, "rows": plan.num_rows, "lanes": plan.lanes, "epochs": epochs})
+        return
+    print_facts({"plan": plan.id, "rows": plan.num_rows, "lanes": plan.lanes, "largest_world": plan.lanes})
+    cells = [
+        (epoch, name, each["rows"], f"{each['share']:.4f}", f"{each['own_epochs']:.3f}")
+        for epoch, sources in enumerate(epochs)
+        for name, each in sources.items()
+    ]
+    print_table(("epoch", "data set", "rows", "share", "own epochs"), cells)
+
+
+def _mixture_epoch(plan: Mixture, epoch: int) -> dict[str, dict[str, float]]:
+    """Rows and share of each data set in an epoch, and its own epochs from the start of the run to the end of it."""
+    before, after = plan.counts(epoch, 0), plan.counts(epoch, plan.num_rows)
+    return {
+        name: {
+            "rows": after[name] - before[name],
+            "share": (after[name] - before[name]) / plan.num_rows,
+            "own_epochs": after[name] / own.num_rows,
+        }
+        for name, own in zip(plan.names, plan.plans, strict=True)
+    }
 
 
 def _position(plan: Plan, step: int, batch: int, last: Last) -> int:

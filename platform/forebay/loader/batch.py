@@ -22,6 +22,7 @@ class Batch(dict[str, Any]):
         ends_epoch: True for the last batch of its epoch.
         source: Number of the data set of each row, int16 [rows], in the order of the mixture's names. None for the
             plan of one data set.
+        names: Names of the data sets that `source` counts.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Batch(dict[str, Any]):
         self.epoch = 0
         self.ends_epoch = False
         self.source: Any = None
+        self.names: tuple[str, ...] = ()
 
     def to(self, device: torch.device | str) -> Batch:
         """Copy of the batch on a device. Copies from page-locked memory overlap with work of the host."""
@@ -52,7 +54,7 @@ class Batch(dict[str, Any]):
 
     def _copy(self, arrays: dict[str, Any]) -> Batch:
         batch = Batch(arrays, position=self.position, size=self.size, rows=self.rows, weight=self.weight)
-        batch.epoch, batch.ends_epoch = self.epoch, self.ends_epoch
+        batch.epoch, batch.ends_epoch, batch.names = self.epoch, self.ends_epoch, self.names
         return batch
 
     def __repr__(self) -> str:

@@ -148,7 +148,7 @@ class Pipeline:
         batch = Batch(dict(tensors), position=position, size=size, rows=len(rows.row) if weight else 0, weight=weight)
         batch.epoch = self._epoch
         if self._sources is not None:
-            source = self._sources[rows.block]
+            source, batch.names = self._sources[rows.block], self._options.plan.names
             batch.source = source if self._options.as_numpy else torch.from_numpy(source)
         return batch, num_bytes
 

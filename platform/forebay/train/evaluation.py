@@ -54,15 +54,27 @@ def evaluate_auc(worker: Worker, model: nn.Module) -> dict[str, float]:
     `fit(evaluate=)`.
 
     The result is the same on every rank and, up to the width of a bin, for every world size. It is NaN if any logit is
-    NaN. Raises `BadJob` for a job without held-out data.
+    NaN. Over a mixture, `auc/NAME` is the area of each data set, and `auc` that of all rows. Raises `BadJob` for a job
+    without held-out data.
     """
     batches = worker.held_out()
     if batches is None:
         raise BadJob("evaluate_auc needs held-out data, and this job has none. Set held_out= in the Job.")
-    bins = ScoreBins()
+    names: tuple[str, ...] = ()
+    bins: dict[int, ScoreBins] = {}
     for batch in batches:
         logits = model(batch)  # Also for a dummy row: all ranks must call a model equally often.
-        if batch.weight > 0:
-            bins.add(logits, batch["label"])
-    total = worker.all_reduce(np.append(bins.counts.ravel(), bins.num_nan))
-    return {"auc": float("nan") if total[-1] else area(total[:-1].reshape(2, NUM_BINS))}
+        names = batch.names
+        for number in range(max(len(names), 1)):
+            rows = slice(None) if batch.source is None else batch.source == number
+            if batch.weight > 0:
+                bins.setdefault(number, ScoreBins()).add(logits[rows], batch["label"][rows])
+    own = [bins.get(number, ScoreBins()) for number in range(max(len(names), 1))]
+    total = worker.all_reduce(np.stack([np.append(each.counts.ravel(), each.num_nan) for each in own]))
+    by_name = {f"auc/{name}": _area_of(counts) for name, counts in zip(names, total, strict=False)}
+    return {"auc": _area_of(total.sum(axis=0)), **by_name}
+
+
+def _area_of(counts: np.ndarray) -> float:
+    """Area of the counts of a `ScoreBins` and their number of NaN, int64 [2 * bins + 1]."""
+    return float("nan") if counts[-1] else area(counts[:-1].reshape(2, NUM_BINS))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forebay.train.source_losses import SourceLosses
 from forebay.train.worker import Worker
 
 Evaluate = Callable[[Worker, nn.Module], Mapping[str, float]]
@@ -30,6 +31,8 @@ def fit(
         criterion: Mean loss, a scalar, of (model output, `batch["label"]`), e.g. `nn.BCEWithLogitsLoss()`.
         evaluate: Called after the last step of each epoch, in eval mode and without gradients. Returns name -> float.
 
+    Over a mixture, the run also has the loss of each data set (`SourceLosses`).
+
     Returns:
         The trained model on this rank's device, as `worker.setup` wraps it.
 
@@ -39,12 +42,13 @@ def fit(
         Diverged: A monitor rejects the same steps several times in a row.
     """
     model, opt = worker.setup(model, optimizer)
+    loss_of = SourceLosses(model, criterion)
     for batch in worker.loader():
-        loss = worker.backward(batch, lambda part: criterion(model(part), part["label"]))
+        loss = worker.backward(batch, loss_of)
         opt.step()
         opt.zero_grad()
         metrics = _evaluated(worker, model, evaluate) if evaluate is not None and batch.ends_epoch else {}
-        worker.commit(loss=loss, **metrics)
+        worker.commit(loss=loss, **loss_of.pop(), **metrics)
     return model
 
 

@@ -1,18 +1,40 @@
+"""Metrics that a train function reports."""
+
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from forebay.errors import InvalidOption
 
-Metric = torch.Tensor | float
+Scalar: TypeAlias = torch.Tensor | float
 
 
-def scalar(name: str, value: Metric) -> Metric:
-    """Return a metric without its graph. Never waits for the device.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedMean:
+    """Metric of some of the rows: `total` over them, and their number `weight`, which may be 0.
+
+    Its mean over an epoch and all ranks counts every row once.
+    """
+
+    total: Scalar
+    weight: Scalar
+
+
+Metric: TypeAlias = torch.Tensor | float | WeightedMean
+
+
+def scalar(name: str, value: Metric) -> Scalar:
+    """Return a metric without its graph. Never waits for the device. A mean over no rows is 0.
 
     Tensors become float64, because a sum of 10^5 float32 losses would be inexact. Raises `InvalidOption` for a tensor
     with more than one number.
     """
+    if isinstance(value, WeightedMean):
+        total, weight = scalar(name, value.total), scalar(name, value.weight)
+        return total / (weight.clamp(min=1) if isinstance(weight, torch.Tensor) else max(weight, 1.0))
     if not isinstance(value, torch.Tensor):
         return float(value)
     if value.numel() != 1:
@@ -21,3 +43,10 @@ def scalar(name: str, value: Metric) -> Metric:
             name=name,
         )
     return value.detach().reshape(()).double()
+
+
+def weighted(name: str, value: Metric) -> tuple[Scalar, Scalar]:
+    """Return the sum and the weight of a metric: 1 for a single number. Raises as `scalar`."""
+    if isinstance(value, WeightedMean):
+        return scalar(name, value.total), scalar(name, value.weight)
+    return scalar(name, value), 1.0

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from forebay.events import Reported, Reporter
-from forebay.train.metric import Metric, scalar
+from forebay.train.metric import Metric, scalar, weighted
 
 REPORT_EVERY_S = 0.1
 """Minimum seconds between reports. Reading a loss waits for the device."""
@@ -24,5 +24,6 @@ class StepReports:
         now = time.monotonic()
         if due or now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
-            numbers = {name: float(scalar(name, value)) for name, value in metrics.items()}
+            given = {name: value for name, value in metrics.items() if weighted(name, value)[1] > 0}
+            numbers = {name: float(scalar(name, value)) for name, value in given.items()}
             self._reporter.report(Reported(metrics=numbers, **place))  # type: ignore[arg-type]

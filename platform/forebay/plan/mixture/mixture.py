@@ -15,6 +15,7 @@ from forebay.errors import CursorMismatch, InvalidOption, whole_number
 from forebay.plan.cursor import Cursor
 from forebay.plan.lanes import owned_order
 from forebay.plan.mixture.schedule import Schedule, StagedWeights, Weights, drop_exhausted, staged
+from forebay.plan.mixture.shares import WEIGHTS_SUM
 from forebay.plan.order import BlockSpan, Order, PositionedRows
 from forebay.plan.permute import Ints
 
@@ -46,7 +47,7 @@ class Mixture(Order):
     Args:
         plans: Order of each data set by its name. `names` and `Batch.source` count them in sorted order.
         weights: Weight of each name, or stages `[(first row, weights), ...]` in rows of the run (see `ramp`). A stage
-            may leave out data sets.
+            may leave out data sets. By default the number of rows, as for held-out data with `until="once"`.
         until: End of an epoch. "first": before a data set would repeat a row. "all", the default: when each row of
             every data set has come at least once, counted from the start of the run. "once": each row exactly once; a
             data set drops out after its last row, and the others keep their proportions.
@@ -62,12 +63,13 @@ class Mixture(Order):
     def __init__(
         self,
         plans: Mapping[str, Order],
-        weights: Weights | StagedWeights,
+        weights: Weights | StagedWeights | None = None,
         *,
         until: Until | None = None,
         rows: int | None = None,
     ) -> None:
         _validate(plans, until, rows)
+        weights = _weights_of_sizes(plans) if weights is None else weights
         self.names = tuple(sorted(plans))
         self.plans = tuple(plans[name] for name in self.names)
         self.until: Until | None = until or ("all" if rows is None else None)
@@ -277,6 +279,12 @@ def _once(names: Sequence[str], sizes: Sequence[int], weights: Weights | StagedW
             "over. Give one weight for each data set, or rows= or another until=."
         )
     return drop_exhausted(sizes, {index: weights[name] for index, name in enumerate(names)})
+
+
+def _weights_of_sizes(plans: Mapping[str, Order]) -> Weights:
+    """Number of rows of each data set. A tiny one gets the smallest share, and not less."""
+    least = sum(plan.num_rows for plan in plans.values()) / WEIGHTS_SUM * 2
+    return {name: max(plan.num_rows, least) for name, plan in plans.items()}
 
 
 def _validate(plans: object, until: object, rows: object) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forebay.train.metric import Metric, scalar
+from forebay.train.metric import Metric, Scalar, scalar
 
 CHUNK = 512
 """Values per tensor. A scalar takes a whole block of a GPU's memory, and so does a row of this many."""
@@ -27,7 +27,7 @@ class DeferredMetrics:
 
     def __init__(self) -> None:
         self._labels: list[tuple[int, str]] = []
-        self._values: list[Metric] = []
+        self._values: list[Scalar] = []
         self._chunks: list[list[float] | Tensor] = []
 
     def add(self, step: int, name: str, value: Metric) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from forebay.events import EpochEnded
 from forebay.metrics import Counters
-from forebay.train.metric import Metric, scalar
+from forebay.train.metric import Metric, Scalar, weighted
 
 TRAINER_METRICS = ("wait_s", "copy_s", "batches", "rows")
 """Counters of a held-out loader that must not count as training."""
@@ -18,7 +18,8 @@ TRAINER_METRICS = ("wait_s", "copy_s", "batches", "rows")
 class EpochFacts:
     """Totals of a part of an epoch in plain numbers, as ranks exchange them and checkpoints save them.
 
-    `rows` are global rows. `spent` holds seconds. A metric is kept as its sum and its number of values.
+    `rows` are global rows. `spent` holds seconds. A metric is kept as its sum and its number of values,
+    or of rows for a `WeightedMean`.
     """
 
     rows: int = 0
@@ -39,7 +40,9 @@ class EpochFacts:
         return EpochEnded(
             epoch=epoch,
             step=step,
-            metrics={name: total / self.metric_times[name] for name, total in self.metric_sums.items()},
+            metrics={
+                name: total / times for name, total in self.metric_sums.items() if (times := self.metric_times[name])
+            },
             rows=self.rows,
             seconds=self.spent["seconds"],
             wait_s=self.spent["wait_s"],
@@ -77,8 +80,8 @@ class EpochTotals:
         self._start = start
         self._rows = start.rows
         self._spent = {"seconds": 0.0, "wait_s": 0.0, "eval_s": 0.0, "checkpoint_s": 0.0} | dict(start.spent)
-        self._sums: dict[str, Metric] = dict(start.metric_sums)
-        self._times = dict(start.metric_times)
+        self._sums: dict[str, Scalar] = dict(start.metric_sums)
+        self._times: dict[str, Scalar] = dict(start.metric_times)
         self.start_clock()
 
     def start_clock(self) -> None:
@@ -96,8 +99,9 @@ class EpochTotals:
     def add_metrics(self, metrics: Mapping[str, Metric]) -> None:
         """Add metrics of one step. Raises `InvalidOption` for a metric that is not a single number."""
         for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + scalar(name, value)
-            self._times[name] = self._times.get(name, 0.0) + 1.0
+            total, weight = weighted(name, value)
+            self._sums[name] = self._sums.get(name, 0.0) + total
+            self._times[name] = self._times.get(name, 0.0) + weight
 
     def facts(self) -> EpochFacts:
         """Return the totals up to now."""
@@ -109,7 +113,7 @@ class EpochTotals:
             rows=self._rows,
             spent=spent,
             metric_sums={name: float(total) for name, total in self._sums.items()},
-            metric_times=dict(self._times),
+            metric_times={name: float(weight) for name, weight in self._times.items()},
             tally=_sum([self._start.tally, counted_together(train, held_out)]),
         )
 
