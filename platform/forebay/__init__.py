@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from forebay.loader.batch import Batch as Batch
     from forebay.loader.data import Data as Data
     from forebay.loader.loader import Loader as Loader
+    from forebay.loader.sampled import Sampled as Sampled
     from forebay.manifest.manifest import Manifest as Manifest
     from forebay.manifest.manifest import RowGroup as RowGroup
     from forebay.manifest.prepared import Prepared as Prepared
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from forebay.manifest.saved import load_manifest as load_manifest
     from forebay.manifest.saved import save_manifest as save_manifest
     from forebay.manifest.scan import scan as scan
+    from forebay.manifest.stratified_split import stratified_split as stratified_split
     from forebay.metrics import Counters as Counters
     from forebay.plan.cursor import Cursor as Cursor
     from forebay.plan.mixture.mixture import Mixture as Mixture
@@ -118,6 +120,7 @@ _HOMES = {
     "Resources": "job.job",
     "Result": "runs.result",
     "RowGroup": "manifest.manifest",
+    "Sampled": "loader.sampled",
     "ScaleSchedule": "callbacks.scaling",
     "SqrtScaling": "train.batch_size.lr_scaling",
     "Seconds": "job.duration",
@@ -148,6 +151,7 @@ _HOMES = {
     "save_manifest": "manifest.saved",
     "scan": "manifest.scan",
     "show_report": "report.run_table",
+    "stratified_split": "manifest.stratified_split",
 }
 
 __version__ = "0.1.0"

@@ -46,6 +46,7 @@ PUBLIC_NAMES = [
     "Resources",
     "Result",
     "RowGroup",
+    "Sampled",
     "ScaleSchedule",
     "Seconds",
     "SqrtScaling",
@@ -78,6 +79,7 @@ PUBLIC_NAMES = [
     "save_manifest",
     "scan",
     "show_report",
+    "stratified_split",
 ]
 
 VERBS = [

@@ -1,0 +1,57 @@
+"""A stratified split holds out the same share of each class, as far as whole row groups allow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import forebay as fb
+from forebay.errors import InvalidOption, MissingColumn
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> fb.Manifest:
+    """200 row groups of 25 rows, sorted by a label with classes of 3,500, 1,400 and 100 rows."""
+    label = pa.array(["many"] * 3500 + [None] * 1400 + ["few"] * 100)
+    pq.write_table(pa.table({"label": label, "id": np.arange(5000)}), tmp_path / "a.parquet", row_group_size=25)
+    return fb.scan(str(tmp_path))
+
+
+def classes_of(manifest: fb.Manifest, root: Path) -> Counter[str | None]:
+    file = pq.ParquetFile(root / "a.parquet")
+    return Counter(sum((file.read_row_group(group.index)["label"].to_pylist() for group in manifest), []))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_class_has_its_share(manifest: fb.Manifest, tmp_path: Path, seed: int) -> None:
+    rest, held_out = fb.stratified_split(manifest, 0.25, by="label", seed=seed)
+    assert classes_of(held_out, tmp_path) == {"many": 875, None: 350, "few": 25}
+    assert classes_of(rest, tmp_path) + classes_of(held_out, tmp_path) == classes_of(manifest, tmp_path)
+    again = fb.stratified_split(manifest, 0.25, by="label", seed=seed)
+    assert (rest.id, held_out.id) == (again[0].id, again[1].id)
+    assert len({fb.stratified_split(manifest, 0.25, by="label", seed=other)[1].id for other in range(5)}) == 5
+
+
+def test_a_plain_split_misses_the_small_class(manifest: fb.Manifest, tmp_path: Path) -> None:
+    shares = [classes_of(manifest.split(0.25, seed)[1], tmp_path)["few"] for seed in range(8)]
+    assert set(shares) != {25}
+
+
+def test_each_side_keeps_a_row_group(manifest: fb.Manifest) -> None:
+    two = manifest.take([0, 199])
+    for fraction in (0.01, 0.5, 0.99):
+        assert [len(part) for part in fb.stratified_split(two, fraction, by="label")] == [1, 1]
+
+
+def test_impossible_splits_are_refused(manifest: fb.Manifest) -> None:
+    with pytest.raises(InvalidOption, match="fraction=1"):
+        fb.stratified_split(manifest, 1, by="label")
+    with pytest.raises(InvalidOption, match="another value in each of 5000 rows"):
+        fb.stratified_split(manifest, 0.1, by="id")
+    with pytest.raises(MissingColumn, match="lable"):
+        fb.stratified_split(manifest, 0.1, by="lable")
