@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_failed
 
-RUN_BYTES = 256 << 20
+RUN_BYTES = 64 << 20
 _BATCH_ROWS = 8192
 _ARRIVAL, _RUN = "__forebay_arrival", "__forebay_run"
 
@@ -23,7 +23,7 @@ def sorted_tables(
 ) -> Iterator[pa.Table]:
     """The rows of `tables` in the order of `key`, ascending, nulls last. Rows of equal key stay in order of arrival.
 
-    Takes about four times `run_bytes` of memory, and as much disk in `folder` as the data has, unless all of it fits
+    Takes about six times `run_bytes` of memory, and as much disk in `folder` as the data has, unless all of it fits
     into one run.
 
     Raises `InvalidOption` for a column of `key` that is missing or cannot be sorted, `WriteFailed` for a full disk.
@@ -96,8 +96,8 @@ class _SortedRun:
         return self._take(rows)
 
     def _take(self, rows: int) -> pa.Table:
-        # A memory map: rows that are not loaded cost no memory.
-        reader = self._reader = self._reader or pa.ipc.open_file(pa.memory_map(self._path))
+        # Not a memory map: its pages would count as memory of this process until the system needs them.
+        reader = self._reader = self._reader or pa.ipc.open_file(pa.OSFile(self._path))
         first, skip = divmod(self._next, _BATCH_ROWS)
         last = min((self._next + rows - 1) // _BATCH_ROWS, reader.num_record_batches - 1)
         found = pa.Table.from_batches([reader.get_batch(index) for index in range(first, last + 1)]).slice(skip, rows)

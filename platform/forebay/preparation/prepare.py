@@ -40,7 +40,7 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
     one small file.
 
     The rows are written as Parquet in row groups of exactly `row_group_rows` rows, however the tables were cut. Memory
-    is bounded: with `key`, rows are sorted in runs of 256 MiB on the local disk.
+    is bounded: with `key`, rows are sorted in runs of 64 MiB on the local disk.
 
     Args:
         function: Returns or yields tables, all of one schema. Called with `arguments`, and only if needed.

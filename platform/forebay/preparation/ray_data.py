@@ -113,12 +113,16 @@ def _ray_data() -> Iterator[None]:
     """Ray, with rows in the order of the pipeline, and with the user's own modules sent by value."""
     with ray_session(os.cpu_count() or 1), own_code_by_value(cloudpickle):
         context = DataContext.get_current()
-        before = context.execution_options.preserve_order, context.enable_progress_bars
+        ray_log = logging.getLogger("ray.data")
+        before = context.execution_options.preserve_order, context.enable_progress_bars, ray_log.level
         context.execution_options.preserve_order, context.enable_progress_bars = True, False
+        # Ray Data prints its plans at level INFO. The preparation has its own progress.
+        ray_log.setLevel(logging.WARNING)
         try:
             yield
         finally:
-            context.execution_options.preserve_order, context.enable_progress_bars = before
+            context.execution_options.preserve_order, context.enable_progress_bars = before[:2]
+            ray_log.setLevel(before[2])
 
 
 def _produce(request: PreparationRequest, folder: str, production: Production) -> None:
