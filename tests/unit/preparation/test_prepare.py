@@ -160,6 +160,31 @@ def test_a_prepared_copy_that_was_lost_fits_the_cursor(clicks: Path, tmp_path: P
     assert fb.build_plan(other.manifest, seed=3).id != plan.id
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_run_resumes_in_mid_epoch_on_data_that_was_prepared_again(
+    clicks: Path, tmp_path: Path, is_cached: bool
+) -> None:
+    transform = fb.Transform(price=fb.Dense(["price"], dtype="float64"))
+    cache = fb.DiskCache(tmp_path / "cache", quota_bytes=1 << 26, min_free_bytes=0) if is_cached else None
+
+    def loader() -> fb.Loader:
+        plan = fb.build_plan(make(clicks, tmp_path / "into").manifest, seed=3, lanes=4)
+        return fb.Loader(plan, transform, cache, global_batch=100, as_numpy=True)
+
+    with loader() as whole:
+        expected = [batch["price"][:, 0].tolist() for batch in whole]
+    with loader() as first:
+        batches = iter(first)
+        found = [next(batches)["price"][:, 0].tolist() for _ in range(4)]
+        cursor = first.cursor()
+    remove_prepared(make(clicks, tmp_path / "into").folder)
+    with loader() as second:
+        second.seek(cursor)
+        found += [batch["price"][:, 0].tolist() for batch in second]
+    assert found == expected
+    assert sorted(sum(found, [])) == [row * 0.5 for row in range(1000)]
+
+
 def test_an_unsealed_or_damaged_folder_is_never_read(clicks: Path, tmp_path: Path) -> None:
     prepared = make(clicks, tmp_path / "into")
     seal = Path(prepared.folder) / SEAL
