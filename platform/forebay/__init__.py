@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from forebay.loader.data import Data as Data
     from forebay.loader.loader import Loader as Loader
     from forebay.loader.sampled import Sampled as Sampled
+    from forebay.loader.sequences.sequences import Sequences as Sequences
     from forebay.manifest.manifest import Manifest as Manifest
     from forebay.manifest.manifest import RowGroup as RowGroup
     from forebay.manifest.prepared import Prepared as Prepared
@@ -77,6 +78,8 @@ if TYPE_CHECKING:
     from forebay.transform.features.groups import Label as Label
     from forebay.transform.features.groups import Ragged as Ragged
     from forebay.transform.features.vocabulary import fit_vocabulary as fit_vocabulary
+    from forebay.transform.sequences.views import Future as Future
+    from forebay.transform.sequences.views import Past as Past
     from forebay.transform.transform import Transform as Transform
     from forebay.world import World as World
 
@@ -101,6 +104,7 @@ _HOMES = {
     "Elastic": "job.elastic",
     "EmbeddingNorms": "train.monitors.embedding_norms",
     "ForebayError": "errors",
+    "Future": "transform.sequences.views",
     "Job": "job.job",
     "Label": "transform.features.groups",
     "LinearScaling": "train.batch_size.lr_scaling",
@@ -112,6 +116,7 @@ _HOMES = {
     "NanGuard": "train.monitors.nan_guard",
     "NoiseScale": "train.batch_size.noise_scale",
     "Order": "plan.order",
+    "Past": "transform.sequences.views",
     "Plan": "plan.plan",
     "Prepared": "manifest.prepared",
     "Quantiles": "preparation.fits",
@@ -124,6 +129,7 @@ _HOMES = {
     "ScaleSchedule": "callbacks.scaling",
     "SqrtScaling": "train.batch_size.lr_scaling",
     "Seconds": "job.duration",
+    "Sequences": "loader.sequences.sequences",
     "Sweep": "sweep.sweep",
     "SweepResult": "sweep.result",
     "Counters": "metrics",

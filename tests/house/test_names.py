@@ -49,6 +49,7 @@ PUBLIC_NAMES = [
     "Sampled",
     "ScaleSchedule",
     "Seconds",
+    "Sequences",
     "SqrtScaling",
     "Sweep",
     "SweepResult",

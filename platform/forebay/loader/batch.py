@@ -23,6 +23,8 @@ class Batch(dict[str, Any]):
         source: Number of the data set of each row, int16 [rows], in the order of the mixture's names. None for the
             plan of one data set.
         names: Names of the data sets that `source` counts.
+        windows: Entity and first step of each window, int64 [rows, 2], to write predictions back. A padded window
+            starts below 0. None for rows.
     """
 
     def __init__(
@@ -35,12 +37,15 @@ class Batch(dict[str, Any]):
         self.ends_epoch = False
         self.source: Any = None
         self.names: tuple[str, ...] = ()
+        self.windows: Any = None
 
     def to(self, device: torch.device | str) -> Batch:
         """Copy of the batch on a device. Copies from page-locked memory overlap with work of the host."""
         moved = self._copy({name: torch.as_tensor(array).to(device, non_blocking=True) for name, array in self.items()})
         if self.source is not None:
             moved.source = torch.as_tensor(self.source).to(device, non_blocking=True)
+        # Read by the host, which names the series: it stays there.
+        moved.windows = self.windows
         return moved
 
     def take(self, rows: NDArray[np.int64], *, weight: float) -> Batch:
@@ -50,6 +55,8 @@ class Batch(dict[str, Any]):
         part.rows, part.weight = len(rows), weight
         if self.source is not None:
             part.source = self.source[_index(rows, self.source)]
+        if self.windows is not None:
+            part.windows = self.windows[_index(rows, self.windows)]
         return part
 
     def _copy(self, arrays: dict[str, Any]) -> Batch:

@@ -10,6 +10,7 @@ from forebay.errors import BatchTooSmall, CursorMismatch, InvalidOption, whole_n
 from forebay.plan.cursor import Cursor
 from forebay.plan.order import Last, Order
 from forebay.transform.dataset import Dataset
+from forebay.transform.sequences.sequence_block import SequenceTransform
 from forebay.transform.transform import Transform
 from forebay.world import World
 
@@ -18,7 +19,16 @@ Transforms: TypeAlias = Transform | Mapping[str, Transform]
 
 
 def datasets_of(plan: Order, transform: Transforms) -> tuple[Dataset, ...]:
-    """Each data set of `plan` with its transform. Raises `InvalidOption` for other names than those of the plan."""
+    """Each data set of `plan` with its transform.
+
+    Raises `InvalidOption` for other names than those of the plan, and for windows without a transform of sequences.
+    """
+    if (plan.windows is not None) != isinstance(transform, SequenceTransform):
+        ordered = "rows of row groups" if plan.windows is None else "windows"
+        raise InvalidOption(
+            f"the plan orders {ordered}, but transform={type(transform).__name__} makes the other kind. Give "
+            "plan=build_plan(part) and transform=part.transform of one part of fb.Sequences, or neither."
+        )
     if not isinstance(transform, Mapping):
         return tuple(Dataset(manifest, transform) for manifest in plan.manifests)
     if set(transform) != set(plan.names):

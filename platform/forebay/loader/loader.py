@@ -23,6 +23,7 @@ from forebay.loader.pipeline import LoaderOptions, Pipeline
 from forebay.metrics import Counters
 from forebay.plan.cursor import Cursor
 from forebay.plan.order import Last, Order
+from forebay.transform.sequences.sequence_block import SequenceTransform
 from forebay.world import World
 
 _AT_EXIT_S = 3.0
@@ -94,6 +95,7 @@ class Loader:
             last=last,
             as_numpy=as_numpy,
             prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
+            views=transform.views if isinstance(transform, SequenceTransform) else None,
         )
         self.tally = tally or Counters()
         self.dropped_rows = 0

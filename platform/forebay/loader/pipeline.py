@@ -24,11 +24,13 @@ from forebay.loader.block_table import BlockTable, as_tensors
 from forebay.loader.buffers import BufferPool
 from forebay.loader.prefetch import Prefetcher
 from forebay.loader.rank_batches import Cut, RankPart, parts_in_order
+from forebay.loader.sequences.window_table import WindowTable
 from forebay.loader.serial_executor import SerialExecutor
 from forebay.metrics import Counters
 from forebay.plan.lanes import LaneRows
 from forebay.plan.order import Last, Order
 from forebay.transform.block import Block
+from forebay.transform.sequences.views import WindowViews
 from forebay.world import World
 
 _POLL_S = 0.2
@@ -44,6 +46,8 @@ class LoaderOptions:
     last: Last
     as_numpy: bool
     prefetch_bytes: int
+    views: WindowViews | None = None
+    """Arrays of windows, if those are the rows of the plan."""
 
 
 class Pipeline:
@@ -76,7 +80,7 @@ class Pipeline:
             lanes=plan.owned_lanes(options.world),
             budget_bytes=options.prefetch_bytes // 2,
         )
-        self._table = BlockTable(plan.block_rows, pool)
+        self._table = _table_of(options, pool, epoch)
         self._sources = _source_numbers(plan)
         self._queue = BatchQueue(options.prefetch_bytes // 2)
         self.has_made_all = False
@@ -150,6 +154,9 @@ class Pipeline:
         if self._sources is not None:
             source, batch.names = self._sources[rows.block], self._options.plan.names
             batch.source = source if self._options.as_numpy else torch.from_numpy(source)
+        if isinstance(self._table, WindowTable):
+            windows = self._table.window_ids(rows)
+            batch.windows = windows if self._options.as_numpy else torch.from_numpy(windows)
         return batch, num_bytes
 
     def _gathered(self, rows: LaneRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
@@ -175,6 +182,15 @@ class Pipeline:
                     return future.result()
                 if self._queue.closed:
                     raise LoaderClosed("The loader was closed while it waited for a block.") from None
+
+
+def _table_of(options: LoaderOptions, pool: BufferPool, epoch: int) -> BlockTable | WindowTable:
+    plan = options.plan
+    if plan.windows is None:
+        return BlockTable(plan.block_rows, pool)
+    assert options.views is not None, "the loader compares the plan with its transform"
+    shift = plan.windows.shift_of(plan.seed, epoch)
+    return WindowTable(plan.windows, options.views, plan.block_rows, pool, shift=shift)
 
 
 def _source_numbers(plan: Order) -> NDArray[np.int16] | None:

@@ -12,6 +12,7 @@ from forebay.manifest.manifest import Manifest
 from forebay.plan.cursor import Cursor
 from forebay.plan.lanes import LaneRows
 from forebay.plan.permute import Ints
+from forebay.plan.windows.index import WindowIndex
 from forebay.world import World
 
 Last = Literal["balance", "drop"]
@@ -50,8 +51,10 @@ class Order(ABC):
         owned_order: Lanes in the order in which ranks own runs of them, int64 [lanes].
         manifests: Data sets, in the order of their blocks.
         names: Name of each data set. Empty for the order of one data set without a name.
-        block_rows: Rows of each block, int64 [blocks].
+        block_rows: Rows of each row group, int64 [blocks].
         continues: Row of the run up to which an earlier order had the same rows, by its id.
+        windows: Index of the windows that are the rows of blocks. None if rows are rows of row groups.
+        seed: Seed of the order.
     """
 
     id: str
@@ -62,6 +65,8 @@ class Order(ABC):
     names: tuple[str, ...] = ()
     block_rows: Ints
     continues: Mapping[str, int] = MappingProxyType({})
+    windows: WindowIndex | None = None
+    seed: int
 
     @abstractmethod
     def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:

@@ -8,6 +8,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from typing import Protocol
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from forebay.plan.lane_count import choose_lanes, choose_window
 from forebay.plan.lanes import LaneEpoch, LaneRows, deal, owned_order, shuffled_line
 from forebay.plan.order import BlockSpan, Order, PositionedRows
 from forebay.plan.permute import Ints
+from forebay.plan.windows.index import WindowIndex
 
 PLAN_VERSION = 2
 """Part of every plan id. Raised whenever any row would come at another position."""
@@ -25,18 +27,27 @@ _FEW_ROWS = 8
 """Rows per lane below which an epoch is one permutation of all rows: lanes of few rows have few orders."""
 
 
+class Windowed(Protocol):
+    """Windows over the series of a data set, such as a part of `fb.Sequences`."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def windows(self) -> WindowIndex: ...
+
+
 def build_plan(
-    manifest: Manifest,
+    manifest: Manifest | Windowed,
     *,
     seed: int = 0,
     lanes: int | None = None,
     window_rows: int | None = None,
     shuffle: bool = True,
 ) -> Plan:
-    """Plan the order of all rows of a manifest.
+    """Plan the order of all rows of a manifest, or of all windows of a part of `fb.Sequences`.
 
     Args:
-        manifest: Row groups, from `scan`.
+        manifest: Row groups, from `scan`, or series, from `Sequences`. The rows of the plan are then windows.
         seed: Any integer in [0, 2**64). 0 is a seed like any other.
         lanes: Parallel streams of an epoch, constant for the run: the largest number of ranks that it can ever have. By
             default a power of two from 16 to 1024, chosen from the row groups' number and bytes (`choose_lanes`).
@@ -47,6 +58,10 @@ def build_plan(
     Raises:
         InvalidOption: A value that can never work, or a data set without rows.
     """
+    windows: WindowIndex | None = None
+    if not isinstance(manifest, Manifest):
+        windows = getattr(manifest, "windows", None)
+        manifest = getattr(manifest, "manifest", manifest)
     if not isinstance(manifest, Manifest):
         raise InvalidOption(f"build_plan was given {manifest!r:.200}. Give it the manifest that fb.scan() returns.")
     if manifest.num_rows == 0:
@@ -61,6 +76,7 @@ def build_plan(
         lanes=num_lanes,
         window_rows=whole_number("window_rows", window, least=1, most=1 << 31),
         shuffle=bool(shuffle),
+        windows=windows,
     )
 
 
@@ -75,29 +91,41 @@ class Plan(Order):
         num_rows: Number of rows of an epoch.
         id: SHA-256 (hex) of everything that the order depends on.
         seed, lanes, window_rows, shuffle: Arguments of `build_plan`, or their defaults.
+        windows: Index of the windows that are its rows. None for rows of row groups.
     """
 
-    def __init__(self, manifest: Manifest, *, seed: int, lanes: int, window_rows: int, shuffle: bool) -> None:
-        self.manifest, self.manifests = manifest, (manifest,)
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        seed: int,
+        lanes: int,
+        window_rows: int,
+        shuffle: bool,
+        windows: WindowIndex | None = None,
+    ) -> None:
+        self.manifest, self.manifests, self.windows = manifest, (manifest,), windows
         self.seed, self.lanes, self.window_rows, self.shuffle = seed, lanes, window_rows, shuffle
-        rows = np.asarray(manifest.rows, dtype=np.int64)
-        self.num_rows, self.block_rows = int(rows.sum()), rows
-        assert self.num_rows > 0, "build_plan() refuses a data set without rows"
+        self.block_rows = np.asarray(manifest.rows, dtype=np.int64)
+        rows = self.block_rows if windows is None else windows.rows
+        self.num_rows = int(rows.sum())
+        assert self.num_rows > 0, "build_plan() refuses a data set without rows, and a split one without windows"
         self._has_few_rows = shuffle and self.num_rows < _FEW_ROWS * lanes
         self.owned_order = owned_order(lanes)
         self._pieces, self._lane_pieces = deal(rows, seed=seed, lanes=lanes, shuffle=shuffle)
-        facts = [PLAN_VERSION, manifest.id, seed, lanes, window_rows, shuffle]
+        facts = [PLAN_VERSION, manifest.id if windows is None else windows.id, seed, lanes, window_rows, shuffle]
         self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._lane_epoch = lru_cache(maxsize=2 * lanes)(self._order_lane)  # a mixture reads two epochs
         self._line = lru_cache(maxsize=2)(partial(shuffled_line, rows, seed=seed))
 
     def __reduce__(self) -> tuple[object, ...]:
         options = {"seed": self.seed, "lanes": self.lanes, "window_rows": self.window_rows, "shuffle": self.shuffle}
-        return _rebuild, (self.manifest, options)
+        return _rebuild, (self.manifest, options, self.windows)
 
     def __repr__(self) -> str:
         return (
-            f"Plan({self.id[:8]}: {self.num_rows} rows in {len(self.manifest)} row groups, seed={self.seed}, "
+            f"Plan({self.id[:8]}: {self.num_rows} {'rows' if self.windows is None else 'windows'} in "
+            f"{len(self.manifest)} row groups, seed={self.seed}, "
             f"lanes={self.lanes}, window_rows={self.window_rows}, shuffle={self.shuffle})"
         )
 
@@ -150,6 +178,9 @@ class Plan(Order):
             # Lane rows `need` to `release` are at positions row * lanes + lane.
             if (span := BlockSpan(need * self.lanes + lane, release * self.lanes + lane, block)).release > position:
                 yield span
+                # Windows that start in a block go on in others.
+                for other in self.windows.neighbours(block) if self.windows else ():
+                    yield span._replace(block=other)
 
     def _order_lane(self, epoch: int, lane: int) -> LaneEpoch:
         if self._has_few_rows:
@@ -167,5 +198,5 @@ class Plan(Order):
         return f", the default for {len(self.manifest)} row groups with {self.manifest.num_bytes} bytes together"
 
 
-def _rebuild(manifest: Manifest, options: dict[str, int]) -> Plan:
-    return Plan(manifest, **options)  # type: ignore[arg-type]
+def _rebuild(manifest: Manifest, options: dict[str, int], windows: WindowIndex | None) -> Plan:
+    return Plan(manifest, **options, windows=windows)  # type: ignore[arg-type]

@@ -45,8 +45,9 @@ class TargetBounds:
 
 
 class WindowPlaces(NamedTuple):
-    """Places of windows on the line: `start`, the first `real` step that may be read, and the `run` of the first step
-    that is read, each int64 [n]. Steps from `start` to `real` are padding.
+    """Places of windows on the line: `start`, the first `real` step, and a `run` at or before that, each int64 [n].
+
+    Steps from `start` to `real` are padding.
     """
 
     start: Ints
@@ -96,9 +97,8 @@ class WindowIndex:
         """Places of windows `row` of `block`, moved by `shift` steps. One binary search each."""
         run, number = np.empty_like(row), np.empty_like(row)
         locate(self._block_first[block] + row, self._ends, self._order, self._shift_of, run, number)
-        floor = self._floor[run]
         start = self._first_start[run] + number * self.shape.stride + shift
-        return WindowPlaces(start, floor, run)
+        return WindowPlaces(start, np.maximum(start, self._floor[run]), run)
 
     def shift_of(self, seed: int, epoch: int) -> int:
         """Shift of all windows in an epoch."""
@@ -106,7 +106,7 @@ class WindowIndex:
 
     def neighbours(self, block: int) -> list[int]:
         """Blocks that windows starting in `block` also read, at any shift, ascending."""
-        places = slice(*np.searchsorted(self.line.block, [block, block + 1], sorter=self._order))
+        places = self._runs_at(block)
         found: set[int] = set()
         for run, end, shift in zip(
             self._order[places].tolist(), self._ends[places].tolist(), self._shift_of[places].tolist(), strict=True
@@ -117,6 +117,21 @@ class WindowIndex:
                 runs = self.line.runs_of(int(self.line.starts[run]), stop)
                 found.update(self.line.block[runs.start : runs.stop].tolist())
         return sorted(found - {block})
+
+    def runs_in(self, block: int) -> Ints:
+        """Runs that lie in a block, int64 [n]."""
+        return self._order[self._runs_at(block)]
+
+    def blocks_of(self, places: WindowPlaces) -> Ints:
+        """Blocks that windows read, and those that they are numbered in, ascending, each once."""
+        line = self.line
+        last = np.searchsorted(line.starts, places.start + self.shape.length - 1, side="right") - 1
+        counts = last - places.run + 1
+        runs = np.arange(int(counts.sum())) + np.repeat(places.run - np.cumsum(counts) + counts, counts)
+        return np.unique(line.block[runs])
+
+    def _runs_at(self, block: int) -> slice:
+        return slice(*np.searchsorted(self.line.block, [block, block + 1], sorter=self._order).tolist())
 
     def entity_steps(self, places: WindowPlaces) -> NDArray[np.int64]:
         """Entity and its step at the start of each window, int64 [n, 2]. A padded window starts below 0."""

@@ -17,6 +17,7 @@ from forebay.transform.fingerprint.values import canonical, digest
 from forebay.transform.sequences.step_columns import StepColumns
 from forebay.transform.sequences.steps import Steps, sorted_steps
 from forebay.transform.sequences.summary import summarize
+from forebay.transform.sequences.views import WindowViews
 from forebay.transform.transform import LAYOUT_VERSION, Transform
 
 SEQUENCE_VERSION = 1
@@ -48,8 +49,10 @@ class SequenceTransform(Transform):
     """
 
     step_columns: StepColumns
+    views: WindowViews
+    """Arrays that a batch of windows has. Blocks do not depend on them."""
 
-    def __init__(self, step_columns: StepColumns) -> None:
+    def __init__(self, step_columns: StepColumns, views: WindowViews | None = None) -> None:
         identity = [LAYOUT_VERSION, SEQUENCE_VERSION, step_columns.identity()]
         values: dict[str, Any] = {
             "features": {},
@@ -57,6 +60,7 @@ class SequenceTransform(Transform):
             "version": None,
             "fingerprint": digest(canonical(identity).encode()),
             "step_columns": step_columns,
+            "views": views or WindowViews(views=()),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -134,7 +138,7 @@ def _static_arrays(
     for feature_name, feature in columns.static.items():
         for name, array in feature.arrays(feature_name, table).items():
             per_step = array[steps.row]
-            changes = np.any((per_step[1:] != per_step[:-1]).reshape(max(len(per_step) - 1, 0), -1), axis=1)
+            changes = (per_step[1:] != per_step[:-1]).any(axis=tuple(range(1, per_step.ndim)))
             changes[first[1:] - 1] = False
             if changes.any():
                 at = int(np.flatnonzero(changes)[0])

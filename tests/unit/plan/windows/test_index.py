@@ -103,7 +103,7 @@ def _check_part(
     needed: dict[int, set[int]] = {}
     for number, window in enumerate(expected[each] for each in found):
         begin = line.entities[window.entity]
-        assert places.real[number] <= begin + window.past[0] == max(places.start[number], places.real[number]), case
+        assert places.real[number] == begin + window.past[0], case
         assert block_of[window.entity, window.past[0]] == block[number], case
         steps = range(window.past[0], max(window.past[-1], window.targets[-1]) + 1)
         needed.setdefault(int(block[number]), set()).update(block_of[window.entity, step] for step in steps)

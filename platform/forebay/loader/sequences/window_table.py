@@ -1,0 +1,152 @@
+"""Table of the blocks of sequences that a rank gathers windows from at this moment."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.errors import SourceChanged
+from forebay.kernels.calls import fill_windows, gather_scaled, gather_steps
+from forebay.loader.buffers import BufferPool
+from forebay.plan.lanes import LaneRows
+from forebay.plan.windows.index import WindowIndex, WindowPlaces
+from forebay.transform.block import Block
+from forebay.transform.sequences.sequence_block import RUN_ENDS, STATIC, VALUES
+from forebay.transform.sequences.views import View, WindowViews
+
+_ALIGNMENT = 64
+_NO_MASK = np.empty(0, dtype=np.uint8)
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+class WindowTable:
+    """Blocks by run. `gather` copies the steps of any windows into one buffer of the pool.
+
+    Args:
+        index: Windows of the plan.
+        views: Arrays of a batch.
+        block_rows: Rows of each row group, int64 [blocks].
+        pool: Memory of batches.
+        shift: Shift of all windows in this epoch.
+    """
+
+    def __init__(
+        self, index: WindowIndex, views: WindowViews, block_rows: NDArray[np.int64], pool: BufferPool, *, shift: int
+    ) -> None:
+        self._index, self._views, self._block_rows, self._pool, self._shift = index, views, block_rows, pool, shift
+        self._blocks: dict[int, Block] = {}
+        self._is_present = np.zeros(len(block_rows), dtype=bool)
+        self._dtypes = tuple(dict.fromkeys(view.dtype for view in views.views))
+        # One row of starts, and one of addresses per dtype: address of a step at place 0, if the run reached so far.
+        self._line = np.zeros((1 + len(self._dtypes), len(index.line.starts)), dtype=np.int64)
+        self._line[0] = index.line.starts
+        self._static: Arrays = {}
+
+    def missing(self, rows: LaneRows) -> list[int]:
+        """Numbers of the blocks of `rows` that are not in the table."""
+        return self._absent(self._places(rows))
+
+    def add(self, index: int, block: Block) -> None:
+        """Add a block. Raises `SourceChanged` if it does not have the rows of the plan."""
+        if block.rows != self._block_rows[index]:
+            raise SourceChanged(
+                f"Row group {index} has {block.rows} rows; the windows were made for {self._block_rows[index]}. Scan "
+                "the data again.",
+                row_group=index,
+            )
+        runs = self._index.runs_in(index)
+        first = self._index.line.first[runs]
+        for number, dtype in enumerate(self._dtypes, start=1):
+            steps = block.arrays[f"{VALUES}{dtype}"]
+            self._line[number, runs] = steps.ctypes.data + (first - self._line[0, runs]) * steps.strides[0]
+        own = np.searchsorted(block.arrays[RUN_ENDS], first, side="right")
+        for name in self._views.static:
+            values = block.arrays[f"{STATIC}{name}"]
+            if name not in self._static:
+                self._static[name] = np.zeros((len(self._index.line.block), *values.shape[1:]), values.dtype)
+            self._static[name][runs] = values[own]
+        self._blocks[index], self._is_present[index] = block, True
+
+    def remove(self, index: int) -> Block | None:
+        """Remove and return a block, or None if it is not in the table."""
+        self._is_present[index] = False
+        return self._blocks.pop(index, None)
+
+    def gather(self, rows: LaneRows) -> tuple[Arrays, int] | None:
+        """Copy windows into one buffer. Returns the arrays and their bytes, or None if a block is `missing`."""
+        places = self._places(rows)
+        if self._absent(places):
+            return None
+        windows = np.stack(places)
+        arrays, end = self._buffers(len(rows.row))
+        for view in self._views.views:
+            if view.scaling is None:
+                self._copy(view, arrays[view.name], windows)
+            else:
+                mask = arrays.get(f"{view.name}_observed")
+                self._scale(view, view.scaling, arrays[view.name], mask, windows)
+        if self._views.past is not None:
+            arrays["past_lengths"] = (places.start + self._views.past - places.real).astype(np.int32)
+        for name in self._views.static:
+            arrays[name] = self._static[name][places.run]
+        return {name: array.view(bool) if name.endswith("_observed") else array for name, array in arrays.items()}, end
+
+    def window_ids(self, rows: LaneRows) -> NDArray[np.int64]:
+        """Entity and first step of each window, int64 [n, 2]."""
+        return self._index.entity_steps(self._places(rows))
+
+    def _places(self, rows: LaneRows) -> WindowPlaces:
+        return self._index.locate(rows.block, rows.row, self._shift)
+
+    def _absent(self, places: WindowPlaces) -> list[int]:
+        blocks = self._index.blocks_of(places)
+        found: list[int] = blocks[~self._is_present[blocks]].tolist()
+        return found
+
+    def _buffers(self, count: int) -> tuple[Arrays, int]:
+        """Uninitialised arrays of all views and masks in one buffer, and its bytes."""
+        shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for view in self._views.views:
+            shapes[view.name] = view.dtype, (count, len(view.steps), len(view.columns))
+            if self._views.observed and view.scaling is not None:
+                shapes[f"{view.name}_observed"] = "uint8", shapes[view.name][1]
+        sizes = {name: np.dtype(dtype).itemsize * math.prod(shape) for name, (dtype, shape) in shapes.items()}
+        buffer = self._pool.lease(sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()))
+        arrays: Arrays = {}
+        end = 0
+        for name, (dtype, shape) in shapes.items():
+            arrays[name] = buffer[end : end + sizes[name]].view(dtype).reshape(shape)
+            end += -(-sizes[name] // _ALIGNMENT) * _ALIGNMENT
+        return arrays, end
+
+    def _copy(self, view: View, out: NDArray[np.generic], windows: NDArray[np.int64]) -> None:
+        whole = out if view.copies_rows else np.empty((*out.shape[:2], view.width), view.dtype)
+        step_bytes = whole.strides[1]
+        number = self._dtypes.index(view.dtype) + 1
+        for first, step, count in view.ranges():
+            facts = np.array([step, count, step_bytes, whole.strides[0], number])
+            gather_steps(whole.ctypes.data + first * step_bytes, facts, self._line, windows)
+        if whole is not out:
+            np.take(whole, view.columns, axis=2, out=out)
+
+    def _scale(
+        self,
+        view: View,
+        scaling: NDArray[np.float32],
+        out: NDArray[np.generic],
+        mask: NDArray[np.generic] | None,
+        windows: NDArray[np.int64],
+    ) -> None:
+        width = len(view.columns)
+        number = self._dtypes.index(view.dtype) + 1
+        flat, flat_mask = out.reshape(-1), None if mask is None else mask.reshape(-1)
+        for first, step, count in view.ranges():
+            facts = np.array([step, count, view.width, len(view.steps) * width, number, *view.columns])
+            part = flat[first * width :]
+            gather_scaled(part, facts, scaling, self._line, windows)  # type: ignore[arg-type]
+            if flat_mask is not None or scaling[3].any():
+                part_mask = _NO_MASK if flat_mask is None else flat_mask[first * width :]
+                fill_windows(part, part_mask, facts, scaling, self._line, windows)  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""Times and durations of a user, in the integers of a time column."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.errors import InvalidOption
+
+_NANOSECONDS = {
+    "ns": 1,
+    "us": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "min": 60 * 10**9,
+    "h": 3600 * 10**9,
+    "d": 86_400 * 10**9,
+    "w": 7 * 86_400 * 10**9,
+}
+_DURATION = re.compile(r"\s*(\d+)\s*(ns|us|ms|s|min|h|d|w)\s*")
+_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
+
+
+def ticks_of(option: str, value: object, column: pa.DataType) -> int:
+    """`value` as an integer of `column`: a time of a timestamp or date column, or the integer of an integer column.
+
+    A column with a zone needs a time with an offset, such as `2017-07-01T00:00+02:00`, and one without needs a time
+    without. Raises `InvalidOption` for anything else, and for a time between two integers of the column.
+    """
+    if pa.types.is_integer(column):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        raise InvalidOption(f"{option}={value!r}, but the time column is {column}: give an integer.", value=value)
+    text = value.isoformat() if isinstance(value, datetime.date) else str(value)
+    zone = getattr(column, "tz", None)
+    offset = _ZONE.search(text) if "T" in text or " " in text or text.endswith("Z") else None
+    if (zone is not None) != (offset is not None):
+        remedy = (
+            "with its offset, such as 2017-07-01T00:00+00:00" if zone else "without one, in the times of the column"
+        )
+        raise InvalidOption(
+            f"{option}={value!r} has {'an' if offset else 'no'} offset from UTC, but the time column is {column}. Give "
+            f"the time {remedy}.",
+            value=value,
+        )
+    try:
+        moment = np.datetime64(text[: offset.start()] if offset else text, "ns")
+    except ValueError as error:
+        raise InvalidOption(f"{option}={value!r} is not a time: {error}. Give ISO 8601 text.", value=value) from error
+    nanoseconds = int(moment.astype(np.int64)) - (_offset_ns(offset.group()) if offset else 0)
+    return _divided(option, value, nanoseconds, column)
+
+
+def duration_ticks(option: str, value: object, column: pa.DataType) -> int:
+    """`value`, such as `"2h"` or a `timedelta`, in the unit of `column`. An integer counts that unit itself.
+
+    Raises `InvalidOption` for anything else, and for a duration that is no multiple of the unit.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if isinstance(value, datetime.timedelta):
+        nanoseconds = (value // datetime.timedelta(microseconds=1)) * 1000
+    elif match:
+        nanoseconds = int(match[1]) * _NANOSECONDS[match[2]]
+    else:
+        nanoseconds = 0
+    if nanoseconds <= 0 or pa.types.is_integer(column):
+        raise InvalidOption(
+            f'{option}={value!r}, and the time column is {column}: give a duration such as "2h" (ns, us, ms, s, min, '
+            "h, d, w) for timestamps and dates, or a whole number of its unit.",
+            value=value,
+        )
+    return _divided(option, value, nanoseconds, column)
+
+
+def _divided(option: str, value: object, nanoseconds: int, column: pa.DataType) -> int:
+    unit = _tick_ns(column)
+    if nanoseconds % unit:
+        raise InvalidOption(
+            f"{option}={value!r} lies between two values of the time column, which is {column}. Round it to its unit.",
+            value=value,
+        )
+    return nanoseconds // unit
+
+
+def _tick_ns(column: Any) -> int:
+    if pa.types.is_date32(column):
+        return _NANOSECONDS["d"]
+    return _NANOSECONDS["ms" if pa.types.is_date64(column) else column.unit]
+
+
+def _offset_ns(text: str) -> int:
+    if text == "Z":
+        return 0
+    minutes = int(text[1:3]) * 60 + int(text[-2:])
+    return (minutes if text[0] == "+" else -minutes) * _NANOSECONDS["min"]

@@ -1,0 +1,182 @@
+"""Laws of the order over windows: any world, any cache state, resume at every batch, fork and spawn."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.loader.sequences.conftest import random_series, write_series
+
+import forebay as fb
+from forebay.cache.cpu_share import DataWorkers
+from forebay.cache.local_source import LocalSource
+from forebay.metrics import Counters
+
+GOLDEN = "a72eaebbf82fc618"
+
+
+def part_of(folder: Path, cache: fb.DiskCache | None = None, **options: Any) -> Any:
+    rng = np.random.default_rng(21)
+    data = folder / "data"
+    manifest = fb.scan(str(data)) if data.exists() else write_series(data, random_series(rng), "day", rng)
+    options = {
+        "past": fb.Past(["load", "temp"], steps=6),
+        "future": fb.Future(["load"], steps=2),
+        "stride": 2,
+    } | options
+    series = fb.Sequences(manifest, entity="meter", time="ts", scale="standard", cache=cache, **options)
+    return series.split(fractions=(0.8,))[0]
+
+
+def rows_of(batches: Any) -> list[list[tuple[bytes, ...]]]:
+    """Windows and their bits in each batch, without those of weight 0."""
+    return [
+        [
+            (batch.windows[row].tobytes(), batch["past"][row].tobytes(), batch["future"][row].tobytes())
+            for row in range(batch.rows)
+        ]
+        for batch in batches
+    ]
+
+
+def loader_of(part: Any, plan: fb.Plan, cache: Any = None, **options: Any) -> fb.Loader:
+    return fb.Loader(plan, part.transform, cache, global_batch=16, as_numpy=True, **options)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 16])
+@pytest.mark.parametrize("window_rows", [4, 1000])
+def test_every_world_sees_the_same_global_batches(
+    size: int, window_rows: int, tmp_path: Path, cache: fb.DiskCache
+) -> None:
+    part = part_of(tmp_path, cache)
+    plan = fb.build_plan(part, seed=3, lanes=16, window_rows=window_rows)
+    alone = rows_of(loader_of(part, plan, cache))
+    ranks = [rows_of(loader_of(part, plan, cache, world=fb.World(rank=rank, size=size))) for rank in range(size)]
+    assert [sorted(sum(parts, [])) for parts in zip(*ranks, strict=True)] == [sorted(batch) for batch in alone]
+    windows = [row[0] for batch in alone for row in batch]
+    assert len(windows) == len(set(windows)) == part.num_windows
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_cold_warm_half_and_no_cache_give_the_same_bits(shift: bool, tmp_path: Path, cache: fb.DiskCache) -> None:
+    options: dict[str, Any] = {"future": None, "past": fb.Past(["load", "temp", "hour"], steps=6), "shift": shift}
+    part = part_of(tmp_path, **options)
+    plan = fb.build_plan(part, seed=3)
+
+    def digest(cached: Any) -> str:
+        found = hashlib.sha256()
+        with loader_of(part, plan, cached, epochs=3) as loader:
+            for _ in range(3):
+                for batch in loader:
+                    found.update(batch["past"].tobytes() + batch.windows.tobytes())
+        return found.hexdigest()
+
+    half = fb.DiskCache(tmp_path / "half", quota_bytes=256 << 10, min_free_bytes=0)
+    assert len({digest(None), digest(cache), digest(cache), digest(half)}) == 1
+
+
+def test_an_epoch_with_a_shift_has_other_windows(tmp_path: Path) -> None:
+    part = part_of(tmp_path, future=None, shift=True, stride=6)
+    plan = fb.build_plan(part, seed=3)
+    with loader_of(part, plan) as loader:
+        epochs = [{row[0] for batch in rows_of(loader) for row in batch} for _ in range(4)]
+    assert len({frozenset(epoch) for epoch in epochs}) > 1
+    assert {len(epoch) for epoch in epochs} == {part.num_windows}
+
+
+def test_resume_at_every_batch_in_another_world(tmp_path: Path, cache: fb.DiskCache) -> None:
+    part = part_of(tmp_path, cache)
+    plan = fb.build_plan(part, seed=3, lanes=6, window_rows=8)
+    with loader_of(part, plan, cache) as loader:
+        cursors, batches = [loader.cursor()], []
+        for batch in loader:
+            batches.append(sorted(rows_of([batch])[0]))
+            cursors.append(loader.cursor())
+    assert len(batches) > 4
+    for done, cursor in enumerate(cursors[:-1]):
+        ranks = []
+        for rank in range(2):
+            with loader_of(part, plan, cache, world=fb.World(rank=rank, size=2)) as loader:
+                loader.seek(cursor)
+                ranks.append(rows_of(loader))
+        assert [sorted(sum(parts, [])) for parts in zip(*ranks, strict=True)] == batches[done:]
+
+
+def test_the_order_is_pinned(tmp_path: Path) -> None:
+    """A literal: order, composition and ids of windows change only with a version of the plan or of the windows."""
+    part = part_of(tmp_path)
+    plan = fb.build_plan(part, seed=3)
+    found = hashlib.sha256()
+    position = 0
+    while size := plan.batch_size(position, 16):
+        rows = plan.batch(0, position, 16)
+        found.update(part.windows.entity_steps(part.windows.locate(rows.block, rows.row)).astype("<i8").tobytes())
+        position += size
+    assert found.hexdigest()[:16] == GOLDEN
+
+
+def test_one_pass_opens_each_row_group_once(tmp_path: Path, cache: fb.DiskCache) -> None:
+    """1.5.3: statistics, three epochs, and other window lengths: the source is read by the first pass alone."""
+    opens = 0
+    for steps in (4, 6, 8):
+        part = part_of(tmp_path, cache, past=fb.Past(["load", "temp"], steps=steps))
+        plan = fb.build_plan(part, seed=3)
+        assert part.statistics["load"].count
+        with loader_of(part, plan, cache) as loader:
+            for _ in range(3):
+                rows_of(loader)
+            opens += int(loader.tally["parquet_opens"])
+        opens += int(part.training.blocks.tally["parquet_opens"])
+    assert opens == len(part.manifest.files)
+
+
+def test_statistics_do_not_depend_on_the_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for reads in (1, 2, 4, 8):
+        workers = DataWorkers(core_share=1.0, num_reads=reads)
+
+        def source(_: Any, dataset: Any, tally: Counters, workers: DataWorkers = workers) -> LocalSource:
+            return LocalSource(dataset, None, tally=tally, workers=workers)
+
+        monkeypatch.setattr("forebay.loader.sequences.series_blocks.open_source", source)
+        found.add(repr(part_of(tmp_path).statistics))
+    assert len(found) == 1
+
+
+def test_the_index_travels_and_data_does_not(tmp_path: Path, cache: fb.DiskCache) -> None:
+    part = part_of(tmp_path, cache)
+    plan = fb.build_plan(part, seed=3)
+    with loader_of(part, plan, cache) as loader:
+        next(iter(loader))
+        packed = pickle.dumps(loader)
+        assert len(packed) <= (64 << 10) + part.windows.nbytes
+        with pickle.loads(packed) as copy:
+            assert rows_of(copy) == rows_of(loader)
+
+
+def _child(loader: fb.Loader, answer: Any) -> None:
+    answer.put(rows_of(loader))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_read_the_same(method: str, tmp_path: Path, cache: fb.DiskCache) -> None:
+    part = part_of(tmp_path, cache)
+    plan = fb.build_plan(part, seed=3)
+    context = multiprocessing.get_context(method)
+    answer = context.Queue()
+    with loader_of(part, plan, cache) as loader:
+        if method == "fork":
+            next(iter(loader))
+        child = context.Process(target=_child, args=(loader, answer))
+        child.start()
+        found = answer.get(timeout=120)
+        child.join(30)
+        assert child.exitcode == 0
+        assert found == rows_of(loader)
+    answer.close()
+    answer.join_thread()
