@@ -27,6 +27,7 @@ PUBLIC_NAMES = [
     "Elastic",
     "EmbeddingNorms",
     "ForebayError",
+    "Future",
     "Job",
     "Label",
     "LinearScaling",
@@ -38,6 +39,7 @@ PUBLIC_NAMES = [
     "NanGuard",
     "NoiseScale",
     "Order",
+    "Past",
     "Plan",
     "Prepared",
     "Quantiles",
@@ -51,6 +53,7 @@ PUBLIC_NAMES = [
     "Seconds",
     "Sequences",
     "SqrtScaling",
+    "Sequences",
     "Sweep",
     "SweepResult",
     "TrainSetup",
@@ -85,7 +88,7 @@ PUBLIC_NAMES = [
 
 VERBS = [
     *("cache clear", "cache ls", "cache verify", "plan", "prepare job", "prepare ls", "prepare rm"),
-    *("ps", "run", "scale", "scan", "stop", "warm"),
+    *("ps", "run", "scale", "scan", "series", "stop", "warm"),
 ]
 
 

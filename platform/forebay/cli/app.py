@@ -13,6 +13,7 @@ from forebay.cli import cache, plan, run, scan, warm
 from forebay.cli import runs as steering
 from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
+from forebay.cli.sequences import series
 from forebay.errors import ForebayError
 
 ERROR_CODE = 2
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command(rich_help_panel="Data")(scan.scan)
 app.command(rich_help_panel="Data")(plan.plan)
+app.command(rich_help_panel="Data")(series.series)
 app.add_typer(preparation.app, name="prepare", rich_help_panel="Data")
 app.command(rich_help_panel="Cache")(warm.warm)
 app.add_typer(cache.app, name="cache", rich_help_panel="Cache")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from forebay.errors import BatchTooSmall, CursorMismatch, InvalidOption, whole_number
 from forebay.plan.cursor import Cursor
@@ -23,11 +23,12 @@ def datasets_of(plan: Order, transform: Transforms) -> tuple[Dataset, ...]:
 
     Raises `InvalidOption` for other names than those of the plan, and for windows without a transform of sequences.
     """
-    if (plan.windows is not None) != isinstance(transform, SequenceTransform):
+    makers = transform.values() if isinstance(transform, Mapping) else (transform,)
+    if any((plan.windows is not None) != isinstance(each, SequenceTransform) for each in makers):
         ordered = "rows of row groups" if plan.windows is None else "windows"
         raise InvalidOption(
-            f"the plan orders {ordered}, but transform={type(transform).__name__} makes the other kind. Give "
-            "plan=build_plan(part) and transform=part.transform of one part of fb.Sequences, or neither."
+            f"the plan orders {ordered}, but transform= makes the other kind. Give plan=build_plan(part) and "
+            "transform=part.transform of one part of fb.Sequences, or neither. Windows cannot be mixed yet."
         )
     if not isinstance(transform, Mapping):
         return tuple(Dataset(manifest, transform) for manifest in plan.manifests)
@@ -137,6 +138,25 @@ class Data:
                 "same data, seed, lanes, window_rows and shuffle as then, or give the run a new name.",
                 step=step,
             )
+
+    @property
+    def statistics(self) -> Mapping[str, Any]:
+        """Statistics that values are scaled and filled by, with their id. Empty without such."""
+        return self.transform.views.statistics if isinstance(self.transform, SequenceTransform) else {}
+
+    def validate_statistics(self, saved: Mapping[str, Any], *, step: int) -> None:
+        """Check that the checkpoint of `step` was trained with these statistics. Raises `CursorMismatch` otherwise."""
+        if saved.get("id", "") == self.statistics.get("id", ""):
+            return
+        found, own = saved.get("columns", {}), self.statistics.get("columns", {})
+        changed = sorted(name for name in found.keys() | own.keys() if found.get(name) != own.get(name))
+        raise CursorMismatch(
+            f"the checkpoint of step {step} was trained on values scaled or filled by other statistics: "
+            f"{', '.join(changed) or 'scale or fill'} changed. Give the same data, split, scale and fill as then, or "
+            "give the run a new name.",
+            step=step,
+            columns=tuple(changed),
+        )
 
     def validate_world_size(self, size: int) -> None:
         """Check a world of `size` ranks.

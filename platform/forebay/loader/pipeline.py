@@ -189,8 +189,7 @@ def _table_of(options: LoaderOptions, pool: BufferPool, epoch: int) -> BlockTabl
     if plan.windows is None:
         return BlockTable(plan.block_rows, pool)
     assert options.views is not None, "the loader compares the plan with its transform"
-    shift = plan.windows.shift_of(plan.seed, epoch)
-    return WindowTable(plan.windows, options.views, plan.block_rows, pool, shift=shift)
+    return WindowTable(plan.windows, options.views, plan.block_rows, pool, shift=plan.window_shift(epoch))
 
 
 def _source_numbers(plan: Order) -> NDArray[np.int16] | None:

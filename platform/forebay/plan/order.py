@@ -54,7 +54,6 @@ class Order(ABC):
         block_rows: Rows of each row group, int64 [blocks].
         continues: Row of the run up to which an earlier order had the same rows, by its id.
         windows: Index of the windows that are the rows of blocks. None if rows are rows of row groups.
-        seed: Seed of the order.
     """
 
     id: str
@@ -66,7 +65,6 @@ class Order(ABC):
     block_rows: Ints
     continues: Mapping[str, int] = MappingProxyType({})
     windows: WindowIndex | None = None
-    seed: int
 
     @abstractmethod
     def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
@@ -84,6 +82,10 @@ class Order(ABC):
         """Whether a run can continue from `cursor` with this order."""
         limit = self.continues.get(cursor.plan_id, -1)
         return cursor.plan_id == self.id or cursor.epoch * self.num_rows + cursor.position <= limit
+
+    def window_shift(self, epoch: int) -> int:  # noqa: ARG002 - of orders of windows
+        """Number of steps by which the windows of an epoch are moved."""
+        return 0
 
     def num_batches(self, global_batch: int, start: int = 0, *, last: Last = "balance") -> int:
         """Number of global batches from position `start` to the end of the epoch."""

@@ -167,6 +167,9 @@ class Plan(Order):
     def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
         return heapq.merge(*(self._lane_spans(epoch, position, lane) for lane in lanes))
 
+    def window_shift(self, epoch: int) -> int:
+        return self.windows.shift_of(self.seed, epoch) if self.windows else 0
+
     def _positions(self, start: int, stop: int, lanes: Sequence[int]) -> Ints:
         """Positions of some lanes, ascending, from `start` to `stop`, int64 [n]."""
         rounds = np.arange(start // self.lanes, -(-stop // self.lanes), dtype=np.int64) * self.lanes

@@ -113,10 +113,12 @@ class TrainState:
             monitors=self.monitors.state(),
             batching=self.batch_size.state(),
             skipped=self.progress.skipped,
+            statistics=self.progress.data.statistics,
         )
 
     def restore(self, snapshot: Snapshot, *, rank: int) -> None:
-        """Return to the state in `snapshot`."""
+        """Return to the state in `snapshot`. Raises `CursorMismatch` if it was trained with other statistics."""
+        self.progress.data.validate_statistics(snapshot.statistics, step=snapshot.step)
         self.objects.restore(snapshot.objects, step=snapshot.step)
         self.monitors.restore(snapshot.monitors)
         self.step, self.rows = snapshot.step, snapshot.rows

@@ -14,6 +14,7 @@ from forebay.testing.data.click_log import write_click_log
 
 ROOT = Path(__file__).parents[3]
 CENSUS = ROOT.parent / "shared" / "data" / "adult.data"
+ETTH1 = ROOT.parent / "shared" / "data" / "ETTh1.csv"
 
 
 @pytest.fixture
@@ -54,3 +55,13 @@ def test_click_model_takes_your_own_parquet(run: Callable[..., Any], tmp_path: P
     user = json.dumps(["f0", "c0"]).replace(" ", "")
     result = run("train_ctr.py", data=log.path, workers=1, global_batch=64, epochs=1, buckets=512, user=user)
     assert 0 < result["epochs"][0]["rows"] < 2_000
+
+
+@pytest.mark.skipif(not ETTH1.exists(), reason="the ETT data is not beside the project (../shared/data)")
+@pytest.mark.parametrize("model", ["nlinear", pytest.param("dlinear", marks=pytest.mark.variation)])
+def test_forecasts_reach_the_published_error(run: Callable[..., Any], model: str) -> None:
+    result = run("forecast.py", csv=ETTH1, model=model, epochs=4)
+    assert result["epochs"][0]["rows"] == 8209
+    assert result["epochs"][-1]["metrics"]["mse"] == pytest.approx(0.375, abs=0.01)
+    # The first pass, before training, is the only one that reads the source.
+    assert all(epoch["tally"].get("parquet_opens", 0) == 0 for epoch in result["epochs"])

@@ -13,7 +13,7 @@ from forebay.kernels.calls import fill_windows, gather_scaled, gather_steps
 Floats = NDArray[np.float32]
 
 
-class Series:
+class CutSeries:
     """One line of steps, cut into runs that lie in arrays of their own."""
 
     def __init__(self, rng: np.random.Generator, *, nulls: float = 0.0, width: int = 3) -> None:
@@ -42,7 +42,7 @@ class Series:
 @pytest.mark.parametrize("seed", range(10))
 def test_raw_windows_are_slices(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    series = Series(rng)
+    series = CutSeries(rng)
     windows = series.windows(rng, 13)
     for skip, steps in ((0, 8), (9, 4), (12, 1)):
         out = np.full((40, steps + 1, 3), 7, np.float32)
@@ -57,7 +57,7 @@ def test_raw_windows_are_slices(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_scaled_windows_are_filled_from_their_own_steps(seed: int, fill: int) -> None:
     rng = np.random.default_rng(seed)
-    series = Series(rng, nulls=0.5)
+    series = CutSeries(rng, nulls=0.5)
     windows = series.windows(rng, 13)
     columns = [2, 0]
     scaling = np.array([[0.5, -1.0], [2.0, 0.25], [9.0, 8.0], [fill, fill]], np.float32)
@@ -93,7 +93,7 @@ def _filled(
 
 def test_without_scale_and_fill_the_bits_stay() -> None:
     rng = np.random.default_rng(1)
-    series = Series(rng, nulls=0.3)
+    series = CutSeries(rng, nulls=0.3)
     windows = series.windows(rng, 8)
     raw, scaled = np.empty((40, 8, 3), np.float32), np.empty((40, 8, 3), np.float32)
     gather_steps(raw.ctypes.data, np.array([0, 8, 12, 96, 1]), series.line, windows)

@@ -29,7 +29,7 @@ from forebay.transform.features.groups import Feature
 from forebay.transform.features.ragged import is_list
 from forebay.transform.fingerprint.values import digest
 from forebay.transform.sequences.sequence_block import SequenceTransform
-from forebay.transform.sequences.statistics import ColumnStatistics, Scale, scaling_of, statistics_id
+from forebay.transform.sequences.statistics import ColumnStatistics, Scale, saved_statistics, scaling_of
 from forebay.transform.sequences.step_columns import StepColumns
 from forebay.transform.sequences.summary import NULLS
 from forebay.transform.sequences.times import duration_ticks, ticks_of
@@ -239,7 +239,7 @@ class Sequences:
             static=tuple(name for key, feature in self._static.items() for name in feature.array_names(key)),
             past=self.past.steps if self.shape.least_steps < self.past.steps else None,
             observed=self.observed,
-            statistics_id=statistics_id(statistics) if uses_statistics else "",
+            statistics=saved_statistics(statistics, scale=self.scale, fill=self.fill) if uses_statistics else {},
         )
 
     @cached_property

@@ -17,7 +17,7 @@ from forebay.cache.source import SourceProvider, open_source
 from forebay.errors import BadSeries
 from forebay.manifest.manifest import Manifest
 from forebay.metrics import Counters
-from forebay.plan.windows.line import BlockRuns, Line
+from forebay.plan.windows.line import BlockRuns, StepLine
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
 from forebay.transform.sequences.sequence_block import SUMMARY, TIME, Runs, SequenceTransform
@@ -81,8 +81,8 @@ class Series:
         summaries: Summary of each block, by dtype.
     """
 
-    line: Line
-    whole: Line
+    line: StepLine
+    whole: StepLine
     times: NDArray[np.int64]
     entities: pa.Array
     summaries: dict[str, list[Summary]]
@@ -102,7 +102,7 @@ def read_series(blocks: SeriesBlocks, max_gap: int | None) -> Series:
         for dtype, kept in summaries.items():
             kept.append(block.arrays[f"{SUMMARY}{dtype}"].copy())
     block_runs, entities = _block_runs(runs, has_time=columns.time is not None)
-    line = whole = Line.of(block_runs, len(entities), lambda run: blocks.place_name(int(block_runs.block[run])))
+    line = whole = StepLine.of(block_runs, len(entities), lambda run: blocks.place_name(int(block_runs.block[run])))
     order = _line_order(line, block_runs)
     times = np.zeros((len(order), 2), np.int64) if block_runs.times is None else block_runs.times[order]
     if max_gap is not None:
@@ -128,7 +128,7 @@ def _block_runs(runs: list[Runs], *, has_time: bool) -> tuple[BlockRuns, pa.Arra
     return found, encoded.dictionary.take(pa.array(order))
 
 
-def _line_order(line: Line, runs: BlockRuns) -> NDArray[np.int64]:
+def _line_order(line: StepLine, runs: BlockRuns) -> NDArray[np.int64]:
     """Number of each run of the line among `runs`, which ascend by (block, first)."""
     order = np.argsort(np.lexsort((line.first, line.block)), kind="stable")
     assert np.array_equal(runs.block[order], line.block)
@@ -142,7 +142,9 @@ def _gaps_within(block: Block, runs: Runs, max_gap: int) -> NDArray[np.int64]:
     return np.flatnonzero(jumps) + 1
 
 
-def _gap_places(line: Line, times: NDArray[np.int64], gaps: list[NDArray[np.int64]], max_gap: int) -> NDArray[np.int64]:
+def _gap_places(
+    line: StepLine, times: NDArray[np.int64], gaps: list[NDArray[np.int64]], max_gap: int
+) -> NDArray[np.int64]:
     """Places of the line that follow a gap, within runs and between them."""
     between = np.flatnonzero(times[1:, 0] - times[:-1, 1] > max_gap) + 1
     places = [line.starts[between]]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from forebay.errors import InvalidOption
 from forebay.kernels.calls import locate
 from forebay.plan.permute import Ints, derive
-from forebay.plan.windows.line import Line
+from forebay.plan.windows.line import StepLine
 from forebay.plan.windows.shape import WindowShape
 
 WINDOW_VERSION = 1
@@ -38,7 +38,7 @@ class TargetBounds:
     own_context: bool = False
 
     @classmethod
-    def all_of(cls, line: Line) -> TargetBounds:
+    def all_of(cls, line: StepLine) -> TargetBounds:
         """All steps of all entities."""
         steps = np.diff(line.entities)
         return cls(low=np.zeros_like(steps), high=steps)
@@ -67,7 +67,9 @@ class WindowIndex:
         rows: Number of windows that start in each block, int64 [blocks].
     """
 
-    def __init__(self, line: Line, shape: WindowShape, bounds: TargetBounds, *, num_blocks: int, data_id: str) -> None:
+    def __init__(
+        self, line: StepLine, shape: WindowShape, bounds: TargetBounds, *, num_blocks: int, data_id: str
+    ) -> None:
         self.line, self.shape = line, shape
         low, high, floor = _starts(line, shape, bounds)
         segment = np.searchsorted(line.segments, line.starts[:-1], side="right") - 1
@@ -139,7 +141,7 @@ class WindowIndex:
         return np.stack([entity, places.start - self.line.entities[entity]], axis=1)
 
 
-def _starts(line: Line, shape: WindowShape, bounds: TargetBounds) -> tuple[Ints, Ints, Ints]:
+def _starts(line: StepLine, shape: WindowShape, bounds: TargetBounds) -> tuple[Ints, Ints, Ints]:
     """First start, end of the starts, and first step to read, of each segment, as places on the line."""
     begin, end = line.segments[:-1], line.segments[1:]
     entity = np.searchsorted(line.entities, begin, side="right") - 1
@@ -159,7 +161,7 @@ def _windows_before(place: Ints, low: Ints, high: Ints, floor: Ints, stride: int
     return np.where(place > floor, started, 0)
 
 
-def _id_of(data_id: str, shape: WindowShape, bounds: TargetBounds, line: Line) -> str:
+def _id_of(data_id: str, shape: WindowShape, bounds: TargetBounds, line: StepLine) -> str:
     ahead = list(shape.ahead)
     facts = [WINDOW_VERSION, data_id, shape.past, ahead, shape.gap, shape.stride, shape.least_steps, shape.shift]
     digest = hashlib.sha256(json.dumps([*facts, bounds.own_context]).encode())

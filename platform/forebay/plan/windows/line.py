@@ -32,7 +32,7 @@ class BlockRuns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Line:
+class StepLine:
     """Runs in the order of (entity, time). A *place* is a step's number on the line. Nothing is kept per step.
 
     Attributes:
@@ -51,7 +51,7 @@ class Line:
     entities: Ints
 
     @classmethod
-    def of(cls, runs: BlockRuns, num_entities: int, name_of: Callable[[int], str]) -> Line:
+    def of(cls, runs: BlockRuns, num_entities: int, name_of: Callable[[int], str]) -> StepLine:
         """Line of `runs`. `name_of` names a run in errors. Raises `BadSeries` for runs of an entity that overlap."""
         when = runs.block if runs.times is None else np.ascontiguousarray(runs.times[:, 0])
         order = np.lexsort((runs.first, runs.block, when, runs.entity))
@@ -73,13 +73,13 @@ class Line:
     def num_steps(self) -> int:
         return int(self.starts[-1])
 
-    def cut(self, places: Ints) -> Line:
+    def cut(self, places: Ints) -> StepLine:
         """Line with a new segment at each of `places`. A run that holds one becomes two."""
         segments = np.union1d(self.segments, places)
         starts = np.union1d(self.starts, places)
         run = np.searchsorted(self.starts, starts[:-1], side="right") - 1
         first = self.first[run] + starts[:-1] - self.starts[run]
-        return Line(block=self.block[run], first=first, starts=starts, segments=segments, entities=self.entities)
+        return StepLine(block=self.block[run], first=first, starts=starts, segments=segments, entities=self.entities)
 
     def runs_of(self, start: int, stop: int) -> range:
         """Runs that hold the places from `start` to `stop`, which are not empty."""

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from forebay.errors import InvalidOption, whole_number
 from forebay.plan.permute import Ints
 from forebay.plan.windows.index import TargetBounds
-from forebay.plan.windows.line import Line
+from forebay.plan.windows.line import StepLine
 
 
-def step_cuts(line: Line, steps: Sequence[int]) -> Ints:
+def step_cuts(line: StepLine, steps: Sequence[int]) -> Ints:
     """Cuts at these steps of each entity, int64 [entities, cuts]. Raises `InvalidOption` unless they ascend."""
     cuts = [whole_number("steps", step, least=1) for step in steps]
     if not cuts or cuts != sorted(set(cuts)):
@@ -22,7 +22,7 @@ def step_cuts(line: Line, steps: Sequence[int]) -> Ints:
     return np.tile(np.array(cuts, dtype=np.int64), (len(line.entities) - 1, 1))
 
 
-def fraction_cuts(line: Line, fractions: Sequence[float]) -> Ints:
+def fraction_cuts(line: StepLine, fractions: Sequence[float]) -> Ints:
     """Cuts behind these shares of each entity's steps, int64 [entities, cuts]. The rest is the last part.
 
     Raises `InvalidOption` unless each is above 0 and their sum is below 1.
@@ -43,7 +43,7 @@ def fraction_cuts(line: Line, fractions: Sequence[float]) -> Ints:
     return np.array([[int(steps * end) for end in ends] for steps in lengths], dtype=np.int64).reshape(-1, len(ends))
 
 
-def parts_of_cuts(line: Line, cuts: Ints, *, gap: int = 0, own_context: bool = False) -> tuple[TargetBounds, ...]:
+def parts_of_cuts(line: StepLine, cuts: Ints, *, gap: int = 0, own_context: bool = False) -> tuple[TargetBounds, ...]:
     """Parts between `cuts`, int64 [entities, cuts] in ascending order. Each but the last ends `gap` steps earlier.
 
     The gap is taken from the earlier part, so that a test set does not depend on it.
@@ -59,7 +59,7 @@ def parts_of_cuts(line: Line, cuts: Ints, *, gap: int = 0, own_context: bool = F
     )
 
 
-def parts_of_entities(line: Line, is_held_out: NDArray[np.bool_]) -> tuple[TargetBounds, TargetBounds]:
+def parts_of_entities(line: StepLine, is_held_out: NDArray[np.bool_]) -> tuple[TargetBounds, TargetBounds]:
     """Part of all other entities, and part of those that are held out."""
     steps = np.diff(line.entities)
     none = np.zeros_like(steps)

@@ -28,6 +28,7 @@ class Snapshot:
     - `ended`: every ended epoch, in order, because a follower of the run may have missed any of them
     - `monitors`, `batching`: states of monitors and batch policy
     - `skipped`: rows to skip from here on
+    - `statistics`: statistics that values are scaled and filled by, if any
     """
 
     step: int
@@ -40,6 +41,7 @@ class Snapshot:
     monitors: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     batching: Mapping[str, Any] = field(default_factory=dict)
     skipped: tuple[Span, ...] = ()
+    statistics: Mapping[str, Any] = field(default_factory=dict)
 
     def to_checkpoint(self, world: World) -> Checkpoint:
         """Return a checkpoint of plain containers, which `torch.load(weights_only=True)` accepts."""
@@ -53,6 +55,8 @@ class Snapshot:
             "batching": dict(self.batching),
             "skipped": list(self.skipped),
         }
+        if self.statistics:
+            state["statistics"] = dict(self.statistics)
         return Checkpoint(step=self.step, cursor=self.cursor, world=world, shards={WHOLE: state})
 
     @classmethod
@@ -71,4 +75,5 @@ class Snapshot:
             monitors=state.get("monitors", {}),
             batching=state.get("batching", {}),
             skipped=tuple(tuple(span) for span in state.get("skipped", ())),
+            statistics=state.get("statistics", {}),
         )

@@ -72,6 +72,15 @@ def statistics_id(statistics: Mapping[str, ColumnStatistics]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
+def saved_statistics(
+    statistics: Mapping[str, ColumnStatistics], *, scale: str | None, fill: str | None
+) -> dict[str, Any]:
+    """Plain dict of statistics and what they are used for, for a checkpoint: serving scales and fills by the same."""
+    columns = {name: column.to_dict() for name, column in statistics.items()}
+    facts = json.dumps([statistics_id(statistics), scale, fill])
+    return {"id": hashlib.sha256(facts.encode()).hexdigest(), "scale": scale, "fill": fill, "columns": columns}
+
+
 def scaling_of(
     statistics: Mapping[str, ColumnStatistics], columns: Sequence[str], scale: Scale | None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

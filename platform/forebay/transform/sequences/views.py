@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,14 +110,15 @@ class WindowViews:
         static: Names of the static arrays of a block.
         past: Steps of the past, if windows may be padded: then `past_lengths` int32 [rows] counts the real ones.
         observed: Whether each float32 array has a mask of the values that were not filled: `<name>_observed`.
-        statistics_id: Id of the statistics that the scaling was made of, or "" without a scale and fill.
+        statistics: Statistics that the scaling was made of, with their id, as a checkpoint keeps them. Empty without a
+            scale and a fill.
     """
 
     views: tuple[View, ...]
     static: tuple[str, ...] = ()
     past: int | None = None
     observed: bool = False
-    statistics_id: str = ""
+    statistics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from forebay.plan.windows.line import BlockRuns, Line
+from forebay.plan.windows.line import BlockRuns, StepLine
 from forebay.plan.windows.shape import WindowShape
 
 
@@ -63,8 +63,8 @@ def random_frame(rng: np.random.Generator) -> pd.DataFrame:
     return frame
 
 
-def line_of(frame: pd.DataFrame) -> tuple[Line, pd.DataFrame]:
-    """Line of a frame, and the frame in the order of its steps within blocks, with `row` there."""
+def line_of(frame: pd.DataFrame) -> tuple[StepLine, pd.DataFrame]:
+    """StepLine of a frame, and the frame in the order of its steps within blocks, with `row` there."""
     frame = frame.sort_values(["block", "entity", "time"], ignore_index=True)
     frame["row"] = frame.groupby("block").cumcount()
     runs = frame.groupby(["block", "entity"]).agg(
@@ -78,4 +78,4 @@ def line_of(frame: pd.DataFrame) -> tuple[Line, pd.DataFrame]:
         entity=entity,
         times=runs[["t0", "t1"]].to_numpy(np.int64),
     )
-    return Line.of(block_runs, int(frame.entity.max()) + 1, lambda run: f"run {run}"), frame
+    return StepLine.of(block_runs, int(frame.entity.max()) + 1, lambda run: f"run {run}"), frame

@@ -12,7 +12,7 @@ from tests.unit.plan.windows.oracle import ExpectedWindow, line_of, random_frame
 
 from forebay.errors import BadSeries, InvalidOption
 from forebay.plan.windows.index import TargetBounds, WindowIndex, require_windows
-from forebay.plan.windows.line import BlockRuns, Line
+from forebay.plan.windows.line import BlockRuns, StepLine
 from forebay.plan.windows.shape import WindowShape
 from forebay.plan.windows.splits import fraction_cuts, parts_of_cuts, parts_of_entities, step_cuts
 
@@ -37,7 +37,7 @@ def random_shape(rng: np.random.Generator) -> WindowShape:
     )
 
 
-def random_parts(rng: np.random.Generator, line: Line) -> tuple[TargetBounds, ...]:
+def random_parts(rng: np.random.Generator, line: StepLine) -> tuple[TargetBounds, ...]:
     match rng.integers(4):
         case 0:
             return (TargetBounds.all_of(line),)
@@ -50,7 +50,7 @@ def random_parts(rng: np.random.Generator, line: Line) -> tuple[TargetBounds, ..
     return parts_of_cuts(line, cuts, gap=int(rng.integers(0, 6)), own_context=bool(rng.random() < 0.3))
 
 
-def with_gaps_cut(frame: pd.DataFrame, line: Line, max_gap: int | None) -> Line:
+def with_gaps_cut(frame: pd.DataFrame, line: StepLine, max_gap: int | None) -> StepLine:
     if max_gap is None:
         return line
     ordered = frame.sort_values(["entity", "time"], ignore_index=True)
@@ -77,7 +77,7 @@ def test_windows_equal_brute_force(first_case: int) -> None:
 
 
 def _check_part(
-    frame: pd.DataFrame, line: Line, shape: WindowShape, bounds: TargetBounds, max_gap: int | None, case: str
+    frame: pd.DataFrame, line: StepLine, shape: WindowShape, bounds: TargetBounds, max_gap: int | None, case: str
 ) -> None:
     num_blocks = int(frame.block.max()) + 1
     index = WindowIndex(line, shape, bounds, num_blocks=num_blocks, data_id="d")
@@ -158,7 +158,7 @@ def test_memory_and_lookups_do_not_grow_with_windows() -> None:
         entity=np.arange(entities),
         times=np.tile(np.array([[0, steps - 1]]), (entities, 1)),
     )
-    line = Line.of(runs, entities, str)
+    line = StepLine.of(runs, entities, str)
     index = WindowIndex(line, WindowShape(past=96, ahead=(1,)), TargetBounds.all_of(line), num_blocks=200, data_id="d")
     assert index.num_windows == entities * (steps - 96)
     assert index.nbytes <= 100 * entities
@@ -207,7 +207,7 @@ def test_runs_that_overlap_are_refused(times: list[list[int]], message: str) -> 
         times=np.array(times),
     )
     with pytest.raises(BadSeries, match=message) as raised:
-        Line.of(runs, 1, lambda run: f"run {run}")
+        StepLine.of(runs, 1, lambda run: f"run {run}")
     assert raised.value.blocks == (4, 2)
 
 
@@ -251,7 +251,7 @@ def test_windows_of_the_published_split() -> None:
     runs = BlockRuns(
         block=np.array([0]), first=np.array([0]), steps=np.array([14_400]), entity=np.array([0]), times=None
     )
-    line = Line.of(runs, 1, str)
+    line = StepLine.of(runs, 1, str)
     shape = WindowShape(past=336, ahead=tuple(range(1, 97)))
     parts = parts_of_cuts(line, step_cuts(line, (8640, 11520)))
     counts = [WindowIndex(line, shape, part, num_blocks=1, data_id="d").num_windows for part in parts]
