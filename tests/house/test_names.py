@@ -53,7 +53,6 @@ PUBLIC_NAMES = [
     "Seconds",
     "Sequences",
     "SqrtScaling",
-    "Sequences",
     "Sweep",
     "SweepResult",
     "TrainSetup",
