@@ -35,6 +35,12 @@ demo: $(INSTALLED)
 # took 22 minutes, and the dashboard of one did not start within 90 s.
 TEST_PROCESSES ?= 3
 
+# Tests start some 300 processes on few cores. Libraries that start a thread per core spin at each other's expense, and
+# a quarter of the time of an import goes into looking for garbage: `test-all` and `soak` run with both as they are.
+test: export OMP_NUM_THREADS = 1
+test: export OPENBLAS_NUM_THREADS = 1
+test: export FOREBAY_RARE_GC = 1
+
 # Without a C++ compiler the tests that need Horovod skip, and say so; everywhere else they run.
 test: lint
 	@echo "== horovod"
@@ -102,6 +108,8 @@ $(INSTALLED): pyproject.toml | $(BIN)/python
 $(INSTALLED_TEST): pyproject.toml | $(BIN)/python
 	@echo "== installing forebay and what its tests need into $(VENV) (PyTorch and Ray are large: minutes the first time)"
 	@$(PIP_INSTALL) -e '.[test]' $(STEPS)
+	@echo 'import os, gc; "FOREBAY_RARE_GC" in os.environ and gc.set_threshold(100_000, 50, 100)' \
+	  > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/forebay_rare_gc.pth"
 	@touch $(INSTALLED) $@
 
 clean:

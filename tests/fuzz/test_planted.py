@@ -125,7 +125,7 @@ def test_a_pickle_in_place_of_any_small_file_does_not_run(tmp_path: Path, mark: 
     for name in ("manifest.json", "manifest.parquet", "manifest.pkl"):
         with pytest.raises(InvalidOption, match="is not a manifest"):
             load_manifest(tmp_path / name)
-    with pytest.raises(InvalidOption, match="no result"):
+    with pytest.raises(InvalidOption, match="not the result.json of a Forebay run"):
         load_result(str(tmp_path))
     with pytest.raises(CursorMismatch):
         Cursor.from_json(bomb.decode("latin-1"))

@@ -25,7 +25,7 @@ def bench(tmp_path: Path) -> DriverBench:
 class TestHorovod(UnderRay):
     driver_path = "forebay.driver.horovod.driver:HorovodDriver"
     titles = ("ray::HorovodWorker",)
-    # The local driver has the laws of a run, Ray Train those of what a cluster does to one.
+    # The local driver has the laws of a run.
     variations = frozenset(
         {
             "test_callback_that_raises_ends_the_run_and_the_others_are_told",
@@ -34,7 +34,6 @@ class TestHorovod(UnderRay):
             "test_interrupt_leaves_nothing",
             "test_killed_driver_is_taken_over_from_storage",
             "test_killed_worker_is_replaced_and_changes_nothing",
-            "test_nodes_are_left_before_they_go_and_may_be_lost",
             "test_stopped_run_goes_on_under_its_name",
             "test_too_many_deaths_end_the_run_and_keep_its_commits",
         }

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from forebay.cache.block_key import BlockNames
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.errors import Cancelled, CorruptFile
+from forebay.kernels import calls as kernels
 from forebay.manifest.footer import FooterCache
 from forebay.manifest.reading import RowGroupReader
 from forebay.metrics import Counters
@@ -64,6 +65,7 @@ class BlockBuilder:
             footers=self._options.footers,
         )
         self.names = BlockNames(dataset)
+        kernels.load()  # before the first data worker
 
     def peek(self, index: int) -> Block | None:
         """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""

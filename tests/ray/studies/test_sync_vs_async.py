@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 JOB = Path(__file__).parents[3] / "studies" / "sync_vs_async.py"
 
 
+@pytest.mark.variation  # a study: no part of the platform is tested here alone
 def test_stale_updates_blow_up_what_synchronous_ones_do_not(tmp_path: Path) -> None:
     options = ["--rates", "0.1", "--fetch-every", "1", "40", "--workers", "2", "--updates", "240", "--seeds", "1"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}

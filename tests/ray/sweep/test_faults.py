@@ -32,7 +32,7 @@ def small(tmp_path: Path) -> SmallSweeps:
 
 def test_trials_fail_one_by_one(small: SmallSweeps) -> None:
     meets = {"grid_search": ["", "raise", "nan", "kill"]}
-    result = run_sweep(small.sweep({"meets": meets}, num_trials=4, max_failures=1), show=False)
+    result = run_sweep(small.sweep({"meets": meets}, num_trials=4, max_concurrent=2, max_failures=1), show=False)
     found = {row["config/meets"]: row for row in result.table.to_dict("records")}
     assert {name: row["state"] for name, row in found.items()} == {
         "": "finished",

@@ -41,6 +41,7 @@ def small(tmp_path: Path) -> SmallSweeps:
     return SmallSweeps(tmp_path)
 
 
+@pytest.mark.variation  # of test_deadline.py, where workers move between elastic trials, too
 def test_a_trial_grows_into_the_place_of_another(small: SmallSweeps) -> None:
     """Two workers of four CPUs fit. One trial outlives the other, and has both workers in the end."""
     space = {"lr": tune.loguniform(1e-3, 1e-1), "checkpoint_every": [1, 4], "max_workers": [2], "after": (1, 2)}

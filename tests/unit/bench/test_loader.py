@@ -164,6 +164,7 @@ def test_an_environment_pip_cannot_make_says_why(bench: Bench, tmp_path: Path, m
     assert venvs.interpreter(venvs.OWN, tmp_path) == Path(sys.executable)
 
 
+@pytest.mark.variation  # measures as the test above does, and writes
 def test_the_runner_writes_its_documents(bench: Bench, tmp_path: Path) -> None:
     options = ["--rows", "2000", "--repeats", "1", "--kinds", "dense", "--systems", "forebay", "--no-own"]
     folders = ["--data", tmp_path / "data", "--cache", tmp_path / "cache", "--out", tmp_path / "out"]

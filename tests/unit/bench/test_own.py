@@ -20,7 +20,7 @@ NUM_FIGURES = {
     "readers": 4,
     "slowdown": 2,
 }
-AS_THE_OTHERS = ("first_batch", "lanes", "memory", "readers")
+AS_THE_OTHERS = ("first_batch", "lanes", "memory", "readers", "slowdown")
 """They take longest, and use the same parts of Forebay as the others."""
 
 

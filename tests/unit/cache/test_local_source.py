@@ -65,9 +65,10 @@ print(json.dumps([ids == list(range(dataset.manifest.num_rows)), tally.as_dict()
 """
 
 THREADS = """
-import json, os, pickle, sys, threading
+import json, os, pickle, sys, threading, time
 from forebay.cache.cpu_share import DataWorkers
 from forebay.cache.local_source import LocalSource
+from forebay.kernels import calls as kernels
 from forebay.metrics import Counters
 
 cache, dataset = pickle.loads(bytes.fromhex(sys.argv[1]))
@@ -80,7 +81,12 @@ def ticks():
         found[int(thread)] = int(words[11]) + int(words[12])
     return found
 
-before = ticks()
+kernels.load()
+# Libraries that are imported start threads, which wait for work at full speed for 0.1 s before they sleep.
+before, earlier = ticks(), {}
+while before != earlier:
+    time.sleep(0.2)
+    before, earlier = ticks(), before
 source = LocalSource(dataset, cache, tally=Counters(), workers=DataWorkers(num_reads=2))
 blocks = [source.request(index).result(30) for index in range(len(dataset.manifest))]
 ours = {t.native_id for t in threading.enumerate() if t.name == "forebay-data"} | {threading.get_native_id()}

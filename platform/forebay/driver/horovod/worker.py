@@ -19,6 +19,7 @@ from forebay.driver.horovod.collective import is_broken
 from forebay.driver.horovod.liveness import LineAddress, LivenessClient
 from forebay.driver.horovod.strategy import HOROVOD_STRATEGIES
 from forebay.driver.horovod.world import RankAssignment, horovod_world, use_interface_of
+from forebay.driver.startup import without_gc
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
 from forebay.foreign_code import outcome_of
@@ -57,7 +58,8 @@ class HorovodWorker:
 
     def warm_up(self) -> Ready:
         """Do everything that takes time and needs no other worker."""
-        error = outcome_of(self._warm_up).error  # any exception: the driver judges it
+        with without_gc():
+            error = outcome_of(self._warm_up).error  # any exception: the driver judges it
         return Ready(node=self._node, error=None if error is None else WorkerError.of(error, rank=0))
 
     def _warm_up(self) -> None:

@@ -161,7 +161,11 @@ def worker_processes(size: int, payload: bytes) -> Iterator[RankProcesses]:
 
 def _entry(descriptor: int) -> str:
     # Not multiprocessing: its spawn imports the user's script again, which then needs an `if __name__` guard.
-    return f"import sys; sys.path[:] = {sys.path!r}; from forebay.driver.local.child import main; main({descriptor})"
+    return (
+        f"import sys; sys.path[:] = {sys.path!r}; from forebay.driver.startup import without_gc\n"
+        "with without_gc(): from forebay.driver.local.child import main\n"
+        f"main({descriptor})"
+    )
 
 
 def _environment() -> dict[str, str]:

@@ -41,7 +41,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from forebay.driver.elastic.controller import Controller
 from forebay.driver.elastic.pool import Message, SpawnedWorker, WorkerPool
 from forebay.driver.ray_train.backend import RayTrainWorlds
-from forebay.driver.ray_train.worker import PeerLost, train_loop, warm_up
+from forebay.driver.ray_train.warm_up import warm_up
+from forebay.driver.ray_train.worker import PeerLost, train_loop
 from forebay.errors import RunFailed
 from forebay.runs.run import Run
 from forebay.runs.worker_spec import pack

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from contextlib import closing
 from functools import partial
@@ -19,21 +18,17 @@ from forebay.cache.node.client import attach
 from forebay.cache.node.peer_transport import NODE_DIGITS
 from forebay.checkpoint.ray_store import open_ray_checkpoints
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
-from forebay.driver.elastic.pool import Ready
-from forebay.driver.elastic.warm_up import make_a_step
 from forebay.driver.ray_train.attempt import attempt
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
 from forebay.errors import Hung
-from forebay.foreign_code import error_of, outcome_of
+from forebay.foreign_code import outcome_of
 from forebay.ray_cluster.metrics_export import exported
 from forebay.runs.worker_spec import device_of, unpack
 from forebay.train.collectives.collective import Collective, SingleProcessCollective
 from forebay.train.collectives.torch_collective import TorchCollective
 from forebay.train.worker import Worker
 from forebay.world import World
-
-log = logging.getLogger(__name__)
 
 PEER_TIMEOUT_S = 5.0
 """A killed process is known within milliseconds. One that is silent for longer is most likely busy: a train function
@@ -55,17 +50,9 @@ class PeerLost(Exception):
     """A collective failed because another worker's process had died. The train function is not the cause."""
 
 
-def warm_up(payload: bytes) -> Ready:
-    """Do what takes time before the first step and needs no other worker. Called while the others train."""
-    make_a_step()
-    # Errors are only logged: the train loop will raise the same error, and report it.
-    if error := error_of(lambda: _open_job(payload)):
-        log.warning("A worker could not be warmed up.", exc_info=error)
-    return Ready(node=ray.get_runtime_context().get_node_id())
-
-
-def _open_job(payload: bytes) -> None:
-    spec = unpack(payload)  # imports what the job needs
+def open_job(payload: bytes) -> None:
+    """Import what the job needs, and attach to the node's cache."""
+    spec = unpack(payload)
     if spec.cache is not None:
         attach(spec.cache)
 
