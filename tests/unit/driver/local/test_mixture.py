@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from forebay.driver.driver import run
+from forebay.errors import CursorMismatch
 from forebay.events import EpochEnded, Event
 from forebay.job.elastic import Elastic
+from forebay.plan.cursor import Cursor
+from forebay.plan.mixture.mixture import Mixture
 from forebay.plan.order import Order
 from forebay.runs.control import Control
 from forebay.testing.drivers.bench import DriverBench
@@ -52,3 +56,18 @@ def test_a_killed_and_resized_run_trains_every_row_once(bench: DriverBench) -> N
     bench.assert_every_row_once(result)
     bench.assert_like_undisturbed(result)
     assert trained(bench, "killed") == planned(job.data.plan, 3)
+
+
+def test_a_run_goes_on_with_other_weights_and_another_data_set(bench: DriverBench) -> None:
+    mixed = bench.job("changed").data
+    plans = dict(zip(mixed.plan.names, mixed.plan.plans, strict=True))
+    old = Mixture({"first": plans["first"]}, {"first": 1.0}, rows=70)
+    first = bench.job("changed", data=replace(mixed, plan=old), epochs=1)
+    assert run(first, "local").is_finished
+    cursor = Cursor(plan_id=old.id, epoch=1, position=0, global_batch=16)
+    new = Mixture.continue_from(old, cursor, plans, {"first": 1.0, "second": 1.0})
+    result = run(bench.job("changed", data=replace(mixed, plan=new)), "local")
+    assert result.is_finished and result.plan_id == new.id
+    assert trained(bench, "changed") == planned(new, 2)
+    with pytest.raises(CursorMismatch, match="made with plan"):
+        run(first, "local")
