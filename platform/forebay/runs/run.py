@@ -66,7 +66,7 @@ class Run:
                 found=earlier.plan_id,
                 wanted=plan.id,
             )
-        return earlier and replace(earlier, num_epochs=max(self.job.epochs, earlier.epochs_done))
+        return earlier and replace(earlier, plan_id=plan.id, num_epochs=max(self.job.epochs, earlier.epochs_done))
 
     def _empty_result(self) -> Result:
         return Result(name=self.name, path=self.path, plan_id=self.job.data.plan.id, num_epochs=self.job.epochs)

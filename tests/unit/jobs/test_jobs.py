@@ -65,3 +65,13 @@ def test_forecasts_reach_the_published_error(run: Callable[..., Any], model: str
     assert result["epochs"][-1]["metrics"]["mse"] == pytest.approx(0.375, abs=0.01)
     # The first pass, before training, is the only one that reads the source.
     assert all(epoch["tally"].get("parquet_opens", 0) == 0 for epoch in result["epochs"])
+
+
+def test_character_model_sees_each_window_once(run: Callable[..., Any], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    result = run("char_lm.py", text=text, steps=16, width=16, heads=2, layers=1, epochs=2, lr=0.01)
+    windows = (8100 - 17 - 15) // 16 + 1
+    assert [epoch["rows"] for epoch in result["epochs"]] == [windows, windows]
+    losses = [epoch["metrics"]["validation_loss"] for epoch in result["epochs"]]
+    assert losses[1] < losses[0] < 3.0

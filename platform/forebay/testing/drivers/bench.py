@@ -22,6 +22,7 @@ from forebay.driver.local.driver import LocalDriver
 from forebay.job.job import Job
 from forebay.loader.data import Data
 from forebay.manifest.scan import scan
+from forebay.plan.mixture.mixture import Mixture
 from forebay.plan.plan import build_plan
 from forebay.runs.result import Result
 from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
@@ -38,13 +39,17 @@ STEPS_PER_EPOCH = 8
 class DriverBench:
     """Maker of jobs over the same 120 rows below `folder`, and reader of what their runs left behind.
 
-    A second bench in the same folder, even in another process, makes the same jobs.
+    A second bench in the same folder, even in another process, makes the same jobs. With `is_mixed` the rows are a
+    mixture of two data sets.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_mixed: bool = False) -> None:
         self._folder = folder
+        manifest = scan(_write_rows(folder / "data"))
+        parts = {"first": manifest.take([0, 1, 2]), "second": manifest.take([3, 4])}
+        plans = {name: build_plan(part, seed=3, lanes=4) for name, part in parts.items()}
         self._data = Data(
-            plan=build_plan(scan(_write_rows(folder / "data")), seed=3, lanes=4),
+            plan=Mixture(plans, until="once") if is_mixed else build_plan(manifest, seed=3, lanes=4),
             transform=Transform(row=Dense("id"), inputs=Dense(["a", "b", "c"]), label=Label("target")),
             global_batch=16,
         )

@@ -1,0 +1,133 @@
+"""Train a character model on a text, tinyshakespeare: windows of tokens, each once per epoch, cut elsewhere in each.
+
+forebay run --driver local jobs/char_lm.py text=../shared/data/tinyshakespeare.txt
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import forebay as fb
+from forebay.errors import InvalidOption
+
+ROW_GROUP_ROWS = 1 << 17
+
+
+def job(
+    text: str = "../shared/data/tinyshakespeare.txt",
+    steps: int = 64,
+    width: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    workers: int = 1,
+    epochs: int = 1,
+    global_batch: int = 12,
+    lr: float = 1e-3,
+    seed: int = 0,
+    cache: str = "~/.cache/forebay",
+    storage: str = "runs",
+    name: str | None = None,
+) -> fb.Job:
+    """Predict the next character. The last tenth of the text is held out.
+
+    Args:
+        text: Text file. Its characters are converted to Parquet next to the runs.
+        steps: Characters that the model looks back on.
+    """
+    source, letters = to_parquet(Path(text), Path(storage) / "data")
+    blocks = fb.CacheSpec(path=cache)
+    past = fb.Past(["token"], steps=steps + 1, dtype="uint16")
+    series = fb.Sequences(fb.scan(source), past=past, stride=steps, shift=True, cache=blocks)
+    training, held_out = series.split(fractions=(0.9,))
+    return fb.Job(
+        train=partial(train, sizes=(letters, steps, width, heads, layers), lr=lr),
+        data=fb.Data(plan=fb.build_plan(training, seed=seed), transform=training.transform, global_batch=global_batch),
+        held_out=fb.Data(plan=fb.build_plan(held_out, shuffle=False), transform=held_out.transform, global_batch=64),
+        epochs=epochs,
+        workers=workers,
+        seed=seed,
+        cache=blocks,
+        storage=storage,
+        name=name,
+    )
+
+
+def train(worker: fb.Worker, sizes: tuple[int, int, int, int, int], lr: float) -> None:
+    optimizer = partial(torch.optim.AdamW, lr=lr, betas=(0.9, 0.99), weight_decay=0.1)
+    model, opt = worker.setup(CharacterModel(*sizes), optimizer)
+    for batch in worker.loader():
+        loss = worker.backward(batch, lambda part: next_token_loss(model, part))
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        opt.step()
+        opt.zero_grad()
+        metrics = evaluate(worker, model) if batch.ends_epoch else {}
+        worker.commit(loss=loss, **metrics)
+
+
+def next_token_loss(model: nn.Module, batch: fb.Batch) -> Tensor:
+    """Mean loss of predicting each token but the first of a window."""
+    tokens = batch["past"][:, :, 0].long()
+    return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@torch.no_grad()
+def evaluate(worker: fb.Worker, model: nn.Module) -> dict[str, float]:
+    """Mean loss over the held-out windows, the same on every rank."""
+    model.eval()
+    sums = np.zeros(2)
+    for batch in worker.held_out() or ():
+        loss = next_token_loss(model, batch)
+        if batch.weight > 0:
+            sums += loss.item() * batch.rows, batch.rows
+    model.train()
+    total, count = worker.all_reduce(sums)
+    return {"validation_loss": float(total / count)}
+
+
+def to_parquet(source: Path, folder: Path) -> tuple[str, int]:
+    """Path of the text's characters as numbers, and how many different ones there are."""
+    if not source.exists():
+        raise InvalidOption(f"text={str(source)!r} does not exist. Give the path of a text file.")
+    codes = np.array([ord(letter) for letter in source.read_text()], dtype=np.int32)
+    letters, tokens = np.unique(codes, return_inverse=True)
+    target = folder / f"{source.stem}.parquet"
+    if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_suffix(".unfinished")
+        pq.write_table(pa.table({"token": tokens.astype(np.uint16)}), unfinished, row_group_size=ROW_GROUP_ROWS)
+        unfinished.rename(target)
+    return str(target), len(letters)
+
+
+class CharacterModel(nn.Module):
+    """Small decoder-only transformer, as nanoGPT's setting for a CPU."""
+
+    def __init__(self, letters: int, steps: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(letters, width), nn.Embedding(steps, width)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.0, functional.gelu, batch_first=True, norm_first=True, bias=False
+        )
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, letters, bias=False)
+        self.head.weight = self.tokens.weight
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                is_residual = "linear2" in name or "out_proj" in name
+                nn.init.normal_(parameter, 0, 0.02 / (math.sqrt(2 * layers) if is_residual else 1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        hidden = self.layers(self.tokens(tokens) + self.places.weight[:length], mask=mask, is_causal=True)
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
