@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from forebay.cache.block_file import BadBlock, block_file_bytes, map_block, read_header, write_block
-from forebay.transform.block import Block
+from forebay.transform.block import ATTACHED, Block
 
 KEY = "ab" * 20
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
@@ -32,7 +32,8 @@ def stored(path: Path, block: Block, key: str = KEY) -> Path:
 def blocks(draw: st.DrawFn) -> Block:
     rows = draw(st.integers(0, 20))
     arrays = {}
-    for name in draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=4, unique=True)):
+    names = st.text(min_size=1, max_size=8).filter(lambda name: not name.startswith(ATTACHED))
+    for name in draw(st.lists(names, min_size=1, max_size=4, unique=True)):
         shape = (rows, *draw(st.lists(st.integers(1, 4), max_size=2)))
         arrays[name] = draw(hnp.arrays(draw(st.sampled_from(DTYPES)), shape))
     return Block.of(arrays)
