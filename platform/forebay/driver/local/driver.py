@@ -10,6 +10,7 @@ import torch
 from forebay.cache.local_source import LocalCache
 from forebay.checkpoint.local_store import open_local_checkpoints
 from forebay.driver.local.child import SyncRequest
+from forebay.driver.local.fork_server import ForkServer
 from forebay.driver.local.processes import RankProcesses, WorkerLost, WorkerRaised, worker_processes
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import work
@@ -81,12 +82,17 @@ def _generators_put_back(device: torch.device) -> Iterator[None]:
 
 
 def _run_processes(run: Run) -> Result:
+    with closing(ForkServer()) as server:
+        return _run_worlds(run, server)
+
+
+def _run_worlds(run: Run, server: ForkServer) -> Result:
     payload = pack(run.worker_spec)
     while True:
         size = run.control.target
         run.tell(Preparing(what=f"starting {size} worker process{'es' if size > 1 else ''}"))
         try:
-            with worker_processes(size, payload) as workers:
+            with worker_processes(server, size, payload) as workers:
                 _follow(run, workers)
             if workers.outcome.resize_to is None:
                 return run.finish(workers.outcome.stopped)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from forebay.driver.local.child import NODE, Done, Instruction, Message, Start, Synced, SyncRequest
+from forebay.driver.local.fork_server import ForkServer, ForkServerLost, describe_exit
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome
 from forebay.events import Commands, Event
@@ -42,13 +39,16 @@ class WorkerRaised(Exception):
 class WorkerProcess:
     """One rank: its process and the driver's end of the connection."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, server: ForkServer) -> None:
         self.rank = rank
+        self._server = server
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                [sys.executable, "-c", _entry(theirs.fileno())], pass_fds=[theirs.fileno()], env=_environment()
-            )
+            try:
+                self.pid = server.fork(theirs.fileno())
+            except ForkServerLost as lost:
+                ours.close()
+                raise WorkerLost(str(lost)) from None
         self.connection = Connection(ours.detach())
 
     def send(self, message: Instruction) -> None:
@@ -60,24 +60,19 @@ class WorkerProcess:
 
     def how_it_ended(self) -> str:
         """Exit code or signal of a process whose connection closed, as text for a message."""
-        try:
-            code = self._process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            return "closed its connection"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        code = self._server.wait(self.pid, EXIT_S)
+        return "closed its connection" if code is None else describe_exit(code)
 
     def end(self) -> None:
         """Kill the process unless it has ended, and wait for it. Leaves no zombie."""
         self.connection.close()
-        self._process.kill()
-        self._process.wait()
+        self._server.kill(self.pid)
 
     def leave(self) -> None:
-        """Wait for a process to end that has finished its work."""
-        try:
-            self._process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            return  # a thread of the train function hangs; `end` follows
+        """Wait for a process to end that has finished its work. If a thread of the train function hangs, `end` follows
+        after `EXIT_S`.
+        """
+        self._server.wait(self.pid, EXIT_S)
 
 
 class RankProcesses:
@@ -143,13 +138,14 @@ def _receive(connection: Connection, member: WorkerProcess) -> Message:
 
 
 @contextmanager
-def worker_processes(size: int, payload: bytes) -> Iterator[RankProcesses]:
-    """Start `size` workers on this machine. All have ended when the block is left, also by an exception."""
+def worker_processes(server: ForkServer, size: int, payload: bytes) -> Iterator[RankProcesses]:
+    """Fork `size` workers on this machine. All have ended when the block is left, also by an exception."""
     members: list[WorkerProcess] = []
     with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
         rendezvous = (Path(folder) / "ranks").as_uri()
+        server.start()
         try:
-            members.extend(WorkerProcess(rank) for rank in range(size))
+            members.extend(WorkerProcess(rank, server) for rank in range(size))
             for rank, member in enumerate(members):
                 world = World(rank=rank, size=size, local_rank=rank, node=NODE)
                 member.send(Start(world=world, rendezvous=rendezvous, payload=payload))
@@ -157,20 +153,3 @@ def worker_processes(size: int, payload: bytes) -> Iterator[RankProcesses]:
         finally:
             for member in members:
                 member.end()
-
-
-def _entry(descriptor: int) -> str:
-    # Not multiprocessing: its spawn imports the user's script again, which then needs an `if __name__` guard.
-    return (
-        f"import sys; sys.path[:] = {sys.path!r}; from forebay.driver.startup import without_gc\n"
-        "with without_gc(): from forebay.driver.local.child import main\n"
-        f"main({descriptor})"
-    )
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment, with gloo bound to the loopback interface: the host name may resolve to an address
-    that no worker can reach.
-    """
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
-    return {**({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}), **os.environ}

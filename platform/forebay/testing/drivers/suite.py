@@ -61,7 +61,7 @@ class DriverSuite(FixedSuite):
             return LocalDriver()
 
         def leftovers(self) -> list[str]:
-            return [each for each in processes() if "forebay.driver.local.child" in each]
+            return [each for each in processes() if f"fork_server of {os.getpid()}" in each]
 
         def lose_memory(self, run: str) -> int:
             return 0  # it keeps checkpoints on disk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -44,11 +45,9 @@ class TestLocalProcesses(DriverSuite):
         return LocalDriver()
 
     def leftovers(self) -> list[str]:
-        command = ["ps", "-eo", "ppid,args"]
-        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        return [
-            line for line in listing if "forebay.driver.local.child" in line and line.split()[0] == str(os.getpid())
-        ]
+        listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        # A forked worker has the command line of its server, which names the driver.
+        return [line for line in listing.splitlines() if f"fork_server of {os.getpid()}" in line]
 
     def lose_memory(self, run: str) -> int:
         return 0  # it keeps checkpoints on disk
@@ -240,20 +239,43 @@ def test_unknown_driver_and_a_driver_of_ones_own(bench: DriverBench) -> None:
     assert run(bench.job("one"), Pretend()).name == "pretended"
 
 
-def test_orphaned_worker_ends_itself() -> None:
-    """A killed driver cannot end its workers. They notice that its end of the pipe is closed."""
+def test_killed_fork_server_is_replaced(bench: DriverBench, tmp_path: Path) -> None:
+    """All worlds share one fork server. A world whose server and worker are killed is started again from a new one."""
+    servers = tmp_path / "servers"
+
+    def train(worker: Worker) -> None:
+        if worker.world.is_first:
+            with servers.open("a") as out:
+                out.write(f"{os.getppid()}\n")
+            world = servers.read_text().count("\n")
+            if world == 2:
+                os.kill(os.getppid(), signal.SIGKILL)
+            if world <= 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+        bench.job("served").train(worker)
+
+    result = run(bench.job("served", train=train, workers=2), "local")
+    first, second, third = servers.read_text().split()
+    assert first == second != third
+    bench.assert_every_row_once(result)
+
+
+def test_orphaned_processes_end_themselves() -> None:
+    """A killed driver cannot end its workers and their fork server. They notice that their connections are closed."""
     code = (
         "import os\n"
+        "from forebay.driver.local.fork_server import ForkServer\n"
         "from forebay.driver.local.processes import WorkerProcess\n"
-        "worker = WorkerProcess(0)\n"
-        "print(worker._process.pid, flush=True)\n"
+        "server = ForkServer()\n"
+        "server.start()\n"
+        "print(server._process.pid, WorkerProcess(0, server).pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     driver = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
-    pid = int(driver.stdout)
+    left = {f"/proc/{pid}/status" for pid in driver.stdout.split()}
     for _ in range(300):
-        status = Path(f"/proc/{pid}/status")
-        if not status.exists() or "zombie" in status.read_text():
+        left = {status for status in left if Path(status).exists() and "zombie" not in Path(status).read_text()}
+        if not left:
             return
         threading.Event().wait(0.1)
-    pytest.fail("the worker of a dead driver is still there")
+    pytest.fail("processes of a dead driver are still there")
