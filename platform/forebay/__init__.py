@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from forebay.preparation.prepare import prepare as prepare
     from forebay.preparation.preprocessors import load_preprocessor as load_preprocessor
     from forebay.preparation.ray_data import from_ray_data as from_ray_data
+    from forebay.preparation.stream import PreparedStream as PreparedStream
+    from forebay.preparation.stream import prepare_stream as prepare_stream
     from forebay.report.run_table import show_report as show_report
     from forebay.runs.callback import optional_callback as optional_callback
     from forebay.runs.control import Control as Control
@@ -119,6 +121,7 @@ _HOMES = {
     "Past": "transform.sequences.views",
     "Plan": "plan.plan",
     "Prepared": "manifest.prepared",
+    "PreparedStream": "preparation.stream",
     "Quantiles": "preparation.fits",
     "Ragged": "transform.features.groups",
     "RandomResize": "callbacks.scaling",
@@ -151,6 +154,7 @@ _HOMES = {
     "losses_by_source": "train.source_losses",
     "optional_callback": "runs.callback",
     "prepare": "preparation.prepare",
+    "prepare_stream": "preparation.stream",
     "ramp": "plan.mixture.schedule",
     "run": "driver.driver",
     "run_sweep": "sweep.run_sweep",

@@ -83,6 +83,10 @@ class WriteFailed(ForebayError):
     """Storage refused to write something that must be kept."""
 
 
+class PreparationFailed(ForebayError):
+    """A data set that a run trains on while it is prepared will not be completed."""
+
+
 class TransformFailed(ForebayError):
     """A transform raised, or returned something that is not a block of arrays."""
 

@@ -20,6 +20,7 @@ MAY_TAKE_MORE = {
     "loader/loader.py:__init__",
     "preparation/prepare.py:prepare",
     "preparation/ray_data.py:from_ray_data",
+    "preparation/stream.py:prepare_stream",
 }
 BROAD_EXCEPTS_PER_1000 = 0.2
 

@@ -6,11 +6,15 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol
 
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.local_source import LocalSource
+from forebay.cache.streamed_source import StreamedSource
+from forebay.manifest.prepared import find_prepared
+from forebay.manifest.streamed import StreamedManifest
 from forebay.metrics import Counters
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
@@ -45,8 +49,13 @@ def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, tall
     """Open the blocks of `dataset` through `cache`. Counters go to `tally`.
 
     Threads of this process serve a `DiskCache`, or None for no cache, within the default limits of `CacheSpec`. A
-    `SourceProvider` serves its blocks itself.
+    `SourceProvider` serves its blocks itself. Requests for blocks of a stream wait until their files are finished.
     """
+    if isinstance(dataset.manifest, StreamedManifest):
+        sealed = find_prepared(dataset.manifest.root)
+        if sealed is None:
+            return StreamedSource(dataset, lambda finished: open_source(cache, finished, tally))
+        dataset = replace(dataset, manifest=sealed.manifest)
     if cache is None or isinstance(cache, DiskCache):
         return LocalSource(dataset, cache, tally=tally)
     return cache.source(dataset, tally)

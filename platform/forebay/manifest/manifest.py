@@ -117,7 +117,10 @@ class Manifest:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Through the constructor: NumPy forgets that an array was read-only when it is pickled.
-        return _rebuild, ({name: getattr(self, name) for name in self.__dataclass_fields__},)
+        return _rebuild, (
+            type(self),
+            {name: getattr(self, name) for name in self.__dataclass_fields__},
+        )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -233,8 +236,8 @@ class Manifest:
         return self.take(rest), self.take(held_out)
 
 
-def _rebuild(values: dict[str, Any]) -> Manifest:
-    return Manifest(**values)
+def _rebuild(kind: type[Manifest], values: dict[str, Any]) -> Manifest:
+    return kind(**values)
 
 
 def _hashes(count: int, seed: int) -> NDArray[np.uint64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import decimal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -122,22 +122,7 @@ class Prepared:
     @cached_property
     def manifest(self) -> Manifest:
         """Manifest of the files. Its id depends on their content, not on times or the folder."""
-        counts = [len(file.rows) for file in self.files]
-        return Manifest(
-            root=self.folder,
-            files=tuple(
-                File(path=file.path, size=file.size, mtime_ns=0, etag=CONTENT_HASH + file.content_hash)
-                for file in self.files
-            ),
-            fields=self.fields,
-            columns=tuple(each.name for each in self.fields),
-            file_of=np.repeat(np.arange(len(self.files)), counts),
-            group_of=np.concatenate([np.arange(count) for count in counts]),
-            rows=np.concatenate([file.rows for file in self.files]),
-            bytes=np.concatenate([file.bytes for file in self.files]),
-            source_bytes=np.concatenate([file.source_bytes for file in self.files]),
-            access=Access([self.folder]),
-        )
+        return manifest_of(self.folder, self.fields, self.files)
 
     @property
     def rows(self) -> int:
@@ -151,6 +136,31 @@ class Prepared:
 
     def __repr__(self) -> str:
         return f"Prepared({self.origin.name} {self.fingerprint[:8]}: {self.rows} rows, folder={self.folder!r})"
+
+
+def manifest_of(folder: str, fields: Sequence[Field], files: Sequence[PreparedFile]) -> Manifest:
+    """Manifest of prepared files, in the order of their paths."""
+    counts = [len(file.rows) for file in files]
+    return Manifest(
+        root=folder,
+        files=tuple(
+            File(path=file.path, size=file.size, mtime_ns=0, etag=CONTENT_HASH + file.content_hash) for file in files
+        ),
+        fields=tuple(fields),
+        columns=tuple(each.name for each in fields),
+        file_of=np.repeat(np.arange(len(files)), counts),
+        group_of=np.concatenate([np.arange(count) for count in counts]),
+        rows=np.concatenate([file.rows for file in files]),
+        bytes=np.concatenate([file.bytes for file in files]),
+        source_bytes=np.concatenate([file.source_bytes for file in files]),
+        access=Access([folder]),
+    )
+
+
+def prepared_file(facts: Mapping[str, Any]) -> PreparedFile:
+    """File from its facts in JSON."""
+    lists: dict[str, tuple[int, ...]] = {name: tuple(facts[name]) for name in ("rows", "bytes", "source_bytes")}
+    return PreparedFile(path=facts["path"], size=facts["size"], content_hash=facts["content_hash"], **lists)
 
 
 def load_prepared(folder: str) -> Prepared:
@@ -226,7 +236,7 @@ def _from_facts(folder: str, facts: dict[str, Any]) -> Prepared:
         origin=PreparedOrigin(**facts["origin"]),
         key=tuple(facts["key"]),
         fields=tuple(Field(**each) for each in facts["fields"]),
-        files=tuple(_file(each) for each in facts["files"]),
+        files=tuple(prepared_file(each) for each in facts["files"]),
         statistics={name: _fitted(found) for name, found in facts["statistics"].items()},
         vocabularies={name: tuple(map(_from_plain, kept)) for name, kept in facts["vocabularies"].items()},
         preprocessors=facts["preprocessors"],
@@ -236,11 +246,6 @@ def _from_facts(folder: str, facts: dict[str, Any]) -> Prepared:
     if prepared.manifest.id != expected:
         raise ValueError("its files are not those of its manifest")
     return prepared
-
-
-def _file(facts: Mapping[str, Any]) -> PreparedFile:
-    lists: dict[str, tuple[int, ...]] = {name: tuple(facts[name]) for name in ("rows", "bytes", "source_bytes")}
-    return PreparedFile(path=facts["path"], size=facts["size"], content_hash=facts["content_hash"], **lists)
 
 
 def _fitted(facts: Mapping[str, Any]) -> FittedColumn:

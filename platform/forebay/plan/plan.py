@@ -14,6 +14,8 @@ import numpy as np
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.manifest.manifest import Manifest
+from forebay.manifest.streamed import StreamedManifest
+from forebay.plan.file_order import FileOrder
 from forebay.plan.lane_count import choose_lanes, choose_window
 from forebay.plan.lanes import LaneEpoch, LaneRows, deal, owned_order, shuffled_line
 from forebay.plan.order import BlockSpan, Order, PositionedRows
@@ -84,7 +86,8 @@ class Plan(Order):
     """Order of the rows of one data set, built by `build_plan`.
 
     Position `p` of an epoch is row `p // lanes` of lane `p % lanes`. An epoch is a permutation of all rows. Memory is
-    O(row groups), a batch costs O(its rows), and seeking costs nothing.
+    O(row groups), a batch costs O(its rows), and seeking costs nothing. Epoch 0 over a stream is in the order of its
+    files: see `FileOrder`.
 
     Attributes:
         manifest: Row groups of the data.
@@ -116,6 +119,10 @@ class Plan(Order):
         facts = [PLAN_VERSION, manifest.id if windows is None else windows.id, seed, lanes, window_rows, shuffle]
         self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._lane_epoch = lru_cache(maxsize=2 * lanes)(self._order_lane)  # a mixture reads two epochs
+        # The files of a stream appear in their order while the first epoch trains on them.
+        self._file_order = (
+            FileOrder(manifest, seed=seed, shuffle=shuffle) if isinstance(manifest, StreamedManifest) else None
+        )
         self._line = lru_cache(maxsize=2)(partial(shuffled_line, rows, seed=seed))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -145,6 +152,8 @@ class Plan(Order):
 
     def rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> LaneRows:
         """Rows of some lanes, ascending, among positions `start` to `stop`, in position order."""
+        if epoch == 0 and self._file_order:
+            return self._file_order.rows(self._positions(start, stop, lanes))
         ranges = [(place, self.lane_row(start, lane), self.lane_row(stop, lane)) for place, lane in enumerate(lanes)]
         ranges = [(place, low, high) for place, low, high in ranges if low < high]
         block = np.empty(sum(high - low for _, low, high in ranges), dtype=np.int64)
@@ -165,6 +174,8 @@ class Plan(Order):
         return self._positions(start, stop, lanes) % self.lanes
 
     def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
+        if epoch == 0 and self._file_order:
+            return self._file_order.block_spans(position)
         return heapq.merge(*(self._lane_spans(epoch, position, lane) for lane in lanes))
 
     def window_shift(self, epoch: int) -> int:

@@ -13,6 +13,7 @@ from forebay.errors import MixedSchemas
 from forebay.manifest.manifest import Field
 from forebay.manifest.prepared import PreparedFile
 from forebay.manifest.schemas import read_fields
+from forebay.manifest.streamed import file_name
 from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import below
 
@@ -77,7 +78,7 @@ def write_part(folder: str, number: int, row_groups: Sequence[pa.Table]) -> tupl
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
     content = sink.getvalue()
     content_hash = xxhash.xxh3_128_hexdigest(content)
-    path = f"part-{number:06d}-{content_hash[:16]}.parquet"
+    path = f"{file_name(number)}-{content_hash[:16]}.parquet"
     uri = below(folder, path)
     try:
         write_atomically(uri, content)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from forebay.errors import InvalidOption
 from forebay.manifest.prepared import Prepared
 from forebay.preparation.external_sort import sorted_tables
 from forebay.preparation.fits import Fit
-from forebay.preparation.parts import ROW_GROUPS_PER_FILE, agreeing, cut, write_part
+from forebay.preparation.parts import ROW_GROUPS_PER_FILE, cut, write_part
 from forebay.preparation.request import PreparationRequest, plan_request, preparation_options
 from forebay.preparation.sealing import Production, prepare_once
+from forebay.preparation.tables import Tables, function_tables
 from forebay.storage.filesystem import resolve
-
-Tables = Callable[..., Iterable[pa.Table]]
 
 
 def prepare(  # noqa: PLR0913 - public options, all keyword-only
@@ -71,7 +67,7 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
 def _write(request: PreparationRequest, folder: str, production: Production) -> None:
     options = request.options
     with _scratch(folder) as scratch:
-        tables = _checked(request, agreeing(_tables(request)))
+        tables = function_tables(request)
         if options.key:
             tables = sorted_tables(tables, options.key, scratch)
         row_groups = cut(tables, options.row_group_rows)
@@ -81,29 +77,6 @@ def _write(request: PreparationRequest, folder: str, production: Production) -> 
                 return
             file, fields = write_part(folder, number, groups)
             production.add(file, fields, options.fits.part(groups))
-
-
-def _tables(request: PreparationRequest) -> Iterable[pa.Table]:
-    found = request.function(**request.arguments)
-    for number, table in enumerate([found] if isinstance(found, pa.Table) else found):
-        if isinstance(table, pa.RecordBatch):
-            yield pa.Table.from_batches([table])
-        elif isinstance(table, pa.Table):
-            yield table
-        else:
-            raise InvalidOption(
-                f"{request.origin.name} gave {type(table).__name__} as item {number}. Let it yield pyarrow tables: "
-                "pa.table(...), or pa.Table.from_pandas(frame, preserve_index=False)."
-            )
-
-
-def _checked(request: PreparationRequest, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The same tables. The first one shows whether its columns can be fitted, before any is written."""
-    first = next(tables, None)
-    if first is not None:
-        request.options.fits.check_schema(first.schema)
-        yield first
-        yield from tables
 
 
 @contextmanager

@@ -24,7 +24,10 @@ _FOLDER_DIGITS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationOptions:
-    """Options of a preparation, checked. `inputs` None: the function's own arguments name them."""
+    """Options of a preparation, checked. `inputs` None: the function's own arguments name them.
+
+    `stream_rows` is the number of rows of a stream. None if the data set is read only after it was sealed.
+    """
 
     into: str
     key: tuple[str, ...] = ()
@@ -32,9 +35,12 @@ class PreparationOptions:
     fits: Fits = field(default_factory=Fits)
     inputs: tuple[str, ...] | None = None
     version: str | None = None
+    stream_rows: int | None = None
 
     def __post_init__(self) -> None:
         whole_number("row_group_rows", self.row_group_rows, least=1)
+        if self.stream_rows is not None:
+            whole_number("rows", self.stream_rows, least=1)
         if len(set(self.key)) < len(self.key):
             raise InvalidOption(f"key={self.key} names a column twice. Name each once.")
 
@@ -104,7 +110,8 @@ def plan_request(
             "fit": repr(options.fits.fits),
             "fit_on": str(options.fits.on),
             "layout": f"{LAYOUT_VERSION} {ROW_GROUPS_PER_FILE}",
-        },
+        }
+        | ({} if options.stream_rows is None else {"rows": str(options.stream_rows)}),
     )
     return PreparationRequest(function=function, arguments=arguments, options=options, origin=origin)
 

@@ -14,6 +14,7 @@ from forebay.errors import NoFiles
 from forebay.formatting import count_text, seconds_text
 from forebay.manifest.manifest import Field
 from forebay.manifest.prepared import Prepared, PreparedFile, find_prepared, list_prepared, write_seal
+from forebay.manifest.stream_files import RECORDS
 from forebay.preparation.fits import FitPart
 from forebay.preparation.progress import PreparationProgress, tell
 from forebay.preparation.request import PreparationRequest
@@ -81,7 +82,7 @@ def _prepare_once(request: PreparationRequest, produce: Callable[[str, Productio
             return found
         tell(f"{name}: preparing into {folder} ({_reason(request)})")
         with _writing(request):
-            _remove_leftovers(folder)
+            _remove_leftovers(folder, kept=() if request.options.stream_rows is None else (RECORDS, "part-"))
         production = Production(name=name)
         produce(folder, production)
         prepared = _prepared(request, production)
@@ -139,11 +140,14 @@ def _reason(request: PreparationRequest) -> str:
     return f"changed since {nearest.folder.rpartition('/')[2]}: {', '.join(changed[:5])}"
 
 
-def _remove_leftovers(folder: str) -> None:
-    """Remove what an interrupted preparation left behind."""
+def _remove_leftovers(folder: str, kept: tuple[str, ...]) -> None:
+    """Remove what an interrupted preparation left behind, except names that begin with one of `kept`.
+
+    A run may be reading the files of a stream: they are written again under the same names.
+    """
     location = resolve(folder)
     for info in children(location.fs, location.path):
-        if info.base_name == LEASE_NAME:
+        if info.base_name == LEASE_NAME or info.base_name.startswith(kept):
             continue
         with suppress(FileNotFoundError):
             if info.type == fs.FileType.Directory:

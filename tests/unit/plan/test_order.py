@@ -10,6 +10,7 @@ import pytest
 
 from forebay.errors import TooManyRanks
 from forebay.manifest.manifest import Manifest
+from forebay.manifest.streamed import StreamLayout
 from forebay.plan.cursor import Cursor
 from forebay.plan.digest import order_digest
 from forebay.plan.mixture.mixture import Mixture
@@ -30,8 +31,10 @@ def orders(make: Make) -> Orders:
     }
     weights = {"large": 0.6, "small": 0.15, "middle": 0.25}
     stages = [(0, {"large": 1.0}), (90, weights), (400, {"small": 2.0, "middle": 1.0})]
+    layout = StreamLayout(rows=203, row_group_rows=10, row_groups_per_file=4, row_group_bytes=(9, 3), fingerprint="f")
     return {
         "plan": plan,
+        "stream": build_plan(layout.manifest("/s", ()), seed=2, lanes=3, window_rows=16),
         "alone": Mixture({"only": plan}, {"only": 3}),
         "all": Mixture(others, weights),
         "first": Mixture(
@@ -48,7 +51,7 @@ def orders(make: Make) -> Orders:
     }
 
 
-KINDS = ("plan", "alone", "all", "first", "once", "stages", "continued")
+KINDS = ("plan", "stream", "alone", "all", "first", "once", "stages", "continued")
 
 
 @pytest.fixture(params=KINDS)
@@ -56,19 +59,24 @@ def order(request: pytest.FixtureRequest, memory_manifest: Make) -> Order:
     return orders(memory_manifest)[request.param]
 
 
-def test_lanes_share_the_positions_and_each_keeps_their_order(order: Order) -> None:
+@pytest.fixture(params=[0, 1])
+def epoch(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def test_lanes_share_the_positions_and_each_keeps_their_order(order: Order, epoch: int) -> None:
     every = range(order.lanes)
-    whole = order.positioned_rows(1, 0, order.num_rows, every)
+    whole = order.positioned_rows(epoch, 0, order.num_rows, every)
     assert whole.position.tolist() == list(range(order.num_rows))
-    owner = order.row_lanes(1, 0, order.num_rows, every)
+    owner = order.row_lanes(epoch, 0, order.num_rows, every)
     for start, stop in ((0, order.num_rows), (17, 17), (17, 18), (5, 61), (order.num_rows - 1, order.num_rows)):
         for lanes in ((0,), (order.lanes - 1,), tuple(every), tuple(every)[1:]):
-            part = order.positioned_rows(1, start, stop, lanes)
+            part = order.positioned_rows(epoch, start, stop, lanes)
             mine = np.flatnonzero(np.isin(owner[start:stop], lanes)) + start
             assert part.position.tolist() == mine.tolist()
             assert part.block.tolist() == whole.block[mine].tolist()
             assert part.row.tolist() == whole.row[mine].tolist()
-            assert order.row_lanes(1, start, stop, lanes).tolist() == owner[mine].tolist()
+            assert order.row_lanes(epoch, start, stop, lanes).tolist() == owner[mine].tolist()
 
 
 def test_rows_are_rows_of_their_blocks(order: Order) -> None:
@@ -79,12 +87,12 @@ def test_rows_are_rows_of_their_blocks(order: Order) -> None:
 
 @pytest.mark.parametrize("start", [0, 50, 199])
 @pytest.mark.parametrize("size", [1, 3])
-def test_spans_cover_every_use_of_a_block(order: Order, start: int, size: int) -> None:
+def test_spans_cover_every_use_of_a_block(order: Order, epoch: int, start: int, size: int) -> None:
     for rank in range(size):
         lanes = order.owned_lanes(World(rank=rank, size=size))
-        spans = list(order.block_spans(1, start, lanes))
+        spans = list(order.block_spans(epoch, start, lanes))
         assert [span.need for span in spans] == sorted(span.need for span in spans)
-        used = order.positioned_rows(1, start, order.num_rows, lanes)
+        used = order.positioned_rows(epoch, start, order.num_rows, lanes)
         for position, block, _ in zip(*used, strict=True):
             assert any(span.block == block and span.need <= position < span.release for span in spans)
 
@@ -98,28 +106,28 @@ def test_a_batch_is_its_positions(order: Order) -> None:
         position += size
 
 
-def test_ranks_share_the_same_global_batches(order: Order) -> None:
+def test_ranks_share_the_same_global_batches(order: Order, epoch: int) -> None:
     for size in range(1, order.lanes + 1):
         position = 0
         while rows := order.batch_size(position, 24):
-            whole = pairs(order, position, World())
-            parts = [pairs(order, position, World(rank=rank, size=size)) for rank in range(size)]
+            whole = pairs(order, epoch, position, World())
+            parts = [pairs(order, epoch, position, World(rank=rank, size=size)) for rank in range(size)]
             assert sorted(sum(parts, [])) == sorted(whole) and len(whole) == rows
             position += rows
-        assert order_digest(order, epoch=1, global_batch=24) == order_digest(
-            order, epoch=1, global_batch=24, world_size=size
+        assert order_digest(order, epoch=epoch, global_batch=24) == order_digest(
+            order, epoch=epoch, global_batch=24, world_size=size
         )
 
 
-def pairs(order: Order, position: int, world: World) -> list[tuple[int, int]]:
-    block, row = order.batch(1, position, 24, world)
+def pairs(order: Order, epoch: int, position: int, world: World) -> list[tuple[int, int]]:
+    block, row = order.batch(epoch, position, 24, world)
     return list(zip(block.tolist(), row.tolist(), strict=True))
 
 
-def test_a_pickled_copy_is_the_same_order(order: Order) -> None:
+def test_a_pickled_copy_is_the_same_order(order: Order, epoch: int) -> None:
     copy = pickle.loads(pickle.dumps(order))
     assert copy.id == order.id and dict(copy.continues) == dict(order.continues)
-    assert order_digest(copy, epoch=1, global_batch=24) == order_digest(order, epoch=1, global_batch=24)
+    assert order_digest(copy, epoch=epoch, global_batch=24) == order_digest(order, epoch=epoch, global_batch=24)
 
 
 def test_too_many_ranks_are_refused(order: Order) -> None:

@@ -1,0 +1,181 @@
+"""Streams: trained on while they are prepared, each row once, and resumable at any point in any world."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import forebay as fb
+from forebay.errors import InvalidOption, PreparationFailed
+from forebay.manifest.prepared import find_prepared, list_prepared
+from forebay.preparation.stream import PreparedStream
+from forebay.world import World
+
+Start = Callable[..., PreparedStream]
+ROWS = 1000
+FILE_ROWS = 128
+TRANSFORM = fb.Transform(number=fb.Dense(["number"], dtype="int64"))
+
+
+class RowGate:
+    """Lets the function of a stream yield the rows below a number, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = self.add = 0
+        self._rows = 0
+        self._changed = threading.Condition()
+
+    def open_to(self, rows: int = 10 * ROWS) -> None:
+        with self._changed:
+            self._rows = rows
+            self._changed.notify_all()
+
+    def wait_for(self, row: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: row < self._rows, 60)
+
+
+@pytest.fixture
+def gate() -> Iterator[RowGate]:
+    made = RowGate()
+    yield made
+    made.open_to()
+
+
+@pytest.fixture
+def streamed(gate: RowGate, tmp_path: Path) -> Iterator[Start]:
+    """`start(count=1000, rows=1000, add=0) -> PreparedStream` of rows `add` to `count + add`, 50 at a time."""
+    started: list[PreparedStream] = []
+
+    def numbered(count: int) -> Iterator[pa.Table]:
+        gate.calls += 1
+        for start in range(0, count, 50):
+            gate.wait_for(start)
+            yield pa.table({"number": [row + gate.add for row in range(start, min(start + 50, count))]})
+
+    def start(count: int = ROWS, rows: int | None = ROWS, add: int = 0) -> PreparedStream:
+        gate.add = add
+        started.append(
+            fb.prepare_stream(
+                numbered,
+                count=count,
+                rows=rows,
+                into=str(tmp_path / "into"),
+                row_group_rows=FILE_ROWS // 4,
+                inputs=[],
+                version="1",
+                fit=fb.Moments("number"),
+            )
+        )
+        return started[-1]
+
+    yield start
+    gate.open_to()
+    for stream in started:
+        stream.close(timeout_s=60)
+
+
+def loader(stream: PreparedStream, rank: int = 0, size: int = 1) -> fb.Loader:
+    plan = fb.build_plan(stream.manifest, seed=3, lanes=4)
+    world = World(rank=rank, size=size)
+    return fb.Loader(plan, TRANSFORM, world=world, global_batch=90, epochs=2, as_numpy=True)
+
+
+def numbers(batch: Any) -> list[int]:
+    return list(batch["number"][:, 0].tolist())
+
+
+def test_training_begins_before_preparation_is_half_done(streamed: Start, gate: RowGate) -> None:
+    gate.open_to(3 * FILE_ROWS)
+    stream = streamed()
+    assert (stream.rows, len(stream.manifest)) == (ROWS, 32)
+    with loader(stream) as batches:
+        epoch = iter(batches)
+        first = [numbers(next(epoch)) for _ in range(3)]
+        assert find_prepared(stream.folder) is None and max(map(max, first)) < 3 * FILE_ROWS
+        gate.open_to()
+        rest = [numbers(batch) for batch in epoch]
+        assert sorted(sum(first + rest, [])) == list(range(ROWS))
+        later = sum((numbers(batch) for batch in batches), [])
+    assert sorted(later) == list(range(ROWS)) and later != sum(first + rest, [])
+    assert stream.wait().statistics["number"].mean == (ROWS - 1) / 2
+    assert gate.calls == 1
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+@pytest.mark.parametrize("size", [1, pytest.param(3, marks=pytest.mark.variation)])
+def test_batches_are_the_same_after_a_stop_in_mid_preparation(
+    streamed: Start, gate: RowGate, tmp_path: Path, is_restarted: bool, size: int
+) -> None:
+    gate.open_to(4 * FILE_ROWS)
+    stream = streamed()
+    with loader(stream) as stopped:
+        found = [sorted(numbers(batch)) for batch in itertools.islice(stopped, 4)]
+        cursor = stopped.cursor()
+    if is_restarted:
+        stream.close(0.0)
+        gate.open_to()
+        stream._thread.join()
+        assert find_prepared(stream.folder) is None
+        gate.open_to(2 * FILE_ROWS)  # behind the reader: it goes on from the files of before
+        stream = streamed()
+    ranks = [loader(stream, rank, size) for rank in range(size)]
+    for each in ranks:
+        each.seek(cursor)
+    epochs = [iter(each) for each in ranks]
+    found.append(sorted(sum((numbers(next(epoch)) for epoch in epochs), [])))
+    gate.open_to()
+    found += [sorted(sum(map(numbers, parts), [])) for parts in zip(*epochs, strict=True)]
+    for each in ranks:
+        each.close()
+    stream.wait()
+    with loader(stream) as whole:
+        assert found == [sorted(numbers(batch)) for batch in whole]
+    assert gate.calls == 1 + is_restarted
+
+
+def test_a_sealed_stream_has_the_same_plan_and_calls_nothing(streamed: Start, gate: RowGate) -> None:
+    gate.open_to()
+    first = streamed()
+    before = fb.build_plan(first.manifest, seed=3).id
+    first.wait()
+    again = streamed()
+    assert again.wait().sealed_at == first.wait().sealed_at
+    assert fb.build_plan(again.manifest, seed=3).id == before
+    assert gate.calls == 1
+
+
+def test_rows_that_were_not_announced_end_the_run(streamed: Start, gate: RowGate) -> None:
+    gate.open_to()
+    stream = streamed(count=700)
+    with (
+        loader(stream) as batches,
+        pytest.raises(PreparationFailed, match="file 5 is missing.*gave only 700 rows, and rows=1000"),
+    ):
+        list(batches)
+    with pytest.raises(InvalidOption, match="gave only 700 rows"):
+        stream.wait()
+    with pytest.raises(InvalidOption, match="gave more than 100 rows, and rows=100 were announced"):
+        streamed(count=110, rows=100)
+    with pytest.raises(InvalidOption, match="needs rows="):
+        streamed(rows=None)
+
+
+def test_other_rows_after_a_stop_are_refused(streamed: Start, gate: RowGate, tmp_path: Path) -> None:
+    gate.open_to(4 * FILE_ROWS)
+    stream = streamed()
+    stream.close(0.0)
+    gate.open_to()
+    stream._thread.join()
+    changed = streamed(add=1)
+    with pytest.raises(InvalidOption, match="File 0 of .* has other rows than when it was prepared before"):
+        changed.wait()
+    with loader(changed) as batches, pytest.raises(PreparationFailed, match="other rows"):
+        list(batches)
+    assert [found for _, found in list_prepared(str(tmp_path / "into"))] == [None]
