@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from forebay.errors import SourceChanged, TransformFailed
 from forebay.kernels.calls import gather_arrays
 from forebay.loader.buffers import BufferPool
-from forebay.plan.lanes import LaneRows
+from forebay.plan.order import PositionedRows
 from forebay.transform.block import ArraySchema, Block
 
 _ALIGNMENT = 64
@@ -30,7 +30,7 @@ class BlockTable:
         self._schema: ArraySchema | None = None
         self._row_bytes: list[int] = []
 
-    def missing(self, rows: LaneRows) -> list[int]:
+    def missing(self, rows: PositionedRows) -> list[int]:
         """Numbers of the blocks of `rows` that are not in the table."""
         absent = self._slot_of[rows.block] < 0
         return np.unique(rows.block[absent]).tolist() if absent.any() else []
@@ -55,7 +55,7 @@ class BlockTable:
         block, self._blocks[slot] = self._blocks[slot], None
         return block
 
-    def gather(self, rows: LaneRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
+    def gather(self, rows: PositionedRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
         """Copy rows into one buffer. Returns the arrays [n, ...] and their bytes, or None if a block is `missing`."""
         if self._schema is None:
             return None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 _LEAST_KEPT = 4
+_ALIGNMENT = 64
 
 
 class BufferPool:
@@ -30,6 +32,19 @@ class BufferPool:
     def lease(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return a writable uint8 array [num_bytes] with undefined content, 64-byte aligned."""
         return np.asarray(_Lease(self._give_back, self._memory(num_bytes), num_bytes))
+
+    def lease_arrays(
+        self, shapes: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
+    ) -> tuple[dict[str, NDArray[np.generic]], int]:
+        """Arrays of the given dtypes and shapes in one leased buffer, with undefined content, and its bytes."""
+        sizes = {name: np.dtype(dtype).itemsize * math.prod(shape) for name, (dtype, shape) in shapes.items()}
+        num_bytes = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values())
+        buffer, end = self.lease(num_bytes), 0
+        arrays: dict[str, NDArray[np.generic]] = {}
+        for name, (dtype, shape) in shapes.items():
+            arrays[name] = buffer[end : end + sizes[name]].view(dtype).reshape(shape)
+            end += -(-sizes[name] // _ALIGNMENT) * _ALIGNMENT
+        return arrays, num_bytes
 
     def _memory(self, num_bytes: int) -> torch.Tensor:
         while self._idle:

@@ -11,6 +11,7 @@ from forebay.plan.cursor import Cursor
 from forebay.plan.order import Last, Order
 from forebay.transform.dataset import Dataset
 from forebay.transform.sequences.sequence_block import SequenceTransform
+from forebay.transform.sequences.statistics import join_statistics
 from forebay.transform.transform import Transform
 from forebay.world import World
 
@@ -24,11 +25,11 @@ def datasets_of(plan: Order, transform: Transforms) -> tuple[Dataset, ...]:
     Raises `InvalidOption` for other names than those of the plan, and for windows without a transform of sequences.
     """
     makers = transform.values() if isinstance(transform, Mapping) else (transform,)
-    if any((plan.windows is not None) != isinstance(each, SequenceTransform) for each in makers):
-        ordered = "rows of row groups" if plan.windows is None else "windows"
+    if any(bool(plan.windows) != isinstance(each, SequenceTransform) for each in makers):
+        ordered = "windows" if plan.windows else "rows of row groups"
         raise InvalidOption(
             f"the plan orders {ordered}, but transform= makes the other kind. Give plan=build_plan(part) and "
-            "transform=part.transform of one part of fb.Sequences, or neither. Windows cannot be mixed yet."
+            "transform=part.transform of one part of fb.Sequences, or neither."
         )
     if not isinstance(transform, Mapping):
         return tuple(Dataset(manifest, transform) for manifest in plan.manifests)
@@ -141,8 +142,18 @@ class Data:
 
     @property
     def statistics(self) -> Mapping[str, Any]:
-        """Statistics that values are scaled and filled by, with their id. Empty without such."""
-        return self.transform.views.statistics if isinstance(self.transform, SequenceTransform) else {}
+        """Statistics that values are scaled and filled by, with their id. Empty without such.
+
+        Those of several data sets have columns by `"data set/column"`, and scale and fill by data set.
+        """
+        if isinstance(self.transform, SequenceTransform):
+            return self.transform.views.statistics
+        if isinstance(self.transform, Mapping):
+            makers = sorted(self.transform.items())
+            return join_statistics(
+                {name: each.views.statistics for name, each in makers if isinstance(each, SequenceTransform)}
+            )
+        return {}
 
     def validate_statistics(self, saved: Mapping[str, Any], *, step: int) -> None:
         """Check that the checkpoint of `step` was trained with these statistics. Raises `CursorMismatch` otherwise."""

@@ -95,7 +95,9 @@ class Loader:
             last=last,
             as_numpy=as_numpy,
             prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
-            views=transform.views if isinstance(transform, SequenceTransform) else None,
+            views=tuple(
+                each.transform.views for each in self._datasets if isinstance(each.transform, SequenceTransform)
+            ),
         )
         self.tally = tally or Counters()
         self.dropped_rows = 0

@@ -24,11 +24,10 @@ from forebay.loader.block_table import BlockTable, as_tensors
 from forebay.loader.buffers import BufferPool
 from forebay.loader.prefetch import Prefetcher
 from forebay.loader.rank_batches import Cut, RankPart, parts_in_order
-from forebay.loader.sequences.window_table import WindowTable
+from forebay.loader.sequences.window_tables import WindowTables
 from forebay.loader.serial_executor import SerialExecutor
 from forebay.metrics import Counters
-from forebay.plan.lanes import LaneRows
-from forebay.plan.order import Last, Order
+from forebay.plan.order import Last, Order, PositionedRows
 from forebay.transform.block import Block
 from forebay.transform.sequences.views import WindowViews
 from forebay.world import World
@@ -46,8 +45,8 @@ class LoaderOptions:
     last: Last
     as_numpy: bool
     prefetch_bytes: int
-    views: WindowViews | None = None
-    """Arrays of windows, if those are the rows of the plan."""
+    views: tuple[WindowViews, ...] = ()
+    """Arrays of the windows of each data set, if those are the rows of the plan."""
 
 
 class Pipeline:
@@ -122,8 +121,7 @@ class Pipeline:
                 weight = len(rows.row) * world_size / part.size
                 if not weight:
                     every = range(plan.lanes)
-                    dummy = plan.positioned_rows(self._epoch, part.position, part.position + 1, every)
-                    rows = LaneRows(dummy.block, dummy.row)
+                    rows = plan.positioned_rows(self._epoch, part.position, part.position + 1, every)
                 batch, num_bytes = self._gather(rows, position=part.position, size=part.size, weight=weight)
                 stop = part.position + part.size
                 batch.ends_epoch = not plan.batch_size(stop, options.global_batch, last=options.last)
@@ -139,7 +137,7 @@ class Pipeline:
                 executor.submit(blocks.clear)
         return part
 
-    def _gather(self, rows: LaneRows, *, position: int, size: int, weight: float) -> tuple[Batch, int]:
+    def _gather(self, rows: PositionedRows, *, position: int, size: int, weight: float) -> tuple[Batch, int]:
         made, borrowed = self._gathered(rows), []
         if made is None:
             borrowed = self._fetch(rows)
@@ -154,16 +152,16 @@ class Pipeline:
         if self._sources is not None:
             source, batch.names = self._sources[rows.block], self._options.plan.names
             batch.source = source if self._options.as_numpy else torch.from_numpy(source)
-        if isinstance(self._table, WindowTable):
+        if isinstance(self._table, WindowTables):
             windows = self._table.window_ids(rows)
             batch.windows = windows if self._options.as_numpy else torch.from_numpy(windows)
         return batch, num_bytes
 
-    def _gathered(self, rows: LaneRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
+    def _gathered(self, rows: PositionedRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
         with self._tally.timed("gather_s"):
             return self._table.gather(rows)
 
-    def _fetch(self, rows: LaneRows) -> list[int]:
+    def _fetch(self, rows: PositionedRows) -> list[int]:
         """Wait for the missing blocks of `rows`. Returns the blocks that only these rows need."""
         with self._tally.timed("block_wait_s"):
             missing = self._table.missing(rows)
@@ -184,12 +182,10 @@ class Pipeline:
                     raise LoaderClosed("The loader was closed while it waited for a block.") from None
 
 
-def _table_of(options: LoaderOptions, pool: BufferPool, epoch: int) -> BlockTable | WindowTable:
-    plan = options.plan
-    if plan.windows is None:
-        return BlockTable(plan.block_rows, pool)
-    assert options.views is not None, "the loader compares the plan with its transform"
-    return WindowTable(plan.windows, options.views, plan.block_rows, pool, shift=plan.window_shift(epoch))
+def _table_of(options: LoaderOptions, pool: BufferPool, epoch: int) -> BlockTable | WindowTables:
+    if options.plan.windows:
+        return WindowTables(options.plan, options.views, pool, epoch=epoch)
+    return BlockTable(options.plan.block_rows, pool)
 
 
 def _source_numbers(plan: Order) -> NDArray[np.int16] | None:

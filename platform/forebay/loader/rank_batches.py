@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from forebay.loader.serial_executor import SerialExecutor
-from forebay.plan.lanes import LaneRows
 from forebay.plan.order import Last, Order, PositionedRows
 from forebay.world import World
 
@@ -22,7 +21,7 @@ class RankPart(NamedTuple):
 
     position: int
     size: int
-    rows: LaneRows
+    rows: PositionedRows
 
 
 class Cut(NamedTuple):
@@ -55,7 +54,7 @@ def parts_in_order(plan: Order, cut: Cut, executor: SerialExecutor, *, epoch: in
             executor.submit(plan.positioned_rows, epoch + 1, 0, min(plan.lanes, plan.num_rows), lanes)
         bounds = np.searchsorted(rows.position, [done[0][0], *(start + size for start, size in done)]).tolist()
         for (start, size), own in zip(done, starmap(slice, pairwise(bounds)), strict=True):
-            yield RankPart(start, size, LaneRows(rows.block[own], rows.row[own]))
+            yield RankPart(start, size, PositionedRows(*(column[own] for column in rows)))
 
 
 def _batches(plan: Order, cut: Cut, position: int, *, least_rows: int) -> list[tuple[int, int]]:

@@ -67,6 +67,8 @@ class Sampled(Order):
     ) -> None:
         if not isinstance(plan, Plan):
             raise InvalidOption(f"Sampled was given {plan!r:.200}. Give what fb.build_plan(manifest) returns.")
+        if plan.windows:
+            raise InvalidOption(f"Sampled was given {plan!r:.200}. It samples rows: give the plan of a manifest.")
         if (weight is None) == (balance is None):
             raise InvalidOption(f"weight={weight!r} and balance={balance!r}: give one of them, the name of a column.")
         if weight is not None:

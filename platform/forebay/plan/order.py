@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from forebay.errors import InvalidOption, TooManyRanks, whole_number
 from forebay.manifest.manifest import Manifest
 from forebay.plan.cursor import Cursor
@@ -53,7 +55,8 @@ class Order(ABC):
         names: Name of each data set. Empty for the order of one data set without a name.
         block_rows: Rows of each row group, int64 [blocks].
         continues: Row of the run up to which an earlier order had the same rows, by its id.
-        windows: Index of the windows that are the rows of blocks. None if rows are rows of row groups.
+        windows: Index of the windows of each data set, which are the rows of its blocks. Empty if rows are rows of row
+            groups.
     """
 
     id: str
@@ -64,7 +67,7 @@ class Order(ABC):
     names: tuple[str, ...] = ()
     block_rows: Ints
     continues: Mapping[str, int] = MappingProxyType({})
-    windows: WindowIndex | None = None
+    windows: tuple[WindowIndex, ...] = ()
 
     @abstractmethod
     def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
@@ -83,9 +86,9 @@ class Order(ABC):
         limit = self.continues.get(cursor.plan_id, -1)
         return cursor.plan_id == self.id or cursor.epoch * self.num_rows + cursor.position <= limit
 
-    def window_shift(self, epoch: int) -> int:  # noqa: ARG002 - of orders of windows
-        """Number of steps by which the windows of an epoch are moved."""
-        return 0
+    def window_shifts(self, epoch: int, positions: Ints, source: int = 0) -> Ints:  # noqa: ARG002 - of orders of windows
+        """Steps by which the windows of data set `source` at `positions`, ascending, are moved, int64 [n]."""
+        return np.zeros_like(positions)
 
     def num_batches(self, global_batch: int, start: int = 0, *, last: Last = "balance") -> int:
         """Number of global batches from position `start` to the end of the epoch."""

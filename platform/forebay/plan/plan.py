@@ -94,7 +94,7 @@ class Plan(Order):
         num_rows: Number of rows of an epoch.
         id: SHA-256 (hex) of everything that the order depends on.
         seed, lanes, window_rows, shuffle: Arguments of `build_plan`, or their defaults.
-        windows: Index of the windows that are its rows. None for rows of row groups.
+        windows: Index of the windows that are its rows, alone. Empty for rows of row groups.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class Plan(Order):
         shuffle: bool,
         windows: WindowIndex | None = None,
     ) -> None:
-        self.manifest, self.manifests, self.windows = manifest, (manifest,), windows
+        self.manifest, self.manifests = manifest, (manifest,)
+        self.windows = () if windows is None else (windows,)
         self.seed, self.lanes, self.window_rows, self.shuffle = seed, lanes, window_rows, shuffle
         self.block_rows = np.asarray(manifest.rows, dtype=np.int64)
         rows = self.block_rows if windows is None else windows.rows
@@ -127,11 +128,11 @@ class Plan(Order):
 
     def __reduce__(self) -> tuple[object, ...]:
         options = {"seed": self.seed, "lanes": self.lanes, "window_rows": self.window_rows, "shuffle": self.shuffle}
-        return _rebuild, (self.manifest, options, self.windows)
+        return _rebuild, (self.manifest, options, self.windows[0] if self.windows else None)
 
     def __repr__(self) -> str:
         return (
-            f"Plan({self.id[:8]}: {self.num_rows} {'rows' if self.windows is None else 'windows'} in "
+            f"Plan({self.id[:8]}: {self.num_rows} {'windows' if self.windows else 'rows'} in "
             f"{len(self.manifest)} row groups, seed={self.seed}, "
             f"lanes={self.lanes}, window_rows={self.window_rows}, shuffle={self.shuffle})"
         )
@@ -178,8 +179,9 @@ class Plan(Order):
             return self._file_order.block_spans(position)
         return heapq.merge(*(self._lane_spans(epoch, position, lane) for lane in lanes))
 
-    def window_shift(self, epoch: int) -> int:
-        return self.windows.shift_of(self.seed, epoch) if self.windows else 0
+    def window_shifts(self, epoch: int, positions: Ints, source: int = 0) -> Ints:
+        shift = self.windows[source].shift_of(self.seed, epoch) if self.windows else 0
+        return np.full_like(positions, shift)
 
     def _positions(self, start: int, stop: int, lanes: Sequence[int]) -> Ints:
         """Positions of some lanes, ascending, from `start` to `stop`, int64 [n]."""
@@ -193,8 +195,8 @@ class Plan(Order):
             if (span := BlockSpan(need * self.lanes + lane, release * self.lanes + lane, block)).release > position:
                 yield span
                 # Windows that start in a block go on in others.
-                for other in self.windows.neighbours(block) if self.windows else ():
-                    yield span._replace(block=other)
+                for index in self.windows:
+                    yield from (span._replace(block=other) for other in index.neighbours(block))
 
     def _order_lane(self, epoch: int, lane: int) -> LaneEpoch:
         if self._has_few_rows:

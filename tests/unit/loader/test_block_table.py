@@ -8,7 +8,7 @@ import pytest
 from forebay.errors import SourceChanged, TransformFailed
 from forebay.loader.block_table import BlockTable
 from forebay.loader.buffers import BufferPool
-from forebay.plan.lanes import LaneRows
+from forebay.plan.order import PositionedRows
 from forebay.transform.block import Block
 
 
@@ -21,6 +21,10 @@ def resident_of(rows: list[int]) -> BlockTable:
     return BlockTable(np.array(rows), BufferPool(kept_bytes=0))
 
 
+def rows_of(block: list[int], row: list[int]) -> PositionedRows:
+    return PositionedRows(np.arange(len(row)), np.array(block), np.array(row))
+
+
 def test_blocks_come_and_go() -> None:
     resident = resident_of([10] * 40)
     for index in range(40):  # more than the table's first size
@@ -28,10 +32,10 @@ def test_blocks_come_and_go() -> None:
     for index in range(0, 40, 2):
         resident.remove(index)
         resident.remove(index)
-    some = LaneRows(np.array([1, 2, 2, 4]), np.zeros(4, dtype=np.int64))
+    some = rows_of([1, 2, 2, 4], [0, 0, 0, 0])
     assert resident.missing(some) == [2, 4] and resident.gather(some) is None
     resident.add(2, block_of(20, 10))
-    gathered = resident.gather(LaneRows(np.array([2, 1, 39, 2]), np.array([0, 9, 5, 3])))
+    gathered = resident.gather(rows_of([2, 1, 39, 2], [0, 9, 5, 3]))
     assert gathered is not None
     arrays, num_bytes = gathered
     assert arrays["id"].tolist() == [20, 19, 395, 23]

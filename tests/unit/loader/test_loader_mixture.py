@@ -46,20 +46,42 @@ class Mixed:
         return batches
 
 
+Plans = dict[str, fb.Plan]
+
+
 @pytest.fixture
-def plans(parquet_folder: Callable[..., Path]) -> dict[str, fb.Plan]:
-    lanes = {"web": 6, "code": 4, "books": 4}
+def manifests(parquet_folder: Callable[..., Path]) -> dict[str, fb.Manifest]:
+    return {name: fb.scan(str(parquet_folder(files, folder=name))) for name, files in FILES.items()}
+
+
+def plans_of(manifests: dict[str, fb.Manifest], lanes: dict[str, int]) -> Plans:
     return {
-        name: fb.build_plan(fb.scan(str(parquet_folder(files, folder=name))), seed=7, lanes=lanes[name], window_rows=16)
-        for name, files in FILES.items()
+        name: fb.build_plan(manifest, seed=7, lanes=lanes[name], window_rows=16) for name, manifest in manifests.items()
     }
 
 
-@pytest.fixture(params=["all", "first", "once", "stages"])
-def mixed(request: pytest.FixtureRequest, plans: dict[str, fb.Plan]) -> Mixed:
-    if request.param == "stages":
+@pytest.fixture
+def plans(manifests: dict[str, fb.Manifest]) -> Plans:
+    return plans_of(manifests, {"web": 6, "code": 4, "books": 4})
+
+
+@pytest.fixture
+def wide_plans(manifests: dict[str, fb.Manifest]) -> Plans:
+    return plans_of(manifests, {"web": 24, "code": 16, "books": 17})
+
+
+KINDS = ("all", "first", "once", "stages")
+
+
+def mixture(plans: Plans, kind: str) -> Mixed:
+    if kind == "stages":
         return Mixed(fb.Mixture(plans, STAGES, rows=83))
-    return Mixed(fb.Mixture(plans, WEIGHTS, until=request.param))
+    return Mixed(fb.Mixture(plans, WEIGHTS, until=kind))  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=KINDS)
+def mixed(request: pytest.FixtureRequest, plans: Plans) -> Mixed:
+    return mixture(plans, request.param)
 
 
 def rows_of(batches: object) -> list[Rows]:
@@ -80,23 +102,28 @@ def test_every_epoch_is_the_planned_one_cold_and_warm(mixed: Mixed, cache: fb.Di
         assert loader.tally["parquet_opens"] == 0
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_ranks_share_the_same_global_batches(mixed: Mixed, cache: fb.DiskCache, size: int) -> None:
-    parts = []
-    for rank in range(size):
-        with mixed.loader(cache, world=fb.World(rank=rank, size=size), global_batch=5) as loader:
-            parts.append(list(loader))
-    for number, whole in enumerate(mixed.planned(0, 5)):
-        group = [part[number] for part in parts]
-        assert sorted(sum(rows_of(group), [])) == sorted(whole)
-        assert [batch.weight for batch in group] == [batch.rows * size / len(whole) for batch in group]
-        assert {batch.size for batch in group} == {len(whole)}
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 16])
+def test_ranks_share_the_same_global_batches(wide_plans: Plans, cache: fb.DiskCache, kind: str, size: int) -> None:
+    mixed = mixture(wide_plans, kind)
+    for given in (None, cache, cache):
+        parts = []
+        for rank in range(size):
+            with mixed.loader(given, world=fb.World(rank=rank, size=size), global_batch=21, epoch=1) as loader:
+                parts.append(list(loader))
+        for number, whole in enumerate(mixed.planned(1, 21)):
+            group = [part[number] for part in parts]
+            assert sorted(sum(rows_of(group), [])) == sorted(whole)
+            assert [batch.weight for batch in group] == [batch.rows * size / len(whole) for batch in group]
+            assert {batch.size for batch in group} == {len(whole)}
 
 
 def test_resume_at_every_batch_also_elsewhere(mixed: Mixed, cache: fb.DiskCache) -> None:
+    """Over three epochs: with stages, the weights change within the second and the third."""
     planned = [mixed.planned(epoch) for epoch in range(3)]
     with mixed.loader(cache) as loader:
-        cursors = [loader.cursor()] + [loader.cursor() for _ in range(2) for _ in loader]
+        cursors = [loader.cursor(), *[loader.cursor() for _ in range(3) for _ in loader][:-1]]
+    assert {cursor.epoch for cursor in cursors} == {0, 1, 2}
     for cursor in cursors:
         again = fb.Cursor.from_json(cursor.to_json())
         left = mixed.planned(cursor.epoch, start=cursor.position)
@@ -113,9 +140,7 @@ def test_resume_at_every_batch_also_elsewhere(mixed: Mixed, cache: fb.DiskCache)
         assert together == [sorted(rows) for rows in mixed.planned(cursor.epoch, 29, cursor.position)]
 
 
-def test_one_data_set_of_weight_one_gives_the_batches_of_its_plan(
-    plans: dict[str, fb.Plan], cache: fb.DiskCache
-) -> None:
+def test_one_data_set_of_weight_one_gives_the_batches_of_its_plan(plans: Plans, cache: fb.DiskCache) -> None:
     mix = fb.Mixture({"web": plans["web"]}, {"web": 1})
     with (
         fb.Loader(plans["web"], TRANSFORM, cache, global_batch=16, epochs=2) as own,
@@ -138,7 +163,7 @@ def test_source_is_int16_and_moves_with_the_batch(mixed: Mixed) -> None:
         assert next(iter(loader)).source.dtype == np.int16
 
 
-def test_each_data_set_may_have_its_own_transform(plans: dict[str, fb.Plan]) -> None:
+def test_each_data_set_may_have_its_own_transform(plans: Plans) -> None:
     mix = fb.Mixture(plans, WEIGHTS)
     transforms = {
         name: fb.Transform(x=fb.Dense([column])) for name, column in (("web", "x0"), ("code", "x1"), ("books", "c0"))
@@ -154,7 +179,7 @@ def test_each_data_set_may_have_its_own_transform(plans: dict[str, fb.Plan]) -> 
     assert bool((own[2] == own[2].round()).all()) and bool((own[2] > 9).any()), "x0 is the id"
 
 
-def test_different_arrays_are_refused_before_anything_starts(plans: dict[str, fb.Plan]) -> None:
+def test_different_arrays_are_refused_before_anything_starts(plans: Plans) -> None:
     mix = fb.Mixture(plans, WEIGHTS)
     one, two = fb.Transform(x=fb.Dense(["x0"])), fb.Transform(x=fb.Dense(["x0", "x1"]))
     data = fb.Data(plan=mix, transform={"web": one, "code": two, "books": one}, global_batch=8)
@@ -170,7 +195,7 @@ def test_different_arrays_are_refused_before_anything_starts(plans: dict[str, fb
         fb.Data(plan=plans["web"], transform={"web": one}, global_batch=8)
 
 
-def test_different_arrays_of_functions_fail_with_both_schemas(plans: dict[str, fb.Plan]) -> None:
+def test_different_arrays_of_functions_fail_with_both_schemas(plans: Plans) -> None:
     transforms = {
         "web": fb.Transform(fn=lambda batch: {"x": np.zeros(batch.num_rows, np.float32)}, version="1"),
         "code": fb.Transform(fn=lambda batch: {"x": np.zeros(batch.num_rows, np.float64)}, version="2"),
@@ -183,7 +208,7 @@ def test_different_arrays_of_functions_fail_with_both_schemas(plans: dict[str, f
         list(loader)
 
 
-def test_a_loader_goes_on_with_other_weights(plans: dict[str, fb.Plan], cache: fb.DiskCache) -> None:
+def test_a_loader_goes_on_with_other_weights(plans: Plans, cache: fb.DiskCache) -> None:
     old = Mixed(fb.Mixture({name: plans[name] for name in ("web", "code")}, {"web": 1, "code": 1}, rows=100))
     with old.loader(cache) as loader:
         for number, _ in enumerate(loader):

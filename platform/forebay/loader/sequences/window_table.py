@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.errors import SourceChanged
 from forebay.kernels.calls import fill_windows, gather_scaled, gather_steps
 from forebay.loader.buffers import BufferPool
-from forebay.plan.lanes import LaneRows
+from forebay.plan.permute import Ints
 from forebay.plan.windows.index import WindowIndex, WindowPlaces
 from forebay.transform.block import Block
 from forebay.transform.sequences.sequence_block import RUN_ENDS, STATIC, VALUES
 from forebay.transform.sequences.views import View, WindowViews
 
-_ALIGNMENT = 64
 _NO_MASK = np.empty(0, dtype=np.uint8)
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -30,13 +27,10 @@ class WindowTable:
         views: Arrays of a batch.
         block_rows: Rows of each row group, int64 [blocks].
         pool: Memory of batches.
-        shift: Shift of all windows in this epoch.
     """
 
-    def __init__(
-        self, index: WindowIndex, views: WindowViews, block_rows: NDArray[np.int64], pool: BufferPool, *, shift: int
-    ) -> None:
-        self._index, self._views, self._block_rows, self._pool, self._shift = index, views, block_rows, pool, shift
+    def __init__(self, index: WindowIndex, views: WindowViews, block_rows: NDArray[np.int64], pool: BufferPool) -> None:
+        self._index, self._views, self._block_rows, self._pool = index, views, block_rows, pool
         self._blocks: dict[int, Block] = {}
         self._is_present = np.zeros(len(block_rows), dtype=bool)
         self._dtypes = tuple(dict.fromkeys(view.dtype for view in views.views))
@@ -45,9 +39,15 @@ class WindowTable:
         self._line[0] = index.line.starts
         self._static: Arrays = {}
 
-    def missing(self, rows: LaneRows) -> list[int]:
-        """Numbers of the blocks of `rows` that are not in the table."""
-        return self._absent(self._places(rows))
+    def locate(self, block: Ints, row: Ints, shifts: Ints) -> WindowPlaces:
+        """Places of windows `row` of `block`, each moved by its shift. All arguments int64 [n]."""
+        return self._index.locate(block, row, shifts)
+
+    def missing(self, places: WindowPlaces) -> list[int]:
+        """Numbers of the blocks that windows read and that are not in the table."""
+        blocks = self._index.blocks_of(places)
+        found: list[int] = blocks[~self._is_present[blocks]].tolist()
+        return found
 
     def add(self, index: int, block: Block) -> None:
         """Add a block. Raises `SourceChanged` if it does not have the rows of the plan."""
@@ -75,13 +75,10 @@ class WindowTable:
         self._is_present[index] = False
         return self._blocks.pop(index, None)
 
-    def gather(self, rows: LaneRows) -> tuple[Arrays, int] | None:
-        """Copy windows into one buffer. Returns the arrays and their bytes, or None if a block is `missing`."""
-        places = self._places(rows)
-        if self._absent(places):
-            return None
+    def gather(self, places: WindowPlaces) -> tuple[Arrays, int]:
+        """Copy windows, of which no block is `missing`, into one buffer. Returns the arrays and their bytes."""
         windows = np.stack(places)
-        arrays, end = self._buffers(len(rows.row))
+        arrays, end = self._buffers(len(places.start))
         for view in self._views.views:
             if view.scaling is None:
                 self._copy(view, arrays[view.name], windows)
@@ -94,17 +91,9 @@ class WindowTable:
             arrays[name] = self._static[name][places.run]
         return {name: array.view(bool) if name.endswith("_observed") else array for name, array in arrays.items()}, end
 
-    def window_ids(self, rows: LaneRows) -> NDArray[np.int64]:
+    def window_ids(self, places: WindowPlaces) -> NDArray[np.int64]:
         """Entity and first step of each window, int64 [n, 2]."""
-        return self._index.entity_steps(self._places(rows))
-
-    def _places(self, rows: LaneRows) -> WindowPlaces:
-        return self._index.locate(rows.block, rows.row, self._shift)
-
-    def _absent(self, places: WindowPlaces) -> list[int]:
-        blocks = self._index.blocks_of(places)
-        found: list[int] = blocks[~self._is_present[blocks]].tolist()
-        return found
+        return self._index.entity_steps(places)
 
     def _buffers(self, count: int) -> tuple[Arrays, int]:
         """Uninitialised arrays of all views and masks in one buffer, and its bytes."""
@@ -113,14 +102,7 @@ class WindowTable:
             shapes[view.name] = view.dtype, (count, len(view.steps), len(view.columns))
             if self._views.observed and view.scaling is not None:
                 shapes[f"{view.name}_observed"] = "uint8", shapes[view.name][1]
-        sizes = {name: np.dtype(dtype).itemsize * math.prod(shape) for name, (dtype, shape) in shapes.items()}
-        buffer = self._pool.lease(sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()))
-        arrays: Arrays = {}
-        end = 0
-        for name, (dtype, shape) in shapes.items():
-            arrays[name] = buffer[end : end + sizes[name]].view(dtype).reshape(shape)
-            end += -(-sizes[name] // _ALIGNMENT) * _ALIGNMENT
-        return arrays, end
+        return self._pool.lease_arrays(shapes)
 
     def _copy(self, view: View, out: NDArray[np.generic], windows: NDArray[np.int64]) -> None:
         whole = out if view.copies_rows else np.empty((*out.shape[:2], view.width), view.dtype)

@@ -74,6 +74,7 @@ class Mixture(Order):
         self.plans = tuple(plans[name] for name in self.names)
         self.until: Until | None = until or ("all" if rows is None else None)
         self.manifests = tuple(manifest for plan in self.plans for manifest in plan.manifests)
+        self.windows = tuple(index for plan in self.plans for index in plan.windows)
         self.block_rows = np.concatenate([plan.block_rows for plan in self.plans])
         self.lanes = min(plan.lanes for plan in self.plans)
         self.owned_order = owned_order(self.lanes)
@@ -175,6 +176,16 @@ class Mixture(Order):
             owners.append(lane_of[plan.row_lanes(*arguments)])
             positions.append(self._positions(index, epoch, own.epoch, plan.positioned_rows(*arguments).position))
         return np.concatenate(owners)[np.argsort(np.concatenate(positions), kind="stable")]
+
+    def window_shifts(self, epoch: int, positions: Ints, source: int = 0) -> Ints:
+        plan, size = self.plans[source], self.plans[source].num_rows
+        if not len(positions):
+            return plan.window_shifts(epoch, positions)
+        first, last = (self._counts(epoch, place)[source] // size for place in positions[[0, -1]].tolist())
+        ends = [self._position(source, epoch, own * size) for own in range(first + 1, last + 1)]
+        places = np.split(positions, np.searchsorted(positions, ends))
+        own_epochs = range(first, last + 1)
+        return np.concatenate([plan.window_shifts(own, part) for own, part in zip(own_epochs, places, strict=True)])
 
     def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
         return heapq.merge(*(self._own_spans(index, epoch, position, lanes) for index in range(len(self.plans))))
@@ -297,6 +308,14 @@ def _validate(plans: object, until: object, rows: object) -> None:
                 "the data sets of another mixture one by one.",
                 name=name,
             )
+    windows = {name: bool(plan.windows) for name, plan in plans.items()}
+    if len(set(windows.values())) > 1:
+        raise InvalidOption(
+            f"the mixture has windows of series ({', '.join(name for name in windows if windows[name])}) and rows "
+            f"({', '.join(name for name in windows if not windows[name])}). A batch holds one kind: give all plans "
+            "parts of fb.Sequences, or none.",
+            names=tuple(plans),
+        )
     if until is not None and until not in get_args(Until):
         raise InvalidOption(f"until={until!r} is unknown. Choose one of {', '.join(map(repr, get_args(Until)))}.")
     if rows is None:

@@ -95,7 +95,7 @@ class WindowIndex:
         line = (self.line.block, self.line.first, self.line.starts, self.line.segments, self.line.entities)
         return sum(array.nbytes for array in own + line)
 
-    def locate(self, block: Ints, row: Ints, shift: int = 0) -> WindowPlaces:
+    def locate(self, block: Ints, row: Ints, shift: int | Ints = 0) -> WindowPlaces:
         """Places of windows `row` of `block`, moved by `shift` steps. One binary search each."""
         run, number = np.empty_like(row), np.empty_like(row)
         locate(self._block_first[block] + row, self._ends, self._order, self._shift_of, run, number)

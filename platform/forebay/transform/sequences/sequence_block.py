@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from forebay.errors import BadSeries
 from forebay.manifest.manifest import Manifest
-from forebay.transform.block import ATTACHED, Block, BlockArray
+from forebay.transform.block import ATTACHED, ArraySchema, Block, BlockArray
 from forebay.transform.features.arrow_types import parse_type
 from forebay.transform.fingerprint.values import canonical, digest
 from forebay.transform.sequences.step_columns import StepColumns
@@ -73,6 +73,15 @@ class SequenceTransform(Transform):
     def check(self, manifest: Manifest) -> None:
         """Raise `MissingColumn` or `WrongType` for a column that cannot be used."""
         self.step_columns.check({field.name: parse_type(field.type) for field in manifest.fields})
+
+    def array_schema(self, manifest: Manifest) -> ArraySchema:
+        """Name, dtype and trailing shape of each array of a batch of windows. Raises as `check`."""
+        self.check(manifest)
+        schema = pa.schema([(field.name, parse_type(field.type)) for field in manifest.fields])
+        static: ArraySchema = ()
+        for name, feature in self.step_columns.static.items():
+            static += Block.of(feature.arrays(name, schema.empty_table()), 0).schema
+        return self.views.array_schema + static
 
     def apply(self, table: pa.Table) -> Block:
         """Block of `table`. Raises the errors of `check`, and `BadSeries`."""

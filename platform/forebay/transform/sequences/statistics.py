@@ -81,6 +81,17 @@ def saved_statistics(
     return {"id": hashlib.sha256(facts.encode()).hexdigest(), "scale": scale, "fill": fill, "columns": columns}
 
 
+def join_statistics(saved: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """`saved_statistics` of several data sets as one. Empty if all are."""
+    used = {name: each for name, each in saved.items() if each}
+    if not used:
+        return {}
+    columns = {f"{name}/{column}": facts for name, each in used.items() for column, facts in each["columns"].items()}
+    facts = json.dumps([[name, each["id"]] for name, each in used.items()])
+    own = {key: {name: each[key] for name, each in used.items()} for key in ("scale", "fill")}
+    return {"id": hashlib.sha256(facts.encode()).hexdigest(), **own, "columns": columns}
+
+
 def scaling_of(
     statistics: Mapping[str, ColumnStatistics], columns: Sequence[str], scale: Scale | None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

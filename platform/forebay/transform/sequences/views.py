@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.errors import InvalidOption, whole_number
+from forebay.transform.block import ArraySchema
 from forebay.transform.features.columns import column_names
 from forebay.transform.features.numeric import check_dtype
 
@@ -119,6 +120,17 @@ class WindowViews:
     past: int | None = None
     observed: bool = False
     statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def array_schema(self) -> ArraySchema:
+        """(name, dtype, trailing shape) of every array but the static ones."""
+        arrays: list[tuple[str, str, tuple[int, ...]]] = []
+        for view in self.views:
+            shape = len(view.steps), len(view.columns)
+            arrays.append((view.name, view.dtype, shape))
+            if self.observed and view.scaling is not None:
+                arrays.append((f"{view.name}_observed", "bool", shape))
+        return (*arrays, *([] if self.past is None else [("past_lengths", "int32", ())]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
