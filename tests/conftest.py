@@ -79,13 +79,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ray last: cheap failures come first, and no unit test forks a process in which Ray's threads are alive.
 
-    A class that inherits its tests names in `variations` those of which another class has the same case.
+    A class that inherits its tests names in `variations` those of which another class has the same case, and in
+    `varied_cases` such cases of any test.
     """
     items.sort(key=lambda item: starts_ray(item.nodeid))
     for item in items:
-        variations = getattr(getattr(item, "cls", None), "variations", ())
-        assert all(hasattr(item.cls, name) for name in variations), f"{item.cls} has no such test"
-        if getattr(item, "originalname", None) in variations:
+        cls = getattr(item, "cls", None)
+        variations = getattr(cls, "variations", ())
+        assert all(hasattr(cls, name) for name in variations), f"{cls} has no such test"
+        case = item.callspec.id if hasattr(item, "callspec") else None
+        if getattr(item, "originalname", None) in variations or case in getattr(cls, "varied_cases", ()):
             item.add_marker(pytest.mark.variation)
 
 

@@ -34,10 +34,12 @@ class TestHorovod(UnderRay):
             "test_interrupt_leaves_nothing",
             "test_killed_driver_is_taken_over_from_storage",
             "test_killed_worker_is_replaced_and_changes_nothing",
+            "test_run_that_died_goes_on_in_other_worlds",
             "test_stopped_run_goes_on_under_its_name",
             "test_too_many_deaths_end_the_run_and_keep_its_commits",
         }
     )
+    varied_cases = frozenset({"mixture"})
 
     def make_driver(self) -> Driver:
         return HorovodDriver()

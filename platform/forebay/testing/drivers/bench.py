@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +21,10 @@ from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.driver.local.driver import LocalDriver
 from forebay.job.job import Job
 from forebay.loader.data import Data
+from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.plan.mixture.mixture import Mixture
+from forebay.plan.order import Order
 from forebay.plan.plan import build_plan
 from forebay.runs.result import Result
 from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
@@ -34,22 +36,23 @@ from forebay.transform.transform import Transform
 
 ROWS = 120
 STEPS_PER_EPOCH = 8
+STAGES = ((0, {"first": 1.0}), (72, {"first": 1.0, "second": 1.0}), (150, {"first": 1.0, "second": 3.0}))
+"""Weights of the mixture by row of the run. They change within step 4, and before step 10."""
+
+BenchOrder = Literal["rows", "mixture"]
 
 
 class DriverBench:
-    """Maker of jobs over the same 120 rows below `folder`, and reader of what their runs left behind.
+    """Maker of jobs of 120 rows per epoch below `folder`, and reader of what their runs left behind.
 
-    A second bench in the same folder, even in another process, makes the same jobs. With `is_mixed` the rows are a
-    mixture of two data sets.
+    A second bench in the same folder, even in another process, makes the same jobs. Rows are those of one data set, or
+    those of a mixture of two whose weights change during the run.
     """
 
-    def __init__(self, folder: Path, *, is_mixed: bool = False) -> None:
-        self._folder = folder
-        manifest = scan(_write_rows(folder / "data"))
-        parts = {"first": manifest.take([0, 1, 2]), "second": manifest.take([3, 4])}
-        plans = {name: build_plan(part, seed=3, lanes=4) for name, part in parts.items()}
+    def __init__(self, folder: Path, order: BenchOrder = "rows") -> None:
+        self._folder, self.order = folder, order
         self._data = Data(
-            plan=Mixture(plans, until="once") if is_mixed else build_plan(manifest, seed=3, lanes=4),
+            plan=_plan(scan(_write_rows(folder / "data")), order),
             transform=Transform(row=Dense("id"), inputs=Dense(["a", "b", "c"]), label=Label("target")),
             global_batch=16,
         )
@@ -81,6 +84,25 @@ class DriverBench:
         """Ids of the rows that shaped the model, by `step-rank`. A repeated step counts once."""
         return {path.name: json.loads(path.read_text()) for path in sorted((self._folder / "rows" / name).glob("0*"))}
 
+    def trained(self, name: str) -> dict[int, list[int]]:
+        """Ids of the rows of each step over all ranks, sorted. A repeated step counts as its last attempt."""
+        sizes = {each.step: each.size for each in self.attempts(name)}
+        rows = self.rows(name)
+        return {
+            step: sorted(row for rank in range(size) for row in rows[f"{step:05}-{rank}"])
+            for step, size in sorted(sizes.items())
+        }
+
+    def planned(self, epochs: int, plan: Order | None = None) -> dict[int, list[int]]:
+        """Ids of the rows of each step, sorted, according to the plan: by default that of the bench's jobs."""
+        plan, steps = plan or self._data.plan, dict[int, list[int]]()
+        for epoch in range(epochs):
+            position = 0
+            while size := plan.batch_size(position, self._data.global_batch):
+                steps[len(steps)] = sorted(_ids(plan, epoch, position, position + size).tolist())
+                position += size
+        return steps
+
     def attempts(self, name: str) -> list[StepAttempt]:
         """Every step that a rank has made or tried to make, in order."""
         path = self._folder / "rows" / name / ATTEMPTS
@@ -101,17 +123,17 @@ class DriverBench:
         return happened_at(self._folder / "rows" / name)
 
     def assert_every_row_once(self, result: Result) -> None:
-        """Assert that each row shaped the model of the newest checkpoint once per whole epoch, and the next epoch's
-        first rows.
+        """Assert that each row of the plan shaped the model of the newest checkpoint once: those of whole epochs, and
+        the first ones of the next epoch.
 
         The counts come from the model itself: see `CountingModel`. Every loss must be finite, too.
         """
         commit = newest_commit(result)
         counts = weights(result)["counts"].round().int().numpy()
-        wanted = np.zeros_like(counts)
-        wanted[: commit.cursor.epoch] = 1
-        if commit.cursor.position:
-            wanted[commit.cursor.epoch, self._ids(commit)] = 1
+        plan, cursor, wanted = self._data.plan, commit.cursor, np.zeros_like(counts)
+        for epoch in range(cursor.epoch + (cursor.position > 0)):
+            stop = plan.num_rows if epoch < cursor.epoch else cursor.position
+            wanted[epoch] = np.bincount(_ids(plan, epoch, 0, stop), minlength=counts.shape[1])
         wrong = [
             f"row {row} of epoch {epoch} {counts[epoch, row]} times" for epoch, row in np.argwhere(counts != wanted)
         ]
@@ -144,13 +166,21 @@ class DriverBench:
         LocalDriver().run(alone)
         return found
 
-    def _ids(self, commit: Checkpoint) -> np.ndarray:
-        """Ids of the rows before the checkpoint's position in its epoch, according to the plan."""
-        plan, cursor = self._data.plan, commit.cursor
-        first = np.concatenate([[0], np.cumsum(plan.block_rows)[:-1]])
-        found = plan.positioned_rows(cursor.epoch, 0, cursor.position, range(plan.lanes))
-        ids: np.ndarray = first[found.block] + found.row
-        return ids
+
+def _plan(manifest: Manifest, order: BenchOrder) -> Order:
+    if order == "rows":
+        return build_plan(manifest, seed=3, lanes=4)
+    parts = {"first": manifest.take([0, 1, 2]), "second": manifest.take([3, 4])}
+    plans = {name: build_plan(part, seed=3, lanes=4) for name, part in parts.items()}
+    return Mixture(plans, STAGES, rows=ROWS)
+
+
+def _ids(plan: Order, epoch: int, start: int, stop: int) -> np.ndarray:
+    """Ids of the rows among positions `start` to `stop` of an epoch. They count rows in the order of blocks."""
+    first = np.cumsum(plan.block_rows) - plan.block_rows
+    found = plan.positioned_rows(epoch, start, stop, range(plan.lanes))
+    ids: np.ndarray = first[found.block] + found.row
+    return ids
 
 
 def newest_commit(result: Result) -> Checkpoint:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, get_args
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from forebay.events import EpochEnded, Event, Failed, Finished, Preparing, Repor
 from forebay.runs.callback import Callback
 from forebay.runs.control import Control
 from forebay.runs.result import Result, load_result
-from forebay.testing.drivers.bench import ROWS, STEPS_PER_EPOCH, DriverBench, weights
+from forebay.testing.drivers.bench import STEPS_PER_EPOCH, BenchOrder, DriverBench, weights
 from forebay.train.worker import Worker
 
 PROMPT_S = 60.0
@@ -28,6 +28,9 @@ GRACE_S = 30.0
 WORKERS = 2
 HANG_S = 10.0
 HANG_GRACE_S = 120.0  # Includes the start of the workers, which takes most of a minute on a busy machine.
+
+in_each_order = pytest.mark.parametrize("bench", get_args(BenchOrder), indirect=True)
+"""Law of the rows that are trained on: holds for one data set and for a mixture."""
 
 
 class Heard(list[Event]):
@@ -60,14 +63,15 @@ class FixedSuite:
             time.sleep(0.1)
         assert left == [], f"left behind: {left}"
 
-    shared: ClassVar[dict[type[FixedSuite], DriverBench]] = {}
+    shared: ClassVar[dict[tuple[type[FixedSuite], BenchOrder], DriverBench]] = {}
 
     @pytest.fixture
-    def bench(self, tmp_path_factory: pytest.TempPathFactory) -> DriverBench:
-        """Data, jobs and runs, shared by all tests of the class."""
-        if type(self) not in self.shared:
-            self.shared[type(self)] = DriverBench(tmp_path_factory.mktemp("driver"))
-        return self.shared[type(self)]
+    def bench(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DriverBench:
+        """Data, jobs and runs, shared by all tests of the class that train in the same order."""
+        key: tuple[type[FixedSuite], BenchOrder] = type(self), getattr(request, "param", "rows")
+        if key not in self.shared:
+            self.shared[key] = DriverBench(tmp_path_factory.mktemp("driver"), key[1])
+        return self.shared[key]
 
     @pytest.fixture
     def calm(self, bench: DriverBench) -> Result:
@@ -78,6 +82,7 @@ class FixedSuite:
         """Train the bench's job `name` on two workers."""
         return self.make_driver().run(bench.job(name, **({"workers": WORKERS} | options)), callbacks)  # type: ignore[arg-type]
 
+    @in_each_order
     def test_every_row_once_per_epoch_and_all_of_it_told(self, bench: DriverBench) -> None:
         heard = Heard()
         result = self.run(bench, "calm", heard)
@@ -88,13 +93,11 @@ class FixedSuite:
         assert result.is_finished
         assert result == load_result(result.path)
         assert result.steps[-1].step == 2 * STEPS_PER_EPOCH
-        for epoch in (0, 1):
-            steps = range(epoch * STEPS_PER_EPOCH, (epoch + 1) * STEPS_PER_EPOCH)
-            parts = [bench.rows("calm")[f"{step:05}-{rank}"] for step in steps for rank in range(WORKERS)]
-            assert sorted(row for part in parts for row in part) == list(range(ROWS))
+        assert bench.trained("calm") == bench.planned(2)
         bench.assert_every_row_once(result)
         bench.assert_like_undisturbed(result)
 
+    @in_each_order
     def test_killed_worker_is_replaced_and_changes_nothing(self, bench: DriverBench, calm: Result) -> None:
         heard = Heard()
         killed = self.run(bench, "killed", heard, at_step=10, event="kill")
@@ -165,6 +168,7 @@ class FixedSuite:
         assert isinstance(heard[-1], Failed)
         assert not heard[-1].will_retry
 
+    @in_each_order
     def test_stopped_run_goes_on_under_its_name(self, bench: DriverBench, calm: Result) -> None:
         def stop_soon(event: Event, control: Control) -> None:
             if isinstance(event, Reported):
@@ -181,6 +185,23 @@ class FixedSuite:
         assert {name: bench.rows("stopped")[name] for name in bench.rows("calm")} == bench.rows("calm")
         assert [epoch.metrics for epoch in second.epochs[:2]] == [epoch.metrics for epoch in calm.epochs]
 
+    @in_each_order
+    def test_run_that_died_goes_on_in_other_worlds(self, bench: DriverBench) -> None:
+        """The weights of the mixture change while one worker trains, and when three go on."""
+        deaths = ((2, 3, "kill always"), (1, 10, "raise"), (3, 12, "kill always"))
+        for workers, at_step, event in deaths:
+            options = {"at_step": at_step, "event": event, "max_failures": 0, "checkpoint_every": 1}
+            with pytest.raises(RunFailed):
+                self.run(bench, "reborn", workers=workers, **options)
+        result = self.run(bench, "reborn", workers=1)
+        assert result.is_finished
+        assert {each.size for each in bench.attempts("reborn")} == {1, 2, 3}
+        assert bench.steps_redone("reborn") >= len(deaths)
+        assert bench.trained("reborn") == bench.planned(2)
+        bench.assert_every_row_once(result)
+        bench.assert_like_undisturbed(result)
+
+    @in_each_order
     def test_finished_run_returns_its_result_without_training(self, bench: DriverBench, calm: Result) -> None:
         def train(_worker: Worker) -> None:
             raise AssertionError("trained again")

@@ -1,6 +1,6 @@
 """Driver in a process of its own, so that a test can kill it.
 
-python -m forebay.testing.drivers.process forebay.driver.local.driver:LocalDriver FOLDER NAME '{"workers": 2}'
+python -m forebay.testing.drivers.process forebay.driver.local.driver:LocalDriver FOLDER rows NAME '{"workers": 2}'
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
-from forebay.testing.drivers.bench import DriverBench
+from forebay.testing.drivers.bench import BenchOrder, DriverBench
 
 PATIENCE_S = 120.0
 
@@ -26,7 +27,7 @@ class DriverProcess:
         self, driver: str, bench: DriverBench, name: str, environment: Mapping[str, str], **options: object
     ) -> None:
         self._bench, self._name = bench, name
-        command = [sys.executable, "-m", __name__, driver, str(bench.folder), name, json.dumps(options)]
+        command = [sys.executable, "-m", __name__, driver, str(bench.folder), bench.order, name, json.dumps(options)]
         self._log = bench.folder / f"{name}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
@@ -48,8 +49,8 @@ class DriverProcess:
 
 def main() -> None:
     """Run the job given on the command line."""
-    driver, folder, name, options = sys.argv[1:]
-    job = DriverBench(Path(folder)).job(name, **json.loads(options))
+    driver, folder, order, name, options = sys.argv[1:]
+    job = DriverBench(Path(folder), cast("BenchOrder", order)).job(name, **json.loads(options))
     pkgutil.resolve_name(driver)().run(job)
 
 

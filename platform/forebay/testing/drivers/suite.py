@@ -19,7 +19,7 @@ from forebay.runs.control import Control
 from forebay.runs.result import Result
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.counting_model import MOST_EPOCHS
-from forebay.testing.drivers.fixed_suite import WORKERS, FixedSuite
+from forebay.testing.drivers.fixed_suite import WORKERS, FixedSuite, in_each_order
 from forebay.testing.drivers.fixed_suite import Heard as Heard
 from forebay.testing.drivers.fixed_suite import assert_same_model as assert_same_model
 from forebay.testing.drivers.process import DriverProcess
@@ -103,6 +103,7 @@ class DriverSuite(FixedSuite):
         bench.assert_like_undisturbed(result)
         return result, heard
 
+    @in_each_order
     def test_grows_and_shrinks_as_asked(self, bench: DriverBench) -> None:
         cues = [
             Cue(workers=1, act=resize(3)),
@@ -171,6 +172,7 @@ class DriverSuite(FixedSuite):
         if lost[0]:
             assert bench.steps_redone("emptied") >= 2, "a checkpoint in memory outlived it"
 
+    @in_each_order
     def test_killed_driver_is_taken_over_from_storage(self, bench: DriverBench) -> None:
         """All memory is lost with the driver."""
         options = {"workers": WORKERS, "epochs": 8, "checkpoint_every": 1, "step_s": STEP_S, "storage_every_s": 0.2}

@@ -63,11 +63,13 @@ class TestRayTrain(UnderRay):
             "test_killed_worker_is_replaced_and_changes_nothing",
             "test_nodes_are_left_before_they_go_and_may_be_lost",
             "test_stop_is_not_kept_waiting_by_workers_that_are_to_come",
+            "test_run_that_died_goes_on_in_other_worlds",
             "test_stopped_run_goes_on_under_its_name",
             "test_strategy_that_the_driver_lacks_is_refused_before_anything_is_built",
             "test_too_many_deaths_end_the_run_and_keep_its_commits",
         }
     )
+    varied_cases = frozenset({"mixture"})
 
     def make_driver(self) -> Driver:
         return RayTrainDriver()

@@ -1,12 +1,10 @@
-"""A run over a mixture: killed and resized, it trains the planned rows."""
+"""A run over a mixture: resized after a kill, and continued with other weights."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from forebay.driver.driver import run
@@ -15,34 +13,13 @@ from forebay.events import EpochEnded, Event
 from forebay.job.elastic import Elastic
 from forebay.plan.cursor import Cursor
 from forebay.plan.mixture.mixture import Mixture
-from forebay.plan.order import Order
 from forebay.runs.control import Control
 from forebay.testing.drivers.bench import DriverBench
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> DriverBench:
-    return DriverBench(tmp_path, is_mixed=True)
-
-
-def planned(plan: Order, epochs: int, global_batch: int = 16) -> dict[int, list[int]]:
-    """Ids of each step, sorted. Ids count rows in the order of blocks."""
-    first, steps = np.cumsum(plan.block_rows) - plan.block_rows, dict[int, list[int]]()
-    for epoch in range(epochs):
-        position = 0
-        while size := plan.batch_size(position, global_batch):
-            block, row = plan.batch(epoch, position, global_batch)
-            steps[len(steps)] = sorted((first[block] + row).tolist())
-            position += size
-    return steps
-
-
-def trained(bench: DriverBench, name: str) -> dict[int, list[int]]:
-    """Ids of each step over all ranks, sorted."""
-    steps: defaultdict[int, list[int]] = defaultdict(list)
-    for key, ids in bench.rows(name).items():
-        steps[int(key.partition("-")[0])] += ids
-    return {step: sorted(ids) for step, ids in steps.items()}
+    return DriverBench(tmp_path, "mixture")
 
 
 def test_a_killed_and_resized_run_trains_every_row_once(bench: DriverBench) -> None:
@@ -55,7 +32,7 @@ def test_a_killed_and_resized_run_trains_every_row_once(bench: DriverBench) -> N
     assert result.is_finished and result.failures == 1
     bench.assert_every_row_once(result)
     bench.assert_like_undisturbed(result)
-    assert trained(bench, "killed") == planned(job.data.plan, 3)
+    assert bench.trained("killed") == bench.planned(3)
 
 
 def test_a_run_goes_on_with_other_weights_and_another_data_set(bench: DriverBench) -> None:
@@ -68,6 +45,6 @@ def test_a_run_goes_on_with_other_weights_and_another_data_set(bench: DriverBenc
     new = Mixture.continue_from(old, cursor, plans, {"first": 1.0, "second": 1.0})
     result = run(bench.job("changed", data=replace(mixed, plan=new)), "local")
     assert result.is_finished and result.plan_id == new.id
-    assert trained(bench, "changed") == planned(new, 2)
+    assert bench.trained("changed") == bench.planned(2, new)
     with pytest.raises(CursorMismatch, match="made with plan"):
         run(first, "local")
