@@ -11,7 +11,7 @@ import pytest
 
 from forebay.cli.app import main
 
-JOB = '''
+TRAINING = '''
 """A job for tests: one linear layer on two columns."""
 from functools import partial
 import torch
@@ -25,9 +25,12 @@ class Model(nn.Module):
     def forward(self, batch):
         return self.layer(batch["x"]).squeeze(1)
 
-def train(worker):
-    fb.fit(worker, Model(), partial(torch.optim.SGD, lr=0.01), nn.BCEWithLogitsLoss())
+def train(worker, evaluate=None):
+    fb.fit(worker, Model(), partial(torch.optim.SGD, lr=0.01), nn.BCEWithLogitsLoss(), evaluate)
+'''
+"""Model and train function of a job file. A test appends `job`."""
 
+JOB = """
 def job(data: str, cache: str, storage: str, label: str = "clicked", columns: list[str] = ["x1", "x2"],
         workers: int = 1, epochs: int = 2, lanes: int = 4, quota: int = 1 << 26, name: str = "small") -> fb.Job:
     transform = fb.Transform(x=fb.Dense(columns), label=fb.Label(label))
@@ -35,7 +38,7 @@ def job(data: str, cache: str, storage: str, label: str = "clicked", columns: li
     return fb.Job(train=train, data=fb.Data(plan=plan, transform=transform, global_batch=16), epochs=epochs,
                   workers=workers, cache=fb.CacheSpec(path=cache, quota_bytes=quota, min_free_bytes=0), storage=storage,
                   name=name)
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def forebay(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 def job_words(tmp_path: Path, parquet_folder: Callable[..., Path]) -> Callable[..., list[str]]:
     """Arguments of a job file and the parameters it needs. Keywords replace or add some."""
     path = tmp_path / "small_job.py"
-    path.write_text(JOB)
+    path.write_text(TRAINING + JOB)
     folder = parquet_folder({"a.parquet": [40, 30], "b.parquet": [30]})
 
     def words(**parameters: Any) -> list[str]:

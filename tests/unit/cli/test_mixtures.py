@@ -8,34 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.cli.conftest import TRAINING
 
 from forebay.runs.result import load_result
 
 Call = Callable[..., Any]
 
 JOB = """
-from functools import partial
-import torch
-from torch import nn
-import forebay as fb
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-    def forward(self, batch):
-        return self.layer(batch["x"]).squeeze(1)
-
-def train(worker):
-    fb.fit(worker, Model(), partial(torch.optim.SGD, lr=0.01), nn.BCEWithLogitsLoss(), fb.evaluate_auc)
-
-def job(web: str, code: str, storage: str, weight: float = 0.25, until: str = "all", columns: list[str] = ["x1", "x2"],
-        empty: bool = False, stages: bool = False, plain: bool = False, workers: int = 1, epochs: int = 2,
-        name: str = "mixed") -> fb.Job:
-    manifests = {name: fb.scan(path) for name, path in (("web", web), ("code", code))}
-    plans = {name: fb.build_plan(manifest.take([]) if empty else manifest, seed=3, lanes=4)
-             for name, manifest in manifests.items()}
-    weights = {"web": 0.75, "code": weight}
+def job(web: str, code: str, storage: str, weights: dict[str, float] = {"web": 0.75, "code": 0.25}, until: str = "all",
+        columns: list[str] = ["x1", "x2"], stages: bool = False, plain: bool = False, workers: int = 1,
+        epochs: int = 2, name: str = "mixed") -> fb.Job:
+    plans = {name: fb.build_plan(fb.scan(path), seed=3, lanes=4) for name, path in (("web", web), ("code", code))}
     if stages:
         mix = fb.Mixture(plans, [(0, {"web": 1.0}), (64, weights)], rows=80)
     else:
@@ -43,22 +26,24 @@ def job(web: str, code: str, storage: str, weight: float = 0.25, until: str = "a
     first = fb.Transform(x=fb.Dense(["x1", "x2"]), label=fb.Label("clicked"))
     transform = {"web": first, "code": fb.Transform(x=fb.Dense(columns), label=fb.Label("clicked"))}
     held_out = fb.Data(plan=fb.Mixture(plans, until="once"), transform=first, global_batch=32)
+    evaluated = partial(train, evaluate=fb.evaluate_auc)
     if plain:
-        return fb.Job(train=train, data=fb.Data(plan=plans["web"], transform=first, global_batch=16), cache=None,
+        return fb.Job(train=evaluated, data=fb.Data(plan=plans["web"], transform=first, global_batch=16), cache=None,
                       storage=storage, name=name, held_out=held_out)
-    return fb.Job(train=train, data=fb.Data(plan=mix, transform=transform, global_batch=16), held_out=held_out,
+    return fb.Job(train=evaluated, data=fb.Data(plan=mix, transform=transform, global_batch=16), held_out=held_out,
                   epochs=epochs, workers=workers, cache=None, storage=storage, name=name, checkpoint_every=2)
 """
 
 
 @pytest.fixture
 def words(parquet_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., list[str]]:
-    (tmp_path / "job.py").write_text(JOB)
-    web = parquet_folder({"a.parquet": [60, 40]}, folder="web")
-    code = parquet_folder({"a.parquet": [10, 10]}, folder="code", seed=1)
+    (tmp_path / "job.py").write_text(TRAINING + JOB)
+    parquet_folder({"a.parquet": [60, 40]}, folder="web")
+    parquet_folder({"a.parquet": [10, 10]}, folder="code", seed=1)
+    parquet_folder({"a.parquet": [0], "b.parquet": [0]}, folder="empty")
 
     def words_of(**values: object) -> list[str]:
-        given = {"web": web, "code": code, "storage": tmp_path / "runs"} | values
+        given = {"web": tmp_path / "web", "code": tmp_path / "code", "storage": tmp_path / "runs"} | values
         return [str(tmp_path / "job.py"), *(f"{name}={value}" for name, value in given.items())]
 
     return words_of
@@ -97,12 +82,16 @@ def test_the_plan_of_a_mixture(forebay: Call, words: Call) -> None:
 @pytest.mark.parametrize(
     ("values", "kind", "text"),
     [
-        ({"weight": 0}, "InvalidOption", "'code' the weight 0"),
-        ({"weight": -0.5}, "InvalidOption", "'code' the weight -0.5"),
-        ({"weight": "nan"}, "InvalidOption", "'code' the weight nan"),
-        ({"weight": 1e-9}, "InvalidOption", "2**-20"),
+        ({"weights": '{"web": 0.75, "code": 0}'}, "InvalidOption", "'code' the weight 0"),
+        ({"weights": '{"web": 0, "code": 0}'}, "InvalidOption", "'code' the weight 0"),
+        ({"weights": '{"web": 0.5, "code": -0.5}'}, "InvalidOption", "'code' the weight -0.5"),
+        ({"weights": '{"web": 1, "code": NaN}'}, "InvalidOption", "'code' the weight nan"),
+        ({"weights": '{"web": 1, "code": 1e-9}'}, "InvalidOption", "2**-20"),
+        ({"weights": '{"web": 1, "code": 1, "news": 1}'}, "InvalidOption", "weights= names ['news']"),
+        ({"weights": '{"web": 1}'}, "InvalidOption", "leaves out ['code']"),
+        ({"weights": "{}"}, "InvalidOption", "has the stage (0, {})"),
         ({"until": "never"}, "InvalidOption", "until='never'"),
-        ({"empty": True}, "InvalidOption", "which has no rows"),
+        ({"code": "empty"}, "NoFiles", "none of the 2 files has a row"),
         ({"columns": '["x1"]'}, "InvalidOption", "same names, dtypes and trailing shapes"),
         ({"columns": '["nothing"]'}, "MissingColumn", "nothing"),
         ({"workers": 5}, "TooManyRanks", "5 ranks cannot share 4 lanes, those of data set 'code'"),
@@ -111,7 +100,8 @@ def test_the_plan_of_a_mixture(forebay: Call, words: Call) -> None:
 def test_impossible_mixtures_fail_before_training(
     forebay: Call, words: Call, tmp_path: Path, values: dict[str, object], kind: str, text: str
 ) -> None:
-    for command in (("run", "--driver", "local", *words(**values)), ("plan", *words(**values), "--mixture")):
+    given = {name: tmp_path / "empty" if value == "empty" else value for name, value in values.items()}
+    for command in (("run", "--driver", "local", *words(**given)), ("plan", *words(**given), "--mixture")):
         said = forebay(*command)
         assert said.code == 2, said.out + said.err
         assert f"{kind}: " in said.err and text in said.err.replace("\n", " "), said.err
