@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline soak horovod clean
+.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline bench-mixture soak horovod clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -24,6 +24,7 @@ help:
 	@echo "make bench-elastic  what a change of workers costs, beside the stock executors; BENCH_ARGS='--repeats 1' for less"
 	@echo "make bench-sweep  8 trials over one data set: bytes from the source and wall time, beside its peers; BENCH_ARGS='--repeats 1' for less"
 	@echo "make bench-deadline  sweeps by a deadline, beside Ray's ASHA; BENCH_ARGS='--sweeps 100 --digits 20' for less"
+	@echo "make bench-mixture  three data sets by weights, beside its peers; BENCH_ARGS='--rows 50000' for less"
 	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
 	@echo "make clean   remove .venv, caches and build folders; data/ and runs/ stay"
 
@@ -89,6 +90,10 @@ bench-sweep: $(INSTALLED)
 bench-deadline: $(INSTALLED)
 	@echo "== python -m bench.deadline $(BENCH_ARGS)"
 	@$(BIN)/python -m bench.deadline $(BENCH_ARGS)
+
+bench-mixture: $(INSTALLED)
+	@echo "== python -m bench.mixture $(BENCH_ARGS)"
+	@$(BIN)/python -m bench.mixture $(BENCH_ARGS)
 
 # Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
 soak: $(INSTALLED_TEST)

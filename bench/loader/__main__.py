@@ -120,7 +120,7 @@ def _warm_start(bench: Bench, given: argparse.Namespace, entries: list[PeerEntry
     return [phase["open_s"] + phase["first_batch_s"] for phase in warm]
 
 
-OWN = ("first_batch", "memory", "plan", "readers", "slowdown")
+OWN = ("first_batch", "memory", "mixture", "plan", "readers", "slowdown")
 
 
 def _own_figures(given: argparse.Namespace, console: Console) -> list[dict[str, Any]]:

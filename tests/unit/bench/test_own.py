@@ -16,11 +16,12 @@ NUM_FIGURES = {
     "first_batch": 4,
     "lanes": 34,
     "memory": 2,
+    "mixture": 4,
     "plan": 3,
     "readers": 4,
     "slowdown": 2,
 }
-AS_THE_OTHERS = ("first_batch", "lanes", "memory", "readers", "slowdown")
+AS_THE_OTHERS = ("first_batch", "lanes", "memory", "mixture", "readers", "slowdown")
 """They take longest, and use the same parts of Forebay as the others."""
 
 
