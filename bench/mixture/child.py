@@ -50,7 +50,7 @@ def _whole(system: MixingSystem, setting: MixtureSetting, limit_s: float) -> dic
             sources.append(np.asarray(batch.arrays["source"]).ravel())
         digests[batch.epoch].append(_digest(batch))
         if len(digests[batch.epoch]) == STATE_AT:
-            states.append(batch.state())
+            states.append(json.loads(json.dumps(batch.state())))  # A copy: some go on changing theirs.
         if len(digests[1]) == STATE_AT + FOLLOWING:
             break
         if now - start > limit_s:

@@ -47,7 +47,8 @@ class CombinedLitData:
             rows, batch_size=setting.batch, num_workers=setting.threads, prefetch_factor=_PREFETCH
         )
         if state is not None:
-            loader.load_state_dict(state)
+            yielded = {int(worker): counts for worker, counts in state["num_samples_yielded"].items()}  # as JSON has it
+            loader.load_state_dict(state | {"num_samples_yielded": yielded})
         for epoch in count():
             for batch in loader:
                 yield MixedBatch(batch, epoch, loader.state_dict)
