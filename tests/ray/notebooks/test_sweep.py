@@ -11,6 +11,8 @@ from nbclient import NotebookClient
 NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "sweep.ipynb"
 
 
+# 45 CPU seconds. The quickstart shows that notebooks run, and tests/ray/sweep has what this one calls.
+@pytest.mark.variation
 @pytest.mark.timeout(900)  # starting a process takes long on a busy machine
 def test_sweep_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_off: None) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
