@@ -16,6 +16,8 @@ from typing import Literal
 Request = tuple[Literal["fork"], None] | tuple[Literal["kill"], int] | tuple[Literal["wait"], tuple[int, float]]
 
 POLL_S = 0.01
+# macOS ends a forked process that uses one of its frameworks, which NumPy and torch do.
+_CAN_FORK = sys.platform != "darwin"
 
 
 class ForkServerLost(Exception):
@@ -88,8 +90,11 @@ def describe_exit(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
-def serve(descriptor: int) -> int:
-    """Entry of the server. Returns in each worker, with the socket to its driver. Never returns in the server."""
+def serve(descriptor: int, *, can_fork: bool) -> int:
+    """Entry of the server. Returns in each worker, with the socket to its driver. Never returns in the server.
+
+    Without `can_fork` each worker is an interpreter of its own, and imports everything again.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the driver decides
     connection = Connection(descriptor)
     exit_codes: dict[int, int] = {}
@@ -99,7 +104,7 @@ def serve(descriptor: int) -> int:
             match request:
                 case ("fork", _):
                     worker_end = recv_handle(connection)
-                    pid = os.fork()
+                    pid = os.fork() if can_fork else _spawn(worker_end)
                     if pid == 0:
                         connection.close()
                         return worker_end
@@ -133,12 +138,24 @@ def _entry(descriptor: int) -> str:
     # Not multiprocessing: its spawn imports the user's script again, which then needs an `if __name__` guard, and its
     # fork server is one for the whole process, with the environment of its first use.
     # torch imports _dynamo (1.7 s) at the first use of an optimizer, and the kernels import Numba (0.5 s) at theirs.
+    preload = "import torch._dynamo, forebay.kernels.loops" if _CAN_FORK else "pass"
+    serve = f"fork_server.serve({descriptor}, can_fork={_CAN_FORK})"
+    return _program(preload, f"child.main({serve})  # fork_server of {os.getpid()}")
+
+
+def _spawn(descriptor: int) -> int:
+    os.set_inheritable(descriptor, True)
+    command = [sys.executable, "-c", _program("pass", f"child.main({descriptor})")]
+    return os.posix_spawn(sys.executable, command, os.environ)
+
+
+def _program(preload: str, main: str) -> str:
     return (
         f"import sys; sys.path[:] = {sys.path!r}; from forebay.driver.startup import without_gc\n"
         "with without_gc():\n"
-        "    import torch._dynamo, forebay.kernels.loops\n"
+        f"    {preload}\n"
         "    from forebay.driver.local import child, fork_server\n"
-        f"child.main(fork_server.serve({descriptor}))  # fork_server of {os.getpid()}"
+        f"{main}"
     )
 
 

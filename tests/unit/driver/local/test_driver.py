@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from forebay.driver.driver import Driver, run
+from forebay.driver.local import fork_server
 from forebay.driver.local.driver import LocalDriver
 from forebay.errors import BadJob, CursorMismatch, InvalidOption, RunFailed
 from forebay.events import EpochEnded, Event, Failed, Reported, Started
@@ -257,6 +258,12 @@ def test_killed_fork_server_is_replaced(bench: DriverBench, tmp_path: Path) -> N
     result = run(bench.job("served", train=train, workers=2), "local")
     first, second, third = servers.read_text().split()
     assert first == second != third
+    bench.assert_every_row_once(result)
+
+
+def test_workers_are_spawned_where_a_fork_is_not_safe(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "_CAN_FORK", False)
+    result = run(bench.job("spawned", workers=2, epochs=1), "local")
     bench.assert_every_row_once(result)
 
 
