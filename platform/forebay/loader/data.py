@@ -9,11 +9,15 @@ from typing import Any, TypeAlias
 from forebay.errors import BatchTooSmall, CursorMismatch, InvalidOption, whole_number
 from forebay.plan.cursor import Cursor
 from forebay.plan.order import Last, Order
+from forebay.plan.plan import Plan
 from forebay.transform.dataset import Dataset
 from forebay.transform.sequences.sequence_block import SequenceTransform
 from forebay.transform.sequences.statistics import join_statistics
 from forebay.transform.transform import Transform
 from forebay.world import World
+
+LEAST_SHUFFLED_BATCHES = 100
+"""Batches that a shuffle of windows covers. On tinyshakespeare 42 cost 0.04 of the validation loss, 5,461 nothing."""
 
 Transforms: TypeAlias = Transform | Mapping[str, Transform]
 """One transform for all data sets of a plan, or one by name of each."""
@@ -155,18 +159,42 @@ class Data:
             )
         return {}
 
-    def validate_statistics(self, saved: Mapping[str, Any], *, step: int) -> None:
-        """Check that the checkpoint of `step` was trained with these statistics. Raises `CursorMismatch` otherwise."""
+    def validate_statistics(self, saved: Mapping[str, Any], *, owner: str) -> None:
+        """Check that `owner`, such as "the checkpoint of step 3", was trained with these statistics.
+
+        Raises `CursorMismatch` otherwise.
+        """
         if saved.get("id", "") == self.statistics.get("id", ""):
             return
         found, own = saved.get("columns", {}), self.statistics.get("columns", {})
         changed = sorted(name for name in found.keys() | own.keys() if found.get(name) != own.get(name))
+        what = ", ".join(changed) or "scale or fill"
         raise CursorMismatch(
-            f"the checkpoint of step {step} was trained on values scaled or filled by other statistics: "
-            f"{', '.join(changed) or 'scale or fill'} changed. Give the same data, split, scale and fill as then, or "
-            "give the run a new name.",
-            step=step,
+            f"{owner} was trained on values scaled or filled by other statistics: {what} changed. Give the same data, "
+            "split, scale and fill as then, or give the run a new name.",
             columns=tuple(changed),
+        )
+
+    @property
+    def shuffle_advice(self) -> str | None:
+        """Sentences about a shuffle of windows that is too local, None for a good one.
+
+        Neighbouring windows are nearly the same sample. Lanes whose windows are all shuffled together are never too
+        local.
+        """
+        plan = self.plan
+        if not isinstance(plan, Plan) or plan.windows is None or not plan.shuffle:
+            return None
+        shape, lane_rows = plan.windows.shape, -(-plan.num_rows // plan.lanes)
+        covered, batch_steps = plan.window_rows * shape.stride, self.global_batch * shape.length
+        if plan.window_rows >= lane_rows or covered >= LEAST_SHUFFLED_BATCHES * batch_steps:
+            return None
+        needed = min(-(-LEAST_SHUFFLED_BATCHES * batch_steps // shape.stride), lane_rows)
+        return (
+            f"The plan shuffles {plan.window_rows} neighbouring windows at a time. They cover {covered} steps, and a "
+            f"batch of {self.global_batch} windows has {batch_steps}: {covered / batch_steps:.1f} batches, where "
+            f"{LEAST_SHUFFLED_BATCHES} are needed for a good mix. Build the plan with window_rows={needed}, or with a "
+            "larger stride."
         )
 
     def validate_world_size(self, size: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forebay.events import EpochEnded, Reported
@@ -22,7 +22,9 @@ class Result:
 
     `path` is the folder of the run. `plan_id` is the hash that names the order of its rows. `num_epochs` is the number
     of epochs of the job, and `stopped` the reason for an earlier end. `failures` is the number of times that workers
-    were lost and replaced. `steps` are at most 4,096 reported steps, spread over the run.
+    were lost and replaced. `steps` are at most 4,096 reported steps, spread over the run. `statistics` are those that
+    values were scaled and filled by, as a checkpoint holds them: `id`, `scale`, `fill`, and `columns` by name. Empty
+    without such.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Result:
     steps: tuple[Reported, ...] = ()
     failures: int = 0
     stopped: str | None = None
+    statistics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_finished(self) -> bool:
@@ -62,7 +65,11 @@ class Result:
     def _of_facts(cls, facts: dict[str, Any]) -> Result:
         epochs = tuple(EpochEnded(**numbers(epoch)) for epoch in facts.pop("epochs"))
         steps = tuple(Reported(**numbers(step)) for step in facts.pop("steps"))
-        return cls(epochs=epochs, steps=steps, **facts)
+        statistics = facts.pop("statistics", {})
+        columns = {name: numbers(column) for name, column in statistics.get("columns", {}).items()}
+        if statistics:
+            statistics = statistics | {"columns": columns}
+        return cls(epochs=epochs, steps=steps, statistics=statistics, **facts)
 
 
 def save_result(result: Result) -> None:

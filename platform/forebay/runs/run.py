@@ -32,12 +32,14 @@ class Run:
     A name that was run before continues: its earlier epochs are part of the result. The run's folder is locked until
     the end of the `with` block.
 
-    Raises the errors of `job.check()`. Raises `CursorMismatch` if the earlier run was made with another plan. Raises
-    `InvalidOption` if the run is under way or its folder cannot be used.
+    Raises the errors of `job.check()`. Raises `CursorMismatch` if the earlier run was made with another plan
+    or with other statistics. Raises `InvalidOption` if the run is under way or its folder cannot be used.
     """
 
     def __init__(self, job: Job, callbacks: Sequence[Callback] = ()) -> None:
         job.check()
+        if advice := job.data.shuffle_advice:
+            log.warning("%s", advice)
         self.job = job
         self._callbacks = tuple(callbacks)
         self._failures, self._step = 0, 0
@@ -66,10 +68,20 @@ class Run:
                 found=earlier.plan_id,
                 wanted=plan.id,
             )
-        return earlier and replace(earlier, plan_id=plan.id, num_epochs=max(self.job.epochs, earlier.epochs_done))
+        if earlier is None:
+            return None
+        self.job.data.validate_statistics(earlier.statistics, owner=f"the run {self.name!r}")
+        return replace(earlier, plan_id=plan.id, num_epochs=max(self.job.epochs, earlier.epochs_done))
 
     def _empty_result(self) -> Result:
-        return Result(name=self.name, path=self.path, plan_id=self.job.data.plan.id, num_epochs=self.job.epochs)
+        data = self.job.data
+        return Result(
+            name=self.name,
+            path=self.path,
+            plan_id=data.plan.id,
+            num_epochs=self.job.epochs,
+            statistics=data.statistics,
+        )
 
     @property
     def worker_spec(self) -> WorkerSpec:

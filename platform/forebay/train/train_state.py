@@ -118,7 +118,8 @@ class TrainState:
 
     def restore(self, snapshot: Snapshot, *, rank: int) -> None:
         """Return to the state in `snapshot`. Raises `CursorMismatch` if it was trained with other statistics."""
-        self.progress.data.validate_statistics(snapshot.statistics, step=snapshot.step)
+        owner = f"the checkpoint of step {snapshot.step}"
+        self.progress.data.validate_statistics(snapshot.statistics, owner=owner)
         self.objects.restore(snapshot.objects, step=snapshot.step)
         self.monitors.restore(snapshot.monitors)
         self.step, self.rows = snapshot.step, snapshot.rows

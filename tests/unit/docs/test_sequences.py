@@ -30,6 +30,6 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     assert (names["inputs"].shape, names["targets"].shape) == ((8, 64), (8, 64))
     assert names["train"].num_windows == 3 * (14 * 24 - 59)

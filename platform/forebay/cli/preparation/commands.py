@@ -76,6 +76,9 @@ def ls(
         facts = [_facts(prepared) if prepared else {"folder": folder, "sealed": False} for folder, prepared in found]
         print_json({"into": resolve(into).uri, "prepared": facts})
         return
+    if not found:
+        print_facts({"prepared": f"nothing in {resolve(into).uri}"})
+        return
     print_table(("folder", "rows", "size", "key", "age"), [_cells(folder, prepared) for folder, prepared in found])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,17 +13,21 @@ from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.spec import CacheSpec
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json, print_table
+from forebay.cli.preparation.display import shown_preparations
 from forebay.errors import InvalidOption
 from forebay.formatting import bytes_text
-from forebay.loader.sequences.sequences import SequencePart, Sequences
+from forebay.loader.sequences.sequence_part import SequencePart
+from forebay.loader.sequences.sequences import Sequences
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.transform.features.arrow_types import parse_type
 from forebay.transform.features.ragged import is_list
+from forebay.transform.sequences.times import duration_text, duration_ticks
 from forebay.transform.sequences.views import Future, Past
 
-_SHORT_RUNS = 8
-"""A window touches more blocks than this if runs are shorter than its part: sorting the data first is worth it."""
+_SHOWN = ("count", "nulls", "mean", "std", "min", "max")
+_COUNTS = ("count", "nulls")
+_LONGEST_INTERVAL = 6
 
 
 def series(
@@ -40,6 +45,9 @@ def series(
         str | None, typer.Option(help="Cuts by commas: shares (0.6,0.2), steps (8640,11520) or times (2017-07-01).")
     ] = None,
     cache: Annotated[str | None, typer.Option(help="Cache folder that keeps the blocks for training.")] = None,
+    arrange: Annotated[
+        str | None, typer.Option(help="Folder or URI: sort the data by entity and time into it, once, and read that.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read all steps once: series, runs, missing values, windows of each part of a split, statistics."""
@@ -57,36 +65,87 @@ def series(
         fill=None,
         cache=_open(cache),
     )
-    parts = made.split(**_cuts(split)) if split else (made.whole,)
+    with shown_preparations():
+        if arrange:
+            made = made.arrange(arrange)
+        parts = made.split(**_cuts(split)) if split else (made.whole,)
+        statistics = {name: column.to_dict() for name, column in parts[0].statistics.items()}
     facts = _facts(made, parts)
-    statistics = {name: column.to_dict() for name, column in parts[0].statistics.items()}
     if as_json:
         print_json(facts | {"statistics": statistics})
         return
-    print_facts(facts | {"index_bytes": bytes_text(facts["index_bytes"])})
-    shown = ("count", "nulls", "mean", "std", "min", "max")
-    rows = [(name, *(f"{column[each]:.6g}" for each in shown)) for name, column in statistics.items()]
-    print_table(("column", *shown), rows, title="Statistics of the first part")
+    print_facts(_texts(made, facts))
+    rows = [(name, *_cells(column)) for name, column in statistics.items()]
+    print_table(("column", *_SHOWN), rows, title="Statistics of the first part" if split else "Statistics")
 
 
 def _facts(made: Sequences, parts: tuple[SequencePart, ...]) -> dict[str, Any]:
     line = made.series.whole
-    steps, runs = np.diff(line.entities), np.diff(line.starts)
-    times = made.series.times
-    interval = np.median((times[:, 1] - times[:, 0])[runs > 1] / (runs[runs > 1] - 1)) if np.any(runs > 1) else 0
+    steps = np.diff(line.entities)
     return {
+        "data": made.manifest.root,
         "entities": len(steps),
         "steps": line.num_steps,
         "shortest": int(steps.min()),
         "median": float(np.median(steps)),
         "longest": int(steps.max()),
-        "runs": len(runs),
-        "interval": float(interval) if made.time else None,
+        "runs": len(line.block),
+        "interval": _interval(made),
         "segments": len(made.series.line.segments) - 1,
         "windows": [part.num_windows for part in parts],
         "index_bytes": parts[0].windows.nbytes,
-        "sort_first": bool(line.num_steps / len(runs) < made.shape.length / _SHORT_RUNS),
+        "arrange_first": made.needs_arranging,
     }
+
+
+def _interval(made: Sequences) -> int | None:
+    """Median over the runs of the mean distance of their steps, in the unit of the time column."""
+    steps, times = np.diff(made.series.whole.starts), made.series.times
+    is_long = steps > 1
+    if made.time is None or not np.any(is_long):
+        return None
+    return round(float(np.median((times[:, 1] - times[:, 0])[is_long] / (steps[is_long] - 1))))
+
+
+def _texts(made: Sequences, facts: Mapping[str, Any]) -> dict[str, str]:
+    """The same facts for people."""
+    lengths = f"{facts['longest']} steps"
+    if facts["shortest"] < facts["longest"]:
+        lengths = f"{facts['shortest']} to {lengths}, median {facts['median']:.0f}"
+    windows = [f"{count:,}" for count in facts["windows"]]
+    texts = {
+        "data": facts["data"],
+        "series": f"{facts['entities']:,} of {lengths}",
+        "steps": f"{facts['steps']:,}",
+        "interval": "-" if facts["interval"] is None else _interval_text(facts["interval"], made.time_type()),
+        "runs": f"{facts['runs']:,} of {facts['steps'] / facts['runs']:.1f} steps on average",
+    }
+    if made.max_gap_ticks is not None:
+        gaps = facts["segments"] - facts["entities"]
+        texts["gaps"] = f"{gaps:,} longer than {duration_text(made.max_gap_ticks, made.time_type())}"
+    texts["windows"] = windows[0] if len(windows) == 1 else f"{', '.join(windows)} in the parts of the split"
+    texts["index"] = bytes_text(facts["index_bytes"])
+    texts["arrange first"] = "yes: runs are short, add --arrange INTO" if facts["arrange_first"] else "no"
+    return texts
+
+
+def _interval_text(ticks: int, column: pa.DataType) -> str:
+    """Interval as a short text, with three digits where the whole number is long.
+
+    >>> _interval_text(3_600_000_000, pa.timestamp("us")), _interval_text(3_661_234_567, pa.timestamp("us"))
+    ('1h', 'about 1.02h')
+    """
+    text = duration_text(ticks, column)
+    if len(text) <= _LONGEST_INTERVAL or pa.types.is_integer(column):
+        return text
+    for unit in ("d", "h", "min", "s", "ms", "us"):
+        if ticks >= (size := duration_ticks("interval", f"1{unit}", column)):
+            return f"about {ticks / size:.3g}{unit}"
+    return text
+
+
+def _cells(column: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{column[name]:,}" if name in _COUNTS else f"{column[name]:.6g}" for name in _SHOWN)
 
 
 def _numbers(manifest: Manifest, left_out: set[str | None]) -> list[str]:

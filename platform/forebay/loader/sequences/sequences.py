@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -16,6 +17,8 @@ from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.source import SourceProvider
 from forebay.cache.spec import CacheSpec
 from forebay.errors import InvalidOption
+from forebay.loader.sequences.arrangement import arranged_manifest, has_short_runs
+from forebay.loader.sequences.sequence_part import SequencePart
 from forebay.loader.sequences.series_blocks import Series, SeriesBlocks, first_steps_at, read_series
 from forebay.loader.sequences.training_part import TrainingPart, validate_quantiles
 from forebay.manifest.manifest import Manifest
@@ -34,6 +37,8 @@ from forebay.transform.sequences.step_columns import StepColumns
 from forebay.transform.sequences.summary import NULLS
 from forebay.transform.sequences.times import duration_ticks, ticks_of
 from forebay.transform.sequences.views import Fill, FillOptions, Future, Past, View, WindowViews
+
+log = logging.getLogger(__name__)
 
 
 # Without slots: `cached_property` needs the instance's __dict__.
@@ -122,12 +127,25 @@ class Sequences:
         """Longest distance of two steps, in the unit of the time column."""
         if self.max_gap is None:
             return None
-        return duration_ticks("max_gap", self.max_gap, self._time_type("max_gap"))
+        return duration_ticks("max_gap", self.max_gap, self.time_type("max_gap"))
 
     @cached_property
     def series(self) -> Series:
-        """All series. The first use reads the data."""
-        return read_series(self.blocks, self.max_gap_ticks)
+        """All series. The first use reads the data, and warns of short runs."""
+        found = read_series(self.blocks, self.max_gap_ticks)
+        if self._has_short_runs(found):
+            runs, steps = len(found.times), found.whole.num_steps
+            log.warning(
+                "The %d runs of %s hold %.1f steps on average, and a window has %d, so it reads many row groups. Sort "
+                'the data by entity and time first, once: series = series.arrange(into="runs/prepared").',
+                *(runs, self.manifest.root, steps / runs, self.shape.length),
+            )
+        return found
+
+    @property
+    def needs_arranging(self) -> bool:
+        """Whether windows read many row groups that they would not read after `arrange`."""
+        return self._has_short_runs(self.series)
 
     @cached_property
     def blocks(self) -> SeriesBlocks:
@@ -139,7 +157,7 @@ class Sequences:
     def whole(self) -> SequencePart:
         """All windows, as one part."""
         bounds = TargetBounds.all_of(self.series.whole)
-        return SequencePart(series=self, bounds=bounds, training=self._training(bounds), name="the data")
+        return self._part("the data", bounds, self._training(bounds))
 
     @property
     def windows(self) -> WindowIndex:
@@ -197,13 +215,39 @@ class Sequences:
             bounds = parts_of_cuts(line, cuts, gap=gap, own_context=self.context == "own")
         training = self._training(bounds[0])
         names = [f"part {number} of the split" for number in range(1, len(bounds) + 1)]
-        parts = tuple(
-            SequencePart(series=self, bounds=each, training=training, name=name)
-            for each, name in zip(bounds, names, strict=True)
-        )
+        parts = tuple(self._part(name, each, training) for name, each in zip(names, bounds, strict=True))
         for part in parts:
             require_windows(part.windows, part.name)
         return parts
+
+    def time_type(self, option: str = "this") -> pa.DataType:
+        """Type of one time. Raises `InvalidOption`, which names `option`, without a time column."""
+        if self.time is None:
+            raise InvalidOption(f"{option} needs a time column. Give Sequences(time=...), or cut by steps.")
+        return self._block_transform.step_columns.time_type(self._schema)
+
+    def arrange(self, into: str, *, row_group_rows: int | None = None) -> Sequences:
+        """The same windows over data that is sorted by entity and time: sorted once, out of core, into a folder of its
+        own in `into`. A second call with the same data reads one small file.
+
+        For data whose entities are interleaved over many row groups, a few steps in each, and for runs that overlap.
+        Reads each row group once, and keeps all columns of the manifest. Needs as much local disk as the data while it
+        sorts, and memory that does not grow with the data.
+
+        Args:
+            into: Folder or URI, as of `fb.prepare`: `forebay prepare ls` and `rm` list and remove what is there.
+            row_group_rows: Rows per row group. By default 65,536, and for list columns as many as in the manifest on
+                average.
+
+        Raises:
+            InvalidOption: Neither an entity nor a time column.
+            BadSeries: A null entity or time.
+            WriteFailed: Storage or the local disk refused a file.
+        """
+        manifest = arranged_manifest(
+            self.manifest, self._block_transform.step_columns, into=into, row_group_rows=row_group_rows
+        )
+        return replace(self, manifest=manifest)
 
     def entity_names(self, numbers: ArrayLike) -> list[int | str]:
         """Entities by their numbers, as in `batch.windows[:, 0]`."""
@@ -242,20 +286,27 @@ class Sequences:
             statistics=saved_statistics(statistics, scale=self.scale, fill=self.fill) if uses_statistics else {},
         )
 
+    def _has_short_runs(self, series: Series) -> bool:
+        can_be_sorted = self.entity is not None or self.time is not None
+        return can_be_sorted and has_short_runs(series, self.shape)
+
     @cached_property
     def _block_transform(self) -> SequenceTransform:
         values: dict[str, dict[str, None]] = {self.past.dtype: dict.fromkeys(self.past.columns)}
         if self.future is not None:
             values.setdefault(self.future.dtype, {}).update(dict.fromkeys([*self.future.columns, *self.future.known]))
-        schema = {field.name: parse_type(field.type) for field in self.manifest.fields}
         columns = StepColumns(
             entity=self.entity,
             time=self.time,
             values={dtype: tuple(names) for dtype, names in values.items()},
             static=self._static,
-            is_list=is_list(column_type("Past", self.past.columns[0], schema)),
+            is_list=is_list(column_type("Past", self.past.columns[0], self._schema)),
         )
         return SequenceTransform(columns)
+
+    @cached_property
+    def _schema(self) -> dict[str, pa.DataType]:
+        return {field.name: parse_type(field.type) for field in self.manifest.fields}
 
     @cached_property
     def _static(self) -> dict[str, Feature]:
@@ -280,21 +331,25 @@ class Sequences:
         numbers = tuple(names.index(column) for column in columns)
         return View(name=name, dtype=dtype, columns=numbers, width=len(names), steps=steps)
 
+    def _part(self, name: str, bounds: TargetBounds, training: TrainingPart) -> SequencePart:
+        facts = repr([self.manifest.id, self.entity, self.time]).encode()
+        return SequencePart(
+            name=name,
+            shape=self.shape,
+            bounds=bounds,
+            training=training,
+            views_of=self.views_of,
+            data_id=digest(facts),
+        )
+
     def _training(self, bounds: TargetBounds) -> TrainingPart:
         shares = validate_quantiles(self.quantiles)
         if self.scale == "robust":
             shares = tuple(sorted({*shares, 0.25, 0.5, 0.75}))
         return TrainingPart(blocks=self.blocks, series=self.series, bounds=bounds, quantiles=shares)
 
-    def _time_type(self, option: str) -> pa.DataType:
-        schema = {field.name: parse_type(field.type) for field in self.manifest.fields}
-        if self.time is None:
-            raise InvalidOption(f"{option} needs a time column. Give Sequences(time=...), or cut by steps.")
-        found = column_type("Sequences(time)", self.time, schema)
-        return found.value_type if is_list(found) else found
-
     def _time_cuts(self, times: Sequence[object]) -> NDArray[np.int64]:
-        kind = self._time_type("split(time=...)")
+        kind = self.time_type("split(time=...)")
         ticks = [ticks_of("time", each, kind) for each in ([times] if isinstance(times, str) else times)]
         if not ticks or ticks != sorted(set(ticks)):
             raise InvalidOption(f"time={times!r}: give ascending times, such as ('2017-07-01', '2017-11-01').")
@@ -305,55 +360,6 @@ class Sequences:
             raise InvalidOption(f"entities={share!r}: hold out a share between 0 and 1, e.g. 0.1.", entities=share)
         hashes = [derive(seed, int(digest(repr(name).encode())[:16], 16)) for name in self.series.entities.to_pylist()]
         return np.array([each < share * 2**64 for each in hashes], dtype=bool)
-
-
-# Without slots: `cached_property` needs the instance's __dict__.
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SequencePart:
-    """Windows of one part of a split. `build_plan` orders them, `transform` makes their batches.
-
-    Attributes:
-        series: Series that were split.
-        bounds: Steps of each entity that may be targets.
-        training: Part that the statistics are of: the first one of the split.
-        name: Name of the part in errors.
-    """
-
-    series: Sequences
-    bounds: TargetBounds
-    training: TrainingPart
-    name: str
-
-    @property
-    def manifest(self) -> Manifest:
-        """Row groups of the data."""
-        return self.series.manifest
-
-    @cached_property
-    def windows(self) -> WindowIndex:
-        """Index of the windows. Raises `InvalidOption` if there is none."""
-        series = self.series
-        facts = repr([series.manifest.id, series.entity, series.time]).encode()
-        num_blocks = len(series.manifest)
-        index = WindowIndex(series.series.line, series.shape, self.bounds, num_blocks=num_blocks, data_id=digest(facts))
-        require_windows(index, self.name)
-        return index
-
-    @property
-    def num_windows(self) -> int:
-        """Number of windows."""
-        return self.windows.num_windows
-
-    @property
-    def statistics(self) -> Mapping[str, ColumnStatistics]:
-        """Statistics of each column, over the training part."""
-        return self.training.statistics
-
-    @cached_property
-    def transform(self) -> SequenceTransform:
-        """Transform for `Data` and `Loader`."""
-        views = self.series.views_of(self.statistics)
-        return SequenceTransform(self.training.blocks.transform.step_columns, views)
 
 
 _VIEW_FIELDS = ("name", "dtype", "columns", "width", "steps")

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +16,16 @@ from numpy.typing import NDArray
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.source import SourceProvider, open_source
 from forebay.errors import BadSeries
+from forebay.loader.sequences.pass_progress import PassProgress
 from forebay.manifest.manifest import Manifest
 from forebay.metrics import Counters
-from forebay.plan.windows.line import BlockRuns, StepLine
+from forebay.plan.windows.line import BlockRuns, RunNames, StepLine
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
+from forebay.transform.features.arrow_types import parse_type
 from forebay.transform.sequences.sequence_block import SUMMARY, TIME, Runs, SequenceTransform
 from forebay.transform.sequences.summary import Summary
+from forebay.transform.sequences.times import time_text
 
 _PENDING = 8
 """Blocks requested at once: enough to keep the data workers busy, few enough to bound memory."""
@@ -55,6 +59,13 @@ class SeriesBlocks:
                 yield self._result(*pending.popleft())
         finally:
             source.close()
+
+    @property
+    def time_type(self) -> pa.DataType:
+        """Type of one time. int64 without a time column."""
+        columns = self.transform.step_columns
+        schema = {field.name: parse_type(field.type) for field in self.manifest.fields}
+        return pa.int64() if columns.time is None else columns.time_type(schema)
 
     def place_name(self, index: int) -> str:
         """Name of a row group for errors."""
@@ -94,6 +105,7 @@ def read_series(blocks: SeriesBlocks, max_gap: int | None) -> Series:
     runs: list[Runs] = []
     gaps: list[NDArray[np.int64]] = []
     summaries: dict[str, list[Summary]] = {dtype: [] for dtype in columns.values}
+    progress = PassProgress("series", blocks.manifest.num_rows)
     for _, block in blocks.each(range(len(blocks.manifest))):
         found = Runs.of(block)
         # Copies: a mapped block is let go of before the next ones are mapped.
@@ -101,8 +113,14 @@ def read_series(blocks: SeriesBlocks, max_gap: int | None) -> Series:
         gaps.append(np.empty(0, np.int64) if max_gap is None else _gaps_within(block, found, max_gap))
         for dtype, kept in summaries.items():
             kept.append(block.arrays[f"{SUMMARY}{dtype}"].copy())
+        progress.add(block.rows)
     block_runs, entities = _block_runs(runs, has_time=columns.time is not None)
-    line = whole = StepLine.of(block_runs, len(entities), lambda run: blocks.place_name(int(block_runs.block[run])))
+    names = RunNames(
+        place=lambda run: blocks.place_name(int(block_runs.block[run])),
+        entity=lambda number: repr(entities[number].as_py()),
+        time=partial(time_text, column=blocks.time_type),
+    )
+    line = whole = StepLine.of(block_runs, len(entities), names)
     order = _line_order(line, block_runs)
     times = np.zeros((len(order), 2), np.int64) if block_runs.times is None else block_runs.times[order]
     if max_gap is not None:

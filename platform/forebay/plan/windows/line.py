@@ -31,6 +31,15 @@ class BlockRuns:
     times: Ints | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNames:
+    """Names for errors: of a run's place by its number, of an entity by its number, and of a time."""
+
+    place: Callable[[int], str]
+    entity: Callable[[int], str] = str
+    time: Callable[[int], str] = str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepLine:
     """Runs in the order of (entity, time). A *place* is a step's number on the line. Nothing is kept per step.
@@ -51,12 +60,12 @@ class StepLine:
     entities: Ints
 
     @classmethod
-    def of(cls, runs: BlockRuns, num_entities: int, name_of: Callable[[int], str]) -> StepLine:
-        """Line of `runs`. `name_of` names a run in errors. Raises `BadSeries` for runs of an entity that overlap."""
+    def of(cls, runs: BlockRuns, num_entities: int, names: RunNames) -> StepLine:
+        """Line of `runs`. Raises `BadSeries` for runs of an entity that overlap."""
         when = runs.block if runs.times is None else np.ascontiguousarray(runs.times[:, 0])
         order = np.lexsort((runs.first, runs.block, when, runs.entity))
         if runs.times is not None:
-            _refuse_overlaps(runs, runs.times, order, name_of)
+            _refuse_overlaps(runs, runs.times, order, names)
         steps, entity = runs.steps[order], runs.entity[order]
         starts = np.concatenate([[0], np.cumsum(steps)]).astype(np.int64)
         entities = starts[np.searchsorted(entity, np.arange(num_entities + 1))]
@@ -87,24 +96,25 @@ class StepLine:
         return range(int(first), int(last) + 1)
 
 
-def _refuse_overlaps(runs: BlockRuns, times: Ints, order: Ints, name_of: Callable[[int], str]) -> None:
+def _refuse_overlaps(runs: BlockRuns, times: Ints, order: Ints, names: RunNames) -> None:
     entity, first, last = runs.entity[order], times[order, 0], times[order, 1]
     overlaps = np.flatnonzero((entity[1:] == entity[:-1]) & (first[1:] <= last[:-1]))
     if not overlaps.size:
         return
     at = int(overlaps[0])
     left, right = int(order[at]), int(order[at + 1])
+    whose = f"of entity {names.entity(int(entity[at]))}"
+    begin, end, begin_next, end_next = (
+        names.time(int(each)) for each in (first[at], last[at], first[at + 1], last[at + 1])
+    )
     if last[at] == first[at + 1]:
-        what = f"both hold step {last[at]} of entity number {entity[at]}"
+        what = f"both hold step {end} {whose}"
         remedy = "Keep one of each step: remove duplicates before writing the files."
     else:
-        what = (
-            f"hold steps {first[at]} to {last[at]} and {first[at + 1]} to {last[at + 1]} of entity number "
-            f"{entity[at]}, which overlap"
-        )
-        remedy = "Sort the data by entity and time, or by time, before writing the files."
+        what = f"hold steps {begin} to {end} and {begin_next} to {end_next} {whose}, which overlap"
+        remedy = "Sort the data by entity and time: fb.Sequences(...).arrange(into=...) does, once."
     raise BadSeries(
-        f"{name_of(left)} and {name_of(right)} {what}; {overlaps.size} runs overlap the one before. {remedy}",
+        f"{names.place(left)} and {names.place(right)} {what}; {overlaps.size} runs overlap the one before. {remedy}",
         blocks=(int(runs.block[left]), int(runs.block[right])),
         entity=int(entity[at]),
         overlaps=int(overlaps.size),

@@ -151,7 +151,14 @@ def _result_so_far(commit: Checkpoint, snapshot: Snapshot, target: str) -> Resul
     uri = resolve(target).uri
     name = uri.partition("?")[0].rpartition("/")[2]
     epochs = tuple(snapshot.ended)
-    return Result(name=name, path=uri, plan_id=commit.cursor.plan_id, num_epochs=len(epochs), epochs=epochs)
+    return Result(
+        name=name,
+        path=uri,
+        plan_id=commit.cursor.plan_id,
+        num_epochs=len(epochs),
+        epochs=epochs,
+        statistics=snapshot.statistics,
+    )
 
 
 def _files(run: str, folder: str) -> CheckpointFiles:

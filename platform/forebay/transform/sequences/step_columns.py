@@ -54,6 +54,11 @@ class StepColumns:
         static = chain.from_iterable(feature.columns for feature in self.static.values())
         return tuple(dict.fromkeys([*own, *chain.from_iterable(self.values.values()), *static]))
 
+    def time_type(self, schema: Schema) -> pa.DataType:
+        """Type of one time. Raises `MissingColumn`. Needs a time column."""
+        assert self.time is not None
+        return _item(column_type("Sequences(time)", self.time, schema))
+
     def identity(self) -> Identity:
         """Everything that the arrays depend on."""
         values: list[Identity] = [[dtype, list(names)] for dtype, names in self.values.items()]

@@ -14,6 +14,7 @@ from forebay.transform.block import BlockArray
 from forebay.transform.features.numeric import cast_numbers, pack_rows, whole
 from forebay.transform.features.ragged import list_parts
 from forebay.transform.sequences.step_columns import StepColumns
+from forebay.transform.sequences.times import time_text
 
 Ints = NDArray[np.int64]
 
@@ -49,7 +50,8 @@ def sorted_steps(columns: StepColumns, table: pa.Table) -> Steps:
     last = np.flatnonzero(np.diff(step_codes, append=-1)) if len(row) else np.empty(0, np.int64)
     used = entities.take(pa.array(step_codes[last]))
     if columns.time is not None:
-        _refuse_repeated(columns, used, step_codes, time, row)
+        time_type = columns.time_type(dict(zip(table.schema.names, table.schema.types, strict=True)))
+        _refuse_repeated(columns, used, step_codes, time, row, time_type)
     values = {
         dtype: _packed(columns, table, names, dtype, None if is_sorted else order)
         for dtype, names in columns.values.items()
@@ -84,7 +86,7 @@ def _entities(columns: StepColumns, table: pa.Table) -> tuple[Ints, pa.Array]:
     column = whole(table[columns.entity])
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    _refuse_nulls(f"the entity column {columns.entity!r}", column)
+    refuse_nulls(f"the entity column {columns.entity!r}", column)
     try:
         column = column.cast(pa.int64() if pa.types.is_integer(column.type) else pa.large_string())
     except pa.ArrowInvalid as error:
@@ -106,7 +108,7 @@ def _times(columns: StepColumns, table: pa.Table, row: Ints) -> Ints:
     column = whole(table[columns.time])
     if columns.is_list:
         column = _items(column)
-    _refuse_nulls(f"the time column {columns.time!r}", column, row)
+    refuse_nulls(f"the time column {columns.time!r}", column, row)
     if pa.types.is_date32(column.type):
         column = column.view(pa.int32())
     try:
@@ -118,7 +120,8 @@ def _times(columns: StepColumns, table: pa.Table, row: Ints) -> Ints:
         ) from error
 
 
-def _refuse_nulls(what: str, column: pa.Array, row: Ints | None = None) -> None:
+def refuse_nulls(what: str, column: pa.Array, row: Ints | None = None) -> None:
+    """Raise `BadSeries` for a null. `row` is the row of each value, if that is not its place."""
     if column.null_count:
         place = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         at = place if row is None else int(row[place])
@@ -130,14 +133,17 @@ def _refuse_nulls(what: str, column: pa.Array, row: Ints | None = None) -> None:
         )
 
 
-def _refuse_repeated(columns: StepColumns, entities: pa.Array, codes: Ints, time: Ints, row: Ints) -> None:
+def _refuse_repeated(
+    columns: StepColumns, entities: pa.Array, codes: Ints, time: Ints, row: Ints, time_type: pa.DataType
+) -> None:
     repeated = np.flatnonzero((np.diff(codes) == 0) & (np.diff(time) == 0))
     if not repeated.size:
         return
     at = int(repeated[0])
     run = int(np.flatnonzero(np.diff(codes[: at + 1])).size)
+    when = time_text(int(time[at]), time_type)
     raise BadSeries(
-        f"Rows {row[at]} and {row[at + 1]} are both step {time[at]} ({columns.time}) of entity "
+        f"Rows {row[at]} and {row[at + 1]} are both step {when} ({columns.time}) of entity "
         f"{entities[run].as_py()!r}; {repeated.size} steps of the row group are repeated. Keep one of each: remove "
         "duplicates before writing the files, or name the entity by one more column.",
         rows=(int(row[at]), int(row[at + 1])),

@@ -78,6 +78,36 @@ def duration_ticks(option: str, value: object, column: pa.DataType) -> int:
     return _divided(option, value, nanoseconds, column)
 
 
+def duration_text(ticks: int, column: pa.DataType) -> str:
+    """`ticks` of `column` in the largest unit that gives a whole number: the text that `duration_ticks` takes.
+
+    >>> duration_text(5_400_000_000, pa.timestamp("us")), duration_text(14, pa.date32()), duration_text(3, pa.int64())
+    ('90min', '2w', '3')
+    """
+    if pa.types.is_integer(column):
+        return str(ticks)
+    nanoseconds = ticks * _tick_ns(column)
+    unit = max((size, name) for name, size in _NANOSECONDS.items() if nanoseconds % size == 0)[1] if ticks else "s"
+    return f"{nanoseconds // _NANOSECONDS[unit]}{unit}"
+
+
+def time_text(ticks: int, column: pa.DataType) -> str:
+    """Time of `column` as ISO 8601, in UTC for a column with a zone. An integer column's is the number.
+
+    >>> time_text(1_577_854_800_500, pa.timestamp("ms")), time_text(18_262, pa.date32()), time_text(7, pa.int64())
+    ('2020-01-01T05:00:00.5', '2020-01-01', '7')
+    >>> time_text(1_577_854_800, pa.timestamp("s", "Europe/Berlin"))
+    '2020-01-01T05:00:00Z'
+    """
+    if pa.types.is_integer(column):
+        return str(ticks)
+    if pa.types.is_date(column):
+        return str(np.datetime64(ticks * _tick_ns(column) // _NANOSECONDS["d"], "D"))
+    text = str(np.datetime64(ticks, column.unit))
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return text if column.tz is None else f"{text}Z"
+
+
 def _divided(option: str, value: object, nanoseconds: int, column: pa.DataType) -> int:
     unit = _tick_ns(column)
     if nanoseconds % unit:

@@ -28,7 +28,7 @@ def random_series(rng: np.random.Generator, *, nulls: float = 0.1) -> pd.DataFra
 
 
 def write_series(folder: Path, frame: pd.DataFrame, layout: str, rng: np.random.Generator) -> fb.Manifest:
-    """Write the frame as a file per entity, as day files in random order, or as one row of lists per entity."""
+    """Write the frame as a file per entity, day files in random order, a file in order of time, or lists per entity."""
     folder.mkdir(parents=True)
     match layout:
         case "entity":
@@ -39,6 +39,9 @@ def write_series(folder: Path, frame: pd.DataFrame, layout: str, rng: np.random.
             for day, part in frame.groupby(frame.ts.dt.date):
                 shuffled = part.sample(frac=1, random_state=int(rng.integers(1 << 30)))
                 pq.write_table(pa.Table.from_pandas(shuffled, preserve_index=False), folder / f"{day}.parquet")
+        case "interleaved":
+            table = pa.Table.from_pandas(frame.sort_values("ts", kind="stable"), preserve_index=False)
+            pq.write_table(table, folder / "all.parquet", row_group_size=int(rng.integers(3, 40)))
         case "lists":
             columns = ["ts", "hours", "load", "temp", "hour"]
             lists = frame.groupby("meter").agg(dict.fromkeys(columns, list) | {"region": "first"}).reset_index()

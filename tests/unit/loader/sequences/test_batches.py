@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ from tests.unit.plan.windows.oracle import ExpectedWindow, windows_of
 
 import forebay as fb
 
-NUM_CASES = 60
-LAYOUTS = ("entity", "day", "lists")
+NUM_CASES, NUM_USUAL = 300, 60
+LAYOUTS = ("entity", "day", "lists", "interleaved")
 NEUTRAL = np.array([[0.0, 0.0], [1.0, 1.0]], np.float32)
 
 
@@ -41,16 +43,25 @@ def random_options(rng: np.random.Generator) -> dict[str, Any]:
 def random_cuts(rng: np.random.Generator) -> dict[str, Any]:
     day = f"2020-01-0{rng.integers(1, 3)}T{rng.integers(10, 20)}:00"
     gap = int(rng.integers(0, 3))
-    return [{"time": (day,), "gap": gap}, {"steps": (int(rng.integers(3, 30)),), "gap": gap}, {"fractions": (0.7,)}][
-        rng.integers(3)
+    cuts: list[dict[str, Any]] = [
+        {"time": (day,), "gap": gap},
+        {"steps": (int(rng.integers(3, 30)),), "gap": gap},
+        {"fractions": (0.7,)},
+        {"entities": 0.4},
     ]
+    return cuts[rng.integers(4)]
 
 
-@pytest.mark.parametrize("case", range(NUM_CASES))
+def cases(count: int, usual: int) -> list[Any]:
+    """Numbers of random cases. Those from `usual` on are variations."""
+    return [pytest.param(case, marks=pytest.mark.variation if case >= usual else ()) for case in range(count)]
+
+
+@pytest.mark.parametrize("case", cases(NUM_CASES, NUM_USUAL))
 def test_batches_equal_pandas(case: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(case)
     frame = random_series(rng)
-    manifest = write_series(tmp_path / "data", frame, LAYOUTS[case % 3], rng)
+    manifest = write_series(tmp_path / "data", frame, LAYOUTS[case % 4], rng)
     options = random_options(rng)
     cache = fb.DiskCache(tmp_path / "cache", quota_bytes=64 << 20, min_free_bytes=0)
     series = fb.Sequences(manifest, entity="meter", time="ts", cache=cache, **options)
@@ -135,48 +146,79 @@ def _scaling(statistics: Any, scale: str | None) -> tuple[np.float32, np.float32
     return np.float32(shift), np.float32(1 / width if width > 0 else 1.0)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_statistics_are_those_of_the_training_part(layout: str, tmp_path: Path) -> None:
-    rng = np.random.default_rng(11)
+@pytest.mark.parametrize("case", cases(32, 8))
+def test_statistics_are_those_of_the_training_part(case: int, tmp_path: Path) -> None:
+    """1.5.5: counts, extremes and quantiles exact, mean and deviation within 1e-12 of those in long double."""
+    rng = np.random.default_rng(case)
     frame = random_series(rng)
-    manifest = write_series(tmp_path / "data", frame, layout, rng)
+    wild = np.where(rng.random(len(frame)) < 0.1, np.inf, rng.lognormal(3, 3, len(frame)))
+    frame["temp"] = [frame.temp, 5.0, np.nan, wild][case // 4 % 4]
+    frame["temp"] = frame.temp.astype(np.float32)
+    manifest = write_series(tmp_path / "data", frame, LAYOUTS[case % 4], rng)
     options: dict[str, Any] = {"past": fb.Past(["load"], steps=2), "future": fb.Future(["temp"], steps=1)}
-    series = fb.Sequences(manifest, entity="meter", time="ts", quantiles=(0.5,), **options)
-    train, test = series.split(time=("2020-01-02T00:00",), gap=2)
-    own = frame[frame.ts < "2020-01-02"].groupby("meter").apply(lambda steps: steps.iloc[:-2], include_groups=False)
+    shares = (0.0, 0.25, 0.5, 0.99, 1.0)
+    series = fb.Sequences(manifest, entity="meter", time="ts", quantiles=shares, **options)
+    train, test = series.split(fractions=(0.7,), gap=2)
+    step, steps = frame.groupby("meter").cumcount(), frame.groupby("meter").ts.transform("size")
+    own = frame[step < (steps * 7 // 10 - 2)]
     for column in ("load", "temp"):
-        values = own[column].dropna().to_numpy(np.float64)
+        values = np.sort(own[column].dropna().to_numpy())
         found = train.statistics[column]
         assert (found.count, found.nulls) == (len(values), len(own) - len(values))
-        assert found.mean == pytest.approx(values.mean(), rel=1e-12)
-        assert found.std == pytest.approx(values.std(), rel=1e-12)
-        assert found.quantile(0.5) == np.sort(values)[round((len(values) - 1) / 2)]
+        finite = values[np.isfinite(values)].astype(np.longdouble)
+        assert found.infinite == len(values) - len(finite)
+        if not len(finite):
+            assert math.isnan(found.mean) and math.isnan(found.quantile(0.5))
+            continue
+        assert abs(found.mean - finite.mean()) <= 1e-12 * abs(finite).max()
+        assert abs(found.std - finite.std()) <= 1e-12 * abs(finite).max()
+        assert (found.min, found.max) == (values[0], values[-1])
+        assert found.quantiles == {share: values[round(share * (len(values) - 1))] for share in shares}
     assert test.statistics == train.statistics
 
 
-def test_nothing_after_the_cut_reaches_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", cases(24, 6))
+def test_nothing_after_the_cut_reaches_training(case: int, tmp_path: Path) -> None:
     """1.5.4: other values after the cut change no bit of the training batches and of the statistics."""
-    rng = np.random.default_rng(12)
+    rng = np.random.default_rng(case)
     frame = random_series(rng)
-    later = frame.ts >= "2020-01-02"
+    cuts: dict[str, Any] = [{"time": ("2020-01-02",)}, {"steps": (20,)}, {"fractions": (0.6,)}][case % 3]
+    options = random_options(rng) | {"future": fb.Future(["load"], steps=2), "fill": "both", "scale": "robust"}
+    step, steps = frame.groupby("meter").cumcount(), frame.groupby("meter").ts.transform("size")
+    later = [frame.ts >= "2020-01-02", step >= 20, step >= (steps * 0.6).astype(int)][case % 3]
     changed = frame.assign(
         load=np.where(later, 1e6, frame.load).astype(np.float32), temp=np.where(later, np.nan, frame.temp)
     )
     made = []
     for number, each in enumerate((frame, changed)):
-        manifest = write_series(tmp_path / str(number), each, "day", np.random.default_rng(5))
-        series = fb.Sequences(
-            manifest,
-            entity="meter",
-            time="ts",
-            past=fb.Past(["load", "temp"], steps=5),
-            future=fb.Future(["load"], steps=2),
-            scale="robust",
-            fill="both",
-        )
-        train, _ = series.split(time=("2020-01-02",))
+        manifest = write_series(tmp_path / str(number), each, LAYOUTS[case % 4], np.random.default_rng(5))
+        train, _ = fb.Sequences(manifest, entity="meter", time="ts", **options).split(**cuts)
         plan = fb.build_plan(train, shuffle=False)
         with fb.Loader(plan, train.transform, global_batch=16, as_numpy=True) as loader:
             arrays = [(batch.windows.tobytes(), *(batch[name].tobytes() for name in sorted(batch))) for batch in loader]
         made.append((arrays, repr(train.statistics)))
     assert made[0] == made[1]
+    assert made[0][0], "there are batches"
+
+
+@pytest.mark.parametrize("case", cases(24, 6))
+def test_targets_of_a_part_come_before_those_of_the_next(case: int, tmp_path: Path) -> None:
+    """1.5.4: by the windows' own ids, for every entity and pair of parts, with the gap between them."""
+    rng = np.random.default_rng(case)
+    manifest = write_series(tmp_path / "data", random_series(rng), LAYOUTS[case % 4], rng)
+    gap, past = int(rng.integers(0, 4)), int(rng.integers(1, 6))
+    options: dict[str, Any] = {"past": fb.Past(["load"], steps=past), "stride": int(rng.integers(1, 4))}
+    future = fb.Future(["load"], steps=int(rng.integers(1, 4)), gap=int(rng.integers(0, 3)))
+    series = fb.Sequences(manifest, entity="meter", time="ts", future=future, min_steps=1, **options)
+    parts = series.split(fractions=(0.5, 0.25), gap=gap)
+    spans: list[dict[int, tuple[int, int]]] = []
+    for part in parts:
+        found: dict[int, tuple[int, int]] = {}
+        with fb.Loader(fb.build_plan(part), part.transform, global_batch=16, as_numpy=True) as loader:
+            for entity, start in np.concatenate([batch.windows for batch in loader]).tolist():
+                first = start + past + future.gap
+                low, high = found.get(entity, (first, first))
+                found[entity] = min(low, first), max(high, first + future.ahead[-1] - 1)
+        spans.append(found)
+    pairs = [(left[entity], right[entity]) for left, right in pairwise(spans) for entity in left.keys() & right.keys()]
+    assert pairs and all(before[1] + gap < after[0] for before, after in pairs)

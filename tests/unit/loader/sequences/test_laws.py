@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import multiprocessing
+import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.unit.loader.sequences.conftest import random_series, write_series
 
 import forebay as fb
 from forebay.cache.cpu_share import DataWorkers
-from forebay.cache.local_source import LocalSource
+from forebay.cache.local_source import LocalCache, LocalSource
+from forebay.kernels.calls import load
 from forebay.metrics import Counters
 
 GOLDEN = "a72eaebbf82fc618"
@@ -73,6 +78,43 @@ def test_cold_warm_half_and_no_cache_give_the_same_bits(shift: bool, tmp_path: P
 
     half = fb.DiskCache(tmp_path / "half", quota_bytes=256 << 10, min_free_bytes=0)
     assert len({digest(None), digest(cache), digest(cache), digest(half)}) == 1
+
+
+@pytest.mark.variation
+@pytest.mark.parametrize("num_reads", [1, 2, 5])
+@pytest.mark.parametrize("state", ["cold", "warm", "half", "none"])
+def test_ranks_data_workers_and_caches_give_the_same_batches(num_reads: int, state: str, tmp_path: Path) -> None:
+    """1.5.2: 1 to 16 ranks, each with a source of its own."""
+    part = part_of(tmp_path, stride=1)
+    plan = fb.build_plan(part, seed=3, lanes=16, window_rows=64)
+    quota_bytes = part.manifest.num_bytes if state == "half" else 64 << 20
+    expected = [sorted(batch) for batch in rows_of(loader_of(part, plan))]
+    for size in range(1, 17):
+        path = tmp_path / (f"cold-{size}" if state == "cold" else state)
+        spec = fb.CacheSpec(path=str(path), quota_bytes=quota_bytes, min_free_bytes=0, num_reads=num_reads)
+        cache = None if state == "none" else LocalCache(spec)
+        ranks = [rows_of(loader_of(part, plan, cache, world=fb.World(rank=rank, size=size))) for rank in range(size)]
+        assert [sorted(sum(parts, [])) for parts in zip(*ranks, strict=True)] == expected, size
+
+
+def test_damaged_series_are_made_again(tmp_path: Path, cache: fb.DiskCache) -> None:
+    """The fault law of blocks, over windows: one file is cut off, another has a flipped bit."""
+    part = part_of(tmp_path, cache)
+    plan = fb.build_plan(part, seed=3)
+    with loader_of(part, plan, cache) as loader:
+        expected = rows_of(loader)
+    first, second, *_ = sorted((cache.path / "blocks").iterdir())
+    os.truncate(first, 100)
+    content = bytearray(second.read_bytes())
+    content[len(content) // 2] ^= 1
+    second.write_bytes(content)
+    with loader_of(part, plan, cache) as loader:
+        assert rows_of(loader) == expected
+        assert (loader.tally["quarantined"], loader.tally["parquet_opens"]) == (2, 2)
+    content = bytearray(first.read_bytes())
+    content[len(content) // 2] ^= 1
+    first.write_bytes(content)
+    assert part_of(tmp_path, cache).statistics == part.statistics
 
 
 def test_an_epoch_with_a_shift_has_other_windows(tmp_path: Path) -> None:
@@ -158,20 +200,59 @@ def _child(loader: fb.Loader, answer: Any) -> None:
     answer.put(rows_of(loader))
 
 
+def _measured_child(loader: fb.Loader | None, answer: Any) -> None:
+    """Private KiB, without mapped files, of this process after an epoch, or of one that has imported the same."""
+    importlib.import_module("forebay.loader.loader")
+    load()
+    for _ in loader or ():
+        pass
+    private_kib, inode = 0, ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            inode = words[4]
+        elif words[0].startswith("Private_") and inode == "0":
+            private_kib += int(words[1])
+    answer.put(private_kib)
+
+
+def _run(method: str, target: Any, loader: fb.Loader | None) -> Any:
+    context = multiprocessing.get_context(method)
+    answer = context.Queue()
+    child = context.Process(target=target, args=(loader, answer))
+    child.start()
+    found = answer.get(timeout=120)
+    child.join(30)
+    assert child.exitcode == 0
+    answer.close()
+    answer.join_thread()
+    return found
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_children_read_the_same(method: str, tmp_path: Path, cache: fb.DiskCache) -> None:
     part = part_of(tmp_path, cache)
     plan = fb.build_plan(part, seed=3)
-    context = multiprocessing.get_context(method)
-    answer = context.Queue()
     with loader_of(part, plan, cache) as loader:
         if method == "fork":
             next(iter(loader))
-        child = context.Process(target=_child, args=(loader, answer))
-        child.start()
-        found = answer.get(timeout=120)
-        child.join(30)
-        assert child.exitcode == 0
-        assert found == rows_of(loader)
-    answer.close()
-    answer.join_thread()
+        assert _run(method, _child, loader) == rows_of(loader)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.variation)])
+def test_a_child_holds_little_memory_of_its_own(method: str, tmp_path: Path) -> None:
+    """1.5.10: 64 MiB of series, read from the cache, of which 8 MiB ahead."""
+    (tmp_path / "data").mkdir()
+    for number in range(4):
+        columns = {"meter": np.full(1 << 20, number), "ts": np.arange(1 << 20)}
+        values = np.random.default_rng(number).normal(size=(4, 1 << 20)).astype(np.float32)
+        table = pa.table(columns | {f"x{column}": each for column, each in enumerate(values)})
+        pq.write_table(table, tmp_path / "data" / f"{number}.parquet", row_group_size=1 << 18)
+    cache = fb.DiskCache(tmp_path / "cache", quota_bytes=1 << 30, min_free_bytes=0)
+    past = fb.Past([f"x{number}" for number in range(4)], steps=96)
+    manifest = fb.scan(str(tmp_path / "data"))
+    series = fb.Sequences(manifest, entity="meter", time="ts", past=past, stride=96, scale="standard", cache=cache)
+    options: dict[str, Any] = {"global_batch": 64, "as_numpy": True, "prefetch_bytes": 8 << 20}
+    with fb.Loader(fb.build_plan(series), series.transform, cache, **options) as loader:
+        empty, child = (_run(method, _measured_child, each) for each in (None, loader))
+    assert child - empty <= 32 << 10, f"{child} KiB, an empty child has {empty}"

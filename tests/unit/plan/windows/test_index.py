@@ -12,11 +12,11 @@ from tests.unit.plan.windows.oracle import ExpectedWindow, line_of, random_frame
 
 from forebay.errors import BadSeries, InvalidOption
 from forebay.plan.windows.index import TargetBounds, WindowIndex, require_windows
-from forebay.plan.windows.line import BlockRuns, StepLine
+from forebay.plan.windows.line import BlockRuns, RunNames, StepLine
 from forebay.plan.windows.shape import WindowShape
 from forebay.plan.windows.splits import fraction_cuts, parts_of_cuts, parts_of_entities, step_cuts
 
-NUM_CASES = 300
+NUM_CASES, NUM_USUAL = 300, 100
 
 
 def random_shape(rng: np.random.Generator) -> WindowShape:
@@ -64,7 +64,10 @@ def all_windows(index: WindowIndex) -> tuple[NDArray[np.int64], NDArray[np.int64
     return block, row
 
 
-@pytest.mark.parametrize("first_case", range(0, NUM_CASES, 50))
+@pytest.mark.parametrize(
+    "first_case",
+    [pytest.param(case, marks=pytest.mark.variation if case >= NUM_USUAL else ()) for case in range(0, NUM_CASES, 50)],
+)
 def test_windows_equal_brute_force(first_case: int) -> None:
     for case in range(first_case, first_case + 50):
         rng = np.random.default_rng(case)
@@ -158,7 +161,7 @@ def test_memory_and_lookups_do_not_grow_with_windows() -> None:
         entity=np.arange(entities),
         times=np.tile(np.array([[0, steps - 1]]), (entities, 1)),
     )
-    line = StepLine.of(runs, entities, str)
+    line = StepLine.of(runs, entities, RunNames(place=str))
     index = WindowIndex(line, WindowShape(past=96, ahead=(1,)), TargetBounds.all_of(line), num_blocks=200, data_id="d")
     assert index.num_windows == entities * (steps - 96)
     assert index.nbytes <= 100 * entities
@@ -194,8 +197,8 @@ def test_the_id_covers_all_that_windows_depend_on() -> None:
 @pytest.mark.parametrize(
     ("times", "message"),
     [
-        ([[0, 9], [9, 12]], "run 0 and run 1 both hold step 9 of entity number 0"),
-        ([[0, 9], [5, 12]], "hold steps 0 to 9 and 5 to 12 of entity number 0, which overlap.*Sort the data"),
+        ([[0, 9], [9, 12]], "run 0 and run 1 both hold step 9 of entity 0"),
+        ([[0, 9], [5, 12]], "hold steps 0 to 9 and 5 to 12 of entity 0, which overlap.*Sort the data"),
     ],
 )
 def test_runs_that_overlap_are_refused(times: list[list[int]], message: str) -> None:
@@ -207,7 +210,7 @@ def test_runs_that_overlap_are_refused(times: list[list[int]], message: str) -> 
         times=np.array(times),
     )
     with pytest.raises(BadSeries, match=message) as raised:
-        StepLine.of(runs, 1, lambda run: f"run {run}")
+        StepLine.of(runs, 1, RunNames(place=lambda run: f"run {run}"))
     assert raised.value.blocks == (4, 2)
 
 
@@ -251,7 +254,7 @@ def test_windows_of_the_published_split() -> None:
     runs = BlockRuns(
         block=np.array([0]), first=np.array([0]), steps=np.array([14_400]), entity=np.array([0]), times=None
     )
-    line = StepLine.of(runs, 1, str)
+    line = StepLine.of(runs, 1, RunNames(place=str))
     shape = WindowShape(past=336, ahead=tuple(range(1, 97)))
     parts = parts_of_cuts(line, step_cuts(line, (8640, 11520)))
     counts = [WindowIndex(line, shape, part, num_blocks=1, data_id="d").num_windows for part in parts]
