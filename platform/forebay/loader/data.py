@@ -183,9 +183,9 @@ class Data:
         local.
         """
         plan = self.plan
-        if not isinstance(plan, Plan) or plan.windows is None or not plan.shuffle:
+        if not isinstance(plan, Plan) or not plan.windows or not plan.shuffle:
             return None
-        shape, lane_rows = plan.windows.shape, -(-plan.num_rows // plan.lanes)
+        shape, lane_rows = plan.windows[0].shape, -(-plan.num_rows // plan.lanes)
         covered, batch_steps = plan.window_rows * shape.stride, self.global_batch * shape.length
         if plan.window_rows >= lane_rows or covered >= LEAST_SHUFFLED_BATCHES * batch_steps:
             return None
