@@ -20,6 +20,7 @@ NUM_FIGURES = {
     "plan": 3,
     "readers": 4,
     "slowdown": 2,
+    "windows": 14,
 }
 AS_THE_OTHERS = ("first_batch", "lanes", "memory", "mixture", "readers", "slowdown")
 """They take longest, and use the same parts of Forebay as the others."""
