@@ -6,6 +6,7 @@ forebay run --driver local jobs/char_lm.py text=../shared/data/tinyshakespeare.t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,8 @@ import forebay as fb
 from forebay.errors import InvalidOption
 
 ROW_GROUP_ROWS = 1 << 17
+WARM_UP = 0.05
+"""Share of the training in which the learning rate rises."""
 
 
 def job(
@@ -29,7 +32,7 @@ def job(
     layers: int = 4,
     heads: int = 4,
     workers: int = 1,
-    epochs: int = 1,
+    epochs: int = 2,
     global_batch: int = 12,
     lr: float = 1e-3,
     seed: int = 0,
@@ -42,15 +45,18 @@ def job(
     Args:
         text: Text file. Its characters are converted to Parquet next to the runs.
         steps: Characters that the model looks back on.
+        lr: Highest learning rate: it rises to it, and falls to a tenth of it along a cosine.
     """
     source, letters = to_parquet(Path(text), Path(storage) / "data")
     blocks = fb.CacheSpec(path=cache)
     past = fb.Past(["token"], steps=steps + 1, dtype="uint16")
     series = fb.Sequences(fb.scan(source), past=past, stride=steps, shift=True, cache=blocks)
     training, held_out = series.split(fractions=(0.9,))
+    plan = fb.build_plan(training, seed=seed)
+    rate = partial(learning_rate, highest=lr, rows=plan.num_rows, epochs=epochs)
     return fb.Job(
-        train=partial(train, sizes=(letters, steps, width, heads, layers), lr=lr),
-        data=fb.Data(plan=fb.build_plan(training, seed=seed), transform=training.transform, global_batch=global_batch),
+        train=partial(train, sizes=(letters, steps, width, heads, layers), rate=rate),
+        data=fb.Data(plan=plan, transform=training.transform, global_batch=global_batch),
         held_out=fb.Data(plan=fb.build_plan(held_out, shuffle=False), transform=held_out.transform, global_batch=64),
         epochs=epochs,
         workers=workers,
@@ -61,16 +67,35 @@ def job(
     )
 
 
-def train(worker: fb.Worker, sizes: tuple[int, int, int, int, int], lr: float) -> None:
-    optimizer = partial(torch.optim.AdamW, lr=lr, betas=(0.9, 0.99), weight_decay=0.1)
-    model, opt = worker.setup(CharacterModel(*sizes), optimizer)
+def train(worker: fb.Worker, sizes: tuple[int, int, int, int, int], rate: Callable[[int, int], float]) -> None:
+    model, opt = worker.setup(CharacterModel(*sizes), adam)
     for batch in worker.loader():
+        for group in opt.param_groups:
+            group["lr"] = rate(batch.epoch, batch.position)
         loss = worker.backward(batch, lambda part: next_token_loss(model, part))
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         opt.step()
         opt.zero_grad()
         metrics = evaluate(worker, model) if batch.ends_epoch else {}
         worker.commit(loss=loss, **metrics)
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+    """Optimizer as nanoGPT's: only matrices decay."""
+    kept = list(parameters)
+    groups = [
+        {"params": [each for each in kept if each.dim() >= 2], "weight_decay": 0.1},
+        {"params": [each for each in kept if each.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.99))
+
+
+def learning_rate(epoch: int, position: int, *, highest: float, rows: int, epochs: int) -> float:
+    """Learning rate at a position: a function of it alone, so that a resumed run goes on with the same one."""
+    share = (epoch + position / rows) / epochs
+    if share < WARM_UP:
+        return highest * share / WARM_UP
+    return highest * (0.1 + 0.45 * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP))))
 
 
 def next_token_loss(model: nn.Module, batch: fb.Batch) -> Tensor:

@@ -32,6 +32,10 @@ VENVS: dict[str, list[list[str]]] = {
     ],
     "litdata": [["litdata==0.2.76", "polars", "pyarrow>=20", "numpy>=2", TORCH]],
     "grain": [["grain==0.2.18", "pyarrow>=20", "numpy>=2"]],
+    # For the bench of sequences.
+    "pytorch-forecasting": [["pytorch-forecasting==1.8.0", "pyarrow>=20", TORCH]],
+    "gluonts": [["gluonts[arrow]==0.17.0", "packaging", TORCH]],
+    "neuralforecast": [["neuralforecast==3.3.0", "pyarrow>=20", TORCH]],
 }
 
 Phase = tuple[str, int, str, int]
