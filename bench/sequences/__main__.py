@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def main() -> None:
     started, ran_on = time.time(), machine()
     entries = [entry for entry in ENTRIES if given.systems in entry.name.lower()]
     pythons, results = _environments(entries, given.cache / "venvs")
+    kept = _kept(given) if given.keep else {"results": [], "figures": []}
     for each in map(SeriesSet.parse, given.sets):
         print(f"data of {each.windows:,} windows, {each.columns} columns", flush=True)
         parquet, flat = data.make(given.data, each.windows, each.columns)
@@ -47,7 +49,7 @@ def main() -> None:
         setting = SequenceSetting(data=parquet, flat=flat, windows=each.windows, columns=each.columns, work=work)
         for repeat in range(1 if each.windows > given.once_above else given.repeats):
             for entry in entries:
-                if entry.venv not in pythons:
+                if entry.venv not in pythons or (entry.name, each.name) in _failed(results):
                     continue
                 answer = _turn(entry, setting, pythons[entry.venv], given)
                 results.append({"name": entry.name, "set": each.name, "repeat": repeat} | answer)
@@ -57,8 +59,8 @@ def main() -> None:
         "options": {"repeats": given.repeats, "seconds": given.seconds, "memory_gb": given.memory_gb}
         | {"limit_s": given.limit},
         "took_s": time.time() - started,
-        "results": results,
-        "figures": [] if given.no_own else _own_figures(given.cache / "windows.json"),
+        "results": [*kept["results"], *results],
+        "figures": kept["figures"] if given.no_own else _own_figures(given.cache / "windows.json"),
     }
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "sequences.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -76,11 +78,25 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--systems", default="", help="only those with this in their name, lower case")
     parser.add_argument("--memory-gb", type=float, default=10.0, help="memory that one process may have")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that a system may take to its first batch")
+    parser.add_argument("--keep", action="store_true", help="keep the last run's results of other sets")
     parser.add_argument("--no-own", action="store_true", help="leave out the figures of the kernels alone")
     parser.add_argument("--data", type=Path, default=REPOSITORY / "data" / "bench")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/forebay-bench").expanduser())
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "benchmarks")
     return parser.parse_args()
+
+
+def _kept(given: argparse.Namespace) -> dict[str, Any]:
+    """Figures of the last run, and its results of sets that this one does not measure."""
+    last = json.loads((given.out / "sequences.json").read_text())
+    return {
+        "results": [result for result in last["results"] if result["set"] not in {"", *given.sets}],
+        "figures": last["figures"],
+    }
+
+
+def _failed(results: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    return {(result["name"], result["set"]) for result in results if "error" in result}
 
 
 def _own_figures(answer: Path) -> list[dict[str, Any]]:

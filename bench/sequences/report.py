@@ -24,7 +24,7 @@ Result = Mapping[str, Any]
 
 _INTRODUCTION = """# Windows over series, side by side
 
-All figures below come from one run of `make bench-sequences`.
+All figures of a data set come from one run of `make bench-sequences`.
 A window has {past} steps of the past and {future} of the future, of all columns, float32.
 A series has {steps:,} steps, so 10,000 windows, and there are as many series as the number of windows needs.
 Systems run one after the other, each in a process of its own, in {repeats} rounds (sets of 10^9 windows: one).
