@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences soak horovod clean
+.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation soak horovod clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -26,6 +26,7 @@ help:
 	@echo "make bench-deadline  sweeps by a deadline, beside Ray's ASHA; BENCH_ARGS='--sweeps 100 --digits 20' for less"
 	@echo "make bench-mixture  three data sets by weights, beside its peers; BENCH_ARGS='--rows 50000' for less"
 	@echo "make bench-sequences  windows over series: windows/s, memory and first batch, beside its peers; BENCH_ARGS='--sets 100000x7 --repeats 1' for less"
+	@echo "make bench-preparation  a job that prepares and trains, run twice, beside Ray Data into Ray Train; BENCH_ARGS='--repeats 1' for less"
 	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
 	@echo "make clean   remove .venv, caches and build folders; data/ and runs/ stay"
 
@@ -99,6 +100,10 @@ bench-mixture: $(INSTALLED)
 bench-sequences: $(INSTALLED)
 	@echo "== python -m bench.sequences $(BENCH_ARGS)"
 	@$(BIN)/python -m bench.sequences $(BENCH_ARGS)
+
+bench-preparation: $(INSTALLED)
+	@echo "== python -m bench.preparation $(BENCH_ARGS)"
+	@$(BIN)/python -m bench.preparation $(BENCH_ARGS)
 
 # Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
 soak: $(INSTALLED_TEST)

@@ -48,7 +48,8 @@ def census(csv: str) -> ray.data.Dataset:
     raw = raw.append_column("person", pa.array(range(raw.num_rows)))
     people = ray.data.from_arrow(raw).repartition(BLOCKS).map_batches(labelled, batch_format="pyarrow")
     # Sums of integers: a mean of floats differs in its last bits whenever blocks arrive in another order.
-    occupations = people.groupby("occupation").aggregate(Sum("hours_per_week", alias_name="hours"), Count())
+    grouped = people.groupby("occupation", num_partitions=BLOCKS)
+    occupations = grouped.aggregate(Sum("hours_per_week", alias_name="hours"), Count())
     usual = pa.Table.from_pylist([row for row in occupations.take_all() if row["occupation"] is not None])
     # The smaller table fits into every worker, so nothing has to be shuffled.
     return people.map_batches(partial(joined, usual=usual.sort_by("occupation")), batch_format="pyarrow")

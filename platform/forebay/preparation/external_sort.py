@@ -14,7 +14,10 @@ from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_failed
 
 RUN_BYTES = 64 << 20
-_BATCH_ROWS = 8192
+_BATCH_BYTES = 64 << 10
+"""A run is read in whole batches, and each run keeps two that it needs only in part: with many runs, large batches are
+most of the merge's memory.
+"""
 _ARRIVAL, _RUN = "__forebay_arrival", "__forebay_run"
 
 
@@ -71,12 +74,13 @@ class _SortedRun:
         self.is_opened = False
         self.num_rows = table.num_rows
         self.row_bytes = max(table.nbytes // max(table.num_rows, 1), 1)
+        self._batch_rows = max(_BATCH_BYTES // self.row_bytes, 1)
         self._next = 0
         path = folder / f"run-{number:05d}.arrow"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table, max_chunksize=_BATCH_ROWS)
+                writer.write_table(table, max_chunksize=self._batch_rows)
         except OSError as error:
             raise write_failed("A sorted part of the preparation", str(path), error) from error
         self._path = str(path)
@@ -98,8 +102,8 @@ class _SortedRun:
     def _take(self, rows: int) -> pa.Table:
         # Not a memory map: its pages would count as memory of this process until the system needs them.
         reader = self._reader = self._reader or pa.ipc.open_file(pa.OSFile(self._path))
-        first, skip = divmod(self._next, _BATCH_ROWS)
-        last = min((self._next + rows - 1) // _BATCH_ROWS, reader.num_record_batches - 1)
+        first, skip = divmod(self._next, self._batch_rows)
+        last = min((self._next + rows - 1) // self._batch_rows, reader.num_record_batches - 1)
         found = pa.Table.from_batches([reader.get_batch(index) for index in range(first, last + 1)]).slice(skip, rows)
         self._next += found.num_rows
         self.marker = found[_ARRIVAL][-1].as_py()

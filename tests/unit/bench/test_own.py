@@ -18,11 +18,12 @@ NUM_FIGURES = {
     "memory": 2,
     "mixture": 4,
     "plan": 3,
+    "preparation": 3,
     "readers": 4,
     "slowdown": 2,
     "windows": 14,
 }
-AS_THE_OTHERS = ("first_batch", "lanes", "memory", "mixture", "readers", "slowdown")
+AS_THE_OTHERS = ("first_batch", "lanes", "memory", "mixture", "preparation", "readers", "slowdown")
 """They take longest, and use the same parts of Forebay as the others."""
 
 
