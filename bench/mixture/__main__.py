@@ -23,12 +23,14 @@ from typing import Any
 
 from bench.loader.peers import OWN
 from bench.machine import machine
+from bench.mixture.child import FOLLOWING, STATE_AT
 from bench.mixture.report import report, summary
 from bench.mixture.setting import write_data
 from bench.processes import REPOSITORY, command, environment, last_line, run_child
 from bench.venvs import CannotInstall, interpreter
 
 ROWS = 200_000
+LEAST_BATCHES = 2 * (STATE_AT + FOLLOWING)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ def main() -> None:
     given = _options()
     # The turn in progress must end with this process, as it does at an interrupt.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    if given.rows < LEAST_BATCHES * given.batch:
+        raise SystemExit(f"--rows {given.rows}: give {LEAST_BATCHES * given.batch} or more, for a state in each epoch.")
     started, ran_on = time.time(), machine()
     data = write_data(given.data, given.rows)
     entries = [entry for entry in ENTRIES if given.systems in entry.system + entry.name.lower()]

@@ -62,6 +62,8 @@ class Schedule:
 
     def row_numbers(self, index: int, own: Ints) -> Ints:
         """`row_number` of each of `own`, int64 [n] ascending, of which each comes at some time."""
+        if len(self.stages) == 1:
+            return self.stages[0].start + self.stages[0].tree.row_numbers(index, own)
         numbers = np.empty_like(own)
         place = 0
         while place < len(own):
