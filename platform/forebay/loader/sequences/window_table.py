@@ -122,6 +122,8 @@ class WindowTable:
         mask: NDArray[np.generic] | None,
         windows: NDArray[np.int64],
     ) -> None:
+        # A view that came through Ray is read-only, which compiled loops refuse.
+        scaling = scaling if scaling.flags.writeable else scaling.copy()
         width = len(view.columns)
         number = self._dtypes.index(view.dtype) + 1
         flat, flat_mask = out.reshape(-1), None if mask is None else mask.reshape(-1)

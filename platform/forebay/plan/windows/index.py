@@ -84,6 +84,12 @@ class WindowIndex:
         self._block_first = np.concatenate([[0], np.cumsum(self.rows)]).astype(np.int64)
         self.id = _id_of(data_id, shape, bounds, line)
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore a pickle. Ray hands out read-only views of its memory, which compiled loops refuse: those are copied."""
+        for name, value in state.items():
+            is_shared = isinstance(value, np.ndarray) and not value.flags.writeable
+            self.__dict__[name] = np.array(value) if is_shared else value
+
     @property
     def num_windows(self) -> int:
         return int(self._block_first[-1])

@@ -196,6 +196,17 @@ def test_the_index_travels_and_data_does_not(tmp_path: Path, cache: fb.DiskCache
             assert rows_of(copy) == rows_of(loader)
 
 
+def test_arrays_of_a_pickle_may_be_read_only(tmp_path: Path, cache: fb.DiskCache) -> None:
+    """Ray hands out read-only buffers. The compiled loops refused them."""
+    part = part_of(tmp_path, cache)
+    with loader_of(part, fb.build_plan(part, seed=3), cache) as loader:
+        buffers: list[pickle.PickleBuffer] = []
+        packed = pickle.dumps(loader, protocol=5, buffer_callback=buffers.append)
+        with pickle.loads(packed, buffers=[bytes(each) for each in buffers]) as copy:
+            assert rows_of(copy) == rows_of(loader)
+        assert buffers
+
+
 def _child(loader: fb.Loader, answer: Any) -> None:
     answer.put(rows_of(loader))
 

@@ -123,12 +123,12 @@ def test_statistics_of_all_data_sets_are_part_of_a_checkpoint(tmp_path: Path) ->
     transforms = {name: part.transform for name, part in parts.items()}
     data = fb.Data(plan=fb.Mixture(plans_of(parts)), transform=transforms, global_batch=16)
     data.validate_columns()
-    data.validate_statistics(data.statistics, step=3)
+    data.validate_statistics(data.statistics, owner="the checkpoint of step 3")
     assert {"days/load", "days/temp", "meters/load", "lists/temp"} < set(data.statistics["columns"])
     assert data.statistics["scale"] == dict.fromkeys(LAYOUTS, "standard")
     swapped = fb.Data(plan=data.plan, transform=transforms | {"days": transforms["meters"]}, global_batch=16)
     with pytest.raises(CursorMismatch, match="days/load, days/temp changed"):
-        swapped.validate_statistics(data.statistics, step=3)
+        swapped.validate_statistics(data.statistics, owner="the checkpoint of step 3")
     text = fb.Sequences(parts["days"].manifest, entity="meter", time="ts", past=fb.Past(["load"], steps=4), fill=None)
     mix = fb.Mixture({"a": fb.build_plan(text)})
     assert fb.Data(plan=mix, transform={"a": text.transform}, global_batch=16).statistics == {}
