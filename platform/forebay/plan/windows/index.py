@@ -85,7 +85,7 @@ class WindowIndex:
         self.id = _id_of(data_id, shape, bounds, line)
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a pickle. Ray hands out read-only views of its memory, which compiled loops refuse: those are copied."""
+        """Copy read-only arrays: Ray hands out views of its memory, which compiled loops refuse."""
         for name, value in state.items():
             is_shared = isinstance(value, np.ndarray) and not value.flags.writeable
             self.__dict__[name] = np.array(value) if is_shared else value
