@@ -35,17 +35,22 @@ LEAST_BATCHES = 2 * (STATE_AT + FOLLOWING)
 
 @dataclass(frozen=True)
 class MixtureEntry:
-    """One row of the table: its name, its file in `bench/mixture/systems/`, and its environment."""
+    """One row of the table: its name, its file in `bench/mixture/systems/`, and its environment.
+
+    `threads` are those of the run by default.
+    """
 
     name: str
     system: str
     venv: str = OWN
+    threads: int | None = None
 
 
 ENTRIES = (
     MixtureEntry("Forebay", "forebay_mixture"),
     MixtureEntry("MosaicML Streaming, `Stream(proportion=)`", "streaming_streams", "streaming"),
     MixtureEntry("litData, `CombinedStreamingDataset`", "litdata_combined", "litdata"),
+    MixtureEntry("litData, one worker", "litdata_combined", "litdata", threads=1),
     MixtureEntry("Grain, `IterDataset.mix`", "grain_mix", "grain"),
 )
 
@@ -115,7 +120,7 @@ def _child(
     if state is None:
         shutil.rmtree(work, ignore_errors=True)
     paths = {"data": str(data), "work": str(work), "converted": str(converted)}
-    setting = paths | {"rows": given.rows, "batch": given.batch, "threads": given.threads}
+    setting = paths | {"rows": given.rows, "batch": given.batch, "threads": entry.threads or given.threads}
     request = {"system": entry.system, "setting": setting, "state": state, "limit_s": given.limit}
     with tempfile.TemporaryDirectory(prefix="fb-") as folder:
         files = {what: Path(folder) / what for what in ("request", "answer", "output")}

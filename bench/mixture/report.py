@@ -20,6 +20,7 @@ Each system's file in `bench/mixture/systems/` names the documentation of its co
 *Distance* is the largest difference between the number of rows of a data set and its share, over all prefixes of \
 the first epoch.
 *Rows/s* is the first epoch from its second batch on, in which Forebay also decodes and fills its cache.
+Other work on the machine slows all of them: compare times within the run, and by their order of magnitude.
 *Resume* is a new process that goes on from a state that was saved after {state_at} batches of an epoch.
 The figure is the share of its next {following} batches that have the rows of the run that was not stopped.
 
