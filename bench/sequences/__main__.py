@@ -54,19 +54,32 @@ def main() -> None:
                 answer = _turn(entry, setting, pythons[entry.venv], given)
                 results.append({"name": entry.name, "set": each.name, "repeat": repeat} | answer)
                 print(f"{each.name} {repeat + 1} {entry.name}: {summary(answer)}", flush=True)
+        # After each set: an interrupted run keeps what it has measured.
+        _write(given, ran_on, [*kept["results"], *results], kept["figures"], started)
+    figures = kept["figures"] if given.no_own else _own_figures(given.cache / "windows.json")
+    _write(given, ran_on, [*kept["results"], *results], figures, started)
+    print(f"{given.out}/sequences.md, .json, .png after {(time.time() - started) / 60:.0f} minutes")
+
+
+def _write(
+    given: argparse.Namespace,
+    ran_on: dict[str, Any],
+    results: list[dict[str, Any]],
+    figures: list[dict[str, Any]],
+    started: float,
+) -> None:
+    names = ("repeats", "seconds", "memory_gb", "limit")
     found = {
         "machine": ran_on,
-        "options": {"repeats": given.repeats, "seconds": given.seconds, "memory_gb": given.memory_gb}
-        | {"limit_s": given.limit},
+        "options": {name: getattr(given, name) for name in names},
         "took_s": time.time() - started,
-        "results": [*kept["results"], *results],
-        "figures": kept["figures"] if given.no_own else _own_figures(given.cache / "windows.json"),
+        "results": results,
+        "figures": figures,
     }
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "sequences.json").write_text(json.dumps(found, indent=1) + "\n")
     (given.out / "sequences.md").write_text(report(found))
     plot(found, given.out / "sequences.png")
-    print(f"{given.out}/sequences.md, .json, .png after {found['took_s'] / 60:.0f} minutes")
 
 
 def _options() -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Plot of the sequence bench: windows per second of every system, and what grows with the number of windows."""
+"""Plot of the sequence bench: windows per second of every system, its memory and first batch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from matplotlib.figure import Figure
 from bench.sequences.peers import RATES, SeriesSet
 
 _OURS, _OTHERS = "#1f5a96", "#9db8d6"
-_LINES = ("#1f5a96", "#c8553d", "#4b8f5c", "#8a6bb0", "#b58a2c", "#777777")
+_COLORS = ("#1f5a96", "#5fa8d3", "#c8553d", "#8a6bb0", "#b58a2c", "#4b8f5c", "#777777", "#222222")
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Plot medians: bars of windows per second, lines of memory and time over the number of windows."""
+    """Plot medians: bars of windows per second, points of memory and time by data set."""
     measured = [result for result in found["results"] if "windows_per_s" in result]
-    figure = Figure(figsize=(15, 4.6), layout="constrained")
+    figure = Figure(figsize=(15, 5), layout="constrained")
     bars, memory, first = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
     _bars(bars, [result for result in measured if result["set"] == RATES.name])
     loaders = [result for result in measured if not result["name"].startswith("limit")]
-    _lines(memory, loaders, "used_bytes", 1e-6, "memory of all processes beyond imports, MB")
-    _lines(first, loaders, "first_batch_s", 1, "time to the first batch in a new process, s")
+    _points(memory, loaders, "used_bytes", 1e-6, "memory of all processes beyond imports, MB")
+    _points(first, loaders, "first_batch_s", 1, "time to the first batch in a new process, s")
     handles, labels = memory.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
@@ -47,22 +47,24 @@ def _bars(panel: Axes, results: Sequence[Mapping[str, Any]]) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _lines(panel: Axes, results: Sequence[Mapping[str, Any]], key: str, scale: float, label: str) -> None:
-    """One line per system, over the number of windows. Sets of one size are one point: the median over all."""
-    for number, name in enumerate(dict.fromkeys(result["name"] for result in results)):
-        by_windows: dict[int, list[float]] = {}
-        for result in results:
-            if result["name"] == name:
-                by_windows.setdefault(SeriesSet.parse(result["set"]).windows, []).append(result[key] * scale)
-        sizes = sorted(by_windows)
-        style = "-" if name.startswith("Forebay") else "--"
-        color = _LINES[number % len(_LINES)]
-        panel.plot(
-            sizes, [statistics.median(by_windows[size]) for size in sizes], style, color=color, marker="o", label=name
-        )
-    panel.set_xscale("log")
+def _points(panel: Axes, results: Sequence[Mapping[str, Any]], key: str, scale: float, label: str) -> None:
+    """Medians of each system on each data set, side by side."""
+    sets = list(dict.fromkeys(result["set"] for result in results))
+    names = list(dict.fromkeys(result["name"] for result in results))
+    for number, name in enumerate(names):
+        values = {each: [r[key] * scale for r in results if (r["name"], r["set"]) == (name, each)] for each in sets}
+        shift = 0.6 * (number / max(len(names) - 1, 1) - 0.5)
+        places = [place + shift for place, each in enumerate(sets) if values[each]]
+        middles = [statistics.median(found) for found in values.values() if found]
+        marker = "o" if name.startswith("Forebay") else "s"
+        panel.plot(places, middles, marker, color=_COLORS[number % len(_COLORS)], label=name)
+    labels = [f"{SeriesSet.parse(each).windows:,}\nx {SeriesSet.parse(each).columns}" for each in sets]
+    panel.set_xticks(range(len(sets)), labels, fontsize=7)
     panel.set_yscale("log")
-    panel.set_xlabel("windows")
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter("")
+    panel.grid(axis="y", color="#dddddd", linewidth=0.6)
+    panel.set_xlabel("windows x columns")
     panel.set_title(label, fontsize=9)
     panel.spines[["top", "right"]].set_visible(False)
 
