@@ -17,10 +17,12 @@ import pytest
 import ray
 
 from forebay.cli.app import main
+from forebay.manifest.prepared import list_prepared
 from forebay.runs.result import load_result
 from forebay.testing.data.click_log import write_click_log
 
 ROOT = Path(__file__).parents[3]
+CENSUS = ROOT.parent / "shared" / "data" / "adult.data"
 RAY = str(Path(sys.executable).parent / "ray")
 
 
@@ -92,6 +94,26 @@ def test_ray_job_submit(dashboard: str, tmp_path: Path) -> None:
     assert result is not None
     assert result.is_finished
     assert 0 < result.epochs[0].rows < 2_000
+
+
+@pytest.mark.variation
+@pytest.mark.skipif(not CENSUS.exists(), reason="the UCI Adult data is not beside the project (../shared/data)")
+def test_a_submitted_job_prepares_its_data_first(dashboard: str, tmp_path: Path) -> None:
+    (tmp_path / "adult.data").write_text("".join(CENSUS.open().readlines()[:4000]))
+    parameters = {
+        "csv": tmp_path / "adult.data",
+        "epochs": 1,
+        "cache": tmp_path / "cache",
+        "storage": tmp_path / "runs",
+        "name": "submitted",
+    }
+    words = [f"{name}={value}" for name, value in parameters.items()]
+    ended = submit(dashboard, [sys.executable, "-m", "forebay", "run", "jobs/prepare_and_train.py", *words])
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    ((_, prepared),) = list_prepared(str(tmp_path / "runs" / "prepared"))
+    assert prepared is not None and prepared.rows == 4000
+    result = load_result(str(tmp_path / "runs" / "submitted"))
+    assert result is not None and result.is_finished
 
 
 def test_warm_fills_every_node(ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
