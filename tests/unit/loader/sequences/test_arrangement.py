@@ -237,6 +237,9 @@ print(next(int(line.split()[1]) for line in status.splitlines() if line.startswi
 
 @pytest.mark.variation  # a minute
 def test_memory_does_not_grow_with_the_data(python: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    """1.5.7: runs of 4 MiB, 1 and 10 million rows of 20,000 entities, one step a day."""
-    small, large = (int(python(MEASURED, tmp_path / str(days), days).communicate(timeout=280)[0]) for days in (50, 500))
-    assert large < 1.1 * small, f"{small} and {large} KiB"
+    """1 and 10 million rows of 20,000 entities, one step a day, in runs of 4 MiB: 216 MiB more of data.
+
+    Small runs make it quick. Of the peak, most is imports, and a part grows with the number of files and runs.
+    """
+    peaks = [int(python(MEASURED, tmp_path / str(days), days).communicate(timeout=280)[0]) for days in (50, 500)]
+    assert peaks[1] - peaks[0] < 64 << 10, f"{peaks} KiB"
