@@ -25,7 +25,7 @@ from bench.preparation.turn import PreparationEntry, take_turn
 from bench.processes import REPOSITORY
 from bench.sweep.source import serving
 
-ROWS = 1_000_000
+ROWS = 300_000
 ENTRIES = (
     PreparationEntry("Forebay", "forebay_prepared", ours=True),
     PreparationEntry("Ray Data into Ray Train", "ray_train"),
