@@ -77,6 +77,7 @@ def meters(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.variation  # a minute; the laws of sequences count the same without Ray
 @pytest.mark.usefixtures("ray_session")
 def test_each_row_group_is_read_once_for_all_lengths(meters: Path, tmp_path: Path) -> None:
     """1.5.3: four trials of three epochs, statistics included."""
