@@ -121,13 +121,15 @@ def sweep(
     seed: int = 0,
 ) -> fb.Sweep:
     """Search the learning rate and the width of the embeddings. The data is prepared once, for all trials."""
+    # A trial runs in a folder of its own.
+    place = storage if "://" in storage else str(Path(storage).absolute())
     return fb.Sweep(
         job,
         {"lr": tune.loguniform(5e-4, 1e-2), "dim": [4, 8, 16]},
         metric="auc",
         mode="max",
         num_trials=trials,
-        fixed={"csv": str(Path(csv).absolute()), "epochs": epochs, "cache": cache},
+        fixed={"csv": str(Path(csv).absolute()), "epochs": epochs, "cache": cache, "storage": place},
         driver=driver,
         name=name,
         storage=storage,

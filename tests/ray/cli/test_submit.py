@@ -111,6 +111,7 @@ def test_a_submitted_job_prepares_its_data_first(dashboard: str, tmp_path: Path)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     # The file's sweep: its trials train on what was prepared.
     assert (tmp_path / "runs" / "submitted" / "sweep.json").is_file()
+    assert len(list((tmp_path / "runs" / "prepared").glob("*/prepared.json"))) == 1
 
 
 def test_warm_fills_every_node(ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

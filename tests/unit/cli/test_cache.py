@@ -41,7 +41,7 @@ def test_a_run_is_listed_while_it_trains(forebay: Call, job_words: Call, warm: P
     look += f"'--path', {str(warm)!r}]).decode())"
     drawing = f"    drawn = worker.loader()\n    next(drawn)\n    {look}\n    drawn.close()\n"
     job = Path(job_words()[0])
-    job.write_text(job.read_text().replace("def train(worker):\n", f"def train(worker):\n{drawing}"))
+    job.write_text(job.read_text().replace("evaluate=None):\n", f"evaluate=None):\n{drawing}"))
     said = forebay("run", "--driver", "local", *job_words(name="ctr-7", epochs=1))
     (seen,) = (line for line in said.out.splitlines() if "data-" in line)
     assert f"ctr-7 (pid {os.getpid()} on {os.uname().nodename})" in seen

@@ -113,7 +113,7 @@ def test_run_trains_and_reports(forebay: Call, job_words: Call, tmp_path: Path) 
 def test_json_is_one_document_whatever_the_job_prints(job_words: Call) -> None:
     job = Path(job_words()[0])
     (job.parent / "beside.py").write_text("import os\nprint('on import')\nos.system('echo from a child')\n")
-    text = job.read_text().replace("def train(worker):", "def train(worker):\n    print('in training')")
+    text = job.read_text().replace("evaluate=None):", "evaluate=None):\n    print('in training')")
     job.write_text(text.replace("import forebay as fb", "import beside\nimport forebay as fb\nprint('loading')", 1))
     command = [sys.executable, "-m", "forebay", "run", "--driver", "local", *job_words(workers=2, epochs=1), "--json"]
     told = subprocess.run(command, capture_output=True, text=True, check=True)

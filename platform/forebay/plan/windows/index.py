@@ -19,8 +19,8 @@ from forebay.plan.windows.shape import WindowShape
 WINDOW_VERSION = 1
 """Part of every id of an index. Raised whenever a window would get another number."""
 
-_SHIFT = 6
-"""Use of a key, as those of the lanes: the shift of an epoch."""
+_SHIFT = 9  # Continues the uses of keys in plan/file_order.py.
+"""Use of a key: the shift of an epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
