@@ -152,8 +152,9 @@ def test_a_sealed_stream_has_the_same_plan_and_calls_nothing(streamed: Start, ga
 
 
 def test_rows_that_were_not_announced_end_the_run(streamed: Start, gate: RowGate) -> None:
-    gate.open_to()
+    gate.open_to(3 * FILE_ROWS)
     stream = streamed(count=700)
+    gate.open_to()
     with (
         loader(stream) as batches,
         pytest.raises(PreparationFailed, match="file 5 is missing.*gave only 700 rows, and rows=1000"),
