@@ -124,7 +124,7 @@ def test_character_model_predicts_each_token_once_per_epoch(tmp_path: Path) -> N
     training = num_tokens * 9 // 10
     cuts, ever = set(), np.zeros(num_tokens, dtype=bool)
     with fb.Loader(made.data.plan, made.data.transform, made.cache.open(), global_batch=12) as loader:
-        for _ in range(40):
+        for _ in range(80):
             predicted = np.concatenate([batch["past"][:, 1:, 0].numpy().ravel() for batch in loader])
             first = int(predicted.min())
             assert sorted(predicted.tolist()) == list(range(first, first + len(predicted)))
