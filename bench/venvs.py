@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 
 from bench.loader.peers import OWN, VENVS
@@ -38,6 +39,19 @@ def interpreter(name: str, folder: Path) -> Path:
                 raise CannotInstall(f"pip install {' '.join(step)}: {_last_error(log)} (all of it: {log.name})")
     installed.write_text(wanted)
     return python
+
+
+def interpreters(names: Iterable[str], folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """Python of each environment, and the reason for each that cannot be made. Tells what it makes."""
+    pythons: dict[str, Path] = {}
+    failed: dict[str, str] = {}
+    for name in sorted(set(names)):
+        print(f"environment of {name or 'forebay'} (minutes the first time)", flush=True)
+        try:
+            pythons[name] = interpreter(name, folder)
+        except CannotInstall as error:
+            failed[name] = str(error)
+    return pythons, failed
 
 
 def _last_error(log: Path) -> str:

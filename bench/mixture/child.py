@@ -8,10 +8,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.mixture.setting import WEIGHTS, MixedBatch, MixingSystem, MixtureSetting
+from bench.processes import answer_and_exit
 
 STATE_AT = 40
 """Batches of an epoch after which a state is taken: well within it, and no round number of anything."""
@@ -89,17 +88,9 @@ def _first(batches: Iterator[MixedBatch], count: int) -> Iterator[MixedBatch]:
 
 
 def main() -> None:
-    request, answer_path = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    try:
-        answer = measure(request)
-    except Exception as error:  # noqa: BLE001 - a system that fails is reported as such, whatever it raised
-        traceback.print_exc()
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    answer_path.write_text(json.dumps(answer))
-    # Some systems' threads never end. The results are written by now.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    request = json.loads(Path(sys.argv[1]).read_text())
+    # Some systems' threads never end.
+    answer_and_exit(Path(sys.argv[2]), lambda: measure(request))
 
 
 if __name__ == "__main__":

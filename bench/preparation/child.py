@@ -8,10 +8,8 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import os
 import sys
 import time
-import traceback
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -21,37 +19,29 @@ import psutil
 import ray
 
 from bench.preparation.setting import PreparationSetting
+from bench.processes import answer_and_exit
 
 _OBJECT_STORE_BYTES = 2 << 30
 
 
 def main() -> None:
-    system, setting_path, answer_path = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    setting = PreparationSetting(**json.loads(setting_path.read_text()))
-    answer: dict[str, Any]
-    try:
-        # One CPU for the worker, the others for Ray Data.
-        ray.init(
-            address="local",
-            num_cpus=1 + setting.threads,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        module = importlib.import_module(f"bench.preparation.systems.{system}")
-        answer = module.run_job(setting) | {"ended": time.time(), "facts": asdict(module.facts(setting))}
-        answer["cpu_s"] = _cpu_seconds()
-    except Exception as error:  # noqa: BLE001 - a system that fails is reported as such, whatever it raised
-        traceback.print_exc()
-        answer = {"error": f"{type(error).__name__}: {error}"[:500]}
-    draft = answer_path.with_suffix(".draft")
-    draft.write_text(json.dumps(answer))
-    draft.rename(answer_path)
-    # The bench ends everything that still runs. The answer is written by now.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    setting = PreparationSetting(**json.loads(Path(sys.argv[2]).read_text()))
+    answer_and_exit(Path(sys.argv[3]), lambda: _run_job(sys.argv[1], setting))
+
+
+def _run_job(system: str, setting: PreparationSetting) -> dict[str, Any]:
+    # One CPU for the worker, the others for Ray Data.
+    ray.init(
+        address="local",
+        num_cpus=1 + setting.threads,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    module = importlib.import_module(f"bench.preparation.systems.{system}")
+    answer = module.run_job(setting) | {"ended": time.time(), "facts": asdict(module.facts(setting))}
+    return answer | {"cpu_s": _cpu_seconds()}
 
 
 def _cpu_seconds() -> float:

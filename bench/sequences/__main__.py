@@ -27,7 +27,7 @@ from bench.sequences.peers import ENTRIES, SETS, SequenceEntry, SeriesSet
 from bench.sequences.plot import plot
 from bench.sequences.report import report, summary
 from bench.sequences.setting import SequenceSetting
-from bench.venvs import CannotInstall, interpreter
+from bench.venvs import interpreters
 
 _CHILD = "bench.sequences.child"
 _OWN_LIMIT_S = 900.0
@@ -124,14 +124,7 @@ def _own_figures(answer: Path) -> list[dict[str, Any]]:
 
 def _environments(entries: list[SequenceEntry], folder: Path) -> tuple[dict[str, Path], list[dict[str, Any]]]:
     """Environment -> its Python, and the entries whose environment is missing."""
-    pythons: dict[str, Path] = {}
-    failed: dict[str, str] = {}
-    for name in sorted({entry.venv for entry in entries}):
-        print(f"environment of {name or 'forebay'} (minutes the first time)", flush=True)
-        try:
-            pythons[name] = interpreter(name, folder)
-        except CannotInstall as error:
-            failed[name] = str(error)
+    pythons, failed = interpreters((entry.venv for entry in entries), folder)
     missing = [entry for entry in entries if entry.venv in failed]
     return pythons, [{"name": entry.name, "set": "", "repeat": 0, "error": failed[entry.venv]} for entry in missing]
 

@@ -14,7 +14,6 @@ import os
 import resource
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench.loader.consumer import touch
+from bench.processes import answer_and_exit
 from bench.sequences.memory import cpu_seconds, family, private_bytes, used_bytes
 from bench.sequences.setting import SequenceSetting
 
@@ -32,24 +32,18 @@ _WARM_UP_S = 2.0
 
 
 def main() -> None:
-    request, answer_path = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    request = json.loads(Path(sys.argv[1]).read_text())
     # A system that needs more fails with an error, and not the machine.
     resource.setrlimit(resource.RLIMIT_DATA, (request["memory_bytes"], request["memory_bytes"]))
+    answer_and_exit(Path(sys.argv[2]), lambda: _within_memory(request))
+
+
+def _within_memory(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        answer = _answer(request)
+        return _answer(request)
     except MemoryError as error:
         limit = request["memory_bytes"] / 1e9
-        answer = {"error": f"needs more than {limit:.0f} GB of memory in one process ({error or 'MemoryError'})"[:300]}
-    except Exception as error:  # noqa: BLE001 - a system that fails is reported as such, whatever it raised
-        traceback.print_exc()
-        answer = {"error": f"{type(error).__name__}: {error}"[:300]}
-    draft = answer_path.with_suffix(".draft")
-    draft.write_text(json.dumps(answer))
-    draft.rename(answer_path)
-    # The bench ends all processes that this one has started. The answer is written by now.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+        return {"error": f"needs more than {limit:.0f} GB of memory in one process ({error or 'MemoryError'})"[:300]}
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:

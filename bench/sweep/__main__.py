@@ -27,7 +27,7 @@ from bench.sweep.report import plot, report, summary
 from bench.sweep.setting import SweepSetting
 from bench.sweep.source import Source, serving
 from bench.sweep.turn import SweepEntry, turn
-from bench.venvs import CannotInstall, interpreter
+from bench.venvs import interpreters
 
 ROWS, ROW_GROUPS = 250_000, 32
 MANY_ROWS, MANY_ROW_GROUPS, MANY_TRIALS = 32_000, 16, (1, 4, 8, 16)
@@ -131,14 +131,7 @@ def _setting(source: Source, folder: Path, rows: int, given: argparse.Namespace)
 
 def _environments(entries: list[SweepEntry], folder: Path) -> tuple[dict[str, Path], list[dict[str, Any]]]:
     """Environment -> its Python, and the entries whose environment is missing."""
-    pythons: dict[str, Path] = {}
-    failed: dict[str, str] = {}
-    for name in sorted({entry.venv for entry in entries}):
-        print(f"environment of {name or 'forebay'} (minutes the first time)", flush=True)
-        try:
-            pythons[name] = interpreter(name, folder)
-        except CannotInstall as error:
-            failed[name] = str(error)
+    pythons, failed = interpreters((entry.venv for entry in entries), folder)
     return pythons, [
         {"name": entry.name, "ours": entry.ours, "repeat": 0, "error": failed[entry.venv]}
         for entry in entries
