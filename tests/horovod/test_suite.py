@@ -31,6 +31,7 @@ class TestHorovod(UnderRay):
             "test_callback_that_raises_ends_the_run_and_the_others_are_told",
             "test_exception_stops_at_once_with_its_traceback",
             "test_forebay_error_of_a_train_function_arrives_as_itself",
+            "test_hang_ends_the_run_and_is_named",
             "test_interrupt_leaves_nothing",
             "test_killed_driver_is_taken_over_from_storage",
             "test_killed_worker_is_replaced_and_changes_nothing",
@@ -53,6 +54,7 @@ def test_it_is_known_by_its_name() -> None:
     assert isinstance(named_driver("horovod"), HorovodDriver)
 
 
+@pytest.mark.variation
 def test_the_environment_stays_as_it_was(bench: DriverBench, ray_off: None) -> None:
     before = dict(os.environ)
     HorovodDriver().run(bench.job("alone", workers=1))

@@ -100,7 +100,7 @@ def test_tune_starts_no_more_trials_than_there_are_workers(tmp_path: Path, monke
 
 def test_workers_move_between_runs_and_never_exceed_the_cluster(tmp_path: Path) -> None:
     # No time passes until a trial has got workers.
-    scheduler = CountedClock(10.0, trials=2, workers=2)
+    scheduler = CountedClock(5.0, trials=2, workers=2)
     sweep = SmallSweeps(tmp_path).sweep(
         {"lr": [0.05, 1e-4]},
         driver="ray",

@@ -135,6 +135,8 @@ class Dying:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+# A killed driver of a sweep loses all of its trials' processes, see test_restart.py.
+@pytest.mark.variation
 def test_a_trial_whose_process_is_lost_does_not_keep_its_place(small: SmallSweeps, tmp_path: Path) -> None:
     def dying() -> Sequence[Callback]:
         return [Dying(tmp_path / "has-died")]

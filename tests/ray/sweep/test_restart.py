@@ -57,6 +57,8 @@ def small(tmp_path: Path) -> SmallSweeps:
     return SmallSweeps(tmp_path)
 
 
+# test_storage.py interrupts a sweep in a bucket.
+@pytest.mark.variation
 def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> None:
     fixed = {"step_s": 1.0, "epochs": EPOCHS}
     sweep = small.sweep({"key": {"grid_search": ["a", "b"]}}, num_trials=2, max_concurrent=1, fixed=fixed)

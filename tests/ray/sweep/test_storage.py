@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ from tests.storage.conftest import forgotten as forgotten
 from forebay.errors import InvalidOption, WriteFailed
 from forebay.runs.result import load_result
 from forebay.storage.filesystem import resolve
-from forebay.sweep.record.status_actor import stop_sweep
+from forebay.sweep.record.record import load_record
 from forebay.sweep.result import load_sweep
 from forebay.sweep.run_sweep import run_sweep
 
@@ -46,7 +49,7 @@ def s3(tmp_path: Path) -> Iterator[ObjectStore]:
 
 
 @pytest.mark.parametrize("driver", ["local", pytest.param("ray", marks=pytest.mark.variation)])
-def test_sweep_in_a_bucket_is_stopped_and_goes_on(
+def test_sweep_in_a_bucket_is_interrupted_and_goes_on(
     small: SmallSweeps, s3: ObjectStore, monkeypatch: pytest.MonkeyPatch, driver: str
 ) -> None:
     monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # set by the import of joblib
@@ -59,12 +62,18 @@ def test_sweep_in_a_bucket_is_stopped_and_goes_on(
         fixed={"step_s": 1.0, "epochs": EPOCHS},
     )
     small.hasten("a")
-    at_b = threading.Thread(target=lambda: until(lambda: len(small.steps("b")) >= 3) and stop_sweep("tiny", "enough"))
+    handler = signal.getsignal(signal.SIGINT)
+    at_b = threading.Thread(
+        target=lambda: until(lambda: len(small.steps("b")) >= 3) and os.kill(os.getpid(), signal.SIGINT)
+    )
     at_b.start()
-    cut = run_sweep(sweep, show=False)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(sweep, show=False)
     at_b.join()
-    assert cut.stopped == "enough"
-    assert sorted(cut.table["state"]) == ["finished", "stopped"]
+    assert signal.getsignal(signal.SIGINT) is handler
+    cut = load_record(s3.shown("sweeps/tiny"))
+    assert cut is not None and cut.stopped == "interrupted"
+    assert sorted(trial.state for trial in cut.trials.values()) == ["finished", "pending"]
     assert small.steps("a") == list(range(STEPS))
     assert 3 <= len(small.steps("b")) < STEPS
     small.hasten("b")
@@ -84,6 +93,10 @@ def test_sweep_in_a_bucket_is_stopped_and_goes_on(
     there = files(s3, "sweeps/tiny")
     page = there["sweep.html"].decode()
     assert all(trial in page for trial in result.table["trial"])
+    again = run_sweep(sweep, show=False)
+    assert again.best_value == result.best_value and small.steps("b") == list(range(STEPS))
+    with pytest.raises(InvalidOption, match=r"was started with num_trials=2; this one has 3\."):
+        run_sweep(replace(sweep, num_trials=3), show=False)
     assert {name.partition("/")[0] for name in there} == {"runs", "sweep.html", "sweep.json", "tune"}
     # As plain text, and as in the pickles that Ray Tune writes.
     secrets = {spelled for secret in s3.secrets for spelled in (secret.encode(), secret.encode().hex().encode())}

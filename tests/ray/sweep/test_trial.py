@@ -46,6 +46,7 @@ def test_paused_trials_go_on_from_the_end_of_their_epoch(small: SmallSweeps) -> 
     assert small.steps("a") == small.steps("b") == list(range(2 * STEPS_PER_EPOCH))
 
 
+@pytest.mark.variation
 def test_one_process_serves_one_trial_after_the_other(small: SmallSweeps) -> None:
     space = {"key": {"grid_search": ["a", "b", "c"]}}
     result = run_sweep(small.sweep(space, num_trials=3, max_concurrent=1), show=False)
@@ -66,6 +67,7 @@ class StopTheNext(FIFOScheduler):
         return str(super().on_trial_result(tune_controller, trial, result))
 
 
+@pytest.mark.variation
 def test_no_process_is_kept_for_a_trial_that_was_stopped_while_it_waited(small: SmallSweeps) -> None:
     """While the CPUs of such a process are taken, a trial of another size does not fit."""
     space = {"cpus": {"grid_search": [5.0, 5.0, 6.0]}}
@@ -85,3 +87,4 @@ def test_stopped_trial_stands_at_the_end_of_its_epoch(small: SmallSweeps) -> Non
     assert (bad["state"], bad["epochs"]) == ("stopped", 1)
     stopped = load_result(bad["run"])
     assert stopped is not None and stopped.epochs_done == 1 and stopped.stopped is not None
+    assert len(small.processes("a")) == 1, "the second trial got a process of its own"

@@ -233,6 +233,8 @@ def three_nodes(ray_off: None) -> Iterator[list[str]]:
         yield nodes
 
 
+# test_node_peers.py reads from the actors of three nodes.
+@pytest.mark.variation
 def test_three_nodes_have_an_actor_each_and_any_driver_finds_them(
     three_nodes: list[str], manifest: Manifest, spec: CacheSpec
 ) -> None:

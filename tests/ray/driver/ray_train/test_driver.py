@@ -102,6 +102,7 @@ class TestRayTrain(UnderRay):
         assert re.fullmatch(waits, said[-1])
 
 
+@pytest.mark.variation
 @pytest.mark.usefixtures("ray_session")
 def test_survivor_that_notices_a_loss_late_goes_on_in_its_process(bench: DriverBench) -> None:
     """The survivor is inside a step, away from all collectives, when the others see the loss and it has to leave.
@@ -158,6 +159,7 @@ class Meddling:
         torch.distributed.init_process_group = meet_or_fail
 
 
+@pytest.mark.variation
 @pytest.mark.usefixtures("ray_session")
 def test_workers_that_could_not_meet_are_given_another_try(bench: DriverBench, tmp_path: Path) -> None:
     """Like a worker that dies while the others meet: their connections break before its death is known.
