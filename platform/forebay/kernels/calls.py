@@ -47,6 +47,25 @@ def locate(line: Ints, ends: Ints, block_of: Ints, shift_of: Ints, block: Ints, 
     load().locate(line, ends, block_of, shift_of, block, row)
 
 
+def locate_windows(windows: Ints, block: Ints, row: Ints, blocks: Ints, runs: Ints, stride: int) -> None:
+    """Write start, first real place and run of window `row[i]` of block `block[i]` to `windows` [3, n].
+
+    `windows[0]` holds the shift of each window before. `blocks[0, b]` is the number of the first window of block `b`,
+    and `blocks[1, b]` the column of its first run in `runs`: end of the run's windows, the run, start of its first
+    window, and the first place that its windows may read.
+    """
+    load().locate_windows(windows, block, row, blocks, runs, stride)
+
+
+def are_present(windows: Ints, length: int, line: Ints, is_present: NDArray[np.bool_]) -> bool:
+    """Whether all runs that the `length` steps of each of `windows` [3, n] read are present, with the run of each.
+
+    `line[0, r]` is the place of the first step of run `r`.
+    """
+    found: bool = load().are_present(windows, length, line, is_present)
+    return found
+
+
 def pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[np.int32] | NDArray[np.int64]) -> None:
     """Interleave `columns`, the addresses of arrays of `rows` items, into `packed` [rows * len(columns)]."""
     load().pack_columns(columns, rows, packed)

@@ -137,6 +137,38 @@ def _locate(line: Ints, ends: Ints, block_of: Ints, shift_of: Ints, block: Ints,
         row[i] = line[i] + shift_of[low]
 
 
+def _locate_windows(windows: Ints, block: Ints, row: Ints, blocks: Ints, runs: Ints, stride: int) -> None:
+    """Write start, first real place and run of window `row[i]` of block `block[i]` to `windows` [3, n].
+
+    `windows[0]` holds the shift of each window before. The columns of `blocks` and `runs` are those of `WindowIndex`.
+    """
+    for i in range(len(row)):
+        number, low, high = blocks[0, block[i]] + row[i], blocks[1, block[i]], blocks[1, block[i] + 1] - 1
+        first = low
+        while low < high:
+            middle = (low + high) >> 1
+            if runs[0, middle] > number:
+                high = middle
+            else:
+                low = middle + 1
+        before = runs[0, low - 1] if low > first else blocks[0, block[i]]
+        start = runs[2, low] + (number - before) * stride + windows[0, i]
+        windows[0, i], windows[1, i], windows[2, i] = start, max(start, runs[3, low]), runs[1, low]
+
+
+def _are_present(windows: Ints, length: int, line: Ints, is_present: NDArray[Any]) -> bool:
+    """Whether all runs that the `length` steps of each of `windows` read are present, with the run of each window."""
+    for i in range(windows.shape[1]):
+        run, stop = windows[2, i], windows[0, i] + length
+        if not is_present[run]:
+            return False
+        while line[0, run + 1] < stop:
+            run += 1
+            if not is_present[run]:
+                return False
+    return True
+
+
 def _pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[Any]) -> None:
     """Interleave `columns`, the addresses of arrays of `rows` items, into `packed`, of length rows * len(columns).
 
@@ -345,6 +377,10 @@ gather_arrays = njit(int64(uint64, int64[:, ::1], uint64[:, ::1], int64[::1], in
 )
 walk = njit(void(int64[::1], int64, int64, uint64[::1]), **_compiled)(_walk)
 locate = njit(void(int64[::1], int64[::1], int64[::1], int64[::1], int64[:], int64[:]), **_compiled)(_locate)
+locate_windows = njit(void(int64[:, ::1], int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64), **_compiled)(
+    _locate_windows
+)
+are_present = njit(types.boolean(int64[:, ::1], int64, int64[:, ::1], types.boolean[::1]), **_compiled)(_are_present)
 pack_columns = njit([void(uint64[::1], int64, int32[::1]), void(uint64[::1], int64, int64[::1])], **_compiled)(
     _pack_columns
 )

@@ -23,8 +23,6 @@ class Batch(dict[str, Any]):
         source: Number of the data set of each row, int16 [rows], in the order of the mixture's names. None for the
             plan of one data set.
         names: Names of the data sets that `source` counts.
-        windows: Entity and first step of each window, int64 [rows, 2], to write predictions back. A padded window
-            starts below 0. None for rows.
     """
 
     def __init__(
@@ -37,7 +35,25 @@ class Batch(dict[str, Any]):
         self.ends_epoch = False
         self.source: Any = None
         self.names: tuple[str, ...] = ()
-        self.windows: Any = None
+        self._windows: Any = None
+
+    @property
+    def windows(self) -> Any:
+        """Entity and first step of each window, int64 [rows, 2], to write predictions back. A padded window starts
+        below 0. None for rows. Made at the first use, which few training loops have.
+        """
+        if callable(self._windows):
+            self._windows = self._windows()
+        return self._windows
+
+    @windows.setter
+    def windows(self, windows: Any) -> None:
+        """Set the windows, or a function that makes them at the first use."""
+        self._windows = windows
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Attributes for a pickle. The function that makes the windows holds their whole index, so it stays here."""
+        return self.__dict__ | {"_windows": self.windows}
 
     def to(self, device: torch.device | str) -> Batch:
         """Copy of the batch on a device. Copies from page-locked memory overlap with work of the host."""
@@ -45,7 +61,7 @@ class Batch(dict[str, Any]):
         if self.source is not None:
             moved.source = torch.as_tensor(self.source).to(device, non_blocking=True)
         # Read by the host, which names the series: it stays there.
-        moved.windows = self.windows
+        moved.windows = self._windows
         return moved
 
     def take(self, rows: NDArray[np.int64], *, weight: float) -> Batch:

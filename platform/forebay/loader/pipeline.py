@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -132,9 +133,10 @@ class Pipeline:
             part = next(parts, None)
             if part:
                 released = self._prefetcher.advance(part.position, part.position + part.size)
-                blocks = [self._table.remove(block) for block in released]
-                # Unmapping a block takes as long as gathering some hundred of its rows.
-                executor.submit(blocks.clear)
+                if released:
+                    blocks = [self._table.remove(block) for block in released]
+                    # Unmapping a block takes as long as gathering some hundred of its rows.
+                    executor.submit(blocks.clear)
         return part
 
     def _gather(self, rows: PositionedRows, *, position: int, size: int, weight: float) -> tuple[Batch, int]:
@@ -153,8 +155,8 @@ class Pipeline:
             source, batch.names = self._sources[rows.block], self._options.plan.names
             batch.source = source if self._options.as_numpy else torch.from_numpy(source)
         if isinstance(self._table, WindowTables):
-            windows = self._table.window_ids(rows)
-            batch.windows = windows if self._options.as_numpy else torch.from_numpy(windows)
+            window_ids = self._table.window_ids(rows)
+            batch.windows = window_ids if self._options.as_numpy else partial(_tensor, window_ids)
         return batch, num_bytes
 
     def _gathered(self, rows: PositionedRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
@@ -186,6 +188,10 @@ def _table_of(options: LoaderOptions, pool: BufferPool, epoch: int) -> BlockTabl
     if options.plan.windows:
         return WindowTables(options.plan, options.views, pool, epoch=epoch)
     return BlockTable(options.plan.block_rows, pool)
+
+
+def _tensor(make: Callable[[], NDArray[np.int64]]) -> torch.Tensor:
+    return torch.from_numpy(make())
 
 
 def _source_numbers(plan: Order) -> NDArray[np.int16] | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from forebay.kernels.calls import fill_windows, gather_scaled, gather_steps
+from forebay.kernels.calls import are_present, fill_windows, gather_scaled, gather_steps
 
 Floats = NDArray[np.float32]
 
@@ -101,3 +101,18 @@ def test_without_scale_and_fill_the_bits_stay() -> None:
     view = np.array([0, 8, 3, 24, 1, 0, 1, 2])
     gather_scaled(scaled.reshape(-1), view, neutral, series.line, windows)
     np.testing.assert_array_equal(raw, scaled)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_windows_are_present_if_all_runs_that_they_read_are(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    series = CutSeries(rng)
+    starts, answers = series.line[0], set()
+    for window in series.windows(rng, 8).T:
+        last = int(np.searchsorted(starts, window[0] + 7, side="right")) - 1
+        for absent in range(len(starts) - 1):
+            is_present = np.arange(len(starts) - 1) != absent
+            found = are_present(np.ascontiguousarray(window[:, None]), 8, series.line, is_present)
+            assert found == (not window[2] <= absent <= last)
+            answers.add(found)
+    assert answers == {False, True}

@@ -34,7 +34,7 @@ from forebay.transform.fingerprint.values import digest
 from forebay.transform.sequences.sequence_block import SequenceTransform
 from forebay.transform.sequences.statistics import ColumnStatistics, Scale, saved_statistics, scaling_of
 from forebay.transform.sequences.step_columns import StepColumns
-from forebay.transform.sequences.summary import NULLS
+from forebay.transform.sequences.summary import INFINITE, NULLS, Summary
 from forebay.transform.sequences.times import duration_ticks, ticks_of
 from forebay.transform.sequences.views import Fill, FillOptions, Future, Past, View, WindowViews
 
@@ -257,13 +257,10 @@ class Sequences:
     def views_of(self, statistics: Mapping[str, ColumnStatistics]) -> WindowViews:
         """Arrays of a batch, with values scaled and filled by `statistics`."""
         options = FillOptions(fill=self.fill, observed=self.observed)
-        has_nulls = {
-            dtype: np.sum([each[:, NULLS] for each in kept], axis=0) > 0
-            for dtype, kept in self.series.summaries.items()
-        }
+        nulls_of = {dtype: _any_of(NULLS, kept) for dtype, kept in self.series.summaries.items()}
         views = []
         for view in self._views:
-            nulls = bool(has_nulls[view.dtype][list(view.columns)].any())
+            nulls = bool(nulls_of[view.dtype][list(view.columns)].any())
             if view.dtype != "float32":
                 _refuse_fill(view, options, nulls)
                 views.append(view)
@@ -274,7 +271,9 @@ class Sequences:
             names = [self._block_transform.step_columns.values["float32"][number] for number in view.columns]
             shift, factor = scaling_of(statistics, names, self.scale)
             means = np.nan_to_num([statistics[name].mean for name in names])
-            kinds = np.full(len(names), options.kind(view.name))
+            # Scaled infinities may be NaN. A column with neither has nothing to fill, in no batch.
+            may_be_nan = nulls_of["float32"] | _any_of(INFINITE, self.series.summaries["float32"])
+            kinds = np.where(may_be_nan[list(view.columns)], options.kind(view.name), 0)
             scaling = np.stack([shift, factor, means, kinds]).astype(np.float32)
             views.append(View(**{name: getattr(view, name) for name in _VIEW_FIELDS}, scaling=scaling))
         uses_statistics = any(view.scaling is not None for view in views)
@@ -360,6 +359,12 @@ class Sequences:
             raise InvalidOption(f"entities={share!r}: hold out a share between 0 and 1, e.g. 0.1.", entities=share)
         hashes = [derive(seed, int(digest(repr(name).encode())[:16], 16)) for name in self.series.entities.to_pylist()]
         return np.array([each < share * 2**64 for each in hashes], dtype=bool)
+
+
+def _any_of(entry: int, summaries: Sequence[Summary]) -> NDArray[np.bool_]:
+    """Whether `entry`, a count, is above 0 in one of `summaries`, for each column."""
+    found: NDArray[np.bool_] = np.any([each[:, entry] > 0 for each in summaries], axis=0)
+    return found
 
 
 _VIEW_FIELDS = ("name", "dtype", "columns", "width", "steps")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.errors import SourceChanged
-from forebay.kernels.calls import fill_windows, gather_scaled, gather_steps
+from forebay.kernels.calls import are_present, fill_windows, gather_scaled, gather_steps
 from forebay.loader.buffers import BufferPool
 from forebay.plan.permute import Ints
 from forebay.plan.windows.index import WindowIndex, WindowPlaces
@@ -17,6 +19,18 @@ from forebay.transform.sequences.views import View, WindowViews
 _NO_MASK = np.empty(0, dtype=np.uint8)
 
 Arrays = dict[str, NDArray[np.generic]]
+
+
+class ViewPart(NamedTuple):
+    """One range of consecutive steps of a view, as the kernels read it.
+
+    Attributes:
+        first: Number of the first step in the view.
+        facts: Argument `view` of the kernels.
+    """
+
+    first: int
+    facts: NDArray[np.int64]
 
 
 class WindowTable:
@@ -32,22 +46,25 @@ class WindowTable:
     def __init__(self, index: WindowIndex, views: WindowViews, block_rows: NDArray[np.int64], pool: BufferPool) -> None:
         self._index, self._views, self._block_rows, self._pool = index, views, block_rows, pool
         self._blocks: dict[int, Block] = {}
-        self._is_present = np.zeros(len(block_rows), dtype=bool)
         self._dtypes = tuple(dict.fromkeys(view.dtype for view in views.views))
         # One row of starts, and one of addresses per dtype: address of a step at place 0, if the run reached so far.
         self._line = np.zeros((1 + len(self._dtypes), len(index.line.starts)), dtype=np.int64)
         self._line[0] = index.line.starts
+        self._is_present = np.zeros(len(index.line.block), dtype=bool)
+        self._parts = [self._parts_of(view) for view in views.views]
         self._static: Arrays = {}
 
     def locate(self, block: Ints, row: Ints, shifts: Ints) -> WindowPlaces:
         """Places of windows `row` of `block`, each moved by its shift. All arguments int64 [n]."""
         return self._index.locate(block, row, shifts)
 
+    def has(self, places: WindowPlaces) -> bool:
+        """Whether no block is `missing`."""
+        return are_present(places.table, self._index.shape.length, self._line, self._is_present)
+
     def missing(self, places: WindowPlaces) -> list[int]:
         """Numbers of the blocks that windows read and that are not in the table."""
-        blocks = self._index.blocks_of(places)
-        found: list[int] = blocks[~self._is_present[blocks]].tolist()
-        return found
+        return [block for block in self._index.blocks_of(places).tolist() if block not in self._blocks]
 
     def add(self, index: int, block: Block) -> None:
         """Add a block. Raises `SourceChanged` if it does not have the rows of the plan."""
@@ -68,32 +85,27 @@ class WindowTable:
             if name not in self._static:
                 self._static[name] = np.zeros((len(self._index.line.block), *values.shape[1:]), values.dtype)
             self._static[name][runs] = values[own]
-        self._blocks[index], self._is_present[index] = block, True
+        self._blocks[index], self._is_present[runs] = block, True
 
     def remove(self, index: int) -> Block | None:
         """Remove and return a block, or None if it is not in the table."""
-        self._is_present[index] = False
+        self._is_present[self._index.runs_in(index)] = False
         return self._blocks.pop(index, None)
 
     def gather(self, places: WindowPlaces) -> tuple[Arrays, int]:
         """Copy windows, of which no block is `missing`, into one buffer. Returns the arrays and their bytes."""
-        windows = np.stack(places)
         arrays, end = self._buffers(len(places.start))
-        for view in self._views.views:
+        for view, parts in zip(self._views.views, self._parts, strict=True):
             if view.scaling is None:
-                self._copy(view, arrays[view.name], windows)
+                self._copy(view, parts, arrays[view.name], places.table)
             else:
                 mask = arrays.get(f"{view.name}_observed")
-                self._scale(view, view.scaling, arrays[view.name], mask, windows)
+                self._scale(view.scaling, parts, arrays[view.name], mask, places.table)
         if self._views.past is not None:
             arrays["past_lengths"] = (places.start + self._views.past - places.real).astype(np.int32)
         for name in self._views.static:
             arrays[name] = self._static[name][places.run]
         return {name: array.view(bool) if name.endswith("_observed") else array for name, array in arrays.items()}, end
-
-    def window_ids(self, places: WindowPlaces) -> NDArray[np.int64]:
-        """Entity and first step of each window, int64 [n, 2]."""
-        return self._index.entity_steps(places)
 
     def _buffers(self, count: int) -> tuple[Arrays, int]:
         """Uninitialised arrays of all views and masks in one buffer, and its bytes."""
@@ -104,31 +116,36 @@ class WindowTable:
                 shapes[f"{view.name}_observed"] = "uint8", shapes[view.name][1]
         return self._pool.lease_arrays(shapes)
 
-    def _copy(self, view: View, out: NDArray[np.generic], windows: NDArray[np.int64]) -> None:
-        whole = out if view.copies_rows else np.empty((*out.shape[:2], view.width), view.dtype)
-        step_bytes = whole.strides[1]
+    def _parts_of(self, view: View) -> list[ViewPart]:
+        """Ranges of a view. Made once: a batch of 256 windows spent a fifth of its time on them."""
         number = self._dtypes.index(view.dtype) + 1
-        for first, step, count in view.ranges():
-            facts = np.array([step, count, step_bytes, whole.strides[0], number])
-            gather_steps(whole.ctypes.data + first * step_bytes, facts, self._line, windows)
+        if view.scaling is None:
+            step_bytes = view.width * np.dtype(view.dtype).itemsize
+            tail = [step_bytes, len(view.steps) * step_bytes, number]
+        else:
+            tail = [view.width, len(view.steps) * len(view.columns), number, *view.columns]
+        return [ViewPart(first, np.array([step, count, *tail])) for first, step, count in view.ranges()]
+
+    def _copy(self, view: View, parts: list[ViewPart], out: NDArray[np.generic], windows: NDArray[np.int64]) -> None:
+        whole = out if view.copies_rows else np.empty((*out.shape[:2], view.width), view.dtype)
+        for first, facts in parts:
+            gather_steps(whole.ctypes.data + first * whole.strides[1], facts, self._line, windows)
         if whole is not out:
             np.take(whole, view.columns, axis=2, out=out)
 
     def _scale(
         self,
-        view: View,
         scaling: NDArray[np.float32],
+        parts: list[ViewPart],
         out: NDArray[np.generic],
         mask: NDArray[np.generic] | None,
         windows: NDArray[np.int64],
     ) -> None:
         # A view that came through Ray is read-only, which compiled loops refuse.
         scaling = scaling if scaling.flags.writeable else scaling.copy()
-        width = len(view.columns)
-        number = self._dtypes.index(view.dtype) + 1
+        width = out.shape[2]
         flat, flat_mask = out.reshape(-1), None if mask is None else mask.reshape(-1)
-        for first, step, count in view.ranges():
-            facts = np.array([step, count, view.width, len(view.steps) * width, number, *view.columns])
+        for first, facts in parts:
             part = flat[first * width :]
             gather_scaled(part, facts, scaling, self._line, windows)  # type: ignore[arg-type]
             if flat_mask is not None or scaling[3].any():

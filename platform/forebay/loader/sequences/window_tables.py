@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from forebay.loader.buffers import BufferPool
 from forebay.loader.sequences.window_table import Arrays, WindowTable
 from forebay.plan.order import Order, PositionedRows
 from forebay.plan.permute import Ints
-from forebay.plan.windows.index import WindowPlaces
+from forebay.plan.windows.index import WindowIndex, WindowPlaces
 from forebay.transform.block import Block
 from forebay.transform.sequences.views import WindowViews
 
@@ -22,7 +23,7 @@ class SourceWindows(NamedTuple):
     """Windows of one data set in a batch: number of the data set, rows of the batch, and places on its line."""
 
     source: int
-    rows: Ints
+    rows: Ints | slice
     places: WindowPlaces
 
 
@@ -49,7 +50,9 @@ class WindowTables:
         """Numbers of the blocks of `rows` that are not in the tables."""
         found: list[int] = []
         for source, _, places in self._located(rows):
-            found += [int(self._first[source]) + block for block in self._tables[source].missing(places)]
+            table = self._tables[source]
+            if not table.has(places):
+                found += [int(self._first[source]) + block for block in table.missing(places)]
         return found
 
     def add(self, index: int, block: Block) -> None:
@@ -78,12 +81,12 @@ class WindowTables:
                 whole[name][own] = array
         return whole, num_bytes
 
-    def window_ids(self, rows: PositionedRows) -> NDArray[np.int64]:
-        """Entity of its data set, and first step, of each window, int64 [n, 2]."""
-        found = np.empty((len(rows.row), 2), dtype=np.int64)
-        for source, own, places in self._located(rows):
-            found[own] = self._tables[source].window_ids(places)
-        return found
+    def window_ids(self, rows: PositionedRows) -> Callable[[], NDArray[np.int64]]:
+        """Function that returns the entity of its data set, and first step, of each window, int64 [n, 2].
+
+        It holds the places of the windows and no block.
+        """
+        return partial(_window_ids, self._plan.windows, self._located(rows), len(rows.row))
 
     def _source_of(self, block: int) -> int:
         return int(np.searchsorted(self._first, block, side="right")) - 1
@@ -95,6 +98,9 @@ class WindowTables:
         return self._last[1]
 
     def _locate(self, rows: PositionedRows) -> list[SourceWindows]:
+        if len(self._tables) == 1:
+            shifts = self._plan.window_shifts(self._epoch, rows.position)
+            return [SourceWindows(0, slice(None), self._tables[0].locate(rows.block, rows.row, shifts))]
         source_of = np.searchsorted(self._first, rows.block, side="right") - 1
         located = []
         for source in np.unique(source_of).tolist():
@@ -103,3 +109,10 @@ class WindowTables:
             block = rows.block[own] - self._first[source]
             located.append(SourceWindows(source, own, self._tables[source].locate(block, rows.row[own], shifts)))
         return located
+
+
+def _window_ids(indices: Sequence[WindowIndex], located: list[SourceWindows], count: int) -> NDArray[np.int64]:
+    found = np.empty((count, 2), dtype=np.int64)
+    for source, own, places in located:
+        found[own] = indices[source].entity_steps(places)
+    return found

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.errors import InvalidOption
-from forebay.kernels.calls import locate
+from forebay.kernels.calls import locate_windows
 from forebay.plan.permute import Ints, derive
 from forebay.plan.windows.line import StepLine
 from forebay.plan.windows.shape import WindowShape
@@ -44,15 +43,32 @@ class TargetBounds:
         return cls(low=np.zeros_like(steps), high=steps)
 
 
-class WindowPlaces(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowPlaces:
     """Places of windows on the line: `start`, the first `real` step, and a `run` at or before that, each int64 [n].
 
     Steps from `start` to `real` are padding.
+
+    Attributes:
+        table: The three as rows of one array, int64 [3, n], as the kernels read them.
     """
 
-    start: Ints
-    real: Ints
-    run: Ints
+    table: Ints
+
+    @property
+    def start(self) -> Ints:
+        places: Ints = self.table[0]
+        return places
+
+    @property
+    def real(self) -> Ints:
+        places: Ints = self.table[1]
+        return places
+
+    @property
+    def run(self) -> Ints:
+        places: Ints = self.table[2]
+        return places
 
 
 class WindowIndex:
@@ -73,15 +89,21 @@ class WindowIndex:
         self.line, self.shape = line, shape
         low, high, floor = _starts(line, shape, bounds)
         segment = np.searchsorted(line.segments, line.starts[:-1], side="right") - 1
-        low, high, self._floor = low[segment], high[segment], floor[segment]
-        before = _windows_before(line.starts[:-1], low, high, self._floor, shape.stride)
-        count = _windows_before(line.starts[1:], low, high, self._floor, shape.stride) - before
-        self._first_start = low + before * shape.stride
-        self._order = np.argsort(line.block, kind="stable")
-        self._ends = np.cumsum(count[self._order])
-        self._shift_of = count[self._order] - self._ends
+        low, high, floor = low[segment], high[segment], floor[segment]
+        before = _windows_before(line.starts[:-1], low, high, floor, shape.stride)
+        count = _windows_before(line.starts[1:], low, high, floor, shape.stride) - before
+        order = np.argsort(line.block, kind="stable")
+        # Ascending by block, of each run: end of its windows, its number, start of its first window, first place read.
+        self._runs = np.empty((4, len(order)), dtype=np.int64)
+        self._runs[0] = np.cumsum(count[order])
+        self._runs[1] = order
+        self._runs[2] = (low + before * shape.stride)[order]
+        self._runs[3] = floor[order]
         self.rows = np.bincount(line.block, count, minlength=num_blocks).astype(np.int64)
-        self._block_first = np.concatenate([[0], np.cumsum(self.rows)]).astype(np.int64)
+        # Of each block: its first window and its first run.
+        self._blocks = np.zeros((2, num_blocks + 1), dtype=np.int64)
+        self._blocks[0, 1:] = np.cumsum(self.rows)
+        self._blocks[1, 1:] = np.cumsum(np.bincount(line.block, minlength=num_blocks))
         self.id = _id_of(data_id, shape, bounds, line)
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -92,21 +114,21 @@ class WindowIndex:
 
     @property
     def num_windows(self) -> int:
-        return int(self._block_first[-1])
+        return int(self._blocks[0, -1])
 
     @property
     def nbytes(self) -> int:
         """Bytes of the index, with those of the line."""
-        own = (self._floor, self._first_start, self._order, self._ends, self._shift_of, self.rows, self._block_first)
+        own = (self._runs, self._blocks, self.rows)
         line = (self.line.block, self.line.first, self.line.starts, self.line.segments, self.line.entities)
         return sum(array.nbytes for array in own + line)
 
     def locate(self, block: Ints, row: Ints, shift: int | Ints = 0) -> WindowPlaces:
         """Places of windows `row` of `block`, moved by `shift` steps. One binary search each."""
-        run, number = np.empty_like(row), np.empty_like(row)
-        locate(self._block_first[block] + row, self._ends, self._order, self._shift_of, run, number)
-        start = self._first_start[run] + number * self.shape.stride + shift
-        return WindowPlaces(start, np.maximum(start, self._floor[run]), run)
+        windows = np.empty((3, len(row)), dtype=np.int64)
+        windows[0] = shift
+        locate_windows(windows, block, row, self._blocks, self._runs, self.shape.stride)
+        return WindowPlaces(windows)
 
     def shift_of(self, seed: int, epoch: int) -> int:
         """Shift of all windows in an epoch."""
@@ -114,21 +136,19 @@ class WindowIndex:
 
     def neighbours(self, block: int) -> list[int]:
         """Blocks that windows starting in `block` also read, at any shift, ascending."""
-        places = self._runs_at(block)
+        ends, numbers, first_starts, _ = self._runs[:, self._runs_at(block)]
+        counts = np.diff(ends, prepend=self._blocks[0, block])
         found: set[int] = set()
-        for run, end, shift in zip(
-            self._order[places].tolist(), self._ends[places].tolist(), self._shift_of[places].tolist(), strict=True
-        ):
-            if count := end + shift:
-                stop = int(self._first_start[run]) + (count - 1) * self.shape.stride
-                stop += self.shape.most_shift + self.shape.length
+        for run, start, count in zip(numbers.tolist(), first_starts.tolist(), counts.tolist(), strict=True):
+            if count:
+                stop = start + (count - 1) * self.shape.stride + self.shape.most_shift + self.shape.length
                 runs = self.line.runs_of(int(self.line.starts[run]), stop)
                 found.update(self.line.block[runs.start : runs.stop].tolist())
         return sorted(found - {block})
 
     def runs_in(self, block: int) -> Ints:
         """Runs that lie in a block, int64 [n]."""
-        return self._order[self._runs_at(block)]
+        return self._runs[1, self._runs_at(block)]
 
     def blocks_of(self, places: WindowPlaces) -> Ints:
         """Blocks that windows read, and those that they are numbered in, ascending, each once."""
@@ -139,7 +159,7 @@ class WindowIndex:
         return np.unique(line.block[runs])
 
     def _runs_at(self, block: int) -> slice:
-        return slice(*np.searchsorted(self.line.block, [block, block + 1], sorter=self._order).tolist())
+        return slice(*self._blocks[1, block : block + 2].tolist())
 
     def entity_steps(self, places: WindowPlaces) -> NDArray[np.int64]:
         """Entity and its step at the start of each window, int64 [n, 2]. A padded window starts below 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,31 @@ def test_targets_of_a_part_come_before_those_of_the_next(case: int, tmp_path: Pa
         spans.append(found)
     pairs = [(left[entity], right[entity]) for left, right in pairwise(spans) for entity in left.keys() & right.keys()]
     assert pairs and all(before[1] + gap < after[0] for before, after in pairs)
+
+
+def test_a_batch_travels_with_its_windows_and_not_with_their_index(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    manifest = write_series(tmp_path / "data", random_series(rng), "day", rng)
+    series = fb.Sequences(manifest, entity="meter", time="ts", past=fb.Past(["load"], steps=4))
+    with fb.Loader(fb.build_plan(series.whole), series.transform, global_batch=16) as loader:
+        batch = next(iter(loader))
+    copies = [pickle.loads(pickle.dumps(batch)), batch.to("cpu"), batch.take(np.arange(16), weight=1.0)]
+    assert len(pickle.dumps(batch)) < 8192
+    for copy in copies:
+        assert copy.windows.tolist() == batch.windows.tolist()
+        assert copy.position == batch.position
+    assert batch.windows is batch.windows
+
+
+def test_only_columns_that_can_be_nan_are_filled(tmp_path: Path) -> None:
+    """A scaled infinity may become NaN: "minmax" subtracts it from itself."""
+    rng = np.random.default_rng(3)
+    frame = random_series(rng, nulls=0).assign(hour=1.0)
+    frame.loc[5, "load"], frame.loc[9, "temp"] = np.nan, -np.inf
+    manifest = write_series(tmp_path / "data", frame, "day", rng)
+    past = fb.Past(["hour", "load", "temp"], steps=4)
+    series = fb.Sequences(manifest, entity="meter", time="ts", past=past, scale="minmax")
+    (view,) = series.transform.views.views
+    assert view.scaling is not None and view.scaling[3].tolist() == [0, 1, 1]
+    with fb.Loader(fb.build_plan(series.whole), series.transform, global_batch=16, as_numpy=True) as loader:
+        assert not any(np.isnan(batch["past"]).any() for batch in loader)
