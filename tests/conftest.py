@@ -27,11 +27,12 @@ SETTLE_S = 0.02
 PROCESS_WIDE_THREADS = ("fsspecIO",)
 # Background threads of a live Ray session. They belong to the session, not to the test.
 RAY_LIBRARIES = frozenset({"ray", "torch", "pyarrow", "grpc", "opencensus", "opentelemetry", "prometheus_client"})
-# Written by pytest itself, by `ray.init` and the first import of Ray, and by the first step of an optimizer, which no
-# test controls.
+# Written by pytest itself, by `ray.init` and the first import of Ray, by the first step of an optimizer, and by
+# scikit-learn, which transformers imports, and which no test controls.
 FOREIGN_VARIABLES = frozenset(
     {
         *("PYTEST_CURRENT_TEST", "PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR"),
+        *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
         *("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED"),
     }
 )

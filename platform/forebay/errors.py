@@ -84,7 +84,11 @@ class WriteFailed(ForebayError):
 
 
 class PreparationFailed(ForebayError):
-    """A data set that a run trains on while it is prepared will not be completed."""
+    """A data set will not be completed: a process that prepares it ended, or a span could not be prepared."""
+
+
+class InvalidDocument(ForebayError):
+    """A row of text data that cannot become tokens: no JSON, a missing column, or no conversation."""
 
 
 class TransformFailed(ForebayError):

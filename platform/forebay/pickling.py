@@ -36,3 +36,15 @@ def own_code_by_value(pickler: Any = cloudpickle) -> Iterator[None]:
     finally:
         for module in own:
             pickler.unregister_pickle_by_value(module)
+
+
+def pickled(value: object) -> bytes:
+    """Pickle of `value` for another process of this program. The user's own code goes by value."""
+    with own_code_by_value():
+        data: bytes = cloudpickle.dumps(value)
+    return data
+
+
+def unpickled(data: bytes) -> Any:
+    """Value of a pickle that another process of this program has sent."""
+    return cloudpickle.loads(data)

@@ -70,6 +70,7 @@ PUBLIC_NAMES = [
     "fit",
     "fit_vocabulary",
     "from_ray_data",
+    "llm",
     "load_manifest",
     "load_prepared",
     "load_preprocessor",

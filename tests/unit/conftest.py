@@ -1,4 +1,4 @@
-"""Manifests that exist in memory only, and Python in its own processes."""
+"""Manifests that exist in memory only, Python in its own processes, and the messages of preparations."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.manifest.manifest import Field, File, Manifest
+from forebay.preparation.progress import Report, preparation_listener
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +54,16 @@ def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    """Everything preparations report in the test, without counts of rows."""
+    found: list[str] = []
+
+    def keep(message: Report) -> None:
+        if isinstance(message, str):
+            found.append(message)
+
+    with preparation_listener(keep):
+        yield found

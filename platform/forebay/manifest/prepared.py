@@ -104,7 +104,7 @@ class Prepared:
     its rows; without any, the files are in order of arrival. `files` are in the order of their rows, which is that of
     their paths. `statistics` has an entry per column of `fb.Moments` and `fb.Quantiles`, `vocabularies` per column of
     `fb.Vocabulary`. `preprocessors` are Ray Data's, as the function returned them: their class, their options and what
-    they fitted.
+    they fitted. `facts` are counts and other facts of a source of spans.
     """
 
     folder: str
@@ -116,6 +116,7 @@ class Prepared:
     statistics: Mapping[str, FittedColumn] = field(default_factory=dict)
     vocabularies: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     preprocessors: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     sealed_at: float = field(default_factory=time.time)
 
@@ -191,7 +192,7 @@ def find_prepared(folder: str) -> Prepared | None:
 
 def write_seal(prepared: Prepared) -> None:
     """Write the seal, after every file is in place. Raises `OSError`."""
-    names = ("fingerprint", "key", "seconds", "sealed_at", "preprocessors")
+    names = ("fingerprint", "key", "seconds", "sealed_at", "preprocessors", "facts")
     facts: dict[str, Any] = {name: getattr(prepared, name) for name in names}
     facts |= {
         "version": SEAL_VERSION,
@@ -240,6 +241,7 @@ def _from_facts(folder: str, facts: dict[str, Any]) -> Prepared:
         statistics={name: _fitted(found) for name, found in facts["statistics"].items()},
         vocabularies={name: tuple(map(_from_plain, kept)) for name, kept in facts["vocabularies"].items()},
         preprocessors=facts["preprocessors"],
+        facts=facts.get("facts", {}),
         seconds=facts["seconds"],
         sealed_at=facts["sealed_at"],
     )

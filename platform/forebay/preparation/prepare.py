@@ -9,27 +9,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from forebay.errors import InvalidOption
 from forebay.manifest.prepared import Prepared
 from forebay.preparation.external_sort import sorted_tables
 from forebay.preparation.fits import Fit
 from forebay.preparation.parts import ROW_GROUPS_PER_FILE, cut, write_part
 from forebay.preparation.request import PreparationRequest, plan_request, preparation_options
 from forebay.preparation.sealing import Production, prepare_once
+from forebay.preparation.spans.prepare_spans import prepare_spans
+from forebay.preparation.spans.source import SpanSource
 from forebay.preparation.tables import Tables, function_tables
 from forebay.storage.filesystem import resolve
 
+ROW_GROUP_ROWS = 65_536
+
 
 def prepare(  # noqa: PLR0913 - public options, all keyword-only
-    function: Tables,
+    function: Tables | SpanSource,
     /,
     *,
     into: str,
     key: str | Sequence[str] = (),
-    row_group_rows: int = 65_536,
+    row_group_rows: int | None = None,
     fit: Fit | Sequence[Fit] = (),
     fit_on: Any = None,
     inputs: Sequence[str] | None = None,
     version: str | None = None,
+    processes: int | None = None,
     **arguments: Any,
 ) -> Prepared:
     """Prepare a data set from pyarrow tables, once: a second call with the same function, arguments and inputs reads
@@ -39,16 +45,19 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
     is bounded: with `key`, rows are sorted in runs of 64 MiB on the local disk.
 
     Args:
-        function: Returns or yields tables, all of one schema. Called with `arguments`, and only if needed.
+        function: Returns or yields tables, all of one schema. Called with `arguments`, and only if needed. Or a source
+            that is cut into spans, such as `forebay.llm.TokenSource`: its spans are prepared in parallel, and those
+            that are finished stay after a kill.
         into: Folder or URI. The data set gets a folder of its own in it, named after the function and the fingerprint.
         key: Columns that order the rows, ascending. Rows of equal key keep their order. Without it, rows stay in the
             order of the tables.
-        row_group_rows: Rows per row group.
+        row_group_rows: Rows per row group. Default: 65,536, or the choice of a source of spans.
         fit: `fb.Vocabulary`, `fb.Moments` and `fb.Quantiles` to fit on the rows.
         fit_on: A pyarrow expression. Only rows for which it is true are fitted on.
         inputs: Files, folders and patterns that the function reads. Their versions are part of the fingerprint. May be
             left out if an argument is a `Manifest` or a `Prepared`.
         version: Replaces the function's source in the fingerprint. Raise it whenever the result changes.
+        processes: Processes that prepare the spans of a source. Default: one per core.
         arguments: Arguments of the function: plain data, paths, manifests.
 
     Raises:
@@ -57,9 +66,14 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
         MixedSchemas: The tables differ in their columns.
         WriteFailed: Storage refused a file.
     """
+    rows = row_group_rows or (function.row_group_rows if isinstance(function, SpanSource) else ROW_GROUP_ROWS)
     options = preparation_options(
-        into=into, key=key, row_group_rows=row_group_rows, fit=fit, fit_on=fit_on, inputs=inputs, version=version
+        into=into, key=key, row_group_rows=rows, fit=fit, fit_on=fit_on, inputs=inputs, version=version
     )
+    if isinstance(function, SpanSource):
+        if arguments:
+            raise InvalidOption(f"{next(iter(arguments))}= is not an option of a source. Give it to the source itself.")
+        return prepare_spans(function, options, processes)
     request = plan_request(function, arguments, options)
     return prepare_once(request, lambda folder, production: _write(request, folder, production))
 

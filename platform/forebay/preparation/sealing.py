@@ -14,7 +14,6 @@ from forebay.errors import NoFiles
 from forebay.formatting import count_text, seconds_text
 from forebay.manifest.manifest import Field
 from forebay.manifest.prepared import Prepared, PreparedFile, find_prepared, list_prepared, write_seal
-from forebay.manifest.stream_files import RECORDS
 from forebay.preparation.fits import FitPart
 from forebay.preparation.progress import PreparationProgress, tell
 from forebay.preparation.request import PreparationRequest
@@ -36,6 +35,7 @@ class Production:
     parts: list[FitPart] = field(default_factory=list)
     fields: tuple[Field, ...] = ()
     preprocessors: dict[str, object] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
     rows: int = 0
 
     def add(self, file: PreparedFile, fields: tuple[Field, ...], part: FitPart) -> None:
@@ -51,24 +51,29 @@ class Production:
         return time.monotonic() - self.began
 
 
-def prepare_once(request: PreparationRequest, produce: Callable[[str, Production], None]) -> Prepared:
+def prepare_once(
+    request: PreparationRequest, produce: Callable[[str, Production], None], *, kept: tuple[str, ...] = ()
+) -> Prepared:
     """Sealed data set of `request`: one that exists, or a new one. The listener gets it too.
 
     Args:
         request: What is prepared. Its fingerprint names the folder.
         produce: Writes the files into a folder and adds them to a `Production`. Called only if there is no seal, and
             by one process at a time. An exception leaves an unsealed folder, which the next call empties.
+        kept: Beginnings of names that the next call keeps: it uses them, or writes the same again.
 
     Raises:
         WriteFailed: Storage refused a file or the seal.
         NoFiles: No row was prepared.
     """
-    prepared = _prepare_once(request, produce)
+    prepared = _prepare_once(request, produce, kept)
     tell(prepared)
     return prepared
 
 
-def _prepare_once(request: PreparationRequest, produce: Callable[[str, Production], None]) -> Prepared:
+def _prepare_once(
+    request: PreparationRequest, produce: Callable[[str, Production], None], kept: tuple[str, ...]
+) -> Prepared:
     name, folder = request.origin.name, request.folder
     if found := find_prepared(folder):
         tell(f"{name}: reused {folder} ({count_text(found.rows)} rows), as function, arguments and inputs are the same")
@@ -82,7 +87,7 @@ def _prepare_once(request: PreparationRequest, produce: Callable[[str, Productio
             return found
         tell(f"{name}: preparing into {folder} ({_reason(request)})")
         with _writing(request):
-            _remove_leftovers(folder, kept=() if request.options.stream_rows is None else (RECORDS, "part-"))
+            _remove_leftovers(folder, kept)
         production = Production(name=name)
         produce(folder, production)
         prepared = _prepared(request, production)
@@ -122,6 +127,7 @@ def _prepared(request: PreparationRequest, production: Production) -> Prepared:
         statistics=fits.statistics(production.parts, written.manifest),
         vocabularies=fits.vocabularies(production.parts),
         preprocessors=production.preprocessors,
+        facts=production.facts,
         seconds=production.seconds,
     )
 
@@ -141,10 +147,7 @@ def _reason(request: PreparationRequest) -> str:
 
 
 def _remove_leftovers(folder: str, kept: tuple[str, ...]) -> None:
-    """Remove what an interrupted preparation left behind, except names that begin with one of `kept`.
-
-    A run may be reading the files of a stream: they are written again under the same names.
-    """
+    """Remove what an interrupted preparation left behind, except names that begin with one of `kept`."""
     location = resolve(folder)
     for info in children(location.fs, location.path):
         if info.base_name == LEASE_NAME or info.base_name.startswith(kept):

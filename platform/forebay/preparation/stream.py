@@ -17,7 +17,7 @@ from forebay.foreign_code import CallOutcome, outcome_of
 from forebay.formatting import count_text, seconds_text
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.prepared import Prepared, PreparedFile
-from forebay.manifest.stream_files import StreamFiles
+from forebay.manifest.stream_files import RECORDS, StreamFiles
 from forebay.manifest.streamed import StreamedManifest, StreamLayout
 from forebay.preparation.fits import Fit
 from forebay.preparation.parts import ROW_GROUPS_PER_FILE, cut, write_part
@@ -29,6 +29,8 @@ from forebay.storage.atomic import write_failed
 
 _POLL_S = 0.05
 _AT_EXIT_S = 3.0
+_KEPT = (RECORDS, "part-")
+"""A run may be reading the files of a stream: they are written again under the same names."""
 _live: weakref.WeakSet[PreparedStream] = weakref.WeakSet()
 
 log = logging.getLogger(__name__)
@@ -88,7 +90,7 @@ class PreparedStream:
         return found
 
     def _prepare(self) -> None:
-        self._outcome = outcome = outcome_of(lambda: prepare_once(self._request, self._produce))
+        self._outcome = outcome = outcome_of(lambda: prepare_once(self._request, self._produce, kept=_KEPT))
         if outcome.error is None or isinstance(outcome.error, Cancelled):
             return
         log.error("%s was not prepared to the end: %s", self._request.origin.name, outcome.error)

@@ -1,16 +1,14 @@
-"""Small inputs, and the messages of preparations."""
+"""Small inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from forebay.preparation.progress import Report, preparation_listener
 
 
 @pytest.fixture
@@ -24,19 +22,6 @@ def clicks(tmp_path: Path) -> Path:
     for number, start in enumerate((0, 300, 650)):
         pq.write_table(table.slice(start, (300, 350, 350)[number]), folder / f"c{number}.parquet")
     return folder
-
-
-@pytest.fixture
-def messages() -> Iterator[list[str]]:
-    """Everything preparations report in the test, without counts of rows."""
-    found: list[str] = []
-
-    def keep(message: Report) -> None:
-        if isinstance(message, str):
-            found.append(message)
-
-    with preparation_listener(keep):
-        yield found
 
 
 @pytest.fixture

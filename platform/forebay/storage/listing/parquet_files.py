@@ -20,7 +20,7 @@ from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import FoundFile, found
 
 SUFFIXES = (".parquet", ".parq", ".pq")
-"""Suffixes taken from a folder. A file that is named itself, or by a pattern, may have any suffix."""
+"""Suffixes of Parquet files, taken from a folder. A file that is named itself, or by a pattern, may have any suffix."""
 
 # The deadline covers one call, but listing a folder of a million objects takes a thousand requests.
 _PATIENCE = 10
@@ -42,12 +42,20 @@ def list_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) 
 
 
 def find_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) -> Listing:
-    """Find Parquet files, each once.
+    """Find Parquet files, each once. See `find_files`."""
+    return find_files(uri, policy)
+
+
+def find_files(
+    uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY, *, suffixes: tuple[str, ...] = SUFFIXES
+) -> Listing:
+    """Find files, each once.
 
     Args:
         uri: A file, a folder, a pattern with `*`, `?`, `[...]` or `**`, or a sequence of these. A folder is searched
-            recursively for `SUFFIXES`, without names that begin with `_` or `.`.
+            recursively for `suffixes`, without names that begin with `_` or `.`.
         policy: Read policy for the listing of each.
+        suffixes: Ends of the names of files that are taken from a folder.
 
     Raises:
         NoFiles: One of them names no file.
@@ -59,7 +67,7 @@ def find_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) 
     if not uris:
         raise NoFiles("The list of URIs is empty. Name at least one file, folder or pattern.")
     tables = TableSearch()
-    listings = [_find_one(resolve_source(one), tables, policy) for one in uris]
+    listings = [_find_one(resolve_source(one), tables, policy, suffixes) for one in uris]
     files = {file.uri: file for listing in listings for file in listing.files}
     return Listing(
         root=_common_root([listing.root for listing in listings]),
@@ -67,25 +75,24 @@ def find_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) 
     )
 
 
-def _find_one(location: Location, tables: TableSearch, policy: ReadPolicy) -> Listing:
+def _find_one(location: Location, tables: TableSearch, policy: ReadPolicy, suffixes: tuple[str, ...]) -> Listing:
+    patient = replace(policy, deadline_s=policy.deadline_s * _PATIENCE)
     try:
-        listing = read(
-            location.uri, partial(_list, location, tables), replace(policy, deadline_s=policy.deadline_s * _PATIENCE)
-        )
+        listing = read(location.uri, partial(_list, location, tables, suffixes), patient)
     except PermissionError as error:
         raise ReadFailed(f"{location.uri} may not be listed ({error}). {REMEDY}", what=location.uri) from error
     if not listing.files:
-        raise NoFiles(_nothing_at(location), uri=location.uri)
+        raise NoFiles(_nothing_at(location, suffixes), uri=location.uri)
     return listing
 
 
-def _list(location: Location, tables: TableSearch) -> Listing:
+def _list(location: Location, tables: TableSearch, suffixes: tuple[str, ...]) -> Listing:
     info = location.fs.get_file_info(location.path)
     if info.type == fs.FileType.File:
         return Listing(root=_parent(location.uri), files=(found(location.uri, info),))
     if info.type == fs.FileType.Directory:
         tables.search_above(location, location.path)
-        return _below(location, [location.path], tables)
+        return _below(location, [location.path], tables, suffixes)
     if not is_pattern(location.path):
         return Listing(root=location.uri, files=())
     tables.search_above(location, fixed_part(location.path))
@@ -93,16 +100,22 @@ def _list(location: Location, tables: TableSearch) -> Listing:
     base = Location(location.fs, fixed_part(location.path), _fixed_uri(location))
     files = [match for match in matches if match.type == fs.FileType.File]
     folders = [match.path for match in matches if match.type == fs.FileType.Directory]
-    return _below(base, folders, tables, files)
+    return _below(base, folders, tables, suffixes, files)
 
 
-def _below(base: Location, folders: list[str], tables: TableSearch, files: Sequence[fs.FileInfo] = ()) -> Listing:
-    """Parquet files in `folders`, and `files` with any suffix. All are below `base`."""
+def _below(
+    base: Location,
+    folders: list[str],
+    tables: TableSearch,
+    suffixes: tuple[str, ...],
+    files: Sequence[fs.FileInfo] = (),
+) -> Listing:
+    """Files with one of `suffixes` in `folders`, and `files` with any. All are below `base`."""
     infos = [*files]
     for folder in folders:
         listed = list(everything(base.fs, folder))
         tables.search_tree(base, folder, listed)
-        infos += (info for info in visible(listed, folder) if info.path.endswith(SUFFIXES))
+        infos += (info for info in visible(listed, folder) if info.path.endswith(suffixes))
     files_found = (found(_child_uri(base, info.path), info) for info in infos if info.type == fs.FileType.File)
     return Listing(root=base.uri.rstrip("/") or "/", files=tuple(files_found))
 
@@ -146,7 +159,7 @@ def _common_root(roots: list[str]) -> str:
     return ("/".join(shared) or "/") + options.pop()
 
 
-def _nothing_at(location: Location) -> str:
+def _nothing_at(location: Location, suffixes: tuple[str, ...]) -> str:
     if is_pattern(location.path):
         return f"No file matches {location.uri}. Check the pattern: * stays within one folder, ** enters folders."
     info = location.fs.get_file_info(location.path)
@@ -154,9 +167,10 @@ def _nothing_at(location: Location) -> str:
         others = [other.base_name for other in walk(location.fs, location.path) if other.type == fs.FileType.File]
         seen = f"{len(others)} files of other names, e.g. {others[0]}" if others else "no files at all"
         return (
-            f"{location.uri} holds no file ending in {', '.join(SUFFIXES)}, but {seen}. Files of another suffix are "
+            f"{location.uri} holds no file ending in {', '.join(suffixes)}, but {seen}. Files of another suffix are "
             f"taken by a pattern: {location.uri.rstrip('/')}/*"
         )
     place = next((str(up) for up in Path(location.path).parents if up.is_dir()), "/") if location.is_local else ""
     hint = f" The nearest folder that exists is {place}." if place else ""
-    return f"{location.uri} does not exist.{hint} Name a Parquet file, a folder of them, or a pattern: data/*.parquet."
+    kind = "Parquet file" if suffixes == SUFFIXES else f"file ({', '.join(suffixes)})"
+    return f"{location.uri} does not exist.{hint} Name a {kind}, a folder of them, or a pattern: data/*{suffixes[0]}."

@@ -1,0 +1,36 @@
+"""Fine-tuning of language models: text to token rows, once, and training on them (`docs/llm.md`)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forebay.llm.source.prepared_tokens import PreparedTokens as PreparedTokens
+    from forebay.llm.source.prepared_tokens import prepared_tokens as prepared_tokens
+    from forebay.llm.source.token_source import TokenSource as TokenSource
+    from forebay.llm.source.tokenizers import tokenizer as tokenizer
+    from forebay.llm.token_batch import document_numbers as document_numbers
+    from forebay.llm.token_batch import token_rows as token_rows
+    from forebay.llm.token_batch import unpack as unpack
+
+_HOMES = {
+    "PreparedTokens": "source.prepared_tokens",
+    "TokenSource": "source.token_source",
+    "document_numbers": "token_batch",
+    "prepared_tokens": "source.prepared_tokens",
+    "token_rows": "token_batch",
+    "tokenizer": "source.tokenizers",
+    "unpack": "token_batch",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - derived from the table, so that no name is forgotten
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use: tokenizers and models need large libraries."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'forebay.llm' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"forebay.llm.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

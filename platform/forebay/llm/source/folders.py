@@ -1,0 +1,53 @@
+"""Folders of models on any storage, as local folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from pyarrow import fs
+
+from forebay.errors import InvalidOption
+from forebay.storage.filesystem import resolve
+from forebay.storage.listing.globs import children
+from forebay.transform.fingerprint.values import digest
+
+
+def local_copy(folder: str) -> str:
+    """Path of a local folder with the files of `folder`: itself, or a copy that all processes of the machine share.
+
+    The copy is named after the URI, sizes and times of all files, and appears by a rename. Subfolders are left out.
+
+    Raises `InvalidOption` for a folder that does not exist.
+    """
+    place = resolve(folder)
+    if place.is_local:
+        if not Path(place.path).is_dir():
+            raise InvalidOption(f"{place.uri} is not a folder. Give the folder of a model.", path=place.uri)
+        return place.path
+    files = [info for info in children(place.fs, place.path) if info.type == fs.FileType.File]
+    if not files:
+        raise InvalidOption(f"{place.uri} holds no files. Give the folder of a model.", path=place.uri)
+    version = sorted((info.base_name, info.size, info.mtime_ns) for info in files)
+    target = _copies() / digest(repr((place.uri, version)).encode())[:32]
+    if not target.exists():
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=target.parent))
+        try:
+            for info in files:
+                fs.copy_files(info.path, str(draft / info.base_name), place.fs, fs.LocalFileSystem())
+            draft.rename(target)
+        except OSError:
+            # Another process was first.
+            if not target.exists():
+                raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return str(target)
+
+
+def _copies() -> Path:
+    path = Path(tempfile.gettempdir()) / f"forebay-models-{os.getuid()}"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path

@@ -1,0 +1,57 @@
+"""Facts of a prepared data set of token rows, for those who train on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.errors import InvalidOption
+from forebay.llm.source.tokenizers import TokenizerSpec, from_text, load_folder
+from forebay.llm.tokens import TokenCounts
+from forebay.manifest.prepared import Prepared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedTokens:
+    """Token rows of a prepared data set.
+
+    Attributes:
+        prepared: The data set.
+        seq_len: Tokens of a row.
+        packing: Way in which documents fill rows.
+        vocab_size: Entries of the tokenizer.
+        counts: Counts of documents, tokens and targets.
+        trained_tokenizer: Text of the tokenizer, if it was trained on the data.
+    """
+
+    prepared: Prepared
+    seq_len: int
+    packing: str
+    vocab_size: int
+    counts: TokenCounts
+    trained_tokenizer: str | None
+
+    def tokenizer(self, spec: TokenizerSpec) -> Any:
+        """Tokenizer of the transformers library. `spec` is that of the data set's source."""
+        if self.trained_tokenizer is not None:
+            return from_text(self.trained_tokenizer)
+        assert spec.folder is not None, "a tokenizer that was trained is in the data set"
+        return load_folder(spec.folder, spec.template_text)
+
+
+def prepared_tokens(prepared: Prepared) -> PreparedTokens:
+    """Facts of `prepared`. Raises `InvalidOption` for a data set that is not made of token rows."""
+    facts = prepared.facts
+    if "seq_len" not in facts:
+        raise InvalidOption(
+            f"{prepared.folder} holds no token rows. Prepare them with fb.prepare(llm.TokenSource(...), into=...).",
+            path=prepared.folder,
+        )
+    return PreparedTokens(
+        prepared=prepared,
+        seq_len=facts["seq_len"],
+        packing=facts["packing"],
+        vocab_size=facts["vocab_size"],
+        counts=TokenCounts.of(facts["counts"]),
+        trained_tokenizer=facts["trained_tokenizer"],
+    )

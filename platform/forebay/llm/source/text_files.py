@@ -1,0 +1,142 @@
+"""Files with text to train on, and their division into spans that are prepared one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal
+
+from forebay.errors import InvalidOption
+from forebay.manifest.manifest import Manifest
+from forebay.manifest.scan import scan
+from forebay.storage.filesystem import resolve
+from forebay.storage.listing.parquet_files import SUFFIXES, Uri, find_files
+from forebay.storage.versions import FoundFile
+
+SPAN_BYTES = 16 << 20
+"""About 4 million tokens of English text: enough documents to fill rows well, few enough to hold them in memory."""
+
+Format = Literal["parquet", "jsonl", "compressed", "arrow"]
+_FORMATS: dict[str, Format] = {
+    **dict.fromkeys(SUFFIXES, "parquet"),  # type: ignore[arg-type]
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonl.gz": "compressed",
+    ".jsonl.zst": "compressed",
+    ".arrow": "arrow",
+}
+_HUB = "hf:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFiles:
+    """Files of one format, in the order of their URIs."""
+
+    format: Format
+    files: tuple[FoundFile, ...]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Version of each file, by URI."""
+        return {file.uri: f"{file.size} {file.mtime_ns} {file.etag}" for file in self.files}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSpan:
+    """Part of the source: rows `start` to `stop`, in the unit of the format.
+
+    Parquet counts row groups of the manifest, and `uri` is that of the first. JSON Lines count bytes: a line belongs to
+    the span in which it begins. Compressed files and files of the `datasets` library are whole spans, without a `stop`.
+    """
+
+    uri: str
+    start: int = 0
+    stop: int | None = None
+
+
+def find_text_files(data: Uri | Sequence[Uri]) -> TextFiles:
+    """Files that `data` names: Parquet, JSON Lines (also `.gz` and `.zst`), or folders of `datasets.save_to_disk`.
+
+    Raises `InvalidOption` for files of several formats or of another one, and as `find_files`.
+    """
+    for each in [data] if isinstance(data, str) else []:
+        if each.startswith(_HUB):
+            raise InvalidOption(
+                f"data={each!r} names a data set of the Hugging Face Hub, which is not read here. Download it with "
+                "datasets.load_dataset(...).save_to_disk(folder), and give data=folder."
+            )
+    suffixes = tuple(_FORMATS)
+    files = tuple(file for file in find_files(data, suffixes=suffixes).files if not _is_cache(file.uri))
+    formats = {_format_of(file.uri): file.uri for file in files}
+    if len(formats) > 1:
+        examples = ", ".join(sorted(formats.values()))
+        raise InvalidOption(f"data={data!r} has files of several formats: {examples}. Prepare each format by itself.")
+    if "arrow" in formats:
+        _refuse_splits(files)
+    return TextFiles(format=next(iter(formats)), files=files)
+
+
+def scan_parquet(found: TextFiles) -> Manifest:
+    """Manifest of Parquet files: reads their footers."""
+    return scan([file.uri for file in found.files])
+
+
+def cut_spans(found: TextFiles, manifest: Manifest | None, span_bytes: int = SPAN_BYTES) -> list[TextSpan]:
+    """Spans of about `span_bytes` bytes, in order. They depend on the files alone.
+
+    Args:
+        found: Files.
+        manifest: Manifest of Parquet files, None for other formats.
+        span_bytes: Uncompressed bytes of a span. A row group and a compressed file are never divided.
+    """
+    if manifest is not None:
+        return list(_row_group_spans(manifest, span_bytes))
+    if found.format != "jsonl":
+        return [TextSpan(uri=file.uri) for file in found.files]
+    return [
+        TextSpan(uri=file.uri, start=start, stop=min(start + span_bytes, file.size))
+        for file in found.files
+        for start in range(0, file.size, span_bytes)
+    ]
+
+
+def _row_group_spans(manifest: Manifest, span_bytes: int) -> Iterator[TextSpan]:
+    start, num_bytes = 0, 0
+    for index, size in enumerate(manifest.bytes.tolist()):
+        num_bytes += size
+        if num_bytes >= span_bytes or index == len(manifest) - 1:
+            yield TextSpan(uri=manifest[start].uri, start=start, stop=index + 1)
+            start, num_bytes = index + 1, 0
+
+
+def _format_of(uri: str) -> Format:
+    name = PurePosixPath(uri.partition("?")[0] if "://" in uri else uri).name
+    found = [kind for suffix, kind in _FORMATS.items() if name.endswith(suffix)]
+    if not found:
+        raise InvalidOption(
+            f"{uri} has an unknown format. Give Parquet, JSON Lines or a folder of datasets.save_to_disk: "
+            f"{', '.join(_FORMATS)}.",
+            uri=uri,
+        )
+    return found[0]
+
+
+def _is_cache(uri: str) -> bool:
+    """Whether a file is a cache of the `datasets` library: results of map and filter, which are not the data."""
+    name = PurePosixPath(uri).name
+    return name.startswith("cache-") and name.endswith(".arrow")
+
+
+def _refuse_splits(files: Sequence[FoundFile]) -> None:
+    """Refuse a folder of several splits of the `datasets` library: a held-out one would be trained on."""
+    folders = sorted({file.uri.rpartition("/")[0] for file in files})
+    parents = {folder.rpartition("/")[0] for folder in folders}
+    for parent in sorted(parents):
+        place = resolve(f"{parent}/dataset_dict.json")
+        if place.fs.get_file_info(place.path).type and len(folders) > 1:
+            raise InvalidOption(
+                f"{parent} holds the splits {', '.join(folder.rpartition('/')[2] for folder in folders)} of a data "
+                f"set. Name the one to train on: data={folders[0]!r}.",
+                folders=folders,
+            )

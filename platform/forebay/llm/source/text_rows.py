@@ -1,0 +1,122 @@
+"""Rows of a span of text data, as dictionaries, each with its place for messages."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from forebay.errors import InvalidDocument
+from forebay.llm.source.text_files import Format, TextSpan
+from forebay.manifest.manifest import Manifest
+from forebay.manifest.reading import RowGroupReader
+from forebay.storage.filesystem import resolve, resolve_source
+from forebay.storage.retry import read
+
+_BATCH_ROWS = 1024
+_MORE_BYTES = 1 << 16
+_CODECS = {".gz": "gzip", ".zst": "zstd"}
+
+
+class TextRow(NamedTuple):
+    """A row, and a function that finds its place for messages: `chats.jsonl, line 3`.
+
+    `values` is an error for a row that cannot be decoded.
+    """
+
+    place: Callable[[], str]
+    values: Mapping[str, Any] | InvalidDocument
+
+
+def rows_of(span: TextSpan, file_format: Format, manifest: Manifest | None) -> Iterator[TextRow]:
+    """Rows of a span, in order. Raises as `RowGroupReader.read`, or the file system's errors."""
+    if manifest is not None:
+        return _parquet_rows(span, manifest)
+    readers: Mapping[str, Callable[[TextSpan], Iterator[TextRow]]] = {
+        "jsonl": _line_rows,
+        "compressed": _compressed_rows,
+        "arrow": _arrow_rows,
+    }
+    return readers[file_format](span)
+
+
+def _parquet_rows(span: TextSpan, manifest: Manifest) -> Iterator[TextRow]:
+    reader = RowGroupReader(manifest)
+    for index in range(span.start, span.stop or 0):
+        group = manifest[index]
+        yield from _table_rows(reader.read(index).to_batches(_BATCH_ROWS), f"{group.uri}, row group {group.index}")
+
+
+def _arrow_rows(span: TextSpan) -> Iterator[TextRow]:
+    location = resolve(span.uri)
+    with location.fs.open_input_stream(location.path, compression=None) as stream:
+        yield from _table_rows(pa.ipc.open_stream(stream), span.uri)
+
+
+def _table_rows(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[TextRow]:
+    number = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, _BATCH_ROWS):
+            for values in batch.slice(start, _BATCH_ROWS).to_pylist():
+                yield TextRow(partial("{}, row {}".format, name, number), values)
+                number += 1
+
+
+def _line_rows(span: TextSpan) -> Iterator[TextRow]:
+    position, content = read(f"bytes from {span.start} of {span.uri}", partial(_lines_from, span))
+    for line in io.BytesIO(content):
+        if line.strip():
+            yield _json_row(line, partial(_line_place, span.uri, position))
+        position += len(line)
+
+
+def _lines_from(span: TextSpan) -> tuple[int, bytes]:
+    """All lines that begin in the span, and the position of the first."""
+    location = resolve_source(span.uri)
+    with location.fs.open_input_file(location.path) as file:
+        stop = file.size() if span.stop is None else span.stop
+        # From one byte before: a line begins here if that byte ends one.
+        first = max(span.start - 1, 0)
+        file.seek(first)
+        content: bytes = file.read(stop - first)
+        while not content.endswith(b"\n") and (more := file.read(_MORE_BYTES)):
+            content += more[: more.find(b"\n") + 1] or more
+    if span.start == 0:
+        return 0, content
+    skipped = content.find(b"\n") + 1 or len(content)
+    return first + skipped, content[skipped:]
+
+
+def _line_place(uri: str, position: int) -> str:
+    """`uri, line 3` of the line at byte `position`. Counts lines, which is worth it only for a message."""
+    location = resolve(uri)
+    line = 1
+    with location.fs.open_input_file(location.path) as file:
+        while (left := position - file.tell()) > 0:
+            line += file.read(min(left, 1 << 20)).count(b"\n")
+    return f"{uri}, line {line}"
+
+
+def _compressed_rows(span: TextSpan) -> Iterator[TextRow]:
+    location = resolve(span.uri)
+    codec = next(codec for suffix, codec in _CODECS.items() if location.path.endswith(suffix))
+    with location.fs.open_input_stream(location.path, compression=codec) as stream:
+        for number, line in enumerate(io.BufferedReader(stream), start=1):
+            if line.strip():
+                yield _json_row(line, partial("{}, line {}".format, span.uri, number))
+
+
+def _json_row(line: bytes, place: Callable[[], str]) -> TextRow:
+    try:
+        values = json.loads(line)
+    except UnicodeDecodeError as error:
+        return TextRow(place, InvalidDocument(f"{place()}: the line is not UTF-8 ({error.reason})"))
+    except (ValueError, RecursionError) as error:
+        return TextRow(place, InvalidDocument(f"{place()}: the line is not JSON ({error})"))
+    if not isinstance(values, dict):
+        return TextRow(place, InvalidDocument(f"{place()}: the line is a JSON {type(values).__name__}, not an object"))
+    return TextRow(place, values)

@@ -1,0 +1,162 @@
+"""Spans of text as tables of token rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.errors import InvalidDocument, InvalidOption
+from forebay.formatting import count_text
+from forebay.llm.chat import (
+    Document,
+    InvalidConversation,
+    Rendered,
+    TrainOn,
+    encode,
+    encode_marked,
+    has_generation_marks,
+    prompt_and_completion,
+    render,
+)
+from forebay.llm.packing import RowLayout
+from forebay.llm.source.columns import Completion, Conversation, Example, PlainText, Schema, TokenIds, renamed
+from forebay.llm.source.text_files import Format, TextSpan
+from forebay.llm.source.text_rows import TextRow, rows_of
+from forebay.llm.tokens import TokenCounts, token_table
+from forebay.manifest.manifest import Manifest
+from forebay.preparation.progress import tell
+from forebay.storage.credentials import Access
+
+OnBadRows = Literal["raise", "skip"]
+_EXAMPLES = 256
+"""Examples that are split into tokens in one call: enough to keep the tokenizer's threads busy."""
+_SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleRows:
+    """Examples of text data: its format, its columns, and the rule for rows that are not valid.
+
+    `manifest` is that of Parquet files, None for other formats.
+    """
+
+    format: Format
+    schema: Schema
+    names: Mapping[str, str]
+    on_bad_rows: OnBadRows
+    manifest: Manifest | None
+    access: Access
+
+    def examples(self, span: TextSpan, on_skipped: Callable[[], None] = lambda: None) -> Iterator[Example]:
+        """Examples of a span, in order. Raises `InvalidDocument` for the first row that is not valid."""
+        for row in rows_of(span, self.format, self.manifest):
+            example = self._example(row)
+            if not isinstance(example, InvalidDocument):
+                yield example
+            elif self.on_bad_rows == "raise":
+                raise example
+            else:
+                on_skipped()
+
+    def _example(self, row: TextRow) -> Example | InvalidDocument:
+        if isinstance(row.values, InvalidDocument):
+            return row.values
+        try:
+            return self.schema.example(renamed(row.values, self.names))
+        except InvalidConversation as error:
+            place = row.place()
+            return InvalidDocument(
+                f"{place}: {error}. Correct the row, or set on_bad_rows='skip' to leave such rows out.", place=place
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenReader:
+    """Reader of the spans of a `TokenSource`: examples, tokens, rows. A `SpanReader`.
+
+    `tokenizer` is one of the transformers library. `trained` is its text if it was trained on the data.
+    """
+
+    rows: ExampleRows
+    tokenizer: Any
+    layout: RowLayout
+    train_on: TrainOn
+    all_spans: tuple[TextSpan, ...]
+    trained: str | None
+
+    def spans(self) -> Sequence[TextSpan]:
+        return self.all_spans
+
+    def read(self, span: TextSpan) -> tuple[pa.Table, Mapping[str, int]]:
+        skipped: list[None] = []
+        examples = self.rows.examples(span, lambda: skipped.append(None))
+        table, counts = token_table(self.documents(examples), self.layout)
+        return table, asdict(counts) | {_SKIPPED: len(skipped)}
+
+    def facts(self, counts: Sequence[Mapping[str, int]]) -> Mapping[str, Any]:
+        total = sum((TokenCounts.of(each) for each in counts), TokenCounts())
+        if not total.rows:
+            raise self._nothing(total)
+        tell(f"tokens: {total.text(self.layout.seq_len)}")
+        return {
+            "seq_len": self.layout.seq_len,
+            "packing": self.layout.packing,
+            "vocab_size": len(self.tokenizer),
+            "counts": asdict(total),
+            "trained_tokenizer": self.trained,
+        }
+
+    def documents(self, examples: Iterable[Example]) -> Iterator[Document]:
+        """Token ids and targets of each example, in order."""
+        examples = iter(examples)
+        while some := list(islice(examples, _EXAMPLES)):
+            ready = [self._ready(example) for example in some]
+            encoded = encode(self.tokenizer, [each for each in ready if isinstance(each, Rendered)])
+            yield from (next(encoded) if isinstance(each, Rendered) else each for each in ready)
+
+    def _ready(self, example: Example) -> Rendered | Document:
+        """Text of an example, or its document where that needs no text."""
+        begin, end = self._begin(), self.tokenizer.eos_token
+        match example:
+            case Conversation(messages) if has_generation_marks(self.tokenizer):
+                return encode_marked(self.tokenizer, messages, self.train_on)
+            case Conversation(messages):
+                return render(self.tokenizer, messages, self.train_on)
+            case Completion(prompt, completion):
+                rendered = prompt_and_completion(begin + prompt, completion + end)
+                return Rendered(rendered.text, None) if self.train_on == "all" else rendered
+            case PlainText(text):
+                return Rendered(begin + text + end, None)
+            case TokenIds(ids, labels):
+                return self._given(ids, labels)
+
+    def _begin(self) -> str:
+        """Text of the token that this tokenizer puts before a text, or none."""
+        before: Sequence[int] = self.tokenizer("")["input_ids"]
+        is_begin = bool(before) and before[0] == self.tokenizer.bos_token_id
+        return str(self.tokenizer.bos_token) if is_begin else ""
+
+    def _given(self, ids: Sequence[int], labels: Sequence[int] | None) -> Document:
+        found = np.asarray(ids, np.int64)
+        if found.min() < 0 or found.max() >= len(self.tokenizer):
+            raise InvalidOption(
+                f"input_ids hold {found.min()} to {found.max()}, and the tokenizer has entries 0 to "
+                f"{len(self.tokenizer) - 1}. Give the tokenizer that made them."
+            )
+        is_target = np.ones(len(found), bool) if labels is None else np.asarray(labels) >= 0
+        return Document(found.astype(np.int32), is_target)
+
+    def _nothing(self, total: TokenCounts) -> InvalidOption:
+        return InvalidOption(
+            f"no document of the data can be trained on with seq_len={self.layout.seq_len}, "
+            f"overflow={self.layout.overflow!r} and train_on={self.train_on!r}: {count_text(total.dropped)} are too "
+            f"long, {count_text(total.without_targets)} have no target within a row, {count_text(total.skipped)} rows "
+            f"are not valid, and the longest has {count_text(total.longest)} tokens. Raise seq_len, or set "
+            'train_on="all".',
+            longest=total.longest,
+        )

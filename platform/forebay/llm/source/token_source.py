@@ -1,0 +1,182 @@
+"""Text as the source of a prepared data set: what is read, how it becomes tokens, and how these fill rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any, get_args
+
+from forebay.errors import InvalidDocument, InvalidOption, NoFiles
+from forebay.llm.chat import TrainOn, check_train_on
+from forebay.llm.packing import Overflow, Packing, RowLayout
+from forebay.llm.source.columns import Completion, Conversation, Example, PlainText, Schema, find_schema
+from forebay.llm.source.text_files import TextFiles, TextSpan, cut_spans, find_text_files, scan_parquet
+from forebay.llm.source.text_rows import rows_of
+from forebay.llm.source.token_reader import ExampleRows, OnBadRows, TokenReader
+from forebay.llm.source.tokenizers import TokenizerSpec, load_folder, to_text, train_tokenizer
+from forebay.manifest.prepared import PreparedOrigin
+from forebay.storage.credentials import Access
+from forebay.transform.fingerprint.values import canonical, digest, value_identity
+
+VERSION = 1
+"""Part of every fingerprint. Raised when equal data would give other rows."""
+ROW_GROUP_TOKENS = 1 << 18
+_TRAINING_EXAMPLES = 2000
+_MOST_NAMED_INPUTS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOptions:
+    """Options of a `TokenSource`, by the names that others use too. Raises `InvalidOption` for values that can never
+    work.
+    """
+
+    seq_len: int = 1024
+    packing: Packing | None = None
+    overflow: Overflow = "truncate"
+    train_on: TrainOn = "assistant"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    on_bad_rows: OnBadRows = "raise"
+
+    def __post_init__(self) -> None:
+        self.layout("bfd", pad=0)
+        check_train_on(self.train_on)
+        if self.on_bad_rows not in get_args(OnBadRows):
+            known = ", ".join(map(repr, get_args(OnBadRows)))
+            raise InvalidOption(f"on_bad_rows={self.on_bad_rows!r} is unknown. Choose one of {known}.")
+
+    def layout(self, default: Packing, *, pad: int) -> RowLayout:
+        """Layout of the rows, with the packing that suits the data unless one is given."""
+        return RowLayout(seq_len=self.seq_len, packing=self.packing or default, overflow=self.overflow, pad=pad)
+
+
+class TokenSource:
+    """Source of token rows for `fb.prepare`.
+
+    ```python
+    source = llm.TokenSource("s3://lake/chats", llm.tokenizer("/models/mine"), seq_len=4096)
+    prepared = fb.prepare(source, into="runs/prepared")
+    ```
+
+    Args:
+        data: File, folder, pattern, or several of these: Parquet, JSON Lines (also `.gz`, `.zst`), or a folder of
+            `datasets.save_to_disk`. The columns of the first row decide what a row is: `messages`, `prompt` and
+            `completion`, `instruction` and `output` (and `input`), `conversations`, `input_ids` (and `labels`), `text`.
+        tokenizer: From `llm.tokenizer(model)`.
+        options: Fields of `TokenOptions`. `seq_len`: tokens of a row. `packing`: "bfd" (best fit decreasing),
+            "wrapped" (documents end to end, the default for `text`) or "none" (one document a row). `overflow`:
+            "truncate", "split", "drop" or "raise" for longer documents. `train_on`: targets are the tokens of the
+            "assistant", of its "last" turn, or "all". `columns`: names of the data's columns by the names above.
+            `on_bad_rows`: "raise" or "skip".
+
+    The rows of a span of about 16 MiB are a function of this span alone. Spans are prepared in parallel.
+
+    Raises `InvalidOption` for options that can never work.
+    """
+
+    def __init__(self, data: str | Sequence[str], tokenizer: TokenizerSpec, **options: Any) -> None:
+        if not isinstance(tokenizer, TokenizerSpec):
+            raise InvalidOption(f"tokenizer is a {type(tokenizer).__name__}. Give llm.tokenizer(model).")
+        self.data = data if isinstance(data, str) else tuple(map(str, data))
+        self.tokenizer = tokenizer
+        self.options = TokenOptions(**options)
+
+    @property
+    def row_group_rows(self) -> int:
+        """Rows of a row group: 262,144 tokens, 1 MiB."""
+        return max(ROW_GROUP_TOKENS // self.options.seq_len, 1)
+
+    def origin(self) -> PreparedOrigin:
+        """Everything that decides the rows. Lists the files of the data, and opens none."""
+        versions = find_text_files(self.data).versions
+        if len(versions) > _MOST_NAMED_INPUTS:
+            versions = {str(self.data): digest(canonical(dict(versions)).encode())}
+        options = self.options
+        arguments: Mapping[str, Any] = {
+            "seq_len": options.seq_len,
+            "packing": options.packing,
+            "overflow": options.overflow,
+            "train_on": options.train_on,
+            "columns": dict(sorted(options.columns.items())),
+            "on_bad_rows": options.on_bad_rows,
+            **self.tokenizer.identity(),
+        }
+        return PreparedOrigin(
+            name="tokens",
+            function=digest(f"forebay.llm.TokenSource {VERSION}".encode()),
+            arguments={name: digest(canonical(value_identity(value)).encode()) for name, value in arguments.items()},
+            inputs=versions,
+        )
+
+    def open(self) -> TokenReader:
+        """Reader of the spans. Reads the first rows, and trains the tokenizer where the data has its own.
+
+        Raises `InvalidOption` for columns that make no example, and for conversations without a chat template.
+        """
+        files = find_text_files(self.data)
+        manifest = scan_parquet(files) if files.format == "parquet" else None
+        spans = cut_spans(files, manifest)
+        schema = self._schema(files, spans, manifest)
+        rows = ExampleRows(
+            format=files.format,
+            schema=schema,
+            names=dict(self.options.columns),
+            on_bad_rows=self.options.on_bad_rows,
+            manifest=manifest,
+            access=Access([self.data] if isinstance(self.data, str) else self.data),
+        )
+        found, trained = self._tokenizer(rows, spans)
+        is_plain = schema.required == ("text",)
+        self._check_template(found, schema)
+        return TokenReader(
+            rows=rows,
+            tokenizer=found,
+            layout=self.options.layout("wrapped" if is_plain else "bfd", pad=found.pad_token_id),
+            train_on=self.options.train_on,
+            all_spans=tuple(spans),
+            trained=trained,
+        )
+
+    def _schema(self, files: TextFiles, spans: Sequence[TextSpan], manifest: Any) -> Schema:
+        rows = chain.from_iterable(rows_of(span, files.format, manifest) for span in spans)
+        for row in rows:
+            if not isinstance(row.values, InvalidDocument):
+                return find_schema(list(row.values), self.options.columns)
+            if self.options.on_bad_rows == "raise":
+                raise row.values
+        raise NoFiles(f"{self.data}: no file has a row. Name files that have.")
+
+    def _tokenizer(self, rows: ExampleRows, spans: Sequence[TextSpan]) -> tuple[Any, str | None]:
+        """Tokenizer, and its text if it was trained on the first examples of the data."""
+        spec = self.tokenizer
+        if spec.folder is not None:
+            return load_folder(spec.folder, spec.template_text), None
+        examples = islice(chain.from_iterable(map(rows.examples, spans)), _TRAINING_EXAMPLES)
+        found = train_tokenizer(chain.from_iterable(map(_texts, examples)), spec)
+        return found, to_text(found)
+
+    def _check_template(self, found: Any, schema: Schema) -> None:
+        is_conversation = schema.required in {("messages",), ("conversations",), ("instruction", "output")}
+        if is_conversation and not found.chat_template:
+            raise InvalidOption(
+                f"the data has {schema.name}, and the tokenizer of {self.tokenizer.folder} has no chat template. Give "
+                'llm.tokenizer(model, template="chatml"), or the template that the model was trained with as a Jinja '
+                "text."
+            )
+
+
+def _texts(example: Example) -> Iterator[str]:
+    """Texts of an example, to train a tokenizer on."""
+    match example:
+        case Conversation(messages):
+            yield from (message["content"] for message in messages)
+        case Completion(prompt, completion):
+            yield from (prompt, completion)
+        case PlainText(text):
+            yield text
+        case _:
+            raise InvalidOption(
+                "the data holds input_ids, and a tokenizer is trained on text. Give the tokenizer that made the ids: "
+                "llm.tokenizer(folder)."
+            )

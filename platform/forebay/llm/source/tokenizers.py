@@ -1,0 +1,208 @@
+"""Tokenizers: one from a model's folder, or a small one that is trained on the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pyarrow import fs
+
+from forebay.errors import InvalidOption, whole_number
+from forebay.foreign_code import replaced_errors
+from forebay.formatting import count_text
+from forebay.llm.chat import CHATML, TEMPLATES
+from forebay.llm.source.folders import local_copy
+from forebay.preparation.progress import tell
+from forebay.storage.filesystem import Location, resolve
+from forebay.storage.listing.globs import children
+from forebay.transform.fingerprint.values import digest
+
+INSTALL = 'Install the extra: pip install "forebay[llm]".'
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Pad, the beginning of a message and its end, in the tokenizer that is trained on the data."""
+TRAINED_VERSION = 1
+LEAST_VOCABULARY = 259
+"""All bytes and the special tokens."""
+_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
+)
+"""Files of a model's folder that decide how it splits text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSpec:
+    """Tokenizer of a data set, by its origin.
+
+    Attributes:
+        folder: Folder of a model. None: a byte-level BPE tokenizer is trained on the data when it is prepared.
+        template: Chat template: "chatml", a Jinja text, or None for the tokenizer's own.
+        vocab_size: Most entries of a tokenizer that is trained.
+    """
+
+    folder: str | None = None
+    template: str | None = None
+    vocab_size: int = 2048
+
+    def __post_init__(self) -> None:
+        whole_number("vocab_size", self.vocab_size, least=LEAST_VOCABULARY)
+
+    @property
+    def template_text(self) -> str | None:
+        """Jinja text of the template, or None."""
+        if self.template is None or "{" in self.template:
+            return self.template
+        if self.template not in TEMPLATES:
+            known = ", ".join(map(repr, sorted(TEMPLATES)))
+            raise InvalidOption(
+                f"template={self.template!r} is neither a known template ({known}) nor a Jinja text with "
+                "{{ ... }}. Give one of these, or leave it out for the tokenizer's own.",
+                template=self.template,
+            )
+        return TEMPLATES[self.template]
+
+    def identity(self) -> Mapping[str, str]:
+        """Everything that decides how text is split, besides the data. Reads the folder's tokenizer files.
+
+        Raises `InvalidOption` for a folder without a tokenizer.
+        """
+        facts = {"template": digest((self.template_text or "").encode())}
+        if self.folder is None:
+            return {**facts, "tokenizer": f"trained {TRAINED_VERSION}, at most {self.vocab_size} entries"}
+        contents = tokenizer_files(self.folder)
+        return {**facts, "tokenizer": digest(repr([(name, digest(data)) for name, data in contents.items()]).encode())}
+
+
+def tokenizer(model: str = "tiny", *, template: str | None = None) -> TokenizerSpec:
+    """Tokenizer of `model`: a folder with `tokenizer.json`, or "tiny" for one that is trained on the data.
+
+    Raises `InvalidOption` for a folder without a tokenizer, and for an unknown template.
+    """
+    spec = TokenizerSpec(folder=None if model == "tiny" else model, template=template)
+    if spec.folder is not None:
+        tokenizer_files(spec.folder)
+    assert spec.template_text is None or spec.template_text  # checks the name
+    return spec
+
+
+def tokenizer_files(folder: str) -> dict[str, bytes]:
+    """Content of the tokenizer's files in a model's folder, by name. Raises `InvalidOption` if there are none."""
+    place = resolve(folder)
+    present = {info.base_name: info for info in children(place.fs, place.path) if info.type == fs.FileType.File}
+    names = [name for name in _FILES if name in present]
+    if not {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}.intersection(names):
+        seen = ", ".join(sorted(present)[:10]) or "no files"
+        raise InvalidOption(
+            f"{place.uri} has no tokenizer: it needs tokenizer.json (or tokenizer.model), and holds {seen}. Give the "
+            "folder of a Hugging Face model, as save_pretrained() writes it.",
+            path=place.uri,
+        )
+    return {name: _content(place, name) for name in names}
+
+
+def load_folder(folder: str, template: str | None = None) -> Any:
+    """Tokenizer of a local folder, or of a copy of a remote one. No network, no code of others.
+
+    Without a pad token, the end token pads. Raises `InvalidOption` for a tokenizer that cannot be loaded, has neither a
+    pad nor an end token, or does not give offsets.
+    """
+    transformers = import_transformers()
+    refusal = partial(_unloadable, folder)
+    with replaced_errors(refusal):
+        found = transformers.AutoTokenizer.from_pretrained(local_copy(folder), local_files_only=True)
+    if not found.is_fast:
+        raise InvalidOption(
+            f"the tokenizer of {folder} has no fast version, which tells where in the text a token lies. Add a "
+            "tokenizer.json.",
+            path=folder,
+        )
+    return with_pad_and_template(found, folder, template)
+
+
+def with_pad_and_template(found: Any, name: str, template: str | None) -> Any:
+    """The same tokenizer, with a pad token and the given template. Raises `InvalidOption` if it cannot have one."""
+    if found.eos_token_id is None:
+        raise InvalidOption(f"the tokenizer of {name} has no end token (eos_token). Set it in tokenizer_config.json.")
+    if found.pad_token_id is None:
+        tell(f"the tokenizer of {name} has no pad token: its end token {found.eos_token!r} pads")
+        found.pad_token = found.eos_token
+    if template is not None:
+        found.chat_template = template
+    return found
+
+
+def train_tokenizer(texts: Iterable[str], spec: TokenizerSpec) -> Any:
+    """Byte-level BPE tokenizer with the ChatML template. Equal texts in equal order give equal tokenizers."""
+    transformers = import_transformers()
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - an extra
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=spec.vocab_size,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    pad, begin, end = SPECIAL
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=begin, eos_token=end, pad_token=pad)
+    made.chat_template = spec.template_text or CHATML
+    return made
+
+
+def to_text(found: Any) -> str:
+    """JSON text of a trained tokenizer, for `from_text`."""
+    return json.dumps({"tokenizer": found.backend_tokenizer.to_str(), "template": found.chat_template})
+
+
+def from_text(text: str) -> Any:
+    """Trained tokenizer from its text."""
+    transformers = import_transformers()
+    from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+
+    facts = json.loads(text)
+    pad, begin, end = SPECIAL
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(facts["tokenizer"]), bos_token=begin, eos_token=end, pad_token=pad
+    )
+    made.chat_template = facts["template"]
+    return made
+
+
+def check_sizes(num_entries: int, num_embeddings: int, name: str) -> None:
+    """Raise `InvalidOption` for a tokenizer with more entries than the model has embeddings."""
+    if num_entries > num_embeddings:
+        raise InvalidOption(
+            f"the tokenizer has {count_text(num_entries)} entries, and the model {name} has embeddings for "
+            f"{count_text(num_embeddings)}. Give the model's own tokenizer, or resize its embeddings.",
+            entries=num_entries,
+            embeddings=num_embeddings,
+        )
+
+
+def import_transformers() -> Any:
+    """Library `transformers`. Raises `InvalidOption` with the install line if it is missing."""
+    try:
+        import transformers  # noqa: PLC0415 - an extra, which takes seconds to import
+    except ImportError as error:
+        raise InvalidOption(f"language models need the package transformers ({error}). {INSTALL}") from error
+    return transformers
+
+
+def _content(place: Location, name: str) -> bytes:
+    with place.fs.open_input_stream(f"{place.path}/{name}", compression=None) as stream:
+        data: bytes = stream.read()
+        return data
+
+
+def _unloadable(folder: str, error: Exception) -> Exception:
+    return InvalidOption(
+        f"the tokenizer of {folder} cannot be loaded ({type(error).__name__}: {error}). Code in a model's folder is "
+        "never run: give a tokenizer of the transformers library, with tokenizer.json.",
+        path=folder,
+    )

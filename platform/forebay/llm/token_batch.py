@@ -1,0 +1,52 @@
+"""Token rows as tensors: what a language model is called with, computed on its device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from forebay.llm.packing import ID_BITS, START, TARGET
+from forebay.llm.tokens import token_arrays
+from forebay.transform.transform import Transform
+
+IGNORED = -100
+"""Label of a token that does not count, as in torch and transformers."""
+
+
+class TokenBatch(NamedTuple):
+    """Tensors int64 [rows, seq_len] on the device of the packed tokens.
+
+    Attributes:
+        input_ids: Token ids.
+        labels: Ids of the targets, -100 elsewhere. Not shifted: the label of a token is its own id.
+        position_ids: Position of each token in its document.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    position_ids: Tensor
+
+
+def token_rows() -> Transform:
+    """Transform of prepared token rows: `tokens` int32 [rows, seq_len] and `targets` int32 [rows]."""
+    return Transform(fn=token_arrays, version="1")
+
+
+def unpack(packed: Tensor) -> TokenBatch:
+    """Tensors of packed tokens, int32 [rows, seq_len].
+
+    There is no attention mask on purpose. Positions that begin again keep documents apart in transformers (5.16 to
+    5.19, eager and sdpa). A two-dimensional mask of ones switches that off silently: logits differ by 0.87 then.
+    """
+    ids = packed & ID_BITS
+    place = torch.arange(packed.shape[1], device=packed.device, dtype=packed.dtype).expand_as(packed)
+    first = torch.where((packed & START) != 0, place, 0).cummax(dim=1).values
+    labels = torch.where((packed & TARGET) != 0, ids, IGNORED)
+    return TokenBatch(ids.long(), labels.long(), (place - first).long())
+
+
+def document_numbers(packed: Tensor) -> Tensor:
+    """Number of the document of each token within its row, from 0, int64 [rows, seq_len]."""
+    return ((packed & START) != 0).cumsum(dim=1) - 1
