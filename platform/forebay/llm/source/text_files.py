@@ -19,7 +19,7 @@ SPAN_BYTES = 16 << 20
 
 Format = Literal["parquet", "jsonl", "compressed", "arrow"]
 _FORMATS: dict[str, Format] = {
-    **dict.fromkeys(SUFFIXES, "parquet"),  # type: ignore[arg-type]
+    **dict.fromkeys(SUFFIXES, "parquet"),
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".jsonl.gz": "compressed",
