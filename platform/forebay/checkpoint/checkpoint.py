@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -12,8 +12,10 @@ from typing import Any, Protocol
 
 from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint
+from forebay.checkpoint.encoded import Bytes, CorruptCheckpoint, EncodedCheckpoint, PartFacts, part_facts
 from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
+from forebay.checkpoint.parts.verified_part import ReadBytes
 from forebay.checkpoint.serialization import LoadableTypes, deserialize, serialize
 from forebay.errors import CursorMismatch
 from forebay.foreign_code import replaced_errors
@@ -29,17 +31,19 @@ class Checkpoint:
 
     `world` is the world that saved it. Any other may restore it. `shards` holds one state per shard, by number from 0:
     a model that every rank holds as a whole is one shard. A state holds tensors, numbers, strings, None, and tuples,
-    lists and dicts of these.
+    lists and dicts of these. Of a checkpoint in parts, shard 0 holds what no other rank has, and the table of tensors
+    in the parts (`forebay.checkpoint.parts`). `parts` has the bytes of those that were read.
     """
 
     step: int
     cursor: Cursor
     world: World
     shards: Mapping[int, Mapping[str, Any]] = field(repr=False)
+    parts: Mapping[int, Bytes] = field(default_factory=dict, repr=False)
 
 
 class CheckpointStore(Protocol):
-    """Store of one run's checkpoints, used by rank 0. A driver makes one per worker process.
+    """Store of one run's checkpoints. A driver makes one per worker process.
 
     Laws:
     - After `save` has returned, `newest` finds the checkpoint in any later process of the run, even if this process
@@ -47,18 +51,42 @@ class CheckpointStore(Protocol):
     - A saved checkpoint replaces those of later steps, which belong to an abandoned future.
     - `newest` never returns a corrupt checkpoint, or one that lacks a shard.
     - A saved state may be changed as soon as `save` has returned.
-    - All methods are called on rank 0, one at a time, but on several threads.
+    - Of a checkpoint in parts, each rank saves its own with `save_part`. Then rank 0 calls `save`, with all receipts.
+      Until that returns, the checkpoint before it stands.
+    - Every rank calls `save_part` and `read_part`. All other methods are called on rank 0. Calls come one at a time,
+      but on several threads.
     - Making a store costs the other ranks nothing.
     """
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Return once `checkpoint` outlives this process. Raises `BadJob` for a state that could not be read back."""
+    def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
+        """Return once `checkpoint`, with `parts`, outlives this process.
 
-    def newest(self, shards: Collection[int] | None = None) -> Checkpoint | None:
+        Raises `BadJob` for a state that could not be read back.
+        """
+
+    def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
+        """Return once this rank's part of the checkpoint of `step` outlives this process.
+
+        Args:
+            step: Step of the checkpoint, which is later than that of the newest complete one.
+            number: Number of the part, from 1: those of all ranks differ.
+            chunks: This rank's blocks of tensors, by logical name.
+        """
+        ...
+
+    def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
+        """Return functions that read spans of a part of a complete checkpoint, one for each copy, the nearest first.
+
+        They raise `CorruptCheckpoint` for a copy that is lost.
+        """
+        ...
+
+    def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest complete checkpoint, in memory or in storage, or None.
 
         Args:
             shards: Numbers of the shards to read and verify, as far as the checkpoint has them. None for all.
+            before: Leave out this step and later ones. None to leave out none.
 
         Raises:
             CursorMismatch: It was written by another release of Forebay, in a form this one does not read.
@@ -79,10 +107,12 @@ class Encoder:
     def __init__(self) -> None:
         self._loadable = LoadableTypes()
 
-    def encode(self, checkpoint: Checkpoint, buffer: ReusableBuffer) -> EncodedCheckpoint:
+    def encode(
+        self, checkpoint: Checkpoint, buffer: ReusableBuffer, parts: Sequence[PartReceipt] = ()
+    ) -> EncodedCheckpoint:
         """Write `checkpoint` into `buffer`. The result is valid until the buffer is written again.
 
-        Raises `BadJob` for a state that could not be read back.
+        It names `parts`, and does not have them. Raises `BadJob` for a state that could not be read back.
         """
         buffer.reset()
         spans = {}
@@ -97,7 +127,9 @@ class Encoder:
             self._loadable.verify(checkpoint.shards[number], content)
         world = asdict(checkpoint.world)
         return EncodedCheckpoint.build(
-            {"step": checkpoint.step, "cursor": checkpoint.cursor.to_json(), "world": world}, shards
+            {"step": checkpoint.step, "cursor": checkpoint.cursor.to_json(), "world": world},
+            shards,
+            [part.facts for part in parts],
         )
 
 
@@ -109,11 +141,13 @@ def decode(encoded: EncodedCheckpoint, uri: str) -> Checkpoint:
     """
     encoded.verify()
     with replaced_errors(lambda error: _unreadable(uri, error)):  # Unpicklers raise exceptions of any type.
-        shards = {number: deserialize(content) for number, content in encoded.shards.items()}
+        raw = part_facts(encoded.metadata)
+        shards = {number: deserialize(each) for number, each in encoded.shards.items() if number not in raw}
+        parts = {number: each for number, each in encoded.shards.items() if number in raw}
         world = World(**encoded.metadata["world"])
         cursor = Cursor.from_json(encoded.metadata["cursor"])
         step = encoded.step
-    return Checkpoint(step=step, cursor=cursor, world=world, shards=shards)
+    return Checkpoint(step=step, cursor=cursor, world=world, shards=shards, parts=parts)
 
 
 def _unreadable(uri: str, error: Exception) -> CursorMismatch:
@@ -135,13 +169,24 @@ class DirectoryStore:
         self._files = CheckpointFiles(CheckpointConfig(uri=os.fspath(uri), keep_last=keep_last, keep_every=keep_every))
         self._encoder, self._buffer = Encoder(), ReusableBuffer()
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Write `checkpoint`, then delete those it supersedes. Raises `OSError` if storage refuses it."""
-        self._files.write(self._encoder.encode(checkpoint, self._buffer))
+        encoded = self._encoder.encode(checkpoint, self._buffer, parts)
+        (self._files.seal if parts else self._files.write)(encoded)
 
-    def newest(self, shards: Collection[int] | None = None) -> Checkpoint | None:
+    def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
+        """Write the file of a part. Raises `OSError` if storage refuses it."""
+        receipt = write_part(number, chunks, self._buffer)
+        self._files.write_part(step, number, self._buffer.written())
+        return receipt
+
+    def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
+        """Return one reader, of the part's file."""
+        return [partial(self._files.read_part, step, part.number)]
+
+    def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest complete checkpoint, or None. Logs and skips corrupt ones."""
-        return newest_of(found_in(self._files), shards)
+        return newest_of(found_in(self._files), shards, before=before)
 
     def flush(self) -> None:
         """Do nothing: every checkpoint was written when it was saved."""
@@ -173,9 +218,13 @@ def found_in(files: CheckpointFiles, tier: Tier = Tier.STORAGE) -> list[FoundChe
     return [FoundCheckpoint(step, tier, files.uri_of(step), partial(files.read, step)) for step in files.steps()]
 
 
-def newest_of(found: Iterable[FoundCheckpoint], shards: Collection[int] | None = None) -> Checkpoint | None:
+def newest_of(
+    found: Iterable[FoundCheckpoint], shards: Collection[int] | None = None, *, before: int | None = None
+) -> Checkpoint | None:
     """Return the newest complete checkpoint, or None. Logs and skips corrupt ones, and raises as `decode` does."""
     for each in sorted(found, reverse=True):
+        if before is not None and each.step >= before:
+            continue
         try:
             checkpoint = decode(each.read(shards), each.uri)
         except CorruptCheckpoint as error:

@@ -6,7 +6,7 @@ Independent of the meaning of the bytes, so it needs no PyTorch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -14,7 +14,9 @@ import xxhash
 
 VERSION = 3
 METADATA = "checkpoint.json"
+BLOCK_BYTES = 1 << 20
 _CHECKSUM = "xxh3_128"
+_BLOCKS = "xxh3_blocks"
 
 Bytes: TypeAlias = bytes | memoryview
 Metadata: TypeAlias = Mapping[str, Any]
@@ -24,24 +26,40 @@ class CorruptCheckpoint(Exception):
     """Raised for a checkpoint that cannot be trusted. The message is the reason."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartFacts:
+    """Number, size and checksum (`sum_of` its blocks) of a part, which another process may have written."""
+
+    number: int
+    num_bytes: int
+    checksum: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedCheckpoint:
-    """Metadata of a checkpoint, and serialized shards by number. Compared by identity.
+    """Metadata of a checkpoint, and its shards by number. Compared by identity.
 
     `metadata` names every shard with its size and checksum. `shards` holds all of them, or the requested ones. Each
-    shard has its own checksum, so a process that needs one of them never reads the others.
+    shard has its own checksum, so a process that needs one of them never reads the others. A shard is a serialized
+    state, or a part: raw bytes of tensors, whose checksum is made of those of its blocks.
     """
 
     metadata: Metadata
     shards: Mapping[int, Bytes] = field(repr=False)
 
     @classmethod
-    def build(cls, metadata: Metadata, shards: Mapping[int, Bytes]) -> EncodedCheckpoint:
-        """Encode a checkpoint with all its shards. `metadata` must survive JSON and name the `step`."""
+    def build(
+        cls, metadata: Metadata, shards: Mapping[int, Bytes], parts: Sequence[PartFacts] = ()
+    ) -> EncodedCheckpoint:
+        """Encode a checkpoint with all its shards, and `parts` that lie elsewhere.
+
+        `metadata` must survive JSON and name the `step`.
+        """
         table = {
             str(number): {"bytes": len(content), _CHECKSUM: _checksum(content)}
             for number, content in sorted(shards.items())
         }
+        table |= {str(part.number): {"bytes": part.num_bytes, _BLOCKS: part.checksum} for part in parts}
         described = {"version": VERSION, **metadata, "shards": table}
         return cls(metadata={**described, _CHECKSUM: metadata_checksum(described)}, shards=shards)
 
@@ -64,10 +82,10 @@ class EncodedCheckpoint:
         verify_metadata(self.metadata)
         table = _shard_table(self.metadata)
         for number, content in self.shards.items():
-            num_bytes, checksum = table.get(number, (0, ""))
-            if len(content) != num_bytes:
-                raise CorruptCheckpoint(f"shard {number} has {len(content)} bytes, {METADATA} says {num_bytes}")
-            if _checksum(content) != checksum:
+            facts = table.get(number, _ShardFacts())
+            if len(content) != facts.num_bytes:
+                raise CorruptCheckpoint(f"shard {number} has {len(content)} bytes, {METADATA} says {facts.num_bytes}")
+            if (sum_of(block_sums(content)) if facts.is_part else _checksum(content)) != facts.checksum:
                 raise CorruptCheckpoint(f"the checksum of shard {number} is wrong")
 
 
@@ -96,7 +114,27 @@ def metadata_checksum(metadata: Metadata) -> str:
 
 def shard_sizes(metadata: Metadata) -> dict[int, int]:
     """Bytes of every shard of a checkpoint, in order of their numbers. Raises `CorruptCheckpoint`."""
-    return {number: num_bytes for number, (num_bytes, _) in sorted(_shard_table(metadata).items())}
+    return {number: facts.num_bytes for number, facts in sorted(_shard_table(metadata).items())}
+
+
+def part_facts(metadata: Metadata) -> dict[int, PartFacts]:
+    """Facts of the shards that are parts, by number. Raises `CorruptCheckpoint`."""
+    return {
+        number: PartFacts(number=number, num_bytes=facts.num_bytes, checksum=facts.checksum)
+        for number, facts in sorted(_shard_table(metadata).items())
+        if facts.is_part
+    }
+
+
+def block_sums(content: Bytes) -> list[int]:
+    """Checksum (xxh3-64) of each MiB of `content`. The last block may be shorter."""
+    view = memoryview(content)
+    return [xxhash.xxh3_64_intdigest(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
+
+
+def sum_of(sums: Sequence[int]) -> str:
+    """Checksum of a part, made of those of its blocks."""
+    return _checksum(b"".join(each.to_bytes(8, "little") for each in sums))
 
 
 def split_shards(metadata: Metadata, content: memoryview) -> dict[int, memoryview]:
@@ -108,15 +146,28 @@ def split_shards(metadata: Metadata, content: memoryview) -> dict[int, memoryvie
     return shards
 
 
-def _shard_table(metadata: Metadata) -> dict[int, tuple[int, str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShardFacts:
+    num_bytes: int = 0
+    checksum: str = ""
+    is_part: bool = False
+
+
+def _shard_table(metadata: Metadata) -> dict[int, _ShardFacts]:
     """Size and checksum of every shard, by number. Raises `CorruptCheckpoint` if they are missing."""
     try:
-        table = {int(number): (int(it["bytes"]), str(it[_CHECKSUM])) for number, it in metadata["shards"].items()}
+        table = {int(number): _facts(entry) for number, entry in metadata["shards"].items()}
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         table = {}
     if not table:
         raise CorruptCheckpoint(f"{METADATA} names no shards")
     return table
+
+
+def _facts(entry: Mapping[str, Any]) -> _ShardFacts:
+    is_part = _BLOCKS in entry
+    checksum = str(entry[_BLOCKS if is_part else _CHECKSUM])
+    return _ShardFacts(num_bytes=int(entry["bytes"]), checksum=checksum, is_part=is_part)
 
 
 def _checksum(content: Bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
 
 from pyarrow.fs import FileType
 
@@ -14,7 +15,9 @@ from forebay.checkpoint.encoded import (
     Bytes,
     CorruptCheckpoint,
     EncodedCheckpoint,
+    Metadata,
     parse_metadata,
+    part_facts,
     shard_sizes,
     verify_metadata,
 )
@@ -35,9 +38,21 @@ def shard_file(number: int) -> str:
     return f"shard-{number:05d}.pt"
 
 
+def part_file(number: int) -> str:
+    """Name of the file of a part, within the checkpoint's folder."""
+    return f"part-{number:05d}"
+
+
+def file_names(metadata: Metadata) -> dict[int, str]:
+    """Name of the file of every shard, by number. Raises `CorruptCheckpoint`."""
+    parts = part_facts(metadata)
+    return {number: (part_file if number in parts else shard_file)(number) for number in shard_sizes(metadata)}
+
+
 class CheckpointFiles:
     """Folder per step: `shard-00000.pt` and so on, then `checkpoint.json`. A step without the latter is incomplete.
 
+    Of a checkpoint in parts, each rank writes the file `part-00001` and so on of its own. Then `seal` writes the rest.
     One process writes at a time, with one exception: a store that is about to be replaced, and its successor. So a
     write does not delete later steps that appeared during it. There is no fsync: checksums find data corrupted by a
     crash of the machine, and the previous checkpoint is still there.
@@ -65,11 +80,39 @@ class CheckpointFiles:
         if self._fs.get_file_info(folder).type != FileType.NotFound:
             self._delete(encoded.step)
         self._fs.create_dir(folder, recursive=True)
+        self._write_shards(encoded)
+        self._retain(encoded.step, there_before)
+
+    def write_part(self, step: int, number: int, content: Bytes) -> None:
+        """Write part `number` of a checkpoint that is sealed later, in any process. Raises `OSError`."""
+        folder = self._folder(step)
+        self._fs.create_dir(folder, recursive=True)
+        # What lies here is corrupt, or of a future that was given up. It must not be complete with another part.
+        with suppress(FileNotFoundError):
+            if self._exists(f"{folder}/{METADATA}"):
+                self._fs.delete_file(f"{folder}/{METADATA}")
+        self._write(f"{folder}/{part_file(number)}", content)
+
+    def seal(self, encoded: EncodedCheckpoint) -> None:
+        """Complete a checkpoint whose parts are written, then delete the steps it supersedes. Raises `OSError`."""
+        there_before = set(self.steps())
+        names = {*file_names(encoded.metadata).values(), METADATA}
+        for info in children(self._fs, self._folder(encoded.step)):
+            if info.base_name not in names:  # a part of an earlier, larger world
+                self._fs.delete_file(info.path)
+        self._write_shards(encoded)
+        self._retain(encoded.step, there_before)
+
+    def read_part(self, step: int, number: int, begin: int, end: int) -> bytes:
+        """Return bytes `begin` to `end` of a part. Raises `CorruptCheckpoint` if it is missing, and `ReadFailed`."""
+        return self._read(step, part_file(number), slice(begin, end))
+
+    def _write_shards(self, encoded: EncodedCheckpoint) -> None:
+        folder, names = self._folder(encoded.step), file_names(encoded.metadata)
         for number, content in encoded.shards.items():
-            self._write(f"{folder}/{shard_file(number)}", content)
+            self._write(f"{folder}/{names[number]}", content)
         # Last: without it the checkpoint is incomplete.
         self._write(f"{folder}/{METADATA}", encoded.metadata_bytes)
-        self._retain(encoded.step, there_before)
 
     def read(self, step: int, shards: Collection[int] | None = None) -> EncodedCheckpoint:
         """Read a checkpoint with those of `shards` that it has, or all. Does not verify checksums.
@@ -88,11 +131,11 @@ class CheckpointFiles:
             )
         verify_metadata(metadata)
         content = {}
-        for number in shard_sizes(metadata):
+        for number, name in file_names(metadata).items():
             if shards is None or number in shards:
-                content[number] = self._read(step, shard_file(number))
-            elif not self._exists(f"{self._folder(step)}/{shard_file(number)}"):
-                raise CorruptCheckpoint(f"it has no {shard_file(number)}")
+                content[number] = self._read(step, name)
+            elif not self._exists(f"{self._folder(step)}/{name}"):
+                raise CorruptCheckpoint(f"it has no {name}")
         return EncodedCheckpoint(metadata=metadata, shards=content)
 
     def steps(self) -> list[int]:
@@ -131,16 +174,19 @@ class CheckpointFiles:
     def _exists(self, path: str) -> bool:
         return bool(self._fs.get_file_info(path).type == FileType.File)
 
-    def _read(self, step: int, name: str) -> bytes:
+    def _read(self, step: int, name: str, span: slice | None = None) -> bytes:
         path = f"{self._folder(step)}/{name}"
         try:
-            return read(f"{self.uri_of(step)}/{name}", lambda: self._contents(path), READ_POLICY)
+            return read(f"{self.uri_of(step)}/{name}", lambda: self._contents(path, span), READ_POLICY)
         except FileNotFoundError:
             raise CorruptCheckpoint(f"it has no {name}") from None
 
-    def _contents(self, path: str) -> bytes:
-        with self._fs.open_input_stream(path) as stream:
-            return bytes(stream.read())
+    def _contents(self, path: str, span: slice | None) -> bytes:
+        if span is None:
+            with self._fs.open_input_stream(path) as stream:
+                return bytes(stream.read())
+        with self._fs.open_input_file(path) as file:
+            return bytes(file.read_at(span.stop - span.start, span.start))
 
     def _write(self, path: str, contents: Bytes) -> None:
         with redacting(), self._fs.open_output_stream(path) as stream:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 import shutil
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import IO
 
 from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.checkpoint import (
@@ -21,9 +24,12 @@ from forebay.checkpoint.checkpoint import (
     newest_of,
 )
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.encoded import EncodedCheckpoint
-from forebay.checkpoint.files import CheckpointFiles, shard_file
+from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, PartFacts
+from forebay.checkpoint.files import CheckpointFiles, file_names
+from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
+from forebay.checkpoint.parts.verified_part import ReadBytes
 from forebay.checkpoint.uploader import Uploader
+from forebay.errors import WriteFailed
 from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.retry import read
@@ -46,18 +52,28 @@ def open_local_checkpoints(config: CheckpointConfig) -> CheckpointStore:
 class DirectStore(DirectoryStore):
     """Store that writes directly to storage. A refused write ends the run: its user must make room."""
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` is in storage. Raises `WriteFailed`."""
         try:
-            super().save(checkpoint)
+            super().save(checkpoint, parts)
         except OSError as error:
-            raise write_failed(
-                f"the checkpoint of step {checkpoint.step}",
-                self._files.uri,
-                error,
-                "Those before it are kept: make room or give access, and run the same name again to continue.",
-                step=checkpoint.step,
-            ) from error
+            raise self._refused(checkpoint.step, error) from error
+
+    def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
+        """Return once the part is in storage. Raises `WriteFailed`."""
+        try:
+            return super().save_part(step, number, chunks)
+        except OSError as error:
+            raise self._refused(step, error) from error
+
+    def _refused(self, step: int, error: OSError) -> WriteFailed:
+        return write_failed(
+            f"the checkpoint of step {step}",
+            self._files.uri,
+            error,
+            "Those before it are kept: make room or give access, and run the same name again to continue.",
+            step=step,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +99,28 @@ class SpooledStore:
         self._encoder, self._buffer = Encoder(), ReusableBuffer()
         self._opened: _Spool | None = None
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` is on this machine's disk."""
         spool = self._spool()
-        encoded = self._encoder.encode(checkpoint, self._buffer)
-        spool.files.write(encoded)
+        encoded = self._encoder.encode(checkpoint, self._buffer, parts)
+        (spool.files.seal if parts else spool.files.write)(encoded)
         spool.uploader.offer(self._mapped(encoded))
 
-    def newest(self, shards: Collection[int] | None = None) -> Checkpoint | None:
+    def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
+        """Return once the part is on this machine's disk. All ranks share the folder, and rank 0 uploads it."""
+        receipt = write_part(number, chunks, self._buffer)
+        self._spooled.write_part(step, number, self._buffer.written())
+        return receipt
+
+    def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
+        """Return a reader of this machine's disk, and one of storage."""
+        return [partial(files.read_part, step, part.number) for files in (self._spooled, self._stored)]
+
+    def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest complete checkpoint of this machine's disk or of storage."""
         spool = self._spool()
-        return newest_of([*found_in(spool.files, Tier.THIS_NODE), *found_in(spool.uploader.files)], shards)
+        found = [*found_in(spool.files, Tier.THIS_NODE), *found_in(spool.uploader.files)]
+        return newest_of(found, shards, before=before)
 
     def flush(self) -> None:
         """Return once the newest checkpoint is in storage. Raises `WriteFailed`."""
@@ -111,13 +138,23 @@ class SpooledStore:
 
     def _spool(self) -> _Spool:
         if self._opened is None:
-            uploader = Uploader(self._config)
-            folder = self._spools / hashlib.sha256(uploader.files.uri.encode()).hexdigest()[:16]
+            uploader, folder = Uploader(self._config), self._folder
             self._own(folder, uploader.files.uri)
-            files = CheckpointFiles(CheckpointConfig(uri=str(folder), keep_last=self._config.keep_last))
-            self._opened = _Spool(folder=folder, files=files, uploader=uploader)
+            self._opened = _Spool(folder=folder, files=self._spooled, uploader=uploader)
             self._offer_remains()
         return self._opened
+
+    @cached_property
+    def _stored(self) -> CheckpointFiles:
+        return CheckpointFiles(self._config)
+
+    @cached_property
+    def _folder(self) -> Path:
+        return self._spools / hashlib.sha256(self._stored.uri.encode()).hexdigest()[:16]
+
+    @cached_property
+    def _spooled(self) -> CheckpointFiles:
+        return CheckpointFiles(CheckpointConfig(uri=str(self._folder), keep_last=self._config.keep_last))
 
     def _own(self, folder: Path, uri: str) -> None:
         """Empty the folder, unless this folder was the last to upload checkpoints of the run in storage."""
@@ -150,11 +187,16 @@ class SpooledStore:
         """
         assert self._opened is not None
         folder = Path(self._opened.files.uri_of(encoded.step))
-        shards = {}
-        for number, content in encoded.shards.items():
-            with (folder / shard_file(number)).open("rb") as file:
-                shards[number] = memoryview(mmap.mmap(file.fileno(), len(content), access=mmap.ACCESS_READ))
+        shards: dict[int, Bytes] = {}
+        for number, name in file_names(encoded.metadata).items():
+            with (folder / name).open("rb") as file:
+                mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if _size(file) else b""
+                shards[number] = mapped
         return EncodedCheckpoint(metadata=encoded.metadata, shards=shards)
+
+
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size
 
 
 def _read(uri: str) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.checkpoint import Checkpoint, Encoder, FoundCheckpoint, Tier, found_in, newest_of
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint
+from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint, PartFacts
 from forebay.checkpoint.files import CheckpointFiles
 from forebay.checkpoint.memory_store import StoredStep
 from forebay.checkpoint.memory_store_actor import (
@@ -31,6 +31,8 @@ from forebay.checkpoint.memory_store_actor import (
     stores_of,
     yield_storage,
 )
+from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
+from forebay.checkpoint.parts.verified_part import ReadBytes
 from forebay.checkpoint.shared_buffer import BufferHandle, SharedBufferClient, read_shared_buffer
 from forebay.errors import ReadFailed, WriteFailed
 from forebay.storage.atomic import ADVICE, write_failed
@@ -96,11 +98,15 @@ class RayCheckpointStore:
         self._stored: EncodedCheckpoint | None = None
         self._latest: int | None = None
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` is in the memory of this node, and the previous one also on another node.
 
-        The store may not have noticed it yet: it looks for it before it answers any question.
+        The store may not have noticed it yet: it looks for it before it answers any question. A checkpoint in parts is
+        in storage instead.
         """
+        if parts:
+            self._seal(self._encoder.encode(checkpoint, self._own_buffer, parts))
+            return
         before, self._saved = self._saved, None
         goes_on = self._latest is not None and checkpoint.step > self._latest
         handle, buffer = self._open_buffer()
@@ -110,7 +116,20 @@ class RayCheckpointStore:
             self._save_to_storage(encoded, before)
         self._saved = encoded
 
-    def newest(self, shards: Collection[int] | None = None) -> Checkpoint | None:
+    def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
+        """Return once the part is in storage. Raises `WriteFailed`."""
+        receipt = write_part(number, chunks, self._own_buffer)
+        try:
+            self._files.write_part(step, number, self._own_buffer.written())
+        except OSError as error:
+            raise write_failed(f"part {number} of the checkpoint of step {step}", self._files.uri, error) from error
+        return receipt
+
+    def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
+        """Return a reader of storage."""
+        return [partial(self._files.read_part, step, part.number)]
+
+    def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest complete checkpoint in the memory of any node, or in storage."""
         stores = stores_of(self._owner.run)
         if self._store is None:
@@ -119,7 +138,7 @@ class RayCheckpointStore:
         held = stored_steps(stores)
         if self._node in held and not self._is_starting:
             self._wait_s = self._copy_timeout_s(held[self._node].num_bytes)
-        newest = newest_of([*self._in_memory(stores, held), *(stored or ())], shards)
+        newest = newest_of([*self._in_memory(stores, held), *(stored or ())], shards, before=before)
         if stored is not None:  # Otherwise the store may have a later one.
             self._latest = -1 if newest is None else newest.step
         return newest
@@ -141,6 +160,18 @@ class RayCheckpointStore:
     def close(self) -> None:
         """Release the memory store, which continues to exist."""
         self._store = self._pending = self._handle = self._client = self._saved = self._stored = None
+
+    def _seal(self, encoded: EncodedCheckpoint) -> None:
+        """Complete a checkpoint whose parts are in storage. Memory has older ones, which must not be uploaded now."""
+        silent = yield_storage(stores_of(self._owner.run), encoded.step)
+        try:
+            self._files.seal(encoded)
+        except OSError as error:
+            raise write_failed(f"the checkpoint of step {encoded.step}", self._files.uri, error) from error
+        for store in silent.values():
+            ray.kill(store)
+        self._latest = encoded.step
+        self._saved = self._stored = encoded
 
     def _next_handle(self) -> BufferHandle | None:
         """Buffer for the next checkpoint, or None while there is no memory store."""

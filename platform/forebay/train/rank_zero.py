@@ -1,4 +1,4 @@
-"""Results that rank 0 waits for without a limit, such as storage or commands at the end of an epoch, on all ranks."""
+"""Results that ranks wait for without a limit, such as storage or commands at the end of an epoch, on all ranks."""
 
 from __future__ import annotations
 
@@ -50,3 +50,17 @@ def _answer(pending: Future[T]) -> tuple[T] | None:
     except TimeoutError:
         # The call may have raised this error itself, or ended just now.
         return (pending.result(),) if pending.done() else None
+
+
+def gathered_from_all(call: Callable[[], T], collective: Collective) -> list[T]:
+    """Return the results of `call()` on all ranks, by rank, however long each of them takes.
+
+    A rank on which it raises leaves with the exception.
+    """
+    if collective.world.size == 1:
+        return [call()]
+    pending = _start(call)
+    while True:
+        answers = collective.all_gather_object(_answer(pending))
+        if (done := [answer[0] for answer in answers if answer is not None]) and len(done) == len(answers):
+            return done

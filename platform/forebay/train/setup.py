@@ -3,8 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+
+from forebay.errors import InvalidOption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +19,25 @@ class TrainSetup:
         optimizer: Its optimizer.
         device: Device of model and batches.
         world_size: Number of ranks.
+        is_sharded: Whether each rank holds a part of every parameter and gradient, as with strategy="fsdp2".
     """
 
     model: nn.Module
     optimizer: Optimizer
     device: torch.device
     world_size: int
+    is_sharded: bool = False
+
+    def require_whole(self, what: str) -> None:
+        """Check that each rank holds whole parameters and gradients, for `what`. Raises `InvalidOption` otherwise."""
+        if self.is_sharded:
+            raise InvalidOption(
+                f"the job has {what}, which reads whole parameters or gradients, and its train function shards them: "
+                f"each rank holds a part. Leave {what} out, or set strategy='ddp'.",
+                what=what,
+            )
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor, and any other tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

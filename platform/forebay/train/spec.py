@@ -8,6 +8,7 @@ from forebay.loader.data import Data
 from forebay.train.batch_size.policy import BatchPolicy, RateScaling
 from forebay.train.collectives.collective import Reduction
 from forebay.train.monitors.monitor import Monitor
+from forebay.train.strategies.strategy import StrategyOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +28,8 @@ class TrainSpec:
     batch: BatchPolicy | None = None
     rate: RateScaling | None = None
     reduction: Reduction = "mean"
+
+    @property
+    def strategy_options(self) -> StrategyOptions:
+        """Facts that a strategy needs."""
+        return StrategyOptions(reduction=self.reduction, plan=self.data.plan, seed=self.seed)

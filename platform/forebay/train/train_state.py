@@ -19,7 +19,7 @@ from forebay.train.spec import TrainSpec
 from forebay.train.state.data_progress import DataProgress, PendingBatches
 from forebay.train.state.epoch_totals import EpochFacts, EpochTotals
 from forebay.train.state.snapshot import Snapshot
-from forebay.train.state.stateful import StatefulObjects
+from forebay.train.state.stateful import Stateful, StatefulObjects
 
 
 class TrainState:
@@ -44,9 +44,9 @@ class TrainState:
     def global_batch(self) -> int:
         return self.progress.data.global_batch
 
-    def attach(self, setup: TrainSetup) -> None:
-        """Track the model and its optimizer, and attach monitors, batch policy and rate scaling to them."""
-        self.objects.add(model=setup.model, optimizer=setup.optimizer)
+    def attach(self, setup: TrainSetup, states: Mapping[str, Stateful]) -> None:
+        """Track the states of model and optimizer, and attach monitors, batch policy and rate scaling to both."""
+        self.objects.add(**states)
         self.monitors.attach(setup)
         self.batch_size.attach(setup)
 

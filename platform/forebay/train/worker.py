@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,29 +20,29 @@ from forebay.loader.batch import Batch
 from forebay.loader.data import Data
 from forebay.loader.loader import Loader
 from forebay.loader.worker_loaders import WorkerLoaders
+from forebay.train.checkpoints import RankCheckpoints
 from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.exact import LossOf
 from forebay.train.commit_vote import CommitDecision, CommitVote
 from forebay.train.metric import Metric
 from forebay.train.monitors.monitor import Action, Verdict
-from forebay.train.rank_zero import broadcast_from_rank_zero, synced_commands
+from forebay.train.rank_zero import synced_commands
 from forebay.train.setup import TrainSetup
 from forebay.train.spec import TrainSpec
 from forebay.train.state import rng
 from forebay.train.state.data_progress import PendingBatches
 from forebay.train.state.epoch_totals import EpochFacts, counted_together
-from forebay.train.state.snapshot import WHOLE, Snapshot
+from forebay.train.state.snapshot import Snapshot
 from forebay.train.state.stateful import Stateful
 from forebay.train.step_reporter import StepReports
-from forebay.train.strategies.ddp import TORCH_STRATEGIES
 from forebay.train.strategies.strategy import (
     BuildOptimizer,
     Strategies,
     Strategy,
-    StrategyOptions,
     build_strategy,
     weighted_backward,
 )
+from forebay.train.strategies.torch_strategies import TORCH_STRATEGIES
 from forebay.train.train_state import TrainState
 from forebay.world import World
 
@@ -77,7 +76,8 @@ class Worker:
         strategies: Strategies = TORCH_STRATEGIES,
     ) -> None:
         self._spec = spec
-        self._collective, self._checkpoints, self._reporter = collective, checkpoints, reporter
+        self._collective, self._reporter = collective, reporter
+        self._checkpoints = RankCheckpoints(collective, checkpoints)
         spec.data.validate_world_size(collective.world.size)
         self._loaders = WorkerLoaders(collective.world, collective.device, cache)
         self._step_reports = StepReports(reporter)
@@ -149,15 +149,18 @@ class Worker:
         Args:
             model: Any module, with the same parameters on every rank.
             optimizer: Called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`.
-            strategy: Name of the way in which ranks train together. "ddp" holds the whole model on every rank.
+            strategy: Name of the way in which ranks train together. "ddp" holds the whole model on every rank, "fsdp2"
+                a part of it.
 
         Raises as `restore`, and `InvalidOption`, before anything is built, if the driver does not have this strategy.
         """
-        spec = self._spec
-        options = StrategyOptions(reduction=spec.reduction, plan=spec.data.plan, seed=spec.seed)
-        chosen = build_strategy(strategy, self._strategies, self._collective, options)
+        chosen = build_strategy(strategy, self._strategies, self._collective, self._spec.strategy_options)
         model, built = chosen.prepare(model, optimizer)
-        self._state.attach(TrainSetup(model=model, optimizer=built, device=self.device, world_size=self.world.size))
+        setup = TrainSetup(
+            model=model, optimizer=built, device=self.device, world_size=self.world.size, is_sharded=chosen.is_sharded
+        )
+        self._state.attach(setup, chosen.states(model, built))
+        self._checkpoints.strategy = chosen
         self.restore()
         self._state.scale_rate()
         self._strategy = chosen
@@ -243,8 +246,7 @@ class Worker:
         `setup` calls it. In the training loop, the next batch is then the first one after that checkpoint.
         Raises `CursorMismatch` for a checkpoint of another plan, `BadJob` for one that does not fit the model.
         """
-        # In a thread of rank 0: storage may take longer than a collective's timeout.
-        checkpoint = broadcast_from_rank_zero(partial(self._checkpoints.newest, {WHOLE}), self._collective)
+        checkpoint = self._checkpoints.newest()
         if checkpoint is None:
             return False
         self._spec.data.validate_cursor(checkpoint.cursor, step=checkpoint.step)
@@ -365,13 +367,11 @@ class Worker:
         self._emit(RolledBack(reason=verdict.reason, from_step=from_step, to_step=self.step, skipped_rows=skipped))
 
     def _save_checkpoint(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> None:
-        if self.world.is_first:
-            snapshot = self._state.snapshot(facts, [rng.whole(state) for state in states])
-            self._checkpoints.save(snapshot.to_checkpoint(self.world))
+        self._checkpoints.save(lambda: self._state.snapshot(facts, [rng.whole(state) for state in states]))
         self._progress.mark_saved()
 
     def _flush(self) -> None:
-        broadcast_from_rank_zero(self._checkpoints.flush, self._collective)
+        self._checkpoints.flush()
 
     def _restore(self, snapshot: Snapshot) -> None:
         self._state.restore(snapshot, rank=self.world.rank)

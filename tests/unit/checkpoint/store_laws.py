@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 from forebay.checkpoint.checkpoint import Checkpoint, CheckpointStore
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.files import CheckpointFiles, shard_file
+from forebay.checkpoint.parts.part import LocalChunk, read_region
+from forebay.checkpoint.parts.table import TABLE, PartsTable, filled, named
 from forebay.errors import BadJob
 from forebay.plan.cursor import Cursor
 from forebay.world import World
@@ -26,6 +30,34 @@ def checkpoint_at(step: int, **state: Any) -> Checkpoint:
         world=World(rank=0, size=2),
         shards={0: {"weight": weight, **state}, 1: {"part": step}},
     )
+
+
+def chunk_of(step: int, number: int) -> dict[str, LocalChunk]:
+    """Rows `number - 1` of three of a tensor, large enough for two blocks, and a small one only in part 1."""
+    rows = torch.full((1, 300_000), float(10 * step + number))
+    chunks = {"model.rows": LocalChunk(shape=(3, 300_000), offsets=(number - 1, 0), values=rows)}
+    if number == 1:
+        chunks["model.bias"] = LocalChunk(shape=(2,), offsets=(0,), values=torch.tensor([float(step), -1.0]))
+    return chunks
+
+
+def save_in_parts(ranks: Sequence[CheckpointStore], step: int) -> None:
+    """Save the checkpoint of `step` in three parts, the first of which is rank 0's."""
+    receipts = [store.save_part(step, number, chunk_of(step, number)) for number, store in enumerate(ranks, 1)]
+    table = PartsTable.of(receipts).to_plain()
+    state = {"model": {"rows": named("model.rows"), "bias": named("model.bias")}, TABLE: table}
+    ranks[0].save(replace(checkpoint_at(step), shards={0: state}), receipts)
+
+
+def read_in_parts(store: CheckpointStore, found: Checkpoint) -> dict[str, torch.Tensor]:
+    """Read all tensors of a checkpoint in parts by one rank."""
+    table = PartsTable.in_state(found.shards[0])
+    assert table is not None
+    parts = table.open(lambda facts: store.read_part(found.step, facts))
+    whole = {
+        name: read_region(each, ((0,) * len(each.shape), each.shape), parts) for name, each in table.tensors.items()
+    }
+    return filled(found.shards[0]["model"], whole.__getitem__)
 
 
 def newest_step(commits: CheckpointStore) -> int | None:
@@ -124,6 +156,34 @@ class CheckpointStoreLaws(ABC):
         steps = CheckpointFiles(config).steps()
         assert {5, 10, 13} <= set(steps), "the multiples of keep_every and the newest"
         assert len(set(steps) - {5, 10}) <= 2
+
+    def test_parts_of_all_ranks_are_one_checkpoint(self, config: CheckpointConfig) -> None:
+        with (
+            closing(self.open(config)) as first,
+            closing(self.open(config)) as second,
+            closing(self.open(config)) as third,
+        ):
+            ranks = [first, second, third]
+            assert first.newest() is None, "rank 0 looks for a checkpoint before any is saved"
+            for step in (1, 2, 3, 4):
+                first.save_part(step, 1, chunk_of(step, 1))
+                assert newest_step(first) == (step - 1 or None), "one part is no checkpoint"
+                save_in_parts(ranks, step)
+                found = first.newest({0})
+                assert found is not None and found.step == step
+                tensors = read_in_parts(second, found)
+                assert tensors["rows"][:, 0].tolist() == [10.0 * step + number for number in (1, 2, 3)]
+                assert tensors["bias"].tolist() == [step, -1.0]
+            before = first.newest({0}, before=4)
+            assert before is None or before.step < 4
+            first.flush()
+            stored = CheckpointFiles(config).read(4)
+            stored.verify()
+            assert set(stored.shards) == {0, 1, 2, 3}
+            first.save(checkpoint_at(5))
+            assert newest_step(first) == 5, "a checkpoint without parts follows"
+            first.flush()
+            assert CheckpointFiles(config).steps()[0] == 5
 
     def test_a_torn_upload_is_never_restored(self, config: CheckpointConfig) -> None:
         with closing(self.open(config)) as commits:

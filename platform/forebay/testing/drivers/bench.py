@@ -28,8 +28,8 @@ from forebay.plan.order import Order
 from forebay.plan.plan import build_plan
 from forebay.runs.result import Result
 from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
-from forebay.testing.drivers.events import ATTEMPTS, StepAttempt, happened_at, recording_train
-from forebay.train.state.snapshot import WHOLE
+from forebay.testing.drivers.events import ATTEMPTS, Disturbance, StepAttempt, happened_at, recording_train
+from forebay.train.state.snapshot import Snapshot
 from forebay.train.worker import Worker
 from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
@@ -61,15 +61,27 @@ class DriverBench:
     def folder(self) -> Path:
         return self._folder
 
-    def job(self, name: str, *, at_step: int = -1, event: str = "", step_s: float = 0.0, **options: Any) -> Job:
+    def job(
+        self,
+        name: str,
+        *,
+        at_step: int = -1,
+        event: str = "",
+        step_s: float = 0.0,
+        strategy: str = "ddp",
+        **options: Any,
+    ) -> Job:
         """Make a job of two epochs with a checkpoint every 3 steps. Each step takes at least `step_s` seconds.
 
-        After step `at_step` this happens to the last rank: `raise` (a `ValueError`), `hang`, `kill` (SIGKILL, once) or
-        `kill always`.
+        Its ranks train by `strategy`. After step `at_step` this happens to the last rank: `raise` (a `ValueError`),
+        `hang`, `kill` (SIGKILL, once) or `kill always`.
         """
         log = self._folder / "rows" / name
         log.mkdir(parents=True, exist_ok=True)
-        train = partial(recording_train, num_rows=ROWS, log=str(log), at_step=at_step, event=event, step_s=step_s)
+        disturbance = Disturbance(at_step=at_step, event=event)
+        train = partial(
+            recording_train, num_rows=ROWS, log=str(log), disturbance=disturbance, step_s=step_s, strategy=strategy
+        )
         defaults: dict[str, Any] = {
             "train": train,
             "data": self._data,
@@ -142,13 +154,17 @@ class DriverBench:
         numbers = [number for metrics in told for number in metrics.values()]
         assert all(math.isfinite(number) for number in numbers), f"{result.name}: a loss is not finite"
 
-    def assert_like_undisturbed(self, result: Result) -> None:
-        """Assert that the newest checkpoint's model equals that of an undisturbed run, up to the order of sums."""
+    def assert_like_undisturbed(self, result: Result, tolerance: float | None = None) -> None:
+        """Assert that the newest checkpoint's model equals that of an undisturbed run, up to the order of sums.
+
+        Numbers may differ by 1e-4 and a thousandth, or by `tolerance` and that share.
+        """
+        rtol, atol = (1e-3, 1e-4) if tolerance is None else (tolerance, tolerance)
         commit, ours = newest_commit(result), weights(result)
         undisturbed = self._undisturbed(commit.step)
         assert undisturbed, f"{result.name}: an undisturbed run never came to step {commit.step}"
         for name, wanted in undisturbed.items():
-            torch.testing.assert_close(ours[name], wanted, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(ours[name], wanted, rtol=rtol, atol=atol)
 
     def _undisturbed(self, step: int) -> Mapping[str, torch.Tensor]:
         """Model after `step` steps by one worker in this process."""
@@ -192,8 +208,7 @@ def newest_commit(result: Result) -> Checkpoint:
 
 def weights(result: Result) -> Mapping[str, torch.Tensor]:
     """Model in the newest checkpoint of a run: name -> tensor."""
-    state: Any = newest_commit(result).shards[WHOLE]
-    model: Mapping[str, torch.Tensor] = state["objects"]["model"]
+    model: Mapping[str, torch.Tensor] = Snapshot.from_checkpoint(newest_commit(result)).objects["model"]
     return model
 
 

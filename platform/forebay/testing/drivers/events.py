@@ -37,9 +37,19 @@ class StepAttempt:
         return cls(time=float(seconds), step=int(step), rank=int(rank), size=int(size), pid=int(pid), node=node)
 
 
-def recording_train(worker: Worker, *, num_rows: int, log: str, at_step: int, event: str, step_s: float) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """Disturbance of a job after step `at_step`, by `event`, on the last rank. See `DriverBench.job`."""
+
+    at_step: int = -1
+    event: str = ""
+
+
+def recording_train(
+    worker: Worker, *, num_rows: int, log: str, disturbance: Disturbance, step_s: float, strategy: str
+) -> None:
     """Train by least squares. Writes per step and rank one file with the ids of its rows, and one line."""
-    model, optimizer = worker.setup(CountingModel(num_rows), build_optimizer)
+    model, optimizer = worker.setup(CountingModel(num_rows), build_optimizer, strategy=strategy)
     world = worker.world
     with Path(log, ATTEMPTS).open("ab", buffering=0) as attempts:  # One write per line: ranks share the file.
         for batch in worker.loader():
@@ -51,8 +61,8 @@ def recording_train(worker: Worker, *, num_rows: int, log: str, at_step: int, ev
                 time=time.time(), step=worker.step, rank=world.rank, size=world.size, pid=os.getpid(), node=world.node
             )
             attempts.write(attempt.to_line().encode())
-            if worker.step == at_step and world.rank == world.size - 1:
-                _happen(event, Path(log, HAPPENED))
+            if worker.step == disturbance.at_step and world.rank == world.size - 1:
+                _happen(disturbance.event, Path(log, HAPPENED))
             worker.commit(loss=loss)
 
 

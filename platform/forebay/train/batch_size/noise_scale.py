@@ -63,7 +63,8 @@ class NoiseScale:
             data.validate_batch_size(f"batch=NoiseScale({option}={rows})", rows)
 
     def attach(self, setup: TrainSetup) -> LiveNoiseScale:
-        """See `BatchPolicy`."""
+        """See `BatchPolicy`. Raises `InvalidOption` if the model is sharded."""
+        setup.require_whole("NoiseScale")
         return LiveNoiseScale(self, setup)
 
     def next_batch(self, global_batch: int, noise_scale: float) -> int:

@@ -49,7 +49,8 @@ class EmbeddingNorms:
             )
 
     def attach(self, setup: TrainSetup) -> LiveEmbeddingNorms:
-        """Return a `LiveMonitor` for one rank. Raises `InvalidOption` if the model has no table."""
+        """Return a `LiveMonitor` for one rank. Raises `InvalidOption` if the model has no table, or is sharded."""
+        setup.require_whole("EmbeddingNorms")
         tables = list(_tables_of(setup.model, self.tables))
         if not tables:
             raise InvalidOption(

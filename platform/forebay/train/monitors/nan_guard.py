@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from forebay.train.metric import Metric
 from forebay.train.monitors.deferred_metrics import DeferredMetrics
 from forebay.train.monitors.monitor import Action, ActionWord, Verdict, action_of
-from forebay.train.setup import TrainSetup
+from forebay.train.setup import TrainSetup, local_part
 
 LONGEST_PROBE = 65_536
 """Size above which a gradient, or a row of it, is not probed at every step."""
@@ -125,11 +125,8 @@ class LiveNanGuard:
 
     def _bad_parameter(self) -> str | None:
         """Return the name of a parameter with NaN or infinity. Buffers are not read: masks hold infinity."""
-        watched = [
-            (name, parameter.detach())
-            for name, parameter in self._model.named_parameters()
-            if parameter.is_floating_point() and parameter.numel()
-        ]
+        parts = [(name, local_part(parameter.detach())) for name, parameter in self._model.named_parameters()]
+        watched = [(name, part) for name, part in parts if part.is_floating_point() and part.numel()]
         # One pass at the speed of memory, read once. A sum of finite numbers may overflow. Then all are read.
         totals: dict[torch.device, list[Tensor]] = {}
         for _, parameter in watched:
@@ -144,7 +141,7 @@ class LiveNanGuard:
             return
         with torch.no_grad():
             probed = _parameters(optimizer) if self._closely else self._probed
-            gradients = [gradient for parameter in probed if (gradient := parameter.grad) is not None]
+            gradients = [local_part(gradient) for parameter in probed if (gradient := parameter.grad) is not None]
             parts: dict[torch.device, list[Tensor]] = {}
             for gradient in gradients:
                 for part in _all_of(gradient) if self._closely else _first_row(gradient):

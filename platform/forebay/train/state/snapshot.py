@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forebay.checkpoint.checkpoint import Checkpoint
+from forebay.checkpoint.parts.table import whole_state
 from forebay.events import EpochEnded
 from forebay.plan.cursor import Cursor
 from forebay.train.state.data_progress import Span
@@ -14,7 +15,7 @@ from forebay.train.state.epoch_totals import EpochFacts
 from forebay.world import World
 
 WHOLE = 0
-"""Shard with all of a run's state. Current strategies hold the whole model on every rank."""
+"""Shard with all of a run's state, or with all but the tensors that lie in parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Snapshot:
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Snapshot:
         """Return the snapshot from which `to_checkpoint` made this checkpoint."""
-        state = checkpoint.shards[WHOLE]
+        state = whole_state(checkpoint.shards[WHOLE], checkpoint.parts)
         return cls(
             step=checkpoint.step,
             cursor=checkpoint.cursor,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from forebay.checkpoint.parts.contents import Region
 from forebay.loader.batch import Batch
 from forebay.train.collectives.adasum import register_adasum
 from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.exact import ExactReduction, LossOf
-from forebay.train.strategies.strategy import BuildOptimizer, Strategies, StrategyOptions, weighted_backward
+from forebay.train.state.stateful import Stateful
+from forebay.train.strategies.named_state import whole_region, whole_states
+from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions, weighted_backward
 
 
 class DataParallel(ABC):
@@ -20,6 +24,8 @@ class DataParallel(ABC):
 
     A world of one reduces nothing, and needs no backend.
     """
+
+    is_sharded = False
 
     def __init__(self, collective: Collective, options: StrategyOptions) -> None:
         self._collective, self._options = collective, options
@@ -30,6 +36,12 @@ class DataParallel(ABC):
         model = model.to(self._collective.device)
         self._optimizer = optimizer(model.parameters())
         return model, self._optimizer
+
+    def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
+        return whole_states(model, optimizer)
+
+    def restored(self, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor:
+        return read(whole_region(shape))
 
     def wrap(self, model: nn.Module) -> nn.Module:
         options = self._options
@@ -79,6 +91,3 @@ class FixedBuckets(DistributedDataParallel):
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return parameters[::-1], sparse[::-1]
-
-
-TORCH_STRATEGIES: Strategies = {"ddp": TorchDataParallel}

@@ -9,11 +9,13 @@ from typing import Protocol, TypeAlias
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forebay.checkpoint.parts.contents import Region
 from forebay.errors import InvalidOption
 from forebay.loader.batch import Batch
 from forebay.plan.order import Order
 from forebay.train.collectives.collective import Collective, Reduction
 from forebay.train.collectives.exact import LossOf
+from forebay.train.state.stateful import Stateful
 
 BuildOptimizer: TypeAlias = Callable[..., Optimizer]
 """Function that is called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`."""
@@ -32,12 +34,30 @@ class Strategy(Protocol):
     """Training of one model by all ranks together. One object per train function and process.
 
     Laws: `prepare`, a restore of both objects, `wrap` and then `backward` are called in this order, by all ranks alike.
-    A checkpoint saves and restores the objects that `prepare` returns. After `backward` the gradients are bit-equal for
-    equal inputs, also in a process that starts in the middle of a run.
+    A checkpoint saves and restores `states` of the objects that `prepare` returns. Their names and shapes are those of
+    the model alone: a run may continue with another strategy, as with another number of ranks. After `backward` the
+    gradients are bit-equal for equal inputs, also in a process that starts in the middle of a run.
     """
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds a part of every parameter: all of it, in a world of one."""
+        ...
 
     def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
         """Return `model` on this rank's device, and its optimizer."""
+        ...
+
+    def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
+        """Return what a checkpoint saves of both, by the names "model" and "optimizer".
+
+        Tensors of which each rank holds a part are `DTensor`. Both load states with tensors as `restored` returns them,
+        and states of whole tensors.
+        """
+        ...
+
+    def restored(self, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor:
+        """Return a saved tensor of `shape` as this rank holds it. `read` returns a block of it, in main memory."""
         ...
 
     def wrap(self, model: nn.Module) -> nn.Module:

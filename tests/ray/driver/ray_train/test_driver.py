@@ -32,6 +32,7 @@ from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.counting_model import MOST_EPOCHS
 from forebay.testing.drivers.fixed_suite import Heard
 from forebay.testing.drivers.nodes import SmallNodes
+from forebay.testing.drivers.sharded_suite import ShardedSuite
 from forebay.testing.drivers.suite import Nodes
 from forebay.train.worker import Worker
 
@@ -46,7 +47,7 @@ def bench(tmp_path: Path) -> DriverBench:
 
 
 @pytest.mark.usefixtures("ray_session")
-class TestRayTrain(UnderRay):
+class TestRayTrain(UnderRay, ShardedSuite):
     driver_path = "forebay.driver.ray_train.driver:RayTrainDriver"
     titles = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
     # The local driver has the laws of a run. Horovod has those of the elastic core, where a new world costs half as
@@ -60,11 +61,13 @@ class TestRayTrain(UnderRay):
             "test_grows_and_shrinks_as_asked",
             "test_hang_ends_the_run_and_is_named",
             "test_killed_driver_is_taken_over_from_storage",
+            "test_killed_or_damaged_sharded_run_repeats_every_bit",
             "test_killed_worker_is_replaced_and_changes_nothing",
             "test_nodes_are_left_before_they_go_and_may_be_lost",
             "test_stop_is_not_kept_waiting_by_workers_that_are_to_come",
             "test_run_that_died_goes_on_in_other_worlds",
             "test_stopped_run_goes_on_under_its_name",
+            "test_strategy_may_change_between_runs_of_one_name",
             "test_strategy_that_the_driver_lacks_is_refused_before_anything_is_built",
             "test_too_many_deaths_end_the_run_and_keep_its_commits",
         }

@@ -26,11 +26,11 @@ from forebay.runs.control import Control
 from forebay.runs.result import Result, load_result, save_result
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.fixed_suite import assert_same_model, in_each_order
-from forebay.testing.drivers.suite import DriverSuite
+from forebay.testing.drivers.sharded_suite import ShardedSuite
 from forebay.train.worker import TrainFunction, Worker
 
 
-class TestLocalProcesses(DriverSuite):
+class TestLocalProcesses(ShardedSuite):
     driver_path = "forebay.driver.local.driver:LocalDriver"
     # Every change starts new processes. test_elastic.py has each kind of change, and other tests here kill a worker.
     variations = frozenset(
@@ -38,7 +38,9 @@ class TestLocalProcesses(DriverSuite):
             "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",
             "test_changes_of_mind_come_to_the_last_one",
             "test_grows_and_shrinks_as_asked",
+            "test_killed_or_damaged_sharded_run_repeats_every_bit",
             "test_killed_workers_are_replaced_one_or_all",
+            "test_strategy_may_change_between_runs_of_one_name",
         }
     )
     # The drivers on Ray have those.

@@ -11,8 +11,9 @@ from torch import nn
 from forebay.errors import InvalidOption
 from forebay.loader.data import Data
 from forebay.train.collectives.collective import Collective, Reduction, SingleProcessCollective
-from forebay.train.strategies.ddp import TORCH_STRATEGIES, FixedBuckets, TorchDataParallel
+from forebay.train.strategies.ddp import FixedBuckets, TorchDataParallel
 from forebay.train.strategies.strategy import StrategyOptions, build_strategy
+from forebay.train.strategies.torch_strategies import TORCH_STRATEGIES
 
 Ranks = Callable[..., list[Any]]
 
@@ -61,7 +62,7 @@ def test_world_of_one_reduces_nothing(make_data: Callable[..., Data], reduction:
 
 def test_unknown_strategy_is_refused_with_the_known_ones(make_data: Callable[..., Data]) -> None:
     with pytest.raises(
-        InvalidOption, match=r"strategy='fsdp2', .* train with 'ddp' only\. Set strategy='ddp'"
+        InvalidOption, match=r"strategy='zero9', .* train with 'ddp', 'fsdp2' only\. Set strategy='ddp'"
     ) as refusal:
-        build_strategy("fsdp2", TORCH_STRATEGIES, SingleProcessCollective(), options_of(make_data()))
-    assert refusal.value.facts == {"strategy": "fsdp2", "known": ["ddp"]}
+        build_strategy("zero9", TORCH_STRATEGIES, SingleProcessCollective(), options_of(make_data()))
+    assert refusal.value.facts == {"strategy": "zero9", "known": ["ddp", "fsdp2"]}

@@ -1,0 +1,75 @@
+"""Table of a checkpoint's tensors that lie in parts: the dtype and shape of each, and the place of its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from forebay.checkpoint.encoded import CorruptCheckpoint
+
+Region = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes of a block of a tensor, one of each per dimension."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredChunk:
+    """Block of a tensor at `offsets`, of `sizes` elements. Its bytes lie in part `part` from `begin` on, in C order."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    part: int
+    begin: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """Tensor of a checkpoint, by its logical name. `dtype` is a name of torch, such as "float32"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[StoredChunk, ...]
+
+    def validate(self) -> None:
+        """Check that the chunks have all elements. Raises `CorruptCheckpoint`."""
+        if sum(prod(chunk.sizes) for chunk in self.chunks) != prod(self.shape):
+            raise CorruptCheckpoint(f"its chunks of {self.name} do not fill the shape {list(self.shape)}")
+
+
+def merged(parts: Iterable[Sequence[StoredTensor]]) -> list[StoredTensor]:
+    """Return each tensor once, with its chunks of all parts."""
+    found: dict[str, StoredTensor] = {}
+    for tensor in (each for part in parts for each in part):
+        before = found.get(tensor.name)
+        chunks = (*(before.chunks if before else ()), *tensor.chunks)
+        found[tensor.name] = StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, chunks=chunks)
+    return list(found.values())
+
+
+def to_plain(tensors: Iterable[StoredTensor]) -> dict[str, Any]:
+    """Return the table as plain containers, for the head of a checkpoint."""
+    return {
+        tensor.name: {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "chunks": [[list(each.offsets), list(each.sizes), each.part, each.begin] for each in tensor.chunks],
+        }
+        for tensor in tensors
+    }
+
+
+def from_plain(table: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Return the tensors of a table by name. Raises `CorruptCheckpoint`."""
+    return {name: _tensor(name, facts) for name, facts in table.items()}
+
+
+def _tensor(name: str, facts: Mapping[str, Any]) -> StoredTensor:
+    chunks = tuple(
+        StoredChunk(offsets=tuple(offsets), sizes=tuple(sizes), part=part, begin=begin)
+        for offsets, sizes, part, begin in facts["chunks"]
+    )
+    tensor = StoredTensor(name=name, dtype=facts["dtype"], shape=tuple(facts["shape"]), chunks=chunks)
+    tensor.validate()
+    return tensor

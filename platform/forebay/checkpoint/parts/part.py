@@ -1,0 +1,91 @@
+"""Part of a checkpoint: chunks of tensors that one rank writes, as raw bytes one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from forebay.checkpoint.buffer import ReusableBuffer
+from forebay.checkpoint.encoded import PartFacts, block_sums, sum_of
+from forebay.checkpoint.parts.contents import Region, StoredChunk, StoredTensor
+from forebay.checkpoint.parts.verified_part import VerifiedPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalChunk:
+    """Block of a logical tensor that this rank writes. `values` has the block's sizes, on any device."""
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    values: Tensor = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartReceipt:
+    """Facts of a written part: its size, the checksums of its blocks, and the tensors in it."""
+
+    number: int
+    num_bytes: int
+    sums: tuple[int, ...] = field(repr=False)
+    tensors: tuple[StoredTensor, ...] = field(repr=False)
+
+    @property
+    def facts(self) -> PartFacts:
+        return PartFacts(number=self.number, num_bytes=self.num_bytes, checksum=sum_of(self.sums))
+
+
+def write_part(number: int, chunks: Mapping[str, LocalChunk], buffer: ReusableBuffer) -> PartReceipt:
+    """Write `chunks`, by name, into `buffer`, which has nothing else. Chunks without elements take no place."""
+    buffer.reset()
+    tensors = []
+    for name, chunk in chunks.items():
+        begin, values = buffer.num_bytes, chunk.values
+        place = StoredChunk(offsets=chunk.offsets, sizes=tuple(values.shape), part=number, begin=begin)
+        stored = (place,) if values.numel() else ()
+        if stored:
+            buffer.write(_bytes_of(values))
+        dtype = str(values.dtype).removeprefix("torch.")
+        tensors.append(StoredTensor(name=name, dtype=dtype, shape=chunk.shape, chunks=stored))
+    written = buffer.written()
+    return PartReceipt(number=number, num_bytes=len(written), sums=tuple(block_sums(written)), tensors=tuple(tensors))
+
+
+def read_region(tensor: StoredTensor, region: Region, parts: Mapping[int, VerifiedPart]) -> Tensor:
+    """Return the block `region` of a tensor, in main memory, from whichever chunks have it.
+
+    Reads only the rows of the first dimension that are needed. Raises `CorruptCheckpoint`.
+    """
+    offsets, sizes = region
+    dtype: torch.dtype = getattr(torch, tensor.dtype)
+    found = torch.empty(sizes, dtype=dtype)
+    for chunk in tensor.chunks:
+        starts = [max(a, b) for a, b in zip(offsets, chunk.offsets, strict=True)]
+        stops = [min(a + n, b + m) for a, n, b, m in zip(offsets, sizes, chunk.offsets, chunk.sizes, strict=True)]
+        if all(start < stop for start, stop in zip(starts, stops, strict=True)):
+            source, target = _rows(chunk, dtype, starts, stops, parts[chunk.part]), found
+            for dim, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+                source = source.narrow(dim, start - (starts[0] if dim == 0 else chunk.offsets[dim]), stop - start)
+                target = target.narrow(dim, start - offsets[dim], stop - start)
+            target.copy_(source)
+    return found
+
+
+def _rows(
+    chunk: StoredChunk, dtype: torch.dtype, starts: Sequence[int], stops: Sequence[int], part: VerifiedPart
+) -> Tensor:
+    """Rows `starts[0]` to `stops[0]` of a chunk, with all of its further dimensions."""
+    row = dtype.itemsize
+    for size in chunk.sizes[1:]:
+        row *= size
+    first, stop = (starts[0] - chunk.offsets[0], stops[0] - chunk.offsets[0]) if chunk.sizes else (0, 1)
+    content = bytearray(part.read(chunk.begin + first * row, chunk.begin + stop * row))
+    shape = [stop - first, *chunk.sizes[1:]] if chunk.sizes else []
+    return torch.frombuffer(content, dtype=dtype).reshape(shape)
+
+
+def _bytes_of(values: Tensor) -> memoryview:
+    flat = values.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data

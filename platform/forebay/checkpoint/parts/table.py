@@ -1,0 +1,94 @@
+"""Head of a checkpoint in parts: a state that names tensors instead of holding them, and the table of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from forebay.checkpoint.encoded import Bytes, CorruptCheckpoint, PartFacts, sum_of
+from forebay.checkpoint.parts.contents import StoredTensor, from_plain, merged, to_plain
+from forebay.checkpoint.parts.part import PartReceipt, read_region
+from forebay.checkpoint.parts.verified_part import ReadBytes, VerifiedPart
+
+TABLE = "parts"
+_NAME = "tensor in parts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartsTable:
+    """Tensors of a checkpoint by logical name, and the size and block checksums of each part by number."""
+
+    tensors: Mapping[str, StoredTensor]
+    parts: Mapping[int, tuple[int, Sequence[int]]]
+
+    @classmethod
+    def of(cls, receipts: Sequence[PartReceipt]) -> PartsTable:
+        """Build the table from the receipts of all ranks."""
+        tensors = {tensor.name: tensor for tensor in merged([receipt.tensors for receipt in receipts])}
+        for tensor in tensors.values():
+            tensor.validate()
+        return cls(tensors=tensors, parts={each.number: (each.num_bytes, each.sums) for each in receipts})
+
+    @classmethod
+    def in_state(cls, state: Mapping[str, Any]) -> PartsTable | None:
+        """Return the table that a head has, or None for a state with all of its tensors."""
+        if TABLE not in state:
+            return None
+        plain = state[TABLE]
+        parts = {number: (facts["bytes"], tuple(facts["sums"])) for number, facts in plain["parts"].items()}
+        return cls(tensors=from_plain(plain["tensors"]), parts=parts)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the table as plain containers."""
+        parts = {number: {"bytes": size, "sums": list(sums)} for number, (size, sums) in self.parts.items()}
+        return {"tensors": to_plain(self.tensors.values()), "parts": parts}
+
+    def facts(self) -> list[PartFacts]:
+        """Return the facts of all parts."""
+        return [
+            PartFacts(number=number, num_bytes=size, checksum=sum_of(sums))
+            for number, (size, sums) in self.parts.items()
+        ]
+
+    def open(self, copies_of: Callable[[PartFacts], Sequence[ReadBytes]]) -> dict[int, VerifiedPart]:
+        """Return a verified reader of every part, by number."""
+        return {
+            facts.number: VerifiedPart(facts, self.parts[facts.number][1], copies_of(facts)) for facts in self.facts()
+        }
+
+
+def named(name: str) -> dict[str, str]:
+    """Return what a head holds in place of the tensor `name`."""
+    return {_NAME: name}
+
+
+def filled(state: Any, tensor_of: Callable[[str], Tensor]) -> Any:
+    """Return `state` with `tensor_of(name)` in each place of a named tensor."""
+    if isinstance(state, Mapping):
+        if state.keys() == {_NAME}:
+            return tensor_of(state[_NAME])
+        return {key: filled(value, tensor_of) for key, value in state.items()}
+    if isinstance(state, list | tuple) and any(isinstance(each, Mapping | list | tuple) for each in state):
+        return type(state)(filled(each, tensor_of) for each in state)
+    return state
+
+
+def whole_state(state: Mapping[str, Any], parts: Mapping[int, Bytes]) -> Mapping[str, Any]:
+    """Return the head `state` with all of its tensors, from parts in memory. Raises `CorruptCheckpoint`."""
+    table = PartsTable.in_state(state)
+    if table is None:
+        return state
+    if missing := table.parts.keys() - parts.keys():
+        raise CorruptCheckpoint(f"parts {sorted(missing)} were not read")
+    opened = table.open(lambda facts: [lambda begin, end: memoryview(parts[facts.number])[begin:end]])
+
+    def whole(name: str) -> Tensor:
+        tensor = table.tensors[name]
+        return read_region(tensor, ((0,) * len(tensor.shape), tensor.shape), opened)
+
+    rest = {key: value for key, value in state.items() if key != TABLE}
+    found: Mapping[str, Any] = filled(rest, whole)
+    return found

@@ -1,0 +1,91 @@
+"""Checkpoints of a run as its ranks save and find them together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from forebay.checkpoint.checkpoint import Checkpoint, CheckpointStore
+from forebay.checkpoint.encoded import CorruptCheckpoint
+from forebay.checkpoint.parts.part import read_region
+from forebay.checkpoint.parts.table import TABLE, PartsTable, filled
+from forebay.train.collectives.collective import Collective
+from forebay.train.rank_zero import broadcast_from_rank_zero, gathered_from_all
+from forebay.train.state.snapshot import WHOLE, Snapshot
+from forebay.train.strategies.sharded_state import split_shards
+from forebay.train.strategies.strategy import Strategy
+
+log = logging.getLogger(__name__)
+
+
+class RankCheckpoints:
+    """Checkpoints of one rank. All ranks call every method alike.
+
+    Rank 0 saves and reads what all ranks have. Of sharded tensors, each rank saves its own part, and reads what it
+    needs of the parts of any world.
+    """
+
+    def __init__(self, collective: Collective, store: CheckpointStore) -> None:
+        self._collective, self._store = collective, store
+        self.strategy: Strategy | None = None
+        """Strategy that lays out the tensors that are read."""
+
+    def save(self, snapshot_of: Callable[[], Snapshot]) -> None:
+        """Save the snapshot that `snapshot_of` returns."""
+        world = self._collective.world
+        is_sharded = self.strategy is not None and self.strategy.is_sharded
+        if not (world.is_first or is_sharded):
+            return
+        snapshot = snapshot_of()
+        rest, chunks = split_shards(snapshot.objects) if is_sharded else (snapshot.objects, {})
+        if not chunks:
+            if world.is_first:
+                self._store.save(snapshot.to_checkpoint(world))
+            return
+        write = partial(self._store.save_part, snapshot.step, world.rank + 1, chunks)
+        receipts = gathered_from_all(write, self._collective)
+        if world.is_first:
+            checkpoint = replace(snapshot, objects=rest).to_checkpoint(world)
+            state = {**checkpoint.shards[WHOLE], TABLE: PartsTable.of(receipts).to_plain()}
+            self._store.save(replace(checkpoint, shards={WHOLE: state}), receipts)
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest complete checkpoint, with tensors as this rank holds them, or None.
+
+        Raises as `CheckpointStore.newest`.
+        """
+        before: int | None = None
+        while True:
+            # In a thread of rank 0: storage may take longer than a collective's timeout.
+            read = partial(self._store.newest, {WHOLE}, before=before)
+            checkpoint = broadcast_from_rank_zero(read, self._collective)
+            table = None if checkpoint is None else PartsTable.in_state(checkpoint.shards[WHOLE])
+            if checkpoint is None or table is None:
+                return checkpoint
+            found: dict[str, Tensor] = {}
+            lost = gathered_from_all(partial(self._read_tensors, checkpoint.step, table, found), self._collective)
+            if not any(lost):
+                state = {key: value for key, value in checkpoint.shards[WHOLE].items() if key != TABLE}
+                return replace(checkpoint, shards={WHOLE: filled(state, found.__getitem__)})
+            reason = next(each for each in lost if each)
+            before = checkpoint.step
+            log.warning("The checkpoint of step %d is corrupt (%s); looking for the one before it.", before, reason)
+
+    def flush(self) -> None:
+        """Return once the newest saved checkpoint is in storage. Raises `WriteFailed`."""
+        broadcast_from_rank_zero(self._store.flush, self._collective)
+
+    def _read_tensors(self, step: int, table: PartsTable, found: dict[str, Tensor]) -> str:
+        """Add what this rank needs to `found`, by name. Returns the reason if a part is corrupt, or an empty text."""
+        assert self.strategy is not None, "setup() comes first"
+        try:
+            parts = table.open(lambda facts: self._store.read_part(step, facts))
+            for name, tensor in table.tensors.items():
+                found[name] = self.strategy.restored(tensor.shape, partial(read_region, tensor, parts=parts))
+        except CorruptCheckpoint as error:
+            return str(error)
+        return ""

@@ -1,0 +1,114 @@
+"""Fully sharded data parallel training (FSDP2): each rank holds a part of every parameter, gradient and moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
+
+from forebay.checkpoint.parts.contents import Region
+from forebay.errors import BadJob, InvalidOption
+from forebay.loader.batch import Batch
+from forebay.train.collectives.collective import Collective
+from forebay.train.collectives.exact import LossOf
+from forebay.train.state.stateful import Stateful
+from forebay.train.strategies.named_state import whole_region, whole_states
+from forebay.train.strategies.sharded_state import ShardedModel, ShardedOptimizer, sharded, sharded_region
+from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions, weighted_backward
+
+
+class FullySharded:
+    """`Strategy` of torch's `fully_shard` over the default process group. A world of one shards nothing.
+
+    A unit is gathered for its forward and backward pass and freed afterwards. Units are the modules in each
+    `nn.ModuleList` that have submodules, as the layers of a transformer do, and the model as a whole. Everything is
+    computed in the dtype of the parameters. Raises `InvalidOption` for a reduction other than "mean".
+    """
+
+    is_sharded = True
+
+    def __init__(self, collective: Collective, options: StrategyOptions) -> None:
+        if options.reduction != "mean":
+            raise InvalidOption(
+                f"the job has reduction={options.reduction!r} and its train function strategy='fsdp2'. "
+                f"reduction={options.reduction!r} needs whole gradients, and each rank holds a part of them here. Set "
+                "reduction='mean', or strategy='ddp'.",
+                reduction=options.reduction,
+                strategy="fsdp2",
+            )
+        self._collective = collective
+        self._mesh: DeviceMesh | None = None
+
+    def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
+        _refuse_sparse(model)
+        model = model.to(self._collective.device)
+        if self._collective.world.size > 1:
+            self._mesh = init_device_mesh(self._collective.device.type, (self._collective.world.size,))
+            self._shard(model, self._mesh)
+        return model, optimizer(model.parameters())
+
+    def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
+        if self._mesh is None:
+            return whole_states(model, optimizer)
+        return {"model": ShardedModel(model), "optimizer": ShardedOptimizer(model, optimizer)}
+
+    def restored(self, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor:
+        if self._mesh is None:
+            return read(whole_region(shape))
+        return sharded(read(sharded_region(shape, self._mesh)).to(self._collective.device), shape, self._mesh)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model  # `prepare` has sharded it in place.
+
+    def backward(self, batch: Batch, loss_of: LossOf) -> Tensor:
+        return weighted_backward(batch, loss_of)
+
+    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        for unit in _units(model):
+            fully_shard(unit, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        if statistics := list(_statistics(model)):
+
+            def broadcast_statistics(module: nn.Module, _inputs: Any) -> None:
+                if module.training and torch.is_grad_enabled():
+                    for statistic in statistics:
+                        dist.broadcast(statistic, src=0)
+
+            # Statistics that ranks collect, such as those of batch norm, follow rank 0, as under DDP.
+            model.register_forward_pre_hook(broadcast_statistics)
+
+
+def _units(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules to gather one at a time. None is within another: a rank may skip an expert of a layer."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            # A module without submodules may be a table whose weight is read without calling it.
+            yield from (
+                each for each in child if any(True for _ in each.children()) and any(True for _ in each.parameters())
+            )
+        else:
+            yield from _units(child)
+
+
+def _statistics(model: nn.Module) -> Iterator[Tensor]:
+    """Buffers that checkpoints have: others are constants, such as tables of positions."""
+    saved = model.state_dict().keys()
+    return (buffer for name, buffer in model.named_buffers() if name in saved)
+
+
+def _refuse_sparse(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False):
+            raise BadJob(
+                f"the table {name!r} has sparse gradients (sparse=True), which strategy='fsdp2' cannot reduce. Build "
+                "it with sparse=False, or set strategy='ddp'.",
+                module=name,
+            )

@@ -1,0 +1,195 @@
+"""Sharded training through the worker, with checkpoints in parts: over worlds, strategies, and damaged parts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from forebay.checkpoint.checkpoint import DirectoryStore
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.files import CheckpointFiles, part_file
+from forebay.errors import BadJob, InvalidOption
+from forebay.loader.data import Data
+from forebay.train.collectives.collective import Collective, SingleProcessCollective
+from forebay.train.monitors.embedding_norms import EmbeddingNorms
+from forebay.train.monitors.nan_guard import NanGuard
+from forebay.train.setup import TrainSetup
+from forebay.train.spec import TrainSpec
+from forebay.train.state.snapshot import WHOLE, Snapshot
+from forebay.train.strategies.strategy import StrategyOptions, build_strategy
+from forebay.train.strategies.torch_strategies import TORCH_STRATEGIES
+from forebay.train.worker import Worker
+
+Ranks = Callable[..., list[Any]]
+CLOSE = 1e-5
+
+
+class Layer(nn.Module):
+    """Unit of a `ModuleList`, with an uneven number of rows and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(7, 7)
+        self.norm = nn.LayerNorm(7)
+        self.register_buffer("scale", torch.full((7,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.norm(self.inner(x))) * self.scale
+
+
+class ShardedTower(nn.Module):
+    """Two units, parameters with fewer rows than ranks, a frozen one, and a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 7)
+        self.layers = nn.ModuleList([Layer(), Layer()])
+        self.last = nn.Linear(7, 1)
+        self.frozen = nn.Parameter(torch.ones(5, 2), requires_grad=False)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = self.first(batch["x"])
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x).squeeze(1) * self.frozen.mean()
+
+
+def trained(
+    collective: Collective, data: Data, folder: Path, recorder: Any, strategy: str, stop_at: int | None = None
+) -> dict[str, Any]:
+    """Train on this rank, to the end or to the `stop_at`-th checkpoint. Returns the losses of its steps."""
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+    store = DirectoryStore(folder, keep_last=3)
+    spec = TrainSpec(data=data, epochs=3, checkpoint_every=2, monitors=(NanGuard(),))
+    losses: dict[int, float] = {}
+    sizes: dict[str, Any] = {}
+
+    def train(worker: Worker) -> None:
+        model, optimizer = worker.setup(ShardedTower(), partial(torch.optim.AdamW, lr=0.01), strategy=strategy)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step)
+        worker.track(scheduler=scheduler)
+        sizes["parameters"] = sum(
+            (parameter.to_local() if hasattr(parameter, "to_local") else parameter).numel()
+            for parameter in model.parameters()
+        )
+        sizes["from"] = worker.step
+        for batch in worker.loader():
+            loss = worker.backward(
+                batch, lambda part: nn.functional.binary_cross_entropy_with_logits(model(part), part["label"])
+            )
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            losses[worker.step] = float(loss)
+            worker.commit(loss=loss)
+
+    Worker(spec, collective, None, store, recorder(stop_at=stop_at)).run(train)
+    return {"losses": losses, **sizes}
+
+
+def model_of(folder: Path) -> dict[str, Any]:
+    found = DirectoryStore(folder).newest()
+    assert found is not None
+    return Snapshot.from_checkpoint(found).objects["model"]
+
+
+def difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    assert left.keys() == right.keys()
+    return max(float((left[name].double() - right[name].double()).abs().max()) for name in left)
+
+
+@pytest.fixture
+def data(make_data: Callable[..., Data]) -> Data:
+    return make_data()
+
+
+def test_other_worlds_and_strategies_continue_from_parts(
+    ranks: Ranks, data: Data, tmp_path: Path, make_recorder: Any
+) -> None:
+    """2 ranks with fsdp2, then 1, then 3, then 2 with ddp: each continues from the checkpoint of the one before it."""
+    ranks(2, trained, data, tmp_path / "straight", make_recorder, "ddp")
+    before = 0
+    for size, strategy, stop_at in (
+        (2, "fsdp2", 2),
+        (1, "fsdp2", 2),
+        (3, "fsdp2", 2),
+        (2, "ddp", 1),
+        (2, "fsdp2", None),
+    ):
+        answers = ranks(size, trained, data, tmp_path / "moved", make_recorder, strategy, stop_at)
+        assert [answer["from"] for answer in answers] == [before] * size
+        before = max(answers[0]["losses"]) + 1
+        whole = sum(parameter.numel() for parameter in ShardedTower().parameters())
+        counts = [answer["parameters"] for answer in answers]
+        assert sum(counts) == (whole if strategy == "fsdp2" else size * whole)
+    assert difference(model_of(tmp_path / "moved"), model_of(tmp_path / "straight")) < CLOSE
+
+
+def damage(folder: Path, step: int, number: int, *, is_missing: bool) -> None:
+    """Delete a part, or flip one of its bits."""
+    file = folder / f"step-{step:09d}" / part_file(number)
+    if is_missing:
+        file.unlink()
+    else:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+
+
+def test_damaged_parts_are_never_restored_and_the_same_world_repeats_every_bit(
+    ranks: Ranks, data: Data, tmp_path: Path, make_recorder: Any
+) -> None:
+    """The newest checkpoint lacks a part, that before it has a flipped bit: the run continues from the third."""
+    folder = tmp_path / "damaged"
+    straight = ranks(2, trained, data, tmp_path / "straight", make_recorder, "fsdp2")
+    stopped = ranks(2, trained, data, folder, make_recorder, "fsdp2", 4)
+    newest, middle, oldest = (step for step in CheckpointFiles(CheckpointConfig(uri=str(folder))).complete_steps())
+    assert newest == max(stopped[0]["losses"]) + 1
+    damage(folder, newest, 1, is_missing=True)
+    damage(folder, middle, 2, is_missing=False)
+    again = ranks(2, trained, data, folder, make_recorder, "fsdp2")
+    for before, after in zip(straight, again, strict=True):
+        assert after["from"] == oldest
+        assert after["losses"] == {step: loss for step, loss in before["losses"].items() if step >= oldest}
+    assert difference(model_of(folder), model_of(tmp_path / "straight")) == 0.0
+
+
+def test_world_of_one_shards_nothing_and_saves_one_shard(data: Data, tmp_path: Path, make_recorder: Any) -> None:
+    alone = trained(SingleProcessCollective(), data, tmp_path / "fsdp2", make_recorder, "fsdp2")
+    plain = trained(SingleProcessCollective(), data, tmp_path / "ddp", make_recorder, "ddp")
+    assert alone == plain
+    found = DirectoryStore(tmp_path / "fsdp2").newest()
+    assert found is not None
+    assert set(found.shards[WHOLE]["objects"]["optimizer"]["state"]) == set(range(1, 13)), (
+        "by number, without the frozen one"
+    )
+    assert not found.parts
+
+
+def refused(collective: Collective, options: StrategyOptions, model: nn.Module, kind: type[Exception]) -> str:
+    with pytest.raises(kind) as refusal:
+        build_strategy("fsdp2", TORCH_STRATEGIES, collective, options).prepare(model, torch.optim.SGD)
+    return str(refusal.value)
+
+
+def test_what_cannot_be_sharded_is_refused_before_anything_is_built(data: Data) -> None:
+    alone = SingleProcessCollective()
+    options = {each: StrategyOptions(reduction=each, plan=data.plan, seed=0) for each in ("mean", "exact", "adasum")}
+    for reduction in ("exact", "adasum"):
+        text = refused(alone, options[reduction], nn.Linear(1, 1), InvalidOption)
+        assert f"reduction='{reduction}'" in text and "strategy='fsdp2'" in text and "strategy='ddp'" in text
+    tables = nn.Sequential(nn.Embedding(3, 2, sparse=True))
+    assert "'0' has sparse gradients" in refused(alone, options["mean"], tables, BadJob)
+    model = nn.Embedding(3, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    setup = TrainSetup(model=model, optimizer=optimizer, device=alone.device, world_size=1, is_sharded=True)
+    with pytest.raises(InvalidOption, match=r"EmbeddingNorms, which reads whole .* strategy='ddp'"):
+        EmbeddingNorms(limit=1.0).attach(setup)
