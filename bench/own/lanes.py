@@ -8,7 +8,6 @@ are simulated. First batches are read from real files by a fresh process, with a
 
 from __future__ import annotations
 
-import resource
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 import forebay as fb
 from bench.own.plan import simulated
 from bench.own.verdict import Figure, main, measure
+from bench.processes import peak_bytes
 
 LANES = (16, 64, 256, 1024)
 GROUPS = (100, 10_000, 1_000_000)
@@ -126,17 +126,13 @@ def first_batch(data: str, cache: str, lanes: int) -> dict[str, float]:
     transform = fb.Transform(x=fb.Dense(names), label=fb.Label("label"))
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
     tally = fb.Counters()
-    before = _resident_bytes()
+    before = peak_bytes()
     busy, start = time.process_time(), time.perf_counter()
     with fb.Loader(plan, transform, disk, global_batch=BATCH, tally=tally) as loader:
         next(iter(loader))
         found = {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - busy}
         blocks = tally["hits"] + tally["misses"]
-    return found | {"blocks": blocks, "bytes": _resident_bytes() - before}
-
-
-def _resident_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return found | {"blocks": blocks, "bytes": peak_bytes() - before}
 
 
 def write(folder: Path, row_groups: int, rows: int) -> Path:

@@ -18,6 +18,7 @@ import numpy as np
 
 import forebay as fb
 from bench.own.verdict import Figure, main, measure
+from bench.processes import peak_bytes
 from forebay.manifest.manifest import Field, File, Manifest
 
 ROWS_PER_GROUP = 10_000
@@ -61,7 +62,7 @@ def order(row_groups: int, batches: dict[str, int]) -> dict[str, Any]:
         "build_s": built - start,
         "first_s": first - built,
         "per_batch_s": per_batch,
-        "bytes": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before,
+        "bytes": peak_bytes() - before,
     }
 
 

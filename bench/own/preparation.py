@@ -10,7 +10,6 @@ of 32 MiB. Each in a process of its own, whose peak memory the operating system 
 from __future__ import annotations
 
 import logging
-import resource
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ import forebay as fb
 from bench.own.verdict import Figure, main, measure
 from bench.preparation.data import USERS_FILE, make_tables
 from bench.preparation.pipeline import CATEGORY, NUMBERS, joined_clicks, transformed
+from bench.processes import peak_bytes
 from forebay.manifest.reading import RowGroupReader
 from forebay.preparation import external_sort
 
@@ -49,7 +49,7 @@ def prepare_out_of_core(data: str, into: str, cpus: int, store_bytes: int) -> di
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-    before, began = _peak_bytes(), time.perf_counter()
+    before, began = peak_bytes(), time.perf_counter()
     prepared = fb.from_ray_data(
         _clicks,
         root=data,
@@ -63,7 +63,7 @@ def prepare_out_of_core(data: str, into: str, cpus: int, store_bytes: int) -> di
     return {
         "seconds": time.perf_counter() - began,
         "before": before,
-        "peak": _peak_bytes(),
+        "peak": peak_bytes(),
         "rows": prepared.rows,
         "folder": prepared.folder,
         "manifest": prepared.manifest.id,
@@ -104,10 +104,10 @@ def _set_digest(tables: Iterator[pa.Table]) -> list[int]:
 
 def sort_rows(rows: int, into: str) -> dict[str, float]:
     """Peak bytes of a sort of `rows` rows of three numbers, in no order."""
-    before = _peak_bytes()
+    before = peak_bytes()
     external_sort.sorted_tables.__defaults__ = (_RUN_BYTES,)
     fb.prepare(_numbered, count=rows, inputs=[], version="1", into=into, key="row", row_group_rows=65_536)
-    return {"peak": _peak_bytes(), "before": before}
+    return {"peak": peak_bytes(), "before": before}
 
 
 def _numbered(count: int) -> Iterator[pa.Table]:
@@ -116,10 +116,6 @@ def _numbered(count: int) -> Iterator[pa.Table]:
         size = min(100_000, count - start)
         row = rng.integers(0, 1 << 62, size)
         yield pa.table({"row": row, "value": rng.random(size), "place": np.arange(start, start + size)})
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def figures(folder: Path, quick: bool) -> list[Figure]:
