@@ -69,7 +69,7 @@ class BlockBuilder:
 
     def peek(self, index: int) -> Block | None:
         """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
-        return self._cache.peek(self.names.key(index), self._tally) if self._cache else None
+        return self._cache.peek(self.names.key(index), self._tally, dataset=self.names.dataset) if self._cache else None
 
     def build(self, index: int) -> tuple[Block, Origin]:
         """Get or build block `index`. Opens no Parquet file if the cache or a peer has the block.
@@ -79,11 +79,11 @@ class BlockBuilder:
         if self._cache is None:
             return self._bypass(self._fetch_or_read(index))
         key = self.names.key(index)
-        if block := self._cache.get(key, self._tally):
+        if block := self._cache.get(key, self._tally, dataset=self.names.dataset):
             return block, "hit"
         # A caller that does not get the lock in time builds the block as well: a duplicate build is better than none.
         with self._cache.single_flight(key, self._options.policy.deadline_s, self._options.cancelled):
-            if block := self._cache.get(key, self._tally):
+            if block := self._cache.get(key, self._tally, dataset=self.names.dataset):
                 return block, "hit"
             built = self._fetch_or_read(index)
             stored = self._cache.put(key, self.names.dataset, built, self._tally)

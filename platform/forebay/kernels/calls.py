@@ -8,43 +8,64 @@ from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
 Floats = NDArray[np.float32]
 
 
+class Kernels(NamedTuple):
+    """Modules of compiled functions."""
+
+    loops: ModuleType
+    orders: ModuleType
+
+
 @cache
-def load() -> ModuleType:
+def load() -> Kernels:
     """Load all kernels. Call it before other threads start: a process forked during the first call deadlocks."""
-    from forebay.kernels import loops  # noqa: PLC0415
+    from forebay.kernels import loops, orders  # noqa: PLC0415
 
-    return loops
+    return Kernels(loops, orders)
 
 
-def gather_arrays(target: int, places: Ints, bases: NDArray[np.uint64], slot_of: Ints, block: Ints, row: Ints) -> int:
+def gather_arrays(target: int, places: Ints, bases: Words, slot_of: Ints, block: Ints, row: Ints) -> int:
     """Gather each array of a batch. Returns -1, or a block without a slot (then nothing was copied).
 
     `target` is an address. Array `k` has rows of `places[k, 0]` bytes and goes to `target + places[k, 1]`. Output row
     `i` is row `row[i]` of block `block[i]`, whose arrays are at the addresses `bases[:, slot_of[block[i]]]`.
     """
-    missing: int = load().gather_arrays(target, places, bases, slot_of, block, row)
+    missing: int = load().loops.gather_arrays(target, places, bases, slot_of, block, row)
     return missing
 
 
-def walk(words: Ints, bits: int, size: int, keys: NDArray[np.uint64]) -> None:
-    """Replace each of `words`, below `size`, by its image under a keyed bijection of `range(size)`.
+def order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints) -> None:
+    """Write the block, and the row in it, of lane rows `ranges[k, 0]` to `ranges[k, 1]` of each lane `k`.
 
-    `bits` is the width of `size - 1`, at most 32; `keys` holds a 64-bit key per round.
+    The first one goes to place `ranges[k, 2]` of `block` and `row`, and each next one `stride` further. A lane is
+    (addresses of the ends, blocks and shifts of its pieces and of the bounds of its windows, number of pieces, number
+    of windows, key, whether its windows are shuffled).
     """
-    load().walk(words, bits, size, keys)
+    load().orders.order_lanes(lanes, ranges, stride, block, row)
 
 
-def locate(line: Ints, ends: Ints, block_of: Ints, shift_of: Ints, block: Ints, row: Ints) -> None:
-    """For each place on a line of pieces that end at `ends`: write the piece's block, and the place plus its shift."""
-    load().locate(line, ends, block_of, shift_of, block, row)
+def merge(nodes: Ints, due: Ints, place: Ints, streams: Words, state: Ints, merged: Ints) -> int:
+    """Merge the rows of several data sets, each in its own order, into the order of a mixture.
+
+    `nodes` are the inner nodes of a tree, each after the node that it is a half of: (steps of a cycle, steps of the
+    left half, left half, right half). A half is a node, or `-1 - data set`. `due` counts each node's steps towards the
+    next row of its left half. `place` is (first position, end, root, rows of `merged` that are written). `streams` has,
+    for each data set, the addresses of the numbers of its rows and of their columns. `state` [3, data sets] is the
+    number of its next row, index of its next row in the stream, and number of rows of the stream. A row that is not in
+    the stream belongs to another rank. `merged` [1 + columns, n] gets positions and columns. Returns the rows of
+    `merged` that are now written. `due` and `state` advance, so that another tree can continue.
+    """
+    written: int = load().orders.merge(nodes, due, place, streams, state, merged)
+    return written
 
 
 def locate_windows(windows: Ints, block: Ints, row: Ints, blocks: Ints, runs: Ints, stride: int) -> None:
@@ -54,7 +75,7 @@ def locate_windows(windows: Ints, block: Ints, row: Ints, blocks: Ints, runs: In
     and `blocks[1, b]` the column of its first run in `runs`: end of the run's windows, the run, start of its first
     window, and the first place that its windows may read.
     """
-    load().locate_windows(windows, block, row, blocks, runs, stride)
+    load().loops.locate_windows(windows, block, row, blocks, runs, stride)
 
 
 def are_present(windows: Ints, length: int, line: Ints, is_present: NDArray[np.bool_]) -> bool:
@@ -62,18 +83,18 @@ def are_present(windows: Ints, length: int, line: Ints, is_present: NDArray[np.b
 
     `line[0, r]` is the place of the first step of run `r`.
     """
-    found: bool = load().are_present(windows, length, line, is_present)
+    found: bool = load().loops.are_present(windows, length, line, is_present)
     return found
 
 
-def pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[np.int32] | NDArray[np.int64]) -> None:
+def pack_columns(columns: Words, rows: int, packed: NDArray[np.int32] | NDArray[np.int64]) -> None:
     """Interleave `columns`, the addresses of arrays of `rows` items, into `packed` [rows * len(columns)]."""
-    load().pack_columns(columns, rows, packed)
+    load().loops.pack_columns(columns, rows, packed)
 
 
 def pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints, lengths: NDArray[np.int32]) -> None:
     """Copy `lengths[i]` items from item `starts[i]` at address `values` into row `i` at `target`, then zeros."""
-    load().pad(target, row_bytes, values, item_bytes, starts, lengths)
+    load().loops.pad(target, row_bytes, values, item_bytes, starts, lengths)
 
 
 def gather_steps(target: int, view: Ints, line: Ints, windows: Ints) -> None:
@@ -84,7 +105,7 @@ def gather_steps(target: int, view: Ints, line: Ints, windows: Ints) -> None:
     `line[view[4], r] + p * view[2]`. A window is (start, first real place, a run before or at that place) in `windows`
     [3, n]. Steps before the first real place become zeros.
     """
-    load().gather_steps(target, view, line, windows)
+    load().loops.gather_steps(target, view, line, windows)
 
 
 def gather_scaled(out: Floats, view: Ints, scaling: Floats, line: Ints, windows: Ints) -> None:
@@ -93,7 +114,7 @@ def gather_scaled(out: Floats, view: Ints, scaling: Floats, line: Ints, windows:
     `view` is (first step, steps, columns of a step, values of a window of `out`, row of `line` with the addresses,
     columns to copy...). Padding is 0.
     """
-    load().gather_scaled(out, view, scaling, line, windows)
+    load().loops.gather_scaled(out, view, scaling, line, windows)
 
 
 def fill_windows(
@@ -105,4 +126,4 @@ def fill_windows(
     without one `scaling[2]`. 2 takes the next value of this view before that. `observed`, if not empty, becomes 1 where
     a value was not filled, and 0 elsewhere, also for padding.
     """
-    load().fill_windows(out, observed, view, scaling, line, windows)
+    load().loops.fill_windows(out, observed, view, scaling, line, windows)

@@ -1,9 +1,9 @@
-"""Compiled loops. Only this file depends on the compiler, Numba. `kernels.calls` imports it at the first call of one.
+"""Compiled loops over the rows of blocks. Only this folder depends on the compiler, Numba, and `calls` imports it late.
 
 Each of these loops passes over rows one by one, which NumPy cannot do: it gathers from one array but not from hundreds
-(masking per block reached 0.35 GB/s, `gather` reaches 5). A permutation by whole-array steps takes four times as long
-as by rows. All functions run without the GIL, on addresses and indices that the caller guarantees to be valid. No
-lighter dependency was found that is as fast: it would have to be compiled code of our own, with one wheel per platform.
+(masking per block reached 0.35 GB/s, `gather` reaches 5). All functions run without the GIL, on addresses and indices
+that the caller guarantees to be valid. No lighter dependency was found that is as fast: it would have to be compiled
+code of our own, with one wheel per platform.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import float32, int32, int64, njit, types, uint8, uint32, uint64, void
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import float32, int32, int64, njit, types, uint8, uint64, void
 from numpy.typing import NDArray
+
+from forebay.kernels.intrinsics import copy, items_at, prefetch, zero
 
 Ints = NDArray[np.int64]
 
@@ -24,52 +23,6 @@ _LINE_BYTES = 64
 _PACKED_ROWS = 256
 _PAGE_BYTES = 4096
 _TILED_VALUES = 512
-
-
-def _generate_copy(_typing: Any, target: Any, source: Any, num_bytes: Any) -> Any:
-    """Copy between addresses (memcpy). A typed Numba loop would copy element by element."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        pointer = cgutils.voidptr_t
-        cgutils.raw_memcpy(builder, builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer), args[2], 1)
-
-    return types.void(target, source, num_bytes), generate
-
-
-def _generate_prefetch(_typing: Any, address: Any) -> Any:
-    """Begin to load the cache line at an address."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        pointer, word = cgutils.voidptr_t, ir.IntType(32)
-        signature = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], signature)
-        builder.call(prefetch, [builder.inttoptr(args[0], pointer), word(0), word(3), word(1)])  # to read, keep, data
-
-    return types.void(address), generate
-
-
-def _generate_items(_typing: Any, address: Any, like: Any) -> Any:
-    """Items at an address, of the item type of the array `like`."""
-
-    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_data_type(like.dtype).as_pointer())
-
-    return types.CPointer(like.dtype)(address, like), generate
-
-
-def _generate_zeros(_typing: Any, address: Any, num_bytes: Any) -> Any:
-    """Zero the bytes at an address (memset)."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        cgutils.memset(builder, builder.inttoptr(args[0], cgutils.voidptr_t), args[1], 0)
-
-    return types.void(address, num_bytes), generate
-
-
-_copy: Any = intrinsic(_generate_copy)
-_prefetch: Any = intrinsic(_generate_prefetch)
-_items_at: Any = intrinsic(_generate_items)
-_zero: Any = intrinsic(_generate_zeros)
 
 
 def _gather(target: int, row_bytes: int, bases: NDArray[np.uint64], slot: Ints, row: Ints) -> None:
@@ -81,10 +34,10 @@ def _gather(target: int, row_bytes: int, bases: NDArray[np.uint64], slot: Ints, 
     for i in range(len(row)):
         if i + _PREFETCHED_ROWS < len(row):
             ahead = bases[slot[i + _PREFETCHED_ROWS]] + uint64(row[i + _PREFETCHED_ROWS] * row_bytes)
-            _prefetch(ahead)
+            prefetch(ahead)
             if row_bytes > _LINE_BYTES:
-                _prefetch(ahead + uint64(_LINE_BYTES))
-        _copy(target + uint64(i * row_bytes), bases[slot[i]] + uint64(row[i] * row_bytes), uint64(row_bytes))
+                prefetch(ahead + uint64(_LINE_BYTES))
+        copy(target + uint64(i * row_bytes), bases[slot[i]] + uint64(row[i] * row_bytes), uint64(row_bytes))
 
 
 def _gather_arrays(target: int, places: Ints, bases: NDArray[np.uint64], slot_of: Ints, block: Ints, row: Ints) -> int:
@@ -102,39 +55,6 @@ def _gather_arrays(target: int, places: Ints, bases: NDArray[np.uint64], slot_of
     for k in range(len(places)):
         gather(target + uint64(places[k, 1]), places[k, 0], bases[k], slot, row)
     return -1
-
-
-def _walk(words: Ints, bits: int, size: int, keys: NDArray[np.uint64]) -> None:
-    """Permute `words`, each below `size`, in place by a keyed bijection on `bits` bits (at most 32).
-
-    Each value is mapped again until it is below `size`. A round is xor, odd multiply and xorshift with one of `keys`,
-    each invertible on `bits` bits.
-    """
-    mask, shift = uint32((1 << bits) - 1), uint32((bits + 1) // 2)
-    for i in range(len(words)):
-        word = uint32(words[i])
-        while True:
-            for key in keys:
-                word = uint32(word ^ uint32(key & uint64(0xFFFFFFFF)))
-                word = uint32(word * uint32((key >> uint64(32)) | uint64(1))) & mask
-                word = uint32(word ^ (word >> shift))
-            if word < size:
-                break
-        words[i] = int64(word)
-
-
-def _locate(line: Ints, ends: Ints, block_of: Ints, shift_of: Ints, block: Ints, row: Ints) -> None:
-    """For each position on a line of pieces that end at `ends`: the piece's block, and the position plus its shift."""
-    for i in range(len(line)):
-        low, high = 0, len(ends) - 1
-        while low < high:
-            middle = (low + high) >> 1
-            if ends[middle] > line[i]:
-                high = middle
-            else:
-                low = middle + 1
-        block[i] = block_of[low]
-        row[i] = line[i] + shift_of[low]
 
 
 def _locate_windows(windows: Ints, block: Ints, row: Ints, blocks: Ints, runs: Ints, stride: int) -> None:
@@ -179,16 +99,16 @@ def _pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[Any]) 
     for start in range(0, rows, _PACKED_ROWS):
         stop = min(start + _PACKED_ROWS, rows)
         for left in range(0, whole, 8):
-            a, b = _items_at(columns[left], packed), _items_at(columns[left + 1], packed)
-            c, d = _items_at(columns[left + 2], packed), _items_at(columns[left + 3], packed)
-            e, f = _items_at(columns[left + 4], packed), _items_at(columns[left + 5], packed)
-            g, h = _items_at(columns[left + 6], packed), _items_at(columns[left + 7], packed)
+            a, b = items_at(columns[left], packed), items_at(columns[left + 1], packed)
+            c, d = items_at(columns[left + 2], packed), items_at(columns[left + 3], packed)
+            e, f = items_at(columns[left + 4], packed), items_at(columns[left + 5], packed)
+            g, h = items_at(columns[left + 6], packed), items_at(columns[left + 7], packed)
             for row in range(start, stop):
                 at = row * width + left
                 packed[at], packed[at + 1], packed[at + 2], packed[at + 3] = a[row], b[row], c[row], d[row]
                 packed[at + 4], packed[at + 5], packed[at + 6], packed[at + 7] = e[row], f[row], g[row], h[row]
         for left in range(whole, width):
-            items = _items_at(columns[left], packed)
+            items = items_at(columns[left], packed)
             for row in range(start, stop):
                 packed[row * width + left] = items[row]
 
@@ -201,8 +121,8 @@ def _pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints
     for i in range(len(lengths)):
         row = target + uint64(i * row_bytes)
         num_bytes = uint64(lengths[i] * item_bytes)
-        _copy(row, values + uint64(starts[i] * item_bytes), num_bytes)
-        _zero(row + num_bytes, uint64(row_bytes) - num_bytes)
+        copy(row, values + uint64(starts[i] * item_bytes), num_bytes)
+        zero(row + num_bytes, uint64(row_bytes) - num_bytes)
 
 
 def _prefetch_window(i: int, view: Ints, step_bytes: int, line: Ints, windows: Ints) -> None:
@@ -217,7 +137,7 @@ def _prefetch_window(i: int, view: Ints, step_bytes: int, line: Ints, windows: I
     place, stop = max(start, windows[1, i + 1]), min(start + view[1], line[0, run + 1])
     first, last = line[view[4], run] + place * step_bytes, line[view[4], run] + stop * step_bytes
     while first < last:
-        _prefetch(uint64(first))
+        prefetch(uint64(first))
         first = (first // _PAGE_BYTES + 1) * _PAGE_BYTES
 
 
@@ -236,14 +156,14 @@ def _gather_steps(target: int, view: Ints, line: Ints, windows: Ints) -> None:
         place, run = windows[0, i] + skip, windows[2, i]
         stop, to = place + steps, target + uint64(i * window_bytes)
         padded = min(max(windows[1, i] - place, 0), steps)
-        _zero(to, uint64(padded * step_bytes))
+        zero(to, uint64(padded * step_bytes))
         to += uint64(padded * step_bytes)
         place += padded
         while place < stop:
             while place >= starts[run + 1]:
                 run += 1
             copied = min(stop, starts[run + 1]) - place
-            _copy(to, uint64(address[run] + place * step_bytes), uint64(copied * step_bytes))
+            copy(to, uint64(address[run] + place * step_bytes), uint64(copied * step_bytes))
             to += uint64(copied * step_bytes)
             place += copied
 
@@ -278,7 +198,7 @@ def _gather_scaled(out: NDArray[Any], view: Ints, scaling: NDArray[Any], line: I
             if is_whole:
                 scale_steps(out[at : at + count * width], source, tiled)
             else:
-                items = _items_at(source, out)
+                items = items_at(source, out)
                 for step in range(count):
                     for k in range(len(columns)):
                         out[at + step * len(columns) + k] = (
@@ -294,8 +214,8 @@ def _scale_steps(out: NDArray[Any], source: int, tiled: NDArray[Any]) -> None:
     The inner loop has no index of a column, so that the compiler uses vector instructions: 6 GB/s with seven columns in
     place of 2.
     """
-    items, to = _items_at(source, out), _items_at(uint64(out.ctypes.data), out)
-    shift, factor = _items_at(uint64(tiled[0].ctypes.data), out), _items_at(uint64(tiled[1].ctypes.data), out)
+    items, to = items_at(source, out), items_at(uint64(out.ctypes.data), out)
+    shift, factor = items_at(uint64(tiled[0].ctypes.data), out), items_at(uint64(tiled[1].ctypes.data), out)
     for begin in range(0, len(out), tiled.shape[1]):
         for k in range(min(tiled.shape[1], len(out) - begin)):
             to[begin + k] = (items[begin + k] - shift[k]) * factor[k]
@@ -310,7 +230,7 @@ def _value_before(view: Ints, scaling: NDArray[Any], line: Ints, window: Ints, c
     while place >= window[1]:
         while place < starts[run]:
             run -= 1
-        value = _items_at(uint64(address[run] + place * view[2] * 4), scaling)[view[5 + column]]
+        value = items_at(uint64(address[run] + place * view[2] * 4), scaling)[view[5 + column]]
         if not np.isnan(value):
             return (value - scaling[0, column]) * scaling[1, column]
         place -= 1
@@ -375,8 +295,6 @@ gather = njit(void(uint64, int64, uint64[::1], int64[::1], int64[::1]), **_compi
 gather_arrays = njit(int64(uint64, int64[:, ::1], uint64[:, ::1], int64[::1], int64[::1], int64[::1]), **_compiled)(
     _gather_arrays
 )
-walk = njit(void(int64[::1], int64, int64, uint64[::1]), **_compiled)(_walk)
-locate = njit(void(int64[::1], int64[::1], int64[::1], int64[::1], int64[:], int64[:]), **_compiled)(_locate)
 locate_windows = njit(void(int64[:, ::1], int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64), **_compiled)(
     _locate_windows
 )

@@ -13,7 +13,6 @@ from forebay.plan.order import Last, Order, PositionedRows
 from forebay.world import World
 
 _CHUNK_ROWS = 1 << 17
-_MOST_CHUNK_ROWS = 1 << 19
 _CHUNK_LANE_ROWS = 1 << 10
 
 
@@ -36,14 +35,13 @@ class Cut(NamedTuple):
 def parts_in_order(plan: Order, cut: Cut, executor: SerialExecutor, *, epoch: int, position: int) -> Iterator[RankPart]:
     """Rows of this rank for every global batch from `position` to the end of the epoch.
 
-    Many batches are planned at once, at least 1,024 rows per lane, because a call costs as much as a thousand rows per
-    lane. A mixture has the lanes of all its data sets: 8 of them cost a third less with four times the rows. The first
+    Many batches are planned at once, at least 1,024 rows per lane, because a call has costs of its own. The first
     batch is planned alone, so that it comes early, then two, then four. So planning the next ones takes no longer than
     training on these. `executor` runs one call ahead while earlier rows are gathered. Neither holds the GIL, so the
     order adds no time to an epoch. The last call orders the lanes of the next epoch, which the plan keeps.
     """
     lanes = plan.owned_lanes(cut.world)
-    most_rows = max(min(_CHUNK_ROWS * len(plan.manifests), _MOST_CHUNK_ROWS), _CHUNK_LANE_ROWS * plan.lanes)
+    most_rows = max(_CHUNK_ROWS, _CHUNK_LANE_ROWS * plan.lanes)
     batches = _batches(plan, cut, position, least_rows=1)
     planned = executor.submit(_rows, plan, epoch, batches, lanes)
     while batches:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from forebay.kernels.calls import locate
-from forebay.plan.permute import Ints, derive, permutation, permuted
+from forebay.plan.permute import Ints, derive, permutation
 
 # The first number of every key is its use, so that no two uses share a key.
 _DEAL, _PIECES, _ROWS, _LINE, _TURN = 1, 2, 3, 4, 5
@@ -100,8 +100,11 @@ def owned_order(lanes: int) -> Ints:
     return order[order < lanes]
 
 
+@lru_cache(maxsize=64)
 def window_bounds(num_rows: int, window_rows: int) -> Ints:
     """Bounds of a lane's windows, int64 [windows + 1]. The first three are smaller: the first batch comes early.
+
+    All lanes of a plan have one of two numbers of rows, so the bounds are kept.
 
     >>> window_bounds(40, 16).tolist()
     [0, 2, 6, 14, 30, 40]
@@ -109,62 +112,56 @@ def window_bounds(num_rows: int, window_rows: int) -> Ints:
     ramp = np.cumsum([max(window_rows >> shift, 1) for shift in (3, 2, 1)])
     full = np.arange(int(ramp[-1]) + window_rows, num_rows, window_rows, dtype=np.int64)
     inner = np.concatenate([ramp, full])
-    return np.concatenate([[0], inner[inner < num_rows], [num_rows]]).astype(np.int64)
+    bounds = np.concatenate([[0], inner[inner < num_rows], [num_rows]]).astype(np.int64)
+    bounds.setflags(write=False)
+    return bounds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaneEpoch:
-    """Rows of one lane in the order of one epoch. A row's number in this order is its *lane row*."""
+    """Rows of one lane in the order of one epoch. A row's number in this order is its *lane row*.
 
-    pieces: Pieces
-    ends: Ints
-    bounds: Ints
-    key: int | None
-    """Key of the windows' permutations. None keeps the rows in file order (`shuffle=False`)."""
+    Args:
+        pieces: Rows of the lane in order, before the shuffle of each window.
+        bounds: Lane rows at which windows start, and the number of rows, int64 [windows + 1].
+        key: Key of the windows' permutations. None keeps the rows in the order of the pieces.
+    """
+
+    def __init__(self, pieces: Pieces, bounds: Ints, key: int | None) -> None:
+        self._ends = np.cumsum(pieces.rows)
+        self._starts = self._ends - pieces.rows
+        self._blocks, self._shifts = pieces.block, pieces.first - self._starts
+        self._bounds = bounds
+        arrays = (self._ends, self._blocks, self._shifts, bounds)
+        assert all(array.dtype == np.int64 and array.flags.c_contiguous for array in arrays), "a kernel reads them"
+        self.facts = (
+            *(array.ctypes.data for array in arrays),
+            len(self._ends),
+            len(bounds) - 1,
+            key or 0,
+            key is not None,
+        )
+        """Lane of `forebay.kernels.calls.order_lanes`, valid as long as this object."""
 
     @classmethod
     def of(cls, pieces: Pieces, *, seed: int, epoch: int, lane: int, window_rows: int, shuffle: bool) -> LaneEpoch:
-        if shuffle:
-            pieces = pieces.select(permutation(len(pieces.rows), derive(_PIECES, seed, epoch, lane)))
         num_rows = int(pieces.rows.sum())
         bounds = window_bounds(num_rows, window_rows)
-        if shuffle and len(pieces.rows) < _FEW_PIECES and len(bounds) > 2:
+        if not shuffle:
+            return cls(pieces, bounds, None)
+        pieces = pieces.select(permutation(len(pieces.rows), derive(_PIECES, seed, epoch, lane)))
+        if len(pieces.rows) < _FEW_PIECES and len(bounds) > 2:
             pieces = pieces.turned(derive(_TURN, seed, epoch, lane) % num_rows)
-        ends = np.cumsum(pieces.rows)
-        key = derive(_ROWS, seed, epoch, lane) if shuffle else None
-        return cls(pieces=pieces, ends=ends, bounds=bounds, key=key)
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.bounds[-1])
-
-    def rows(self, start: int, stop: int, into: LaneRows) -> None:
-        """Fill `into` with lane rows `start` to `stop`. Costs O(stop - start + pieces of their windows)."""
-        first, last = np.searchsorted(self.bounds, [start, stop - 1], side="right") - 1
-        for window in range(first, last + 1):
-            low, high = max(int(self.bounds[window]), start), min(int(self.bounds[window + 1]), stop)
-            places = slice(low - start, high - start)
-            self._window_rows(window, low, high, LaneRows(into.block[places], into.row[places]))
-
-    def _window_rows(self, window: int, start: int, stop: int, into: LaneRows) -> None:
-        low, high = int(self.bounds[window]), int(self.bounds[window + 1])
-        line = np.arange(start, stop, dtype=np.int64)
-        if self.key is not None:
-            line = low + permuted(line - low, high - low, derive(self.key, window))
-        first, last = np.searchsorted(self.ends, [low, high - 1], side="right")
-        pieces, ends = self.pieces.select(slice(first, last + 1)), self.ends[first : last + 1]
-        locate(line, ends, pieces.block, pieces.first + pieces.rows - ends, into.block, into.row)
+        return cls(pieces, bounds, derive(_ROWS, seed, epoch, lane))
 
     @classmethod
     def of_rows(cls, rows: LaneRows) -> LaneEpoch:
         """Lane of few rows, in the given order."""
-        num_rows = len(rows.row)
-        pieces = Pieces(block=rows.block, first=rows.row, rows=np.ones(num_rows, dtype=np.int64))
-        bounds = np.unique([0, num_rows]).astype(np.int64)
-        return cls(pieces=pieces, ends=np.arange(1, num_rows + 1), bounds=bounds, key=None)
+        ones = np.ones(len(rows.row), dtype=np.int64)
+        bounds = np.unique([0, len(ones)]).astype(np.int64)
+        return cls(Pieces(block=rows.block, first=rows.row, rows=ones), bounds, None)
 
     def spans(self) -> tuple[Ints, Ints, Ints]:
         """Block of each piece, and the lane rows of its first need and its release (whole windows)."""
-        first_window = np.searchsorted(self.bounds, self.ends - self.pieces.rows, side="right") - 1
-        last_window = np.searchsorted(self.bounds, self.ends - 1, side="right") - 1
-        return self.pieces.block, self.bounds[first_window], self.bounds[last_window + 1]
+        first_window = np.searchsorted(self._bounds, self._starts, side="right") - 1
+        last_window = np.searchsorted(self._bounds, self._ends - 1, side="right") - 1
+        return self._blocks, self._bounds[first_window], self._bounds[last_window + 1]

@@ -1,8 +1,9 @@
 """Permutations as pure functions of a key: the only source of randomness in the order.
 
 Own arithmetic instead of `numpy.random`, whose streams may change between NumPy releases: the order that a checkpoint
-refers to must never change. The mixer is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). Like Grain's `index_shuffle`, a
-permutation can be evaluated at an index, so that seeking costs nothing.
+refers to must never change. The mixer is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). `forebay.kernels.orders` has the
+same arithmetic compiled. Like Grain's `index_shuffle`, its permutations can be evaluated at an index, so that seeking
+costs nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.kernels.calls import walk
-
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-_ROUNDS = 6
-_SORTED_SIZE = 1024
 
 Ints = NDArray[np.int64]
 
@@ -49,22 +46,6 @@ def permutation(size: int, key: int) -> Ints:
     words.sort()
     words &= mask
     return words.view(np.int64)
-
-
-def permuted(index: Ints, size: int, key: int) -> Ints:
-    """Images of `index` under a permutation of `range(size)`, int64 [n]. Costs O(n) for every size up to 2**32.
-
-    A keyed bijection on the next power of two is applied until the value lies in `range(size)`.
-
-    >>> permuted(np.arange(5), 5, derive(7)).tolist() == permutation(5, derive(7)).tolist()
-    True
-    """
-    if size <= _SORTED_SIZE:  # A bijection on few bits mixes poorly, and sorting few numbers is cheap.
-        return permutation(size, key)[index]
-    words = index.astype(np.int64)
-    keys = [derive(key, number) for number in range(_ROUNDS)]
-    walk(words, (size - 1).bit_length(), size, np.array(keys, dtype=np.uint64))
-    return words
 
 
 def _mix(word: int) -> int:

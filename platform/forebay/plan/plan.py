@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from forebay.errors import InvalidOption, whole_number
+from forebay.kernels.calls import order_lanes
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.streamed import StreamedManifest
 from forebay.plan.file_order import FileOrder
@@ -155,16 +156,18 @@ class Plan(Order):
         """Rows of some lanes, ascending, among positions `start` to `stop`, in position order."""
         if epoch == 0 and self._file_order:
             return self._file_order.rows(self._positions(start, stop, lanes))
-        ranges = [(place, self.lane_row(start, lane), self.lane_row(stop, lane)) for place, lane in enumerate(lanes)]
-        ranges = [(place, low, high) for place, low, high in ranges if low < high]
-        block = np.empty(sum(high - low for _, low, high in ranges), dtype=np.int64)
-        row = np.empty_like(block)
+        count = self.rows_before(stop, lanes) - self.rows_before(start, lanes)
+        block, row = np.empty((2, count), dtype=np.int64)
+        owned = [(lane, self.lane_row(start, lane), self.lane_row(stop, lane)) for lane in lanes]
         # Row i of owned lane k is row i * len(lanes) + k of all these lanes. A batch has a run of such numbers.
-        first = min((low * len(lanes) + place for place, low, _ in ranges), default=0)
-        for place, low, high in ranges:
-            begin = low * len(lanes) + place - first
-            places = slice(begin, begin + (high - low - 1) * len(lanes) + 1, len(lanes))
-            self._lane_epoch(epoch, lanes[place]).rows(low, high, LaneRows(block[places], row[places]))
+        first = self.rows_before(start, lanes)
+        ranges = [
+            (low, high, low * len(lanes) + place - first) for place, (_, low, high) in enumerate(owned) if low < high
+        ]
+        if ranges:
+            orders = [self._lane_epoch(epoch, lane) for lane, low, high in owned if low < high]
+            table = np.array([order.facts for order in orders], dtype=np.uint64)
+            order_lanes(table, np.array(ranges, dtype=np.int64), len(lanes), block, row)
         return LaneRows(block, row)
 
     def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
@@ -185,6 +188,8 @@ class Plan(Order):
 
     def _positions(self, start: int, stop: int, lanes: Sequence[int]) -> Ints:
         """Positions of some lanes, ascending, from `start` to `stop`, int64 [n]."""
+        if len(lanes) == self.lanes:
+            return np.arange(start, stop, dtype=np.int64)
         rounds = np.arange(start // self.lanes, -(-stop // self.lanes), dtype=np.int64) * self.lanes
         every = (rounds[:, None] + np.asarray(lanes, dtype=np.int64)).ravel()
         return every[slice(*np.searchsorted(every, [start, stop]))]

@@ -105,16 +105,19 @@ class DiskCache:
         """Holders of leases in all processes of this node, oldest first."""
         return live_users(self._directory)
 
-    def get(self, key: str, tally: Counters | None = None) -> Block | None:
+    def get(self, key: str, tally: Counters | None = None, *, dataset: str | None = None) -> Block | None:
         """Map the block `key`. Returns None if it is not in the cache. Quarantines and counts a damaged block: then
         None.
+
+        The hit counts for a lease of `dataset`. By default the file's header is read for its name, if there are leases
+        of several data sets.
         """
         tally = tally or Counters()
         block = self.load(key, tally)
-        return self._hit(key, block, tally) if block else None
+        return self._hit(key, block, tally, dataset) if block else None
 
-    def peek(self, key: str, tally: Counters) -> Block | None:
-        """Map the block without reading it, if this process has verified it before.
+    def peek(self, key: str, tally: Counters, *, dataset: str | None = None) -> Block | None:
+        """Map the block without reading it, if this process has verified it before. Counts a hit as `get` does.
 
         None does not mean that the block is missing: `get` decides that.
         """
@@ -122,7 +125,7 @@ class DiskCache:
             return None
         with tally.timed("map_s"):
             block = self._peek(key)
-        return self._hit(key, block, tally) if block else None
+        return self._hit(key, block, tally, dataset) if block else None
 
     def load(self, key: str, tally: Counters) -> Block | None:
         """Same as `get`, but without counting a hit: for a block that the same request has stored."""
@@ -224,19 +227,20 @@ class DiskCache:
             pass  # `get` handles it
         return None
 
-    def _hit(self, key: str, block: Block, tally: Counters) -> Block:
+    def _hit(self, key: str, block: Block, tally: Counters, dataset: str | None) -> Block:
         tally.add("hits")
         tally.add("hit_bytes", block.nbytes)
-        self._count_hit(key)
+        self._count_hit(key, dataset)
         return block
 
-    def _count_hit(self, key: str) -> None:
+    def _count_hit(self, key: str, dataset: str | None) -> None:
         leases = {lease.dataset: lease for lease in self._leases if lease.is_held}
         if not leases:
             return
         try:
             # The holder of only one lease reads that data set. With several leases, the file's header says which one.
-            dataset = next(iter(leases)) if len(leases) == 1 else read_header(self._directory.block(key)).dataset
+            if dataset is None:
+                dataset = next(iter(leases)) if len(leases) == 1 else read_header(self._directory.block(key)).dataset
         except (BadBlock, OSError):  # removed since it was mapped
             return
         if dataset in leases:

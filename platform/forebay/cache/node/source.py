@@ -76,11 +76,13 @@ class NodeSource:
             self._lease.release()
 
     def _peek(self, index: int) -> Block | None:
-        return self._cache.peek(self._names.key(index), self._tally) if self._cache else None
+        return (
+            self._cache.peek(self._names.key(index), self._tally, dataset=self._names.dataset) if self._cache else None
+        )
 
     def _fetch(self, index: int) -> Block:
         key = self._names.key(index)
-        if self._cache and (block := self._cache.get(key, self._tally)):
+        if self._cache and (block := self._cache.get(key, self._tally, dataset=self._names.dataset)):
             return block
         for _ in range(_MOST_TRIES):
             reply = self._request_build(index)

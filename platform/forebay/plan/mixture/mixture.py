@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from forebay.errors import CursorMismatch, InvalidOption, whole_number
+from forebay.kernels.calls import merge
 from forebay.plan.cursor import Cursor
 from forebay.plan.lanes import owned_order
 from forebay.plan.mixture.schedule import Schedule, StagedWeights, Weights, drop_exhausted, staged
@@ -158,29 +159,19 @@ class Mixture(Order):
         return dict(zip(self.names, self._counts(epoch, position), strict=True))
 
     def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
-        # Rows are written to their places. Sorting the rows of all data sets takes ten times as long.
-        is_owned = np.zeros(stop - start, dtype=bool)
-        blocks, rows = np.empty((2, stop - start), dtype=np.int64)
-        for index, own in self._own_rows(epoch, start, stop):
-            own_lanes = np.flatnonzero(np.isin(self._lane_of[index], lanes)).tolist()
-            position, block, row = self.plans[index].positioned_rows(own.epoch, own.start, own.stop, own_lanes)
-            places = self._positions(index, epoch, own.epoch, position) - start
-            is_owned[places] = True
-            blocks[places] = block + self._first_blocks[index]
-            rows[places] = row
-        owned = np.flatnonzero(is_owned)
-        if len(owned) == len(rows):
-            return PositionedRows(owned + start, blocks, rows)
-        return PositionedRows(owned + start, blocks[owned], rows[owned])
+        def rows_of(index: int, own: OwnRows) -> tuple[Ints, ...]:
+            rows = self.plans[index].positioned_rows(*own, self._own_lanes(index, lanes))
+            return rows.position, rows.block + self._first_blocks[index], rows.row
+
+        return PositionedRows(*self._merged(epoch, start, stop, rows_of, columns=2))
 
     def row_lanes(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> Ints:
-        positions, owners = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-        for index, own in self._own_rows(epoch, start, stop):
-            plan, lane_of = self.plans[index], self._lane_of[index]
-            arguments = own.epoch, own.start, own.stop, np.flatnonzero(np.isin(lane_of, lanes)).tolist()
-            owners.append(lane_of[plan.row_lanes(*arguments)])
-            positions.append(self._positions(index, epoch, own.epoch, plan.positioned_rows(*arguments).position))
-        return np.concatenate(owners)[np.argsort(np.concatenate(positions), kind="stable")]
+        def lanes_of(index: int, own: OwnRows) -> tuple[Ints, ...]:
+            plan, arguments = self.plans[index], (*own, self._own_lanes(index, lanes))
+            return plan.positioned_rows(*arguments).position, self._lane_of[index][plan.row_lanes(*arguments)]
+
+        merged_lanes: Ints = self._merged(epoch, start, stop, lanes_of, columns=1)[1]
+        return merged_lanes
 
     def window_shifts(self, epoch: int, positions: Ints, source: int = 0) -> Ints:
         plan, size = self.plans[source], self.plans[source].num_rows
@@ -198,7 +189,7 @@ class Mixture(Order):
     def _own_spans(self, index: int, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
         """Uses of the blocks of one data set, with the positions of the first and the last row that may need them."""
         plan, size = self.plans[index], self.plans[index].num_rows
-        own_lanes = np.flatnonzero(np.isin(self._lane_of[index], lanes)).tolist()
+        own_lanes = self._own_lanes(index, lanes)
         start, stop = self._counts(epoch, position)[index], self._counts(epoch, self.num_rows)[index]
         while start < stop:
             own_epoch, own_position = divmod(start, size)
@@ -231,10 +222,40 @@ class Mixture(Order):
             return counts
         return tuple(epoch * size + count for size, count in zip(self._schedule.sizes, counts, strict=True))
 
-    def _positions(self, index: int, epoch: int, own_epoch: int, own: Ints) -> Ints:
-        """Positions of rows `own` of `own_epoch` of a data set, int64 [n] ascending."""
-        first = own_epoch * self.plans[index].num_rows if self.until != "once" else 0
-        return self._schedule.row_numbers(index, own + first) - self._epoch_start(epoch)
+    def _merged(
+        self, epoch: int, start: int, stop: int, rows_of: Callable[[int, OwnRows], tuple[Ints, ...]], *, columns: int
+    ) -> Ints:
+        """Rows of all data sets at positions `start` to `stop`, in order: position and columns, int64 [1 + columns, n].
+
+        `rows_of(data set, own rows)` returns the own positions of the rows to merge, ascending, and their columns.
+        """
+        parts: list[list[tuple[Ints, ...]]] = [[] for _ in self.plans]
+        state = np.zeros((3, len(self.plans)), dtype=np.int64)
+        first_epoch = [0] * len(self.plans)
+        for index, own in self._own_rows(epoch, start, stop):
+            if not parts[index]:
+                first_epoch[index], state[0, index] = own.epoch, own.start
+            position, *values = rows_of(index, own)
+            later = (own.epoch - first_epoch[index]) * self.plans[index].num_rows
+            parts[index].append((position + later if later else position, *values))
+        streams = [_joined(each) for each in parts]
+        addresses = np.zeros((len(streams), 1 + columns), dtype=np.uint64)
+        for index, stream in enumerate(streams):
+            if stream:
+                addresses[index], state[2, index] = [column.ctypes.data for column in stream], len(stream[0])
+        merged = np.empty((1 + columns, int(state[2].sum())), dtype=np.int64)
+        first, written = self._epoch_start(epoch), 0
+        for stage, low, high in self._schedule.stages_between(first + start, first + stop):
+            tree, place = stage.tree, (low - first, high - first, stage.tree.root, written)
+            due = tree.due(low - stage.start)
+            written = merge(tree.nodes, due, np.array(place, dtype=np.int64), addresses, state, merged)
+        assert written == merged.shape[1], "each row has a place"
+        return merged
+
+    def _own_lanes(self, index: int, lanes: Sequence[int]) -> list[int]:
+        """Lanes of a data set that the lanes of the mixture own."""
+        found: list[int] = np.flatnonzero(np.isin(self._lane_of[index], lanes)).tolist()
+        return found
 
     def _position(self, index: int, epoch: int, own: int) -> int:
         """Position of row `own` of a data set, over all its own epochs."""
@@ -286,6 +307,12 @@ class Mixture(Order):
     def _lanes_reason(self) -> str:
         name = min(zip(self.plans, self.names, strict=True), key=lambda each: each[0].lanes)[1]
         return f", those of data set {name!r}"
+
+
+def _joined(parts: Sequence[tuple[Ints, ...]]) -> tuple[Ints, ...]:
+    """Columns of all parts, one part after the other, as a kernel reads them."""
+    columns = parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
+    return tuple(np.ascontiguousarray(column, dtype=np.int64) for column in columns)
 
 
 def _once(names: Sequence[str], sizes: Sequence[int], weights: Weights | StagedWeights) -> Schedule:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from forebay.errors import InvalidOption, whole_number
 from forebay.plan.mixture.shares import ShareTree, integer_weights
-from forebay.plan.permute import Ints
 
 Weights: TypeAlias = Mapping[str, float]
 StagedWeights: TypeAlias = Sequence[tuple[int, Weights]]
@@ -60,20 +57,13 @@ class Schedule:
             return None
         return stage.start + stage.tree.row_number(index, own - stage.before[index])
 
-    def row_numbers(self, index: int, own: Ints) -> Ints:
-        """`row_number` of each of `own`, int64 [n] ascending, of which each comes at some time."""
-        if len(self.stages) == 1:
-            return self.stages[0].start + self.stages[0].tree.row_numbers(index, own)
-        numbers = np.empty_like(own)
-        place = 0
-        while place < len(own):
-            number = self._stage_of(index, int(own[place]))
-            stage = self.stages[number]
-            later = [each.before[index] for each in self.stages[number + 1 :]]
-            end = int(np.searchsorted(own, later[0])) if later else len(own)
-            numbers[place:end] = stage.start + stage.tree.row_numbers(index, own[place:end] - stage.before[index])
-            place = end
-        return numbers
+    def stages_between(self, start: int, stop: int) -> Iterator[tuple[WeightStage, int, int]]:
+        """Each stage of rows `start` to `stop`, with the rows that it has of them: first, and end."""
+        ends = [stage.start for stage in self.stages[1:]] + [stop]
+        for stage, end in zip(self.stages, ends, strict=True):
+            low, high = max(stage.start, start), min(end, stop)
+            if low < high:
+                yield stage, low, high
 
     def _stage_of(self, index: int, own: int) -> int:
         """WeightStage of row `own` of a data set: the last one that starts with at most `own` rows of it."""

@@ -10,6 +10,8 @@ from fractions import Fraction
 from numbers import Real
 from typing import NamedTuple
 
+import numpy as np
+
 from forebay.errors import InvalidOption
 from forebay.plan.permute import Ints
 
@@ -91,6 +93,16 @@ class ShareTree:
             heapq.heappush(heap, (node.weight, node.index, node))
         self._root = heap[0][2]
         self._paths = dict(_paths(self._root, ()))
+        halved = [(node, node.halves) for node, _ in self._counted(0) if node.halves]
+        number = {node: place for place, (node, _) in enumerate(halved)}
+        self.root = number.get(self._root, -1 - self._root.index)
+        """Root for `forebay.kernels.calls.merge`."""
+        nodes = [
+            (2 * node.weight, 2 * halves[0].weight, *(number.get(half, -1 - half.index) for half in halves))
+            for node, halves in halved
+        ]
+        self.nodes = np.array(nodes, dtype=np.int64).reshape(-1, 4)
+        """Inner nodes for `forebay.kernels.calls.merge`, int64 [inner nodes, 4]."""
 
     @property
     def members(self) -> frozenset[int]:
@@ -99,17 +111,16 @@ class ShareTree:
 
     def counts(self, rows: int) -> dict[int, int]:
         """Number of rows of each data set among the first `rows`. Costs O(data sets), at any row."""
-        counts: dict[int, int] = {}
-        nodes = [(self._root, rows)]
-        while nodes:
-            node, count = nodes.pop()
-            if node.halves is None:
-                counts[node.index] = count
-                continue
-            left, right = node.halves
-            first = (2 * count * left.weight + node.weight) // (2 * node.weight)
-            nodes += [(left, first), (right, count - first)]
-        return counts
+        return {node.index: count for node, count in self._counted(rows) if node.halves is None}
+
+    def due(self, rows: int) -> Ints:
+        """Steps of each of `nodes` towards the next row of its left half, after `rows` rows, int64 [inner nodes]."""
+        steps = [
+            (2 * count * node.halves[0].weight + node.weight) % (2 * node.weight)
+            for node, count in self._counted(rows)
+            if node.halves
+        ]
+        return np.array(steps, dtype=np.int64)
 
     def row_number(self, index: int, own: int) -> int:
         """Number of the row that is row `own` of data set `index`, both from 0: the inverse of `counts`."""
@@ -117,15 +128,16 @@ class ShareTree:
             own = (weight * (2 * own + 1) - is_left) // (2 * half)
         return own
 
-    def row_numbers(self, index: int, own: Ints) -> Ints:
-        """`row_number` of each of `own`, int64 [n]."""
-        numbers = own.copy()
-        for weight, half, is_left in self._paths[index]:
-            # The formula of `row_number` in place: half the time.
-            numbers *= 2 * weight
-            numbers += weight - is_left
-            numbers //= 2 * half
-        return numbers
+    def _counted(self, rows: int) -> Iterator[tuple[ShareNode, int]]:
+        """Each node, from the root on, with its number of rows among the first `rows`."""
+        nodes = [(self._root, rows)]
+        while nodes:
+            node, count = nodes.pop()
+            yield node, count
+            if node.halves:
+                left, right = node.halves
+                first = (2 * count * left.weight + node.weight) // (2 * node.weight)
+                nodes += [(left, first), (right, count - first)]
 
 
 def _paths(node: ShareNode, above: tuple[PathStep, ...]) -> Iterator[tuple[int, tuple[PathStep, ...]]]:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import InvalidOption
+from forebay.kernels.calls import merge
 from forebay.plan.mixture.shares import WEIGHTS_SUM, ShareTree, integer_weights
 
 ROWS = 600
@@ -25,6 +26,19 @@ def random_weights(case: int) -> dict[int, int]:
     )[case % 4]
     weights = np.maximum(raw, raw.sum() / (1 << 19)).tolist()
     return dict(enumerate(integer_weights({str(index): weight for index, weight in enumerate(weights)}).values()))
+
+
+def merged_sources(tree: ShareTree, start: int, stop: int) -> list[int]:
+    """Data sets of rows `start` to `stop`, from the compiled merge of streams that hold their own number."""
+    members = range(max(tree.members) + 1)
+    streams = [(np.arange(stop - start), np.full(stop - start, index)) for index in members]
+    addresses = np.array([[column.ctypes.data for column in stream] for stream in streams], dtype=np.uint64)
+    state = np.array([[0], [0], [stop - start]]) * np.ones(len(members), dtype=np.int64)
+    merged = np.empty((2, stop - start), dtype=np.int64)
+    place = np.array([0, stop - start, tree.root, 0])
+    assert merge(tree.nodes, tree.due(start), place, addresses, state, merged) == stop - start
+    assert merged[0].tolist() == list(range(stop - start))
+    return merged[1].tolist()
 
 
 @pytest.mark.parametrize("part", range(10))
@@ -46,8 +60,7 @@ def test_a_thousand_mixtures_are_within_two_rows_of_their_shares(part: int) -> N
         for index, weight in weights.items():
             own = np.cumsum(chosen == index)
             assert np.abs(own - rows * (weight / WEIGHTS_SUM)).max() < 2, (case, index)
-            numbers = np.flatnonzero(chosen == index)
-            assert tree.row_numbers(index, np.arange(len(numbers))).tolist() == numbers.tolist()
+        assert merged_sources(tree, 0, ROWS // 3) + merged_sources(tree, ROWS // 3, ROWS) == sequence
 
 
 @settings(max_examples=200)
@@ -64,7 +77,7 @@ def test_numbers_of_rows_invert_the_counts_far_away(weights: list[int], rows: in
     assert sum(counts.values()) == rows
     (index,) = [index for index in counts if after[index] != counts[index]]
     assert tree.row_number(index, counts[index]) == rows
-    assert tree.row_numbers(index, np.array([counts[index]])).tolist() == [rows]
+    assert merged_sources(tree, rows, rows + 1) == [index]
     other = data.draw(st.sampled_from(sorted(counts)))
     assert tree.row_number(other, counts[other]) >= rows
     assert tree.counts(tree.row_number(other, counts[other]))[other] == counts[other]
