@@ -45,6 +45,7 @@ class SequenceEntry:
 
 FOREBAY, FOREBAY_RAW = "Forebay", "Forebay, not scaled"
 GATHER, GATHER_RAW = "limit: bare gather, scaled", "limit: bare gather"
+GATHER_COLD, GATHER_RAW_COLD = f"{GATHER}, 40 buffers", f"{GATHER_RAW}, 40 buffers"
 MAPPED, MAPPED_SCALED = "memory map + DataLoader", "memory map + DataLoader, scaled by window"
 
 ENTRIES = (
@@ -52,6 +53,8 @@ ENTRIES = (
     SequenceEntry(FOREBAY_RAW, "forebay_windows", "raw"),
     SequenceEntry(GATHER, "gather"),
     SequenceEntry(GATHER_RAW, "gather", "raw"),
+    SequenceEntry(GATHER_COLD, "gather", "cold"),
+    SequenceEntry(GATHER_RAW_COLD, "gather", "raw cold"),
     SequenceEntry(MAPPED, "memory_map"),
     SequenceEntry(MAPPED_SCALED, "memory_map", "scaled"),
     SequenceEntry("memory map + DataLoader, drawn with replacement", "memory_map", "replacement"),

@@ -10,7 +10,9 @@ from bench.sequences.peers import (
     FOREBAY,
     FOREBAY_RAW,
     GATHER,
+    GATHER_COLD,
     GATHER_RAW,
+    GATHER_RAW_COLD,
     LARGE,
     MAPPED,
     MAPPED_SCALED,
@@ -49,7 +51,9 @@ The run took {minutes:.0f} minutes.
 """
 
 _BARE_GATHER = """The bare gather writes into four buffers, 12 MB together, in the consumer's thread.
+A CPU cache may hold them.
 The batches of a loader pass between threads through a queue of up to 128 MB, which no CPU cache holds.
+With 40 buffers, 120 MB together, the bare gather writes to memory as a full queue does: this has no target.
 Forebay's memory grows with the number of runs, at most 100 bytes each, and not with the number of windows."""
 
 _RATIOS = (
@@ -58,6 +62,8 @@ _RATIOS = (
     ("the same, both scale each window", FOREBAY, MAPPED_SCALED, 3.0),
     ("windows/s against a bare gather of the same bytes", FOREBAY, GATHER, 0.8),
     ("the same, bits as stored", FOREBAY_RAW, GATHER_RAW, 0.8),
+    ("the same, into 40 buffers", FOREBAY, GATHER_COLD, None),
+    ("the same, into 40 buffers, bits as stored", FOREBAY_RAW, GATHER_RAW_COLD, None),
 )
 _MOST_GROWTH = 1.1
 
@@ -90,12 +96,13 @@ def targets(results: Sequence[Result]) -> str:
     rows = []
     for title, ours, theirs, least in _RATIOS:
         ratios = ratios_of(results, ours, theirs, "windows_per_s")
+        target = "report" if least is None else f">= {least:g}"
         if not ratios:
-            rows.append((title, f">= {least:g}", "not measured", "", ""))
+            rows.append((title, target, "not measured", "", ""))
             continue
-        verdict = "met" if statistics.median(ratios) >= least else "**missed**"
+        verdict = "" if least is None else "met" if statistics.median(ratios) >= least else "**missed**"
         cpu = ratios_of(results, theirs, ours, "cpu_us_per_window")
-        rows.append((title, f">= {least:g}", f"{spread(ratios, 2)} x", verdict, f"{spread(cpu, 2)} x"))
+        rows.append((title, target, f"{spread(ratios, 2)} x", verdict, f"{spread(cpu, 2)} x"))
     small, large = (_values(results, FOREBAY, each.name, "used_bytes") for each in (SMALL, LARGE))
     title = f"memory with {LARGE.windows:,} windows against {SMALL.windows:,}"
     if small and large:

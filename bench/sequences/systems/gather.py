@@ -1,7 +1,8 @@
 """Forebay's gather kernels on values in memory, with all windows located beforehand: the limit of a cached epoch.
 
 No thread, no cache, no block. Each batch is copied into one of a few buffers that are reused. The order is that of
-Forebay's plan. Variant "raw": bits are copied, otherwise values are scaled.
+Forebay's plan. Variant "raw": bits are copied, otherwise values are scaled. Variants "cold" and "raw cold" take turns
+among as many buffers as the queue of a loader may hold, so that no CPU cache holds the next one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bench.sequences.systems import forebay_windows
 from forebay import Sequences, build_plan
 from forebay.kernels.calls import gather_scaled, gather_steps
 
-_NUM_BUFFERS = 4
+_NUM_BUFFERS, _NUM_COLD_BUFFERS = 4, 40
 _BATCHES = 4000
 """Batches that are located beforehand. They come again and again."""
 
@@ -44,20 +45,22 @@ def batches(setting: SequenceSetting) -> Iterator[Mapping[str, Any]]:
     line[1] = values.ctypes.data
     located = list(_located(setting, series))
     scaling = np.zeros((4, setting.columns), np.float32)
-    if setting.variant != "raw":
+    is_raw = "raw" in setting.variant
+    num_buffers = _NUM_COLD_BUFFERS if "cold" in setting.variant else _NUM_BUFFERS
+    if not is_raw:
         columns = [series.statistics[name] for name in setting.names]
         scaling[0], scaling[1] = [each.mean for each in columns], [1 / each.std for each in columns]
     shapes = {"past": (0, PAST), "future": (PAST, FUTURE)}
     buffers = [
         {name: np.empty((setting.batch, steps, setting.columns), np.float32) for name, (_, steps) in shapes.items()}
-        for _ in range(_NUM_BUFFERS)
+        for _ in range(num_buffers)
     ]
     for number in count():
         windows = located[number % len(located)]
-        batch = {name: array[: windows.shape[1]] for name, array in buffers[number % _NUM_BUFFERS].items()}
+        batch = {name: array[: windows.shape[1]] for name, array in buffers[number % num_buffers].items()}
         for name, (skip, steps) in shapes.items():
             out = batch[name]
-            if setting.variant == "raw":
+            if is_raw:
                 view = np.array([skip, steps, 4 * setting.columns, out.strides[0], 1])
                 gather_steps(out.ctypes.data, view, line, windows)
             else:

@@ -1,4 +1,4 @@
-"""Instructions that Numba has no Python for: on addresses, without checks."""
+"""Machine instructions that the compiled loops use on addresses: copies, zeros, prefetches and typed items."""
 
 from __future__ import annotations
 
