@@ -6,19 +6,35 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forebay.llm.adapters import Lora as Lora
+    from forebay.llm.fine_tuning import finetune as finetune
+    from forebay.llm.models import ModelSpec as ModelSpec
+    from forebay.llm.models import check_model as check_model
+    from forebay.llm.recipe import Recipe as Recipe
     from forebay.llm.source.prepared_tokens import PreparedTokens as PreparedTokens
     from forebay.llm.source.prepared_tokens import prepared_tokens as prepared_tokens
     from forebay.llm.source.token_source import TokenSource as TokenSource
+    from forebay.llm.source.tokenizers import TokenizerSpec as TokenizerSpec
     from forebay.llm.source.tokenizers import tokenizer as tokenizer
     from forebay.llm.token_batch import document_numbers as document_numbers
     from forebay.llm.token_batch import token_rows as token_rows
     from forebay.llm.token_batch import unpack as unpack
+    from forebay.llm.training.evaluation import evaluate_tokens as evaluate_tokens
+    from forebay.llm.training.token_loss import token_loss as token_loss
 
 _HOMES = {
+    "Lora": "adapters",
+    "ModelSpec": "models",
     "PreparedTokens": "source.prepared_tokens",
+    "Recipe": "recipe",
     "TokenSource": "source.token_source",
+    "TokenizerSpec": "source.tokenizers",
+    "check_model": "models",
     "document_numbers": "token_batch",
+    "evaluate_tokens": "training.evaluation",
+    "finetune": "fine_tuning",
     "prepared_tokens": "source.prepared_tokens",
+    "token_loss": "training.token_loss",
     "token_rows": "token_batch",
     "tokenizer": "source.tokenizers",
     "unpack": "token_batch",

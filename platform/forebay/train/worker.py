@@ -22,7 +22,7 @@ from forebay.loader.loader import Loader
 from forebay.loader.worker_loaders import WorkerLoaders
 from forebay.train.checkpoints import RankCheckpoints
 from forebay.train.collectives.collective import Collective
-from forebay.train.collectives.exact import LossOf
+from forebay.train.collectives.micro_batches import LossOf, MicroBatches
 from forebay.train.commit_vote import CommitDecision, CommitVote
 from forebay.train.metric import Metric
 from forebay.train.monitors.monitor import Action, Verdict
@@ -35,13 +35,7 @@ from forebay.train.state.epoch_totals import EpochFacts, counted_together
 from forebay.train.state.snapshot import Snapshot
 from forebay.train.state.stateful import Stateful
 from forebay.train.step_reporter import StepReports
-from forebay.train.strategies.strategy import (
-    BuildOptimizer,
-    Strategies,
-    Strategy,
-    build_strategy,
-    weighted_backward,
-)
+from forebay.train.strategies.strategy import BuildOptimizer, Strategies, Strategy, build_strategy
 from forebay.train.strategies.torch_strategies import TORCH_STRATEGIES
 from forebay.train.train_state import TrainState
 from forebay.world import World
@@ -75,16 +69,14 @@ class Worker:
         reporter: Reporter,
         strategies: Strategies = TORCH_STRATEGIES,
     ) -> None:
-        self._spec = spec
-        self._collective, self._reporter = collective, reporter
+        self._spec, self._collective, self._reporter = spec, collective, reporter
         self._checkpoints = RankCheckpoints(collective, checkpoints)
         spec.data.validate_world_size(collective.world.size)
         self._loaders = WorkerLoaders(collective.world, collective.device, cache)
         self._step_reports = StepReports(reporter)
         self._state = TrainState(spec)
         self._progress = self._state.progress
-        self._is_displaced = True
-        self._strategies = strategies
+        self._is_displaced, self._strategies = True, strategies
         self._strategy: Strategy | None = None
         self.stopped: str | None = None
         self.resize_to: int | None = None
@@ -123,6 +115,11 @@ class Worker:
     def global_batch(self) -> int:
         """Rows of the next step, over all ranks. The last batches of an epoch may be smaller."""
         return self._state.global_batch
+
+    @property
+    def progress(self) -> float:
+        """Share of the rows of all epochs that is trained on, 0 to 1. The same in every world."""
+        return self._progress.share_of(self.epochs)
 
     @property
     def is_finished(self) -> bool:
@@ -188,14 +185,19 @@ class Worker:
                 loader.seek(self._progress.cursor)
                 yield from self._batches(loader, data)
 
-    def backward(self, batch: Batch, loss_of: LossOf) -> torch.Tensor:
-        """Leave the gradient of the global batch's mean loss in `.grad`. Returns the loss, for `commit(loss=...)`.
+    def backward(
+        self, batch: Batch, loss_of: LossOf, *, weigh_by: str | None = None, micro_rows: int | None = None
+    ) -> torch.Tensor:
+        """Leave the gradient of the global batch's loss in `.grad`. Returns the loss, for `commit(loss=...)`.
 
-        `loss_of` returns the mean loss over the rows of the batch it is called with. It is usually called once, as in
-        `loss = loss_of(batch) * batch.weight; loss.backward()`. With `reduction="exact"`, which requires this method,
-        it is called once for each lane of this rank.
+        `loss_of` returns the mean loss over the rows of the batch it is called with. With `weigh_by`, an array [rows],
+        it returns a sum, and the loss is the sum over the global batch divided by that of the array. It is called once,
+        for each lane of this rank with `reduction="exact"` (which requires this method), or for `micro_rows` rows.
         """
-        return weighted_backward(batch, loss_of) if self._strategy is None else self._strategy.backward(batch, loss_of)
+        passes = MicroBatches(rows=micro_rows, weigh_by=weigh_by)
+        if self._strategy is None:
+            return passes.over_ranks(batch, loss_of, self._collective, self._spec.data.plan)
+        return self._strategy.backward(batch, loss_of, passes)
 
     def held_out(self) -> Iterator[Batch] | None:
         """Yield this rank's part of the held-out data once, on its device. Returns None if the job has none.
@@ -272,8 +274,7 @@ class Worker:
             if self._is_displaced:
                 self._start_here(loader)
             if (end := self._progress.end_of_skipped_epoch()) is not None:
-                epoch = self._progress.start_next_epoch()
-                self._end_epoch(epoch, end, {})
+                self._end_epoch(self._progress.start_next_epoch(), end, {})
                 loader.seek(self._progress.cursor)
                 continue
             for batch in self._progress.batches(loader):
@@ -383,13 +384,12 @@ class Worker:
 
     def _report(self, epoch: int, position: int, metrics: Mapping[str, Metric], *, due: bool) -> None:
         if self.world.is_first:
-            place: dict[str, float] = {
-                "step": self.step,
-                "epoch": epoch,
-                "position": position,
+            place: dict[str, float] = {"step": self.step, "epoch": epoch, "position": position}
+            place |= {
                 "rows": self._state.rows,
+                "global_batch": self.global_batch,
+                "wait_s": self._state.tally["wait_s"],
             }
-            place |= {"global_batch": self.global_batch, "wait_s": self._state.tally["wait_s"]}
             self._step_reports.report(metrics, due=due, place=place)
 
     def _evaluation(self, data: Data) -> Iterator[Batch]:

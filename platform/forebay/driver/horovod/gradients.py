@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,12 +40,24 @@ class ReducedGradients:
             for number, members in enumerate(_partition(list(parameters)[::-1]))
         ]
         self._is_queued = False
+        self._is_paused = False
         for bucket in self._buckets:
             for place, parameter in enumerate(bucket.parameters):
                 parameter.register_post_accumulate_grad_hook(self._hook(bucket, place))  # type: ignore[no-untyped-call]
 
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Leave each rank's gradients as they are in the block. The next `backward()` behind it reduces the sums."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
     def _hook(self, bucket: _Bucket, place: int) -> Callable[[torch.Tensor], None]:
         def arrived(_parameter: torch.Tensor) -> None:
+            if self._is_paused:
+                return
             if not self._is_queued:
                 self._is_queued = True
                 # The engine calls it at the end of this backward(). DDP ends its own the same way.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from forebay.train.strategies.strategy import Strategies
 class HorovodDataParallel(DataParallel):
     """`Strategy` over Horovod's global process set."""
 
+    _gradients: ReducedGradients | None = None
+
     def reduce_gradients(self, model: nn.Module) -> nn.Module:
         collective = self._collective
         assert isinstance(collective, HorovodCollective), "many ranks of this driver speak Horovod"
@@ -25,7 +28,7 @@ class HorovodDataParallel(DataParallel):
         reduce, scale = self._reducer(collective)
         name = collective.next_model_name()
         collective.broadcast_tensors([*model.parameters(), *model.buffers()], f"{name}.state")
-        ReducedGradients(trained, reduce, scale=scale, name=f"{name}.gradients")
+        self._gradients = ReducedGradients(trained, reduce, scale=scale, name=f"{name}.gradients")
         if any(True for _ in model.buffers()):
 
             def broadcast_statistics(module: nn.Module, _inputs: Any) -> None:
@@ -36,6 +39,9 @@ class HorovodDataParallel(DataParallel):
             # Statistics that ranks collect, such as those of batch norm, follow rank 0, as under DDP.
             model.register_forward_pre_hook(broadcast_statistics)
         return model
+
+    def accumulating(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._gradients is None else self._gradients.accumulating()
 
     def _reducer(self, collective: HorovodCollective) -> tuple[Reduce, float]:
         """Function that reduces a flat tensor, and the factor to multiply it with before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forebay.errors import InvalidOption
@@ -30,6 +30,10 @@ class PreparedTokens:
     vocab_size: int
     counts: TokenCounts
     trained_tokenizer: str | None
+
+    def spec(self, spec: TokenizerSpec) -> TokenizerSpec:
+        """Tokenizer for other data of the same model: `spec`, or the one that was trained on this data."""
+        return replace(spec, trained=self.trained_tokenizer)
 
     def tokenizer(self, spec: TokenizerSpec) -> Any:
         """Tokenizer of the transformers library. `spec` is that of the data set's source."""

@@ -14,7 +14,7 @@ from forebay.llm.source.columns import Completion, Conversation, Example, PlainT
 from forebay.llm.source.text_files import TextFiles, TextSpan, cut_spans, find_text_files, scan_parquet
 from forebay.llm.source.text_rows import rows_of
 from forebay.llm.source.token_reader import ExampleRows, OnBadRows, TokenReader
-from forebay.llm.source.tokenizers import TokenizerSpec, load_folder, to_text, train_tokenizer
+from forebay.llm.source.tokenizers import TokenizerSpec, from_text, load_folder, to_text, train_tokenizer
 from forebay.manifest.prepared import PreparedOrigin
 from forebay.storage.credentials import Access
 from forebay.transform.fingerprint.values import canonical, digest, value_identity
@@ -152,6 +152,8 @@ class TokenSource:
         spec = self.tokenizer
         if spec.folder is not None:
             return load_folder(spec.folder, spec.template_text), None
+        if spec.trained is not None:
+            return from_text(spec.trained), spec.trained
         examples = islice(chain.from_iterable(map(rows.examples, spans)), _TRAINING_EXAMPLES)
         found = train_tokenizer(chain.from_iterable(map(_texts, examples)), spec)
         return found, to_text(found)

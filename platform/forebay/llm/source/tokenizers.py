@@ -39,11 +39,13 @@ class TokenizerSpec:
 
     Attributes:
         folder: Folder of a model. None: a byte-level BPE tokenizer is trained on the data when it is prepared.
+        trained: Text of a tokenizer that was trained on other data, which is used instead (`PreparedTokens.spec`).
         template: Chat template: "chatml", a Jinja text, or None for the tokenizer's own.
         vocab_size: Most entries of a tokenizer that is trained.
     """
 
     folder: str | None = None
+    trained: str | None = None
     template: str | None = None
     vocab_size: int = 2048
 
@@ -70,6 +72,8 @@ class TokenizerSpec:
         Raises `InvalidOption` for a folder without a tokenizer.
         """
         facts = {"template": digest((self.template_text or "").encode())}
+        if self.trained is not None:
+            return {**facts, "tokenizer": digest(self.trained.encode())}
         if self.folder is None:
             return {**facts, "tokenizer": f"trained {TRAINED_VERSION}, at most {self.vocab_size} entries"}
         contents = tokenizer_files(self.folder)
@@ -191,6 +195,8 @@ def import_transformers() -> Any:
         import transformers  # noqa: PLC0415 - an extra, which takes seconds to import
     except ImportError as error:
         raise InvalidOption(f"language models need the package transformers ({error}). {INSTALL}") from error
+    # A worker's bars would be mixed with the lines of the run.
+    transformers.utils.logging.disable_progress_bar()
     return transformers
 
 

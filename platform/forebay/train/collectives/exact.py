@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -13,12 +13,10 @@ from forebay.errors import BadJob
 from forebay.loader.batch import Batch
 from forebay.plan.order import Order
 from forebay.train.collectives.lane_tree import LaneNode, LaneTree, nodes_of
+from forebay.train.collectives.micro_batches import LossOf, MicroBatches
 from forebay.train.collectives.tensor_collectives import TensorCollectives, padded
 from forebay.train.state import rng
 from forebay.world import World
-
-LossOf = Callable[[Batch], Tensor]
-"""Function that returns the mean loss of the rows of a batch, or of a part of one."""
 
 
 class ExactReduction:
@@ -51,11 +49,11 @@ class ExactReduction:
         optimizer.register_step_pre_hook(lambda *_: self._check_ready())
         optimizer.register_step_post_hook(lambda *_: self._used())
 
-    def backward(self, batch: Batch, loss_of: LossOf) -> Tensor:
+    def backward(self, batch: Batch, loss_of: LossOf, passes: MicroBatches | None = None) -> Tensor:
         """Add the gradient of the global batch's mean loss to `.grad`. Returns that loss, the same on all ranks.
 
-        `loss_of` is called once for each lane of this rank that has rows in the batch. It must not call `backward()`
-        itself. Raises `BadJob` for a model that changes its buffers, as batch norm does.
+        `loss_of` is called for each lane of this rank that has rows in the batch, once or for its `passes`. It must not
+        call `backward()` itself. Raises `BadJob` for a model that changes its buffers, as batch norm does.
         """
         before = [parameter.grad for parameter in self._parameters]
         versions = self._buffer_versions()
@@ -64,7 +62,9 @@ class ExactReduction:
         for number in self._run:
             lane = int(self._plan.owned_order[number])
             part = parts.get(lane)
-            values = self._lane(part, loss_of, lane) if part is not None else self._empty(width)
+            values = (
+                self._lane(part, loss_of, lane, passes or MicroBatches()) if part is not None else self._empty(width)
+            )
             tree.add(LaneNode(0, number), values)
         self._check_buffers(versions)
         total = self._over_ranks(tree.sums, width)
@@ -80,13 +80,12 @@ class ExactReduction:
             rows = np.flatnonzero(lanes == lane)
             yield lane, batch.take(rows, weight=len(rows) / batch.size)
 
-    def _lane(self, part: Batch, loss_of: LossOf, lane: int) -> Tensor:
+    def _lane(self, part: Batch, loss_of: LossOf, lane: int, passes: MicroBatches) -> Tensor:
         """Return gradients, flags of those that exist, and the loss, in one tensor."""
         for parameter in self._parameters:
             parameter.grad = None
         rng.seed_everything(self._seed, part.epoch, part.position, lane)
-        loss = loss_of(part) * part.weight
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = passes.backward(part, loss_of)
         pieces = []
         for parameter in self._parameters:
             gradient = parameter.grad
@@ -95,7 +94,7 @@ class ExactReduction:
             pieces.append(torch.zeros_like(parameter).reshape(-1) if gradient is None else gradient.reshape(-1))
         used = [parameter.grad is not None for parameter in self._parameters]
         dtype, device = self._kind()
-        tail = [torch.tensor(used, dtype=dtype, device=device), loss.detach().reshape(1).to(dtype)]
+        tail = [torch.tensor(used, dtype=dtype, device=device), loss.reshape(1).to(dtype)]
         return torch.cat([*(piece.to(dtype) for piece in pieces), *tail])
 
     def _over_ranks(self, sums: list[Tensor], width: int) -> Tensor:

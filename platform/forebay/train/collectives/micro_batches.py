@@ -66,6 +66,22 @@ class MicroBatches:
         most = batch.rows if world.size == 1 else _largest_part(batch, plan, world.size)
         return max(-(-most // self.rows), 1)
 
+    def over_ranks(
+        self,
+        batch: Batch,
+        loss_of: LossOf,
+        collective: Collective,
+        plan: Order,
+        accumulating: Accumulating = nullcontext,
+    ) -> Tensor:
+        """Call `backward()` on this rank's losses, whose mean over ranks is the loss of the global batch.
+
+        All ranks call it as often. Returns this rank's share, detached.
+        """
+        passes = self.num_passes(batch, plan, collective.world)
+        weighed = self.over(batch, collective, ranks=collective.world.size)
+        return weighed.backward(batch, loss_of, passes=passes, accumulating=accumulating)
+
     def backward(
         self, batch: Batch, loss_of: LossOf, *, passes: int = 1, accumulating: Accumulating = nullcontext
     ) -> Tensor:

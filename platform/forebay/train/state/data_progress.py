@@ -58,6 +58,10 @@ class DataProgress:
         self._steps[step] = drawn.spans
         return drawn
 
+    def share_of(self, epochs: int) -> float:
+        """Share of the rows of `epochs` epochs before the cursor."""
+        return (self.cursor.epoch + self.cursor.position / self.data.plan.num_rows) / epochs
+
     def discard_pending(self) -> None:
         """Discard uncommitted batches. They are drawn again."""
         self._pending = None

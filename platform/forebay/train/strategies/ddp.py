@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -13,10 +14,11 @@ from forebay.checkpoint.parts.contents import Region
 from forebay.loader.batch import Batch
 from forebay.train.collectives.adasum import register_adasum
 from forebay.train.collectives.collective import Collective
-from forebay.train.collectives.exact import ExactReduction, LossOf
+from forebay.train.collectives.exact import ExactReduction
+from forebay.train.collectives.micro_batches import LossOf, MicroBatches
 from forebay.train.state.stateful import Stateful
 from forebay.train.strategies.named_state import whole_region, whole_states
-from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions, weighted_backward
+from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions
 
 
 class DataParallel(ABC):
@@ -53,22 +55,33 @@ class DataParallel(ABC):
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
         return self.reduce_gradients(model) if self._collective.world.size > 1 and is_trained else model
 
-    def backward(self, batch: Batch, loss_of: LossOf) -> Tensor:
-        return weighted_backward(batch, loss_of) if self._exact is None else self._exact.backward(batch, loss_of)
+    def backward(self, batch: Batch, loss_of: LossOf, passes: MicroBatches) -> Tensor:
+        if self._exact is not None:
+            return self._exact.backward(batch, loss_of, passes.over(batch, self._collective, ranks=1))
+        return passes.over_ranks(batch, loss_of, self._collective, self._options.plan, self.accumulating)
 
     @abstractmethod
     def reduce_gradients(self, model: nn.Module) -> nn.Module:
         """Return `model`, which has trained parameters, with gradients reduced by mean or Adasum over the ranks."""
 
+    @abstractmethod
+    def accumulating(self) -> AbstractContextManager[object]:
+        """Open a block in which a `backward()` adds to this rank's gradients, and reduces none."""
+
 
 class TorchDataParallel(DataParallel):
     """`Strategy` over the default process group of torch.distributed."""
 
+    _wrapped: FixedBuckets | None = None
+
     def reduce_gradients(self, model: nn.Module) -> nn.Module:
-        wrapped = FixedBuckets(model)
+        wrapped = self._wrapped = FixedBuckets(model)
         if self._options.reduction == "adasum":
             register_adasum(wrapped)
         return wrapped
+
+    def accumulating(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._wrapped is None else self._wrapped.no_sync()
 
 
 class FixedBuckets(DistributedDataParallel):

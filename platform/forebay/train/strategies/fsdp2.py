@@ -16,11 +16,11 @@ from forebay.checkpoint.parts.contents import Region
 from forebay.errors import BadJob, InvalidOption
 from forebay.loader.batch import Batch
 from forebay.train.collectives.collective import Collective
-from forebay.train.collectives.exact import LossOf
+from forebay.train.collectives.micro_batches import LossOf, MicroBatches
 from forebay.train.state.stateful import Stateful
 from forebay.train.strategies.named_state import whole_region, whole_states
 from forebay.train.strategies.sharded_state import ShardedModel, ShardedOptimizer, sharded, sharded_region
-from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions, weighted_backward
+from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions
 
 
 class FullySharded:
@@ -42,7 +42,7 @@ class FullySharded:
                 reduction=options.reduction,
                 strategy="fsdp2",
             )
-        self._collective = collective
+        self._collective, self._plan = collective, options.plan
         self._mesh: DeviceMesh | None = None
 
     def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
@@ -66,8 +66,9 @@ class FullySharded:
     def wrap(self, model: nn.Module) -> nn.Module:
         return model  # `prepare` has sharded it in place.
 
-    def backward(self, batch: Batch, loss_of: LossOf) -> Tensor:
-        return weighted_backward(batch, loss_of)
+    def backward(self, batch: Batch, loss_of: LossOf, passes: MicroBatches) -> Tensor:
+        # Each pass reduces its gradients: kept whole until the last one, they would take the memory of the model.
+        return passes.over_ranks(batch, loss_of, self._collective, self._plan)
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         for tensor in (*model.parameters(), *model.buffers()):

@@ -14,7 +14,7 @@ from forebay.errors import InvalidOption
 from forebay.loader.batch import Batch
 from forebay.plan.order import Order
 from forebay.train.collectives.collective import Collective, Reduction
-from forebay.train.collectives.exact import LossOf
+from forebay.train.collectives.micro_batches import LossOf, MicroBatches
 from forebay.train.state.stateful import Stateful
 
 BuildOptimizer: TypeAlias = Callable[..., Optimizer]
@@ -68,8 +68,11 @@ class Strategy(Protocol):
         """
         ...
 
-    def backward(self, batch: Batch, loss_of: LossOf) -> Tensor:
-        """Add the gradient of the global batch's mean loss to `.grad`, and return the loss, detached."""
+    def backward(self, batch: Batch, loss_of: LossOf, passes: MicroBatches) -> Tensor:
+        """Add the gradient of the global batch's loss to `.grad`, and return this rank's share of it, detached.
+
+        The mean of the shares over ranks is the loss. Gradients are reduced once, with the last of the passes.
+        """
         ...
 
 
@@ -89,13 +92,3 @@ def build_strategy(name: str, strategies: Strategies, collective: Collective, op
             known=sorted(strategies),
         )
     return strategies[name](collective, options)
-
-
-def weighted_backward(batch: Batch, loss_of: LossOf) -> Tensor:
-    """Run `backward()` on the loss of `batch`, weighted by this rank's share of the rows. Returns it, detached.
-
-    The mean over ranks is then the mean over the global batch.
-    """
-    loss = loss_of(batch) * batch.weight
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.detach()

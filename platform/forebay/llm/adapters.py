@@ -1,0 +1,68 @@
+"""Adapters: a few trained weights beside a frozen model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from forebay.errors import InvalidOption, whole_number
+from forebay.llm.source.tokenizers import INSTALL
+
+ALL_LINEAR = "all-linear"
+"""Targets: every linear layer but the last one, which gives the logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Low-rank adapter (Hu et al. 2021, arXiv 2106.09685), by the library peft.
+
+    Attributes:
+        r: Rank.
+        alpha: The adapter's output is scaled by `alpha / r`.
+        dropout: Share of the adapter's inputs that are dropped in training.
+        targets: Names of the layers, or "all-linear".
+    """
+
+    r: int = 16
+    alpha: float = 32
+    dropout: float = 0.0
+    targets: str | tuple[str, ...] = ALL_LINEAR
+
+    def __post_init__(self) -> None:
+        whole_number("lora_r", self.r, least=1)
+        if not 0 <= self.dropout < 1:
+            raise InvalidOption(f"lora_dropout={self.dropout} is not a share. Give 0 or more, below 1.")
+
+    def add_to(self, model: nn.Module) -> nn.Module:
+        """Model with the adapter, in which nothing else is trained.
+
+        Raises `InvalidOption` for targets that match no layer, or without peft.
+        """
+        try:
+            import peft  # noqa: PLC0415 - an extra, which takes seconds to import
+        except ImportError as error:
+            raise InvalidOption(f"adapters need the package peft ({error}). {INSTALL}") from error
+        config = peft.LoraConfig(
+            r=self.r,
+            lora_alpha=self.alpha,
+            lora_dropout=self.dropout,
+            target_modules=self.targets if isinstance(self.targets, str) else list(self.targets),
+            task_type="CAUSAL_LM",
+        )
+        try:
+            adapted: Any = peft.get_peft_model(model, config)
+        except ValueError as error:
+            layers = sorted({name.rpartition(".")[2] for name, each in model.named_modules() if _is_linear(each)})
+            raise InvalidOption(
+                f"lora_targets={self.targets!r} match no layer of the model ({error}). Its linear layers are "
+                f"{', '.join(layers)}; {ALL_LINEAR!r} takes all but the last.",
+                layers=layers,
+            ) from error
+        trained: nn.Module = adapted
+        return trained
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)

@@ -1,0 +1,46 @@
+"""Training loop of a fine-tuning. If it does not fit, copy it and change it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from forebay.llm.recipe import Recipe
+from forebay.llm.tokens import TARGETS
+from forebay.llm.training.evaluation import evaluate_tokens
+from forebay.llm.training.token_loss import token_loss
+from forebay.loader.batch import Batch
+from forebay.train.worker import Worker
+
+
+def finetune(recipe: Recipe, worker: Worker) -> None:
+    """Train the model of `recipe` on token rows, for all remaining epochs.
+
+    In a job: `fb.Job(train=partial(llm.finetune, recipe), ...)`.
+
+    The loss is the mean over all targets of the global batch, whatever the number of workers and the rows of a pass.
+    Each epoch ends with the held-out loss and exact match, if the job has held-out rows.
+
+    Raises as `worker.setup`, and `InvalidOption` for a model that cannot be loaded.
+    """
+    model, optimizer = worker.setup(recipe.build_model(), recipe.optimizer, strategy=recipe.strategy)
+    trained = [each for group in optimizer.param_groups for each in group["params"]]
+
+    def loss_of(part: Batch) -> Tensor:
+        with recipe.autocast(worker.device):
+            return token_loss(model, part)
+
+    for batch in worker.loader():
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(worker.progress)
+        loss = worker.backward(batch, loss_of, weigh_by=TARGETS, micro_rows=recipe.per_device_batch)
+        grad_norm = whole(nn.utils.clip_grad_norm_(trained, recipe.max_grad_norm))
+        optimizer.step()
+        optimizer.zero_grad()
+        metrics = evaluate_tokens(worker, model) if batch.ends_epoch else {}
+        worker.commit(loss=loss, grad_norm=grad_norm, **metrics)
+
+
+def whole(value: Tensor) -> Tensor:
+    """Value of a tensor of which each rank may hold a part."""
+    return value.full_tensor() if isinstance(value, DTensor) else value

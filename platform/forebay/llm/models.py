@@ -1,0 +1,152 @@
+"""Language models: a tiny one that needs no files, or one from a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+from pyarrow import fs
+from torch import nn
+
+from forebay.errors import InvalidOption
+from forebay.foreign_code import replaced_errors
+from forebay.llm.source.folders import local_copy
+from forebay.llm.source.prepared_tokens import PreparedTokens
+from forebay.llm.source.tokenizers import check_sizes, import_transformers
+from forebay.storage.filesystem import resolve
+from forebay.storage.listing.globs import children
+
+TINY = "tiny"
+"""Name of the model that is made on the spot, and needs neither files nor a network."""
+Attention = Literal["auto", "sdpa", "eager"]
+"""Implementation of attention. "auto" is "sdpa"."""
+
+_CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_TINY_POSITIONS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Causal language model.
+
+    Attributes:
+        name: "tiny", or the folder of a model, on any storage.
+        vocab_size: Entries of the tokenizer, for the tiny model.
+        attn: Implementation of attention.
+        gradient_checkpointing: Whether activations are computed again in the backward pass, which saves memory.
+    """
+
+    name: str
+    vocab_size: int
+    attn: Attention = "auto"
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.attn not in get_args(Attention):
+            known = ", ".join(map(repr, get_args(Attention)))
+            raise InvalidOption(f"attn={self.attn!r} is unknown. Choose one of {known}.", attn=self.attn)
+
+    def build(self) -> nn.Module:
+        """Model with its weights in float32, in training mode. The tiny one draws them from torch's generator.
+
+        Raises `InvalidOption` for a folder that cannot be loaded.
+        """
+        transformers = import_transformers()
+        attn = "sdpa" if self.attn == "auto" else self.attn
+        if self.name == TINY:
+            config = transformers.LlamaConfig(**tiny_sizes(self.vocab_size))
+            model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attn)
+        else:
+            with replaced_errors(partial(_unloadable, self.name)):
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    local_copy(self.name),
+                    dtype="float32",
+                    attn_implementation=attn,
+                    local_files_only=True,
+                    use_safetensors=True,
+                )
+        model.config.use_cache = False
+        if self.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # A loaded model is in evaluation mode.
+        trained: nn.Module = model.train()
+        return trained
+
+
+def tiny_sizes(vocab_size: int) -> dict[str, Any]:
+    """Sizes of the tiny model: a Llama of 2 layers and width 64."""
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": _TINY_POSITIONS,
+        "tie_word_embeddings": False,
+        "use_cache": False,
+        # 0.02 suits wide models. With it, this one needs a third more steps.
+        "initializer_range": 0.08,
+    }
+
+
+def check_model(name: str, tokens: PreparedTokens) -> None:
+    """Check, without loading it, that a model can be trained on `tokens`.
+
+    Raises `InvalidOption` for a folder without a configuration or safetensors, with code of its own, for a tokenizer
+    that is larger than the embedding, and for rows that are longer than the model's positions.
+    """
+    config: Mapping[str, Any] = tiny_sizes(tokens.vocab_size) if name == TINY else read_config(name)
+    if "vocab_size" in config:
+        check_sizes(tokens.vocab_size, config["vocab_size"], name)
+    positions = config.get("max_position_embeddings")
+    if positions is not None and tokens.seq_len > positions:
+        raise InvalidOption(
+            f"seq_len={tokens.seq_len}, and the model {name} has {positions} positions. Set seq_len to at most that.",
+            seq_len=tokens.seq_len,
+            positions=positions,
+        )
+
+
+def read_config(folder: str) -> dict[str, Any]:
+    """Configuration of a model's folder, which has weights as safetensors and no code. Raises `InvalidOption`."""
+    place = resolve(folder)
+    names = {info.base_name for info in children(place.fs, place.path) if info.type == fs.FileType.File}
+    seen = ", ".join(sorted(names)[:10]) or "no files"
+    needs = "It needs config.json and model.safetensors, as save_pretrained() of transformers writes them."
+    if _CONFIG not in names:
+        raise InvalidOption(f"{place.uri} is not the folder of a model: it holds {seen}. {needs}", path=place.uri)
+    config: dict[str, Any] = _read_json(folder, _CONFIG)
+    if "auto_map" in config:
+        raise InvalidOption(
+            f"{place.uri} brings code of its own (auto_map in config.json), which is never run. Give a model that the "
+            "transformers library has itself.",
+            path=place.uri,
+        )
+    missing = sorted(set(_read_json(folder, _INDEX)["weight_map"].values()) - names) if _INDEX in names else []
+    if missing:
+        raise InvalidOption(f"{place.uri} lacks {', '.join(missing)} of its weights. Copy the folder again.")
+    if _INDEX not in names and _WEIGHTS not in names:
+        pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
+        why = f"{pickles[0]} is a pickle, which may run any code, and is not read" if pickles else f"it holds {seen}"
+        raise InvalidOption(f"{place.uri} has no weights as safetensors: {why}. {needs}", path=place.uri)
+    return config
+
+
+def _read_json(folder: str, name: str) -> Any:
+    place = resolve(folder)
+    with place.fs.open_input_stream(f"{place.path}/{name}", compression=None) as stream:
+        return json.loads(stream.read())
+
+
+def _unloadable(name: str, error: Exception) -> Exception:
+    if isinstance(error, InvalidOption):
+        return error
+    return InvalidOption(
+        f"the model {name} cannot be loaded ({type(error).__name__}: {error}). Give the folder of a causal language "
+        "model that the installed transformers knows.",
+        path=name,
+    )

@@ -1,0 +1,96 @@
+"""Recipe of a fine-tuning: the model, what of it is trained, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from forebay.errors import InvalidOption, whole_number
+from forebay.llm.adapters import Lora
+from forebay.llm.models import ModelSpec
+from forebay.llm.training.rate_schedule import Schedule, rate_factor
+
+ComputeType = Literal["auto", "fp32", "bf16"]
+"""Type of the computation. Weights and gradients are float32. "auto" is bf16 on a GPU, and fp32 elsewhere."""
+
+LORA_RATE, FULL_RATE = 2e-4, 2e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Options of a fine-tuning, for `llm.finetune`.
+
+    Attributes:
+        model: The model to start from.
+        adapter: Adapter that is trained instead of the model. None: all of the model is trained.
+        lr: Highest learning rate. None: 2e-5, with an adapter 2e-4.
+        schedule: Course of the learning rate after its warm-up: "cosine", "linear" or "constant".
+        warmup: Share of all rows during which the rate rises.
+        weight_decay: Decay of matrices. Norms and biases never decay.
+        betas: Decay of AdamW's averages.
+        max_grad_norm: Norm to which the gradient is clipped.
+        per_device_batch: Rows of one pass through the model. It changes memory and speed, not the result.
+        dtype: Type of the computation.
+        strategy: Name of the way in which ranks train together.
+
+    Raises `InvalidOption` for values that can never work.
+    """
+
+    model: ModelSpec
+    adapter: Lora | None = None
+    lr: float | None = None
+    schedule: Schedule = "cosine"
+    warmup: float = 0.03
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float = 1.0
+    per_device_batch: int = 1
+    dtype: ComputeType = "auto"
+    strategy: str = "ddp"
+
+    def __post_init__(self) -> None:
+        whole_number("per_device_batch", self.per_device_batch, least=1)
+        for option, known in (("schedule", Schedule), ("dtype", ComputeType)):
+            value = getattr(self, option)
+            if value not in get_args(known):
+                choices = ", ".join(map(repr, get_args(known)))
+                raise InvalidOption(f"{option}={value!r} is unknown. Choose one of {choices}.", option=option)
+        for option in ("lr", "max_grad_norm"):
+            value = getattr(self, option)
+            if value is not None and not value > 0:
+                raise InvalidOption(f"{option}={value} cannot train. Give a number above 0.", option=option)
+        if not 0 <= self.warmup <= 1:
+            raise InvalidOption(f"warmup={self.warmup} is not a share of the rows. Give 0 to 1.", option="warmup")
+
+    @property
+    def highest_rate(self) -> float:
+        """Highest learning rate."""
+        return self.lr or (FULL_RATE if self.adapter is None else LORA_RATE)
+
+    def build_model(self) -> nn.Module:
+        """Model with its adapter, on the CPU, in training mode."""
+        model = self.model.build()
+        return model if self.adapter is None else self.adapter.add_to(model)
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+        """AdamW over the trained parameters. Only matrices decay."""
+        trained = [each for each in parameters if each.requires_grad]
+        groups = [
+            {"params": [each for each in trained if each.dim() >= 2], "weight_decay": self.weight_decay},
+            {"params": [each for each in trained if each.dim() < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW([each for each in groups if each["params"]], lr=self.highest_rate, betas=self.betas)
+
+    def rate(self, share: float) -> float:
+        """Learning rate after `share` of the training."""
+        return self.highest_rate * rate_factor(share, warmup=self.warmup, schedule=self.schedule)
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """Block in which the model computes in the recipe's type."""
+        is_bf16 = self.dtype == "bf16" or (self.dtype == "auto" and device.type == "cuda")
+        return torch.autocast(device.type, torch.bfloat16) if is_bf16 else nullcontext()

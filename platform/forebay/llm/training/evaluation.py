@@ -1,0 +1,63 @@
+"""Held-out loss of a language model, and the share of answers that it gives exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from forebay.llm.token_batch import IGNORED
+from forebay.llm.training.token_loss import next_tokens
+from forebay.train.worker import Worker
+
+
+def evaluate_tokens(worker: Worker, model: nn.Module) -> dict[str, float]:
+    """`validation_loss`, the mean over all targets of the job's held-out rows, and `exact_match`. Empty without rows.
+
+    `exact_match` is the share of answers that the model gives word for word, with their end. An answer is a run of
+    targets. Greedy decoding gives it exactly if and only if, behind each beginning of it, its next token has the
+    largest logit. So one pass over the rows counts what decoding would give, packed or not.
+
+    The results are the same on every rank and, up to rounding, in every world.
+    """
+    batches = worker.held_out()
+    if batches is None:
+        return {}
+    sums = np.zeros(4)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for batch in batches:
+            logits, labels = next_tokens(model, batch)  # Also for a dummy row: all ranks call a model equally often.
+            if batch.weight > 0:
+                sums += [total_loss(logits, labels), int((labels != IGNORED).sum()), *exact_answers(logits, labels)]
+    model.train(was_training)
+    loss, targets, right, answers = worker.all_reduce(sums)
+    return {"validation_loss": float(loss / max(targets, 1)), "exact_match": float(right / max(answers, 1))}
+
+
+def total_loss(logits: Tensor, labels: Tensor) -> float:
+    """Sum of the cross entropy over all targets, added up in float64."""
+    each = functional.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return float(each.double().sum())
+
+
+def exact_answers(logits: Tensor, labels: Tensor) -> tuple[int, int]:
+    """Number of answers whose every token has the largest logit, and number of answers.
+
+    Args:
+        logits: Float [rows, n, entries].
+        labels: Next tokens, int64 [rows, n], -100 for those that are no target. An answer is a run of targets in a row.
+    """
+    is_target = labels != IGNORED
+    begins = is_target.clone()
+    begins[:, 1:] &= ~is_target[:, :-1]
+    # The number of each answer, from 1 over all rows. Tokens that are no target belong to none.
+    number = begins.flatten().cumsum(0).view_as(labels) * is_target
+    is_wrong = is_target & (logits.argmax(dim=-1) != labels)
+    answers = int(begins.sum())
+    faults = torch.zeros(answers + 1, device=labels.device).index_add_(0, number.flatten(), is_wrong.flatten().float())
+    return int((faults[1:] == 0).sum()), answers

@@ -1,0 +1,152 @@
+"""Fine-tuning beside the Trainer of transformers: same rows, same losses and gradient norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import forebay as fb
+from forebay import llm
+from forebay.checkpoint.checkpoint import DirectoryStore
+from forebay.events import Commands, Event
+from forebay.testing.data.chats import write_chats
+from forebay.train.collectives.collective import SingleProcessCollective
+from forebay.train.spec import TrainSpec
+from forebay.train.worker import Worker
+
+SEQ_LEN, ROWS, STEPS = 64, 8, 15
+
+
+class RecordingWorker(Worker):
+    """Worker that keeps the metrics of each step."""
+
+    steps: list[dict[str, float]]
+
+    def commit(self, **metrics: Any) -> None:
+        self.steps.append({name: float(value) for name, value in metrics.items()})
+        super().commit(**metrics)
+
+
+class EventLog:
+    """`Reporter` that keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def report(self, event: Event) -> None:
+        self.events.append(event)
+
+    def commands(self) -> Commands:
+        return Commands()
+
+    def synced_commands(self) -> Commands:
+        return Commands()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> llm.PreparedTokens:
+    folder = tmp_path_factory.mktemp("tokens")
+    chats = write_chats(folder, chats=180, held_out=20)
+    source = llm.TokenSource(str(chats.training), llm.tokenizer("tiny"), seq_len=SEQ_LEN, overflow="split")
+    return llm.prepared_tokens(fb.prepare(source, into=str(folder / "into")))
+
+
+@pytest.fixture
+def make_data(prepared: llm.PreparedTokens) -> Callable[..., fb.Data]:
+    def make(**options: Any) -> fb.Data:
+        plan = fb.build_plan(prepared.prepared.manifest, **({"seed": 7, "lanes": 8} | options))
+        return fb.Data(plan=plan, transform=llm.token_rows(), global_batch=ROWS, last="drop")
+
+    return make
+
+
+def recipe_of(prepared: llm.PreparedTokens, **options: Any) -> llm.Recipe:
+    model = llm.ModelSpec(name="tiny", vocab_size=prepared.vocab_size)
+    return llm.Recipe(model=model, **({"lr": 1e-3, "warmup": 3 / STEPS, "weight_decay": 0.01} | options))
+
+
+def train(recipe: llm.Recipe, spec: TrainSpec, store: Path) -> tuple[RecordingWorker, EventLog]:
+    log = EventLog()
+    worker = RecordingWorker(spec, SingleProcessCollective(), None, DirectoryStore(str(store), keep_last=2), log)
+    worker.steps = []
+    worker.run(partial(llm.finetune, recipe))
+    return worker, log
+
+
+def steps_of_trainer(recipe: llm.Recipe, words: np.ndarray, seed: int, folder: Path) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step of transformers' own Trainer on the same rows in the same order."""
+    torch.manual_seed(seed)
+    model = recipe.build_model()
+    rows = [
+        {name: values[0] for name, values in llm.unpack(torch.from_numpy(row[None]))._asdict().items()} for row in words
+    ]
+
+    class InOrder(transformers.Trainer):
+        def _get_train_sampler(self, *_: Any, **__: Any) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=recipe.per_device_batch,
+        gradient_accumulation_steps=ROWS // recipe.per_device_batch,
+        max_steps=STEPS,
+        learning_rate=recipe.highest_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=round(recipe.warmup * STEPS),
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        optim="adamw_torch",
+    )
+
+    def collate(some: list[Any]) -> dict[str, torch.Tensor]:
+        return {name: torch.stack([row[name] for row in some]) for name in some[0]}
+
+    trainer = InOrder(model=model, args=arguments, train_dataset=rows, data_collator=collate)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return [(entry["loss"], float(entry["grad_norm"])) for entry in logged]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"per_device_batch": 4}, id="full, accumulated"),
+        pytest.param({"per_device_batch": 8}, id="full", marks=pytest.mark.variation),
+        pytest.param({"per_device_batch": 8, "adapter": llm.Lora(r=4, alpha=8)}, id="lora"),
+        pytest.param(
+            {"per_device_batch": 2, "adapter": llm.Lora(r=4, alpha=8)},
+            id="lora, accumulated",
+            marks=pytest.mark.variation,
+        ),
+    ],
+)
+def test_losses_and_gradients_are_those_of_the_trainer_of_transformers(
+    prepared: llm.PreparedTokens,
+    make_data: Callable[..., fb.Data],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+) -> None:
+    recipe, data = recipe_of(prepared, **options), make_data()
+    assert data.num_batches >= STEPS
+    # The schedule ends where that of the other side does.
+    share = data.num_batches * ROWS / data.plan.num_rows
+    monkeypatch.setattr(Worker, "progress", property(lambda worker: worker.step / STEPS if share else 0))
+    worker, _ = train(recipe, TrainSpec(data=data, seed=3), tmp_path / "ours")
+    with fb.Loader(data.plan, data.transform, None, global_batch=ROWS, as_numpy=True) as loader:
+        words = np.concatenate([batch["tokens"].copy() for batch, _ in zip(loader, range(STEPS), strict=False)])
+    for step, (loss, norm) in zip(worker.steps, steps_of_trainer(recipe, words, 3, tmp_path / "theirs"), strict=False):
+        assert step["loss"] == pytest.approx(loss, abs=1e-5)
+        assert step["grad_norm"] == pytest.approx(norm, abs=1e-5)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forebay.errors import InvalidOption
+from forebay.llm.adapters import Lora
+from forebay.llm.models import ModelSpec, check_model, read_config
+from forebay.llm.source.prepared_tokens import PreparedTokens
+from forebay.llm.tokens import TokenCounts
+
+
+def tokens_of(vocab_size: int = 300, seq_len: int = 256) -> PreparedTokens:
+    prepared: Any = None
+    return PreparedTokens(
+        prepared=prepared,
+        seq_len=seq_len,
+        packing="bfd",
+        vocab_size=vocab_size,
+        counts=TokenCounts(),
+        trained_tokenizer=None,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(3)
+    model: Any = ModelSpec(name="tiny", vocab_size=300).build()
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_tiny_model_is_seeded_and_trains_in_float32() -> None:
+    models = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        models.append(ModelSpec(name="tiny", vocab_size=300).build())
+    first, second = (each.state_dict() for each in models)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert {each.dtype for each in first.values()} == {torch.float32}
+    assert models[0].training
+
+
+def test_folder_is_loaded_without_its_evaluation_mode(folder: Path) -> None:
+    check_model(str(folder), tokens_of())
+    torch.manual_seed(3)
+    made = ModelSpec(name="tiny", vocab_size=300).build()
+    loaded = ModelSpec(name=str(folder), vocab_size=300, gradient_checkpointing=True).build()
+    assert loaded.training and loaded.is_gradient_checkpointing
+    for name, values in made.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], values)
+
+
+def test_model_must_have_an_entry_for_each_token_and_a_position_for_each_of_a_row(folder: Path) -> None:
+    with pytest.raises(InvalidOption, match="the tokenizer has 301 entries, and the model .* for 300"):
+        check_model(str(folder), tokens_of(vocab_size=301))
+    with pytest.raises(InvalidOption, match="seq_len=8192, and the model .* has 4096 positions"):
+        check_model(str(folder), tokens_of(seq_len=8192))
+    with pytest.raises(InvalidOption, match="seq_len=8192, and the model tiny"):
+        check_model("tiny", tokens_of(seq_len=8192))
+
+
+def test_folders_that_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidOption, match=r"is not the folder of a model: it holds no files. It needs config.json"):
+        read_config(str(tmp_path / "empty"))
+    weights = folder / "model.safetensors"
+    weights.rename(folder / "pytorch_model.bin")
+    with pytest.raises(InvalidOption, match=r"pytorch_model.bin is a pickle, which may run any code"):
+        read_config(str(folder))
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model-00001-of-00002.safetensors").touch()
+    with pytest.raises(InvalidOption, match="lacks model-00002-of-00002.safetensors of its weights"):
+        read_config(str(folder))
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"auto_map": {"AutoModel": "code.Model"}}))
+    with pytest.raises(InvalidOption, match="brings code of its own"):
+        read_config(str(folder))
+
+
+def test_damaged_weights_are_named(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(InvalidOption, match="cannot be loaded"):
+        ModelSpec(name=str(folder), vocab_size=300).build()
+
+
+def test_unknown_attention_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="attn='flash' is unknown. Choose one of 'auto', 'sdpa', 'eager'"):
+        ModelSpec(name="tiny", vocab_size=300, attn="flash")  # type: ignore[arg-type]
+
+
+def test_adapter_trains_a_little_beside_a_frozen_model() -> None:
+    model = ModelSpec(name="tiny", vocab_size=300).build()
+    total = sum(each.numel() for each in model.parameters())
+    adapted = Lora(r=2).add_to(model)
+    trained = {name: each for name, each in adapted.named_parameters() if each.requires_grad}
+    assert trained and all("lora_" in name for name in trained)
+    assert sum(each.numel() for each in trained.values()) < total / 10
+    assert not any("lm_head" in name for name in trained)
+
+
+def test_adapters_that_cannot_work() -> None:
+    model = ModelSpec(name="tiny", vocab_size=300).build()
+    with pytest.raises(InvalidOption, match=r"lora_targets=\('query',\) match no layer .* linear layers are .*q_proj"):
+        Lora(targets=("query",)).add_to(model)
+    with pytest.raises(InvalidOption, match="lora_r=0"):
+        Lora(r=0)
+    with pytest.raises(InvalidOption, match="lora_dropout=1"):
+        Lora(dropout=1)
