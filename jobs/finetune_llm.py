@@ -32,6 +32,7 @@ def job(
     train_on: str = "assistant",
     on_bad_rows: str = "raise",
     finetuning: str = "full",
+    strategy: str = "ddp",
     lora_r: int = 16,
     lora_alpha: float = 32,
     lora_dropout: float = 0.0,
@@ -63,6 +64,7 @@ def job(
         held_out: Data that is only evaluated on.
         mix: Weight of each of several data, instead of `data`: '{"s3://lake/chats": 0.8, "s3://lake/books": 0.2}'.
         finetuning: "full", or "lora" to train a low-rank adapter.
+        strategy: "ddp", or "fsdp2" to hold only a part of the model on each rank.
         global_batch: Rows of seq_len tokens per step, over all workers.
         per_device_batch: Rows of one pass through the model.
         min_workers: Smallest number of workers. With it, the run is elastic.
@@ -89,6 +91,7 @@ def job(
         max_grad_norm=max_grad_norm,
         per_device_batch=per_device_batch or usual["per_device_batch"],
         dtype=dtype,
+        strategy=strategy,
     )
     transform = llm.token_rows()
     evaluated = None

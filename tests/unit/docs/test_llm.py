@@ -18,3 +18,6 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["tokens"].counts.documents == 200
     assert names["inputs"].input_ids.shape[1] == 256
     assert int((names["inputs"].labels >= 0).sum()) == int(names["batch"]["targets"].sum())
+    job = names["job"]
+    assert job.data.num_batches == -(-names["plan"].num_rows // 16)
+    assert names["recipe"].build_model().num_parameters() > 0

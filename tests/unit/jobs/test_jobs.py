@@ -14,7 +14,9 @@ import pyarrow.csv
 import pytest
 
 import forebay as fb
+from forebay import llm
 from forebay.cli.app import main
+from forebay.testing.data.chats import write_chats
 from forebay.testing.data.click_log import write_click_log
 
 ROOT = Path(__file__).parents[3]
@@ -135,3 +137,57 @@ def test_character_model_predicts_each_token_once_per_epoch(tmp_path: Path) -> N
             ever[predicted] = True
     assert len(cuts) > steps // 2
     assert np.flatnonzero(~ever[: training - 2 * steps]).tolist() == [0]
+
+
+TINY_RUN = {"chats": 60, "seq_len": 64, "overflow": "split", "epochs": 1, "workers": 1, "global_batch": 8}
+
+
+def test_language_model_is_tuned_without_a_network_and_prepared_once(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run("finetune_llm.py", **TINY_RUN, name="first")
+    metrics = first["epochs"][0]["metrics"]
+    assert metrics.keys() == {"loss", "grad_norm", "validation_loss", "exact_match"}
+    assert 0 <= metrics["exact_match"] < 0.9 and metrics["validation_loss"] < 7
+    assert len(list((tmp_path / "runs" / "prepared").iterdir())) == 2  # training and held-out rows
+    monkeypatch.setattr(llm.TokenSource, "open", lambda _: pytest.fail("the source was opened"))
+    again = run("finetune_llm.py", **TINY_RUN, name="again")
+    assert again["epochs"][0]["metrics"] == pytest.approx(metrics)
+
+
+@pytest.mark.variation
+def test_language_model_learns_the_answers(run: Callable[..., Any]) -> None:
+    result = run("finetune_llm.py", workers=2)
+    assert result["epochs"][0]["metrics"]["exact_match"] < 0.5
+    assert result["epochs"][-1]["metrics"]["exact_match"] >= 0.9
+
+
+@pytest.mark.variation
+def test_models_of_others_are_tuned_on_mixtures(run: Callable[..., Any], tmp_path: Path) -> None:
+    parts = [write_chats(tmp_path / name, chats=40, held_out=2, seed=seed) for seed, name in enumerate("ab")]
+    folder = tmp_path / "model"
+    reader = llm.TokenSource(str(parts[0].training), llm.tokenizer("tiny")).open()
+    reader.tokenizer.save_pretrained(folder)
+    llm.ModelSpec(name="tiny", vocab_size=len(reader.tokenizer)).build().save_pretrained(folder)
+    for number, part in enumerate(parts):
+        part.training.rename(tmp_path / f"part{number}.jsonl")
+    mix = json.dumps({str(tmp_path / "part0.jsonl"): 0.75, str(tmp_path / "part1.jsonl"): 0.25})
+    options = TINY_RUN | {"model": folder, "mix": mix, "held_out": parts[0].held_out, "finetuning": "lora", "lora_r": 4}
+    result = run("finetune_llm.py", **options)
+    assert result["epochs"][0]["metrics"]["exact_match"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"finetuning": "prompt"}, "finetuning='prompt' is unknown"),
+        ({"seq_len": 8192}, "seq_len=8192, and the model tiny has 4096 positions"),
+        ({"mix": {"a": 1.0}}, "does not exist"),
+    ],
+)
+def test_language_model_options_are_checked_before_a_worker_starts(
+    tmp_path: Path, options: dict[str, Any], text: str
+) -> None:
+    job = runpy.run_path(str(ROOT / "jobs" / "finetune_llm.py"))["job"]
+    with pytest.raises(fb.ForebayError, match=text):
+        job(**{"chats": 20, "storage": str(tmp_path)} | options)

@@ -20,7 +20,7 @@ NOUNS = (
 )
 LARGEST_SUMMAND = 9
 _MOST_TURNS = 3
-_MOST_NOUNS = 4
+_MOST_NOUNS = 3
 
 Message = Mapping[str, str]
 

@@ -52,6 +52,22 @@ def test_equal_ranks_average_to_themselves_through_several_passes() -> None:
         torch.testing.assert_close(model.weight.grad, alone * passes)
 
 
+def test_passes_that_accumulate_are_reduced_with_the_last_one() -> None:
+    model = nn.Linear(3, 2)
+    inputs = torch.randn(4, 3)
+    (alone,) = torch.autograd.grad(model(inputs).sum(), [model.weight])
+    twin = Twin(torch.zeros_like)
+    gradients = ReducedGradients(model.parameters(), twin, scale=0.5, name="test")
+    for _ in range(2):
+        with gradients.accumulating():
+            model(inputs).sum().backward()
+    assert twin.sent == []
+    torch.testing.assert_close(model.weight.grad, 2 * alone)
+    model(inputs).sum().backward()
+    assert len(twin.sent) == 1
+    torch.testing.assert_close(model.weight.grad, 3 * alone / 2)
+
+
 def test_what_no_rank_uses_keeps_its_gradient() -> None:
     model = _two_layers()
     _reduce(model, Twin())
