@@ -35,7 +35,7 @@ class RecordingWorker(Worker):
         super().commit(**metrics)
 
 
-class EventLog:
+class StepLog:
     """`Reporter` that keeps events."""
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ def recipe_of(prepared: llm.PreparedTokens, **options: Any) -> llm.Recipe:
     return llm.Recipe(model=model, **({"lr": 1e-3, "warmup": 3 / STEPS, "weight_decay": 0.01} | options))
 
 
-def train(recipe: llm.Recipe, spec: TrainSpec, store: Path) -> tuple[RecordingWorker, EventLog]:
-    log = EventLog()
+def train(recipe: llm.Recipe, spec: TrainSpec, store: Path) -> tuple[RecordingWorker, StepLog]:
+    log = StepLog()
     worker = RecordingWorker(spec, SingleProcessCollective(), None, DirectoryStore(str(store), keep_last=2), log)
     worker.steps = []
     worker.run(partial(llm.finetune, recipe))

@@ -15,9 +15,9 @@ from forebay.train.worker import Worker
 def evaluate_tokens(worker: Worker, model: nn.Module) -> dict[str, float]:
     """`validation_loss`, the mean over all targets of the job's held-out rows, and `exact_match`. Empty without rows.
 
-    `exact_match` is the share of answers that the model gives word for word, with their end. An answer is a run of
-    targets. Greedy decoding gives it exactly if and only if, behind each beginning of it, its next token has the
-    largest logit. So one pass over the rows counts what decoding would give, packed or not.
+    `exact_match` is the share of answers that the model gives exactly, with their end. An answer is a run of targets.
+    Greedy decoding gives it exactly if and only if, behind each beginning of it, its next token has the largest logit.
+    So one pass over the rows counts what decoding would give, packed or not.
 
     The results are the same on every rank and, up to rounding, in every world.
     """
