@@ -121,9 +121,12 @@ class Plan(Order):
         facts = [PLAN_VERSION, manifest.id if windows is None else windows.id, seed, lanes, window_rows, shuffle]
         self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._lane_epoch = lru_cache(maxsize=2 * lanes)(self._order_lane)  # a mixture reads two epochs
-        # The files of a stream appear in their order while the first epoch trains on them.
+        # The files of a stream appear in their order while the first epoch trains on them. An index of windows has read
+        # all of them, and its rows are not those of the files.
         self._file_order = (
-            FileOrder(manifest, seed=seed, shuffle=shuffle) if isinstance(manifest, StreamedManifest) else None
+            FileOrder(manifest, seed=seed, shuffle=shuffle)
+            if isinstance(manifest, StreamedManifest) and windows is None
+            else None
         )
         self._line = lru_cache(maxsize=2)(partial(shuffled_line, rows, seed=seed))
 

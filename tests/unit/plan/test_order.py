@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from forebay.errors import TooManyRanks
 from forebay.manifest.manifest import Manifest
-from forebay.manifest.streamed import StreamLayout
+from forebay.manifest.streamed import StreamedManifest, StreamLayout
 from forebay.plan.cursor import Cursor
 from forebay.plan.digest import order_digest
 from forebay.plan.mixture.mixture import Mixture
 from forebay.plan.order import Order
 from forebay.plan.plan import build_plan
+from forebay.plan.windows.index import TargetBounds, WindowIndex
+from forebay.plan.windows.line import BlockRuns, RunNames, StepLine
+from forebay.plan.windows.shape import WindowShape
 from forebay.world import World
 
 Make = Callable[..., Manifest]
 Orders = dict[str, Order]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowedStream:
+    """Windows of 15 steps over a stream, whose rows are the steps of one series."""
+
+    manifest: StreamedManifest
+
+    @property
+    def windows(self) -> WindowIndex:
+        number = np.arange(len(self.manifest))
+        runs = BlockRuns(block=number, first=0 * number, steps=self.manifest.rows, entity=0 * number, times=None)
+        line = StepLine.of(runs, 1, RunNames(place=str))
+        bounds = TargetBounds.all_of(line)
+        return WindowIndex(line, WindowShape(past=15), bounds, num_blocks=len(number), data_id="d")
 
 
 def orders(make: Make, lanes: int = 3) -> Orders:
@@ -32,9 +51,11 @@ def orders(make: Make, lanes: int = 3) -> Orders:
     weights = {"large": 0.6, "small": 0.15, "middle": 0.25}
     stages = [(0, {"large": 1.0}), (90, weights), (400, {"small": 2.0, "middle": 1.0})]
     layout = StreamLayout(rows=203, row_group_rows=10, row_groups_per_file=4, row_group_bytes=(9, 3), fingerprint="f")
+    stream = layout.manifest("/s", ())
     return {
         "plan": plan,
-        "stream": build_plan(layout.manifest("/s", ()), seed=2, lanes=lanes, window_rows=16),
+        "stream": build_plan(stream, seed=2, lanes=lanes, window_rows=16),
+        "windows of a stream": build_plan(WindowedStream(manifest=stream), seed=2, lanes=lanes, window_rows=16),
         "alone": Mixture({"only": plan}, {"only": 3}),
         "all": Mixture(others, weights),
         "first": Mixture(
@@ -53,7 +74,7 @@ def orders(make: Make, lanes: int = 3) -> Orders:
     }
 
 
-KINDS = ("plan", "stream", "alone", "all", "first", "once", "stages", "continued")
+KINDS = ("plan", "stream", "windows of a stream", "alone", "all", "first", "once", "stages", "continued")
 
 
 @pytest.fixture(params=KINDS)
@@ -84,7 +105,8 @@ def test_lanes_share_the_positions_and_each_keeps_their_order(order: Order, epoc
 def test_rows_are_rows_of_their_blocks(order: Order) -> None:
     _, block, row = order.positioned_rows(0, 0, order.num_rows, range(order.lanes))
     assert block.min() >= 0 and block.max() < len(order.block_rows) == sum(map(len, order.manifests))
-    assert row.min() >= 0 and np.all(row < order.block_rows[block])
+    rows = order.windows[0].rows if order.windows else order.block_rows
+    assert row.min() >= 0 and np.all(row < rows[block])
 
 
 @pytest.mark.parametrize("start", [0, 50, 199])
