@@ -109,7 +109,16 @@ class Fits:
             )
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Raise `MissingColumn` or `WrongType` for a column that cannot be fitted."""
+        """Raise `MissingColumn` or `WrongType` for a column that cannot be fitted, and `InvalidOption` if `on` does not
+        choose rows of such a table.
+        """
+        try:
+            self._selected(schema.empty_table())
+        except (pa.ArrowException, TypeError) as error:
+            raise InvalidOption(
+                f"fit_on={self.on} does not choose rows ({error}), and the prepared tables have columns {schema.names}. "
+                "Give an expression of these columns that is true or false."
+            ) from error
         types = {found.name: found.type for found in schema}
         for fit in self.fits:
             feature = type(fit).__name__

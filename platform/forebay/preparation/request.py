@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, Unfingerprintable, whole_number
 from forebay.manifest.manifest import Manifest
@@ -108,7 +111,7 @@ def plan_request(
             "key": repr(list(options.key)),
             "row_group_rows": str(options.row_group_rows),
             "fit": repr(options.fits.fits),
-            "fit_on": str(options.fits.on),
+            "fit_on": _expression_identity(options.fits.on),
             "layout": f"{LAYOUT_VERSION} {ROW_GROUPS_PER_FILE}",
         }
         | ({} if options.stream_rows is None else {"rows": str(options.stream_rows)}),
@@ -128,6 +131,16 @@ def _function_digest(function: Callable[..., Any], version: str | None) -> str:
             function=function_name(function),
             variable=variable,
         ) from error
+
+
+def _expression_identity(expression: pc.Expression | None) -> str:
+    """Text of an expression, and a digest of it. The text alone leaves out values of a long list and digits of float32
+    (pyarrow 26).
+    """
+    if expression is None:
+        return str(None)
+    _, (serialized,) = expression.__reduce__()
+    return f"{expression} {hashlib.sha256(serialized).hexdigest()}"
 
 
 def _argument_digest(function: str, name: str, value: Any) -> str:

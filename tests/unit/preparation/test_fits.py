@@ -88,3 +88,6 @@ def test_fits_that_cannot_work() -> None:
         Fits(fits=(Vocabulary("citty"),)).check_schema(pa.schema({"city": pa.string()}))
     with pytest.raises(WrongType):
         Fits(fits=(Moments("city"),)).check_schema(pa.schema({"city": pa.string()}))
+    for expression, found in ((pc.field("splt") == "train", "splt"), (pc.field("city"), "string")):
+        with pytest.raises(InvalidOption, match=f"fit_on=.*{found}.*columns \\['city'\\]"):
+            Fits(on=expression).check_schema(pa.schema({"city": pa.string()}))

@@ -97,6 +97,16 @@ def test_the_log_names_what_changed(clicks: Path, tmp_path: Path, messages: list
     assert messages[-2].endswith("option row_group_rows)")
 
 
+def test_rows_to_fit_on_are_compared_to_the_last_value(clicks: Path, tmp_path: Path) -> None:
+    def mean(rows: list[int]) -> float:
+        chosen = pc.field("row").isin(rows)
+        return make(clicks, tmp_path / "into", fit=fb.Moments("price"), fit_on=chosen).statistics["price"].mean
+
+    # The text of an expression leaves out the middle of a long list.
+    assert mean(list(range(100))) == 24.75
+    assert mean([*range(50), 650, *range(51, 100)]) == 27.75
+
+
 def test_a_changed_constant_in_the_function_is_noticed(tmp_path: Path, clicks: Path) -> None:
     code = "import pyarrow.parquet as pq\ndef features(root):\n    yield pq.read_table(root).slice(0, {})\n"
     script = (
