@@ -116,7 +116,7 @@ class Fits:
             self._selected(schema.empty_table())
         except (pa.ArrowException, TypeError) as error:
             raise InvalidOption(
-                f"fit_on={self.on} does not choose rows ({error}), and the prepared tables have columns {schema.names}. "
+                f"fit_on={self.on} does not choose rows ({error}), and the tables have columns {schema.names}. "
                 "Give an expression of these columns that is true or false."
             ) from error
         types = {found.name: found.type for found in schema}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import heapq
 import json
@@ -69,7 +70,7 @@ class Mixture(Order):
         until: Until | None = None,
         rows: int | None = None,
     ) -> None:
-        _validate(plans, until, rows)
+        rows = _validate(plans, until, rows)
         weights = _weights_of_sizes(plans) if weights is None else weights
         self.names = tuple(sorted(plans))
         self.plans = tuple(plans[name] for name in self.names)
@@ -79,10 +80,11 @@ class Mixture(Order):
         self.block_rows = np.concatenate([plan.block_rows for plan in self.plans])
         self.lanes = min(plan.lanes for plan in self.plans)
         self.owned_order = owned_order(self.lanes)
-        self._weights = weights
         self._lane_of = [self._mixture_lanes(plan) for plan in self.plans]
         self._first_blocks = np.cumsum([0, *(len(plan.block_rows) for plan in self.plans)]).tolist()
         stages = staged(self.names, weights)
+        # A copy: pickle gives other processes the same mixture, also after the caller has changed its dictionary.
+        self._weights = copy.deepcopy(weights)
         sizes = [plan.num_rows for plan in self.plans]
         self._schedule = _once(self.names, sizes, weights) if until == "once" else Schedule(sizes, stages)
         self.num_rows = self._epoch_rows() if rows is None else rows
@@ -139,7 +141,13 @@ class Mixture(Order):
             )
         before: StagedWeights = [(0, old._weights)] if isinstance(old._weights, Mapping) else old._weights
         stages = [*((start, each) for start, each in before if start < at), *later]
-        mixture = cls(kept | dict(plans), stages, rows=old.num_rows)
+        given_rows = {name for _, each in stages for name in each}
+        # A data set that had no row yet and is left out now is no part of the mixture.
+        mixture = cls(
+            {name: plan for name, plan in (kept | dict(plans)).items() if name in given_rows or name in plans},
+            stages,
+            rows=old.num_rows,
+        )
         mixture.continues = {name: min(limit, at) for name, limit in old.continues.items()} | {old.id: at}
         return mixture
 
@@ -155,7 +163,11 @@ class Mixture(Order):
         return f"Mixture({self.id[:8]}: {self.num_rows} rows of {sizes}, {rule}, lanes={self.lanes}{stages})"
 
     def counts(self, epoch: int, position: int) -> dict[str, int]:
-        """Number of rows of each data set before `position` of `epoch`, since the start of the run."""
+        """Number of rows of each data set before `position` of `epoch`, since the start of the run.
+
+        Raises `InvalidOption` for a position that does not exist.
+        """
+        epoch, position = whole_number("epoch", epoch), whole_number("position", position, most=self.num_rows)
         return dict(zip(self.names, self._counts(epoch, position), strict=True))
 
     def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
@@ -330,7 +342,8 @@ def _weights_of_sizes(plans: Mapping[str, Order]) -> Weights:
     return {name: max(plan.num_rows, least) for name, plan in plans.items()}
 
 
-def _validate(plans: object, until: object, rows: object) -> None:
+def _validate(plans: object, until: object, rows: object) -> int | None:
+    """Check the arguments of a mixture. Returns `rows` as a plain number."""
     if not isinstance(plans, Mapping) or not plans or not all(isinstance(name, str) for name in plans):
         raise InvalidOption(f"Mixture was given {plans!r:.200}. Give {{name: fb.build_plan(manifest), ...}}.")
     for name, plan in plans.items():
@@ -351,10 +364,10 @@ def _validate(plans: object, until: object, rows: object) -> None:
     if until is not None and until not in get_args(Until):
         raise InvalidOption(f"until={until!r} is unknown. Choose one of {', '.join(map(repr, get_args(Until)))}.")
     if rows is None:
-        return
+        return None
     if until is not None:
         raise InvalidOption(f"until={until!r} and rows={rows!r} were both given. Give one of them.", rows=rows)
-    whole_number("rows", rows, least=1)
+    return whole_number("rows", rows, least=1)
 
 
 def _rebuild(

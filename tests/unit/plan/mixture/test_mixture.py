@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -219,6 +220,30 @@ def test_a_continued_mixture_has_the_old_rows_and_then_other_weights(
     assert set(streams(again, rows_of(again, 4))["code"]) and not streams(again, rows_of(again, 4))["web"]
 
 
+def test_a_data_set_that_never_came_can_be_left_out_of_a_continuation(plans: dict[str, Plan]) -> None:
+    stages = [(0, {"web": 1.0}), (50, {"web": 1.0, "code": 1.0}), (2000, {"books": 1.0})]
+    old = Mixture(plans, stages, rows=60)
+    cursor = fb.Cursor(plan_id=old.id, epoch=1, position=10, global_batch=8)
+    kept = {name: plans[name] for name in ("web", "code")}
+    new = Mixture.continue_from(old, cursor, kept, {"web": 1, "code": 3})
+    assert new.names == ("code", "web")
+    for epoch, stop in ((0, 60), (1, 10)):
+        before, after = (streams(mix, rows_of(mix, epoch, stop=stop)) for mix in (old, new))
+        assert before == after | {"books": []}
+    with pytest.raises(InvalidOption, match=r"leaves out \['books'\]"):
+        Mixture.continue_from(old, cursor, plans, {"web": 1, "code": 3})
+
+
+def test_a_mixture_does_not_change_with_what_it_was_given(plans: dict[str, Plan]) -> None:
+    weights = dict(WEIGHTS)
+    stages = [(0, {"web": 1.0}), (100, weights)]
+    mixes = Mixture(plans, weights, rows=np.int64(300)), Mixture(plans, stages, rows=300)  # type: ignore[arg-type]
+    weights["web"] = 7.0
+    stages.append((200, {"code": 1.0}))
+    for mix in mixes:
+        assert pickle.loads(pickle.dumps(mix)).id == mix.id
+
+
 def test_impossible_continuations_are_refused(plans: dict[str, Plan], memory_manifest: Make) -> None:
     old = Mixture(plans, WEIGHTS, rows=60)
     cursor = fb.Cursor(plan_id=old.id, epoch=0, position=30, global_batch=8)
@@ -260,6 +285,14 @@ def test_impossible_mixtures_are_refused(
 ) -> None:
     with pytest.raises(InvalidOption, match=message):
         Mixture(plans, weights, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("epoch", "position"), [(-1, 0), (0, -1), (0, 258)])
+def test_counts_of_a_position_that_does_not_exist_are_refused(
+    plans: dict[str, Plan], epoch: int, position: int
+) -> None:
+    with pytest.raises(InvalidOption, match="(epoch|position)=.*must be a whole number"):
+        Mixture(plans, until="once").counts(epoch, position)
 
 
 def test_only_plans_of_one_data_set_can_be_mixed(plans: dict[str, Plan], memory_manifest: Make) -> None:
