@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ _NANOSECONDS = {
     "w": 7 * 86_400 * 10**9,
 }
 _DURATION = re.compile(r"\s*(\d+)\s*(ns|us|ms|s|min|h|d|w)\s*")
-_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
+_ZONE = re.compile(r"(Z|[+-]\d\d(:?\d\d)?)$")
+_ISO = re.compile(r"\d{4}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?)?)?)?")
+"""NumPy takes more: an empty text, `NaT`, `now`, which cut anywhere."""
 
 
 def ticks_of(option: str, value: object, column: pa.DataType) -> int:
@@ -32,8 +35,8 @@ def ticks_of(option: str, value: object, column: pa.DataType) -> int:
     without. Raises `InvalidOption` for anything else, and for a time between two integers of the column.
     """
     if pa.types.is_integer(column):
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
+        if isinstance(value, Integral) and not isinstance(value, bool):
+            return int(value)
         raise InvalidOption(f"{option}={value!r}, but the time column is {column}: give an integer.", value=value)
     text = value.isoformat() if isinstance(value, datetime.date) else str(value)
     zone = getattr(column, "tz", None)
@@ -47,11 +50,8 @@ def ticks_of(option: str, value: object, column: pa.DataType) -> int:
             f"the time {remedy}.",
             value=value,
         )
-    try:
-        moment = np.datetime64(text[: offset.start()] if offset else text, "ns")
-    except ValueError as error:
-        raise InvalidOption(f"{option}={value!r} is not a time: {error}. Give ISO 8601 text.", value=value) from error
-    nanoseconds = int(moment.astype(np.int64)) - (_offset_ns(offset.group()) if offset else 0)
+    nanoseconds = _nanoseconds(option, value, text[: offset.start()] if offset else text)
+    nanoseconds -= _offset_ns(offset.group()) if offset else 0
     return _divided(option, value, nanoseconds, column)
 
 
@@ -60,11 +60,12 @@ def duration_ticks(option: str, value: object, column: pa.DataType) -> int:
 
     Raises `InvalidOption` for anything else, and for a duration that is no multiple of the unit.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
+    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0:
+        return int(value)
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if isinstance(value, datetime.timedelta):
-        nanoseconds = (value // datetime.timedelta(microseconds=1)) * 1000
+        # A Timedelta of pandas has nanoseconds besides.
+        nanoseconds = (value // datetime.timedelta(microseconds=1)) * 1000 + getattr(value, "nanoseconds", 0)
     elif match:
         nanoseconds = int(match[1]) * _NANOSECONDS[match[2]]
     else:
@@ -108,6 +109,22 @@ def time_text(ticks: int, column: pa.DataType) -> str:
     return text if column.tz is None else f"{text}Z"
 
 
+def _nanoseconds(option: str, value: object, text: str) -> int:
+    """Nanoseconds from 1970 to the time `text`. A Python integer: int64 ends in the year 2262."""
+    try:
+        if not _ISO.fullmatch(text):
+            raise ValueError(f"{text!r} is not of this form")
+        whole, _, fraction = text.partition(".")
+        seconds = int(np.datetime64(whole, "s").astype(np.int64))
+    except ValueError as error:
+        raise InvalidOption(
+            f"{option}={value!r} is not a time: {error}. Give ISO 8601 text, such as 2017-07-01 or "
+            "2017-07-01T00:00:00.5.",
+            value=value,
+        ) from error
+    return seconds * _NANOSECONDS["s"] + int(fraction.ljust(9, "0"))
+
+
 def _divided(option: str, value: object, nanoseconds: int, column: pa.DataType) -> int:
     unit = _tick_ns(column)
     if nanoseconds % unit:
@@ -127,5 +144,5 @@ def _tick_ns(column: Any) -> int:
 def _offset_ns(text: str) -> int:
     if text == "Z":
         return 0
-    minutes = int(text[1:3]) * 60 + int(text[-2:])
+    minutes = int(text[1:3]) * 60 + (int(text[-2:]) if len(text) > 3 else 0)
     return (minutes if text[0] == "+" else -minutes) * _NANOSECONDS["min"]
