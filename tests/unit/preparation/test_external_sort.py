@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from forebay.errors import InvalidOption
+from forebay.preparation import external_sort
 from forebay.preparation.external_sort import sorted_tables
 
 
@@ -41,6 +43,18 @@ def test_runs_are_merged_in_tables_that_are_small(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 20
     assert sum(table.num_rows for table in merged) == 200_000
     assert max(table.nbytes for table in merged) < 3 * few[0].nbytes
+
+
+def test_runs_beyond_a_limit_are_open_for_a_load_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_sort, "_OPEN_RUNS", 3)
+    given = tables_of(np.random.default_rng(1), "random", 200_000)
+    few = [pa.concat_tables(given).slice(start, 10_000) for start in range(0, 200_000, 10_000)]
+    rows = 0
+    for table in sorted_tables(iter(few), ["user"], tmp_path, few[0].nbytes // 2):
+        rows += table.num_rows
+        open_files = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+        assert sum(path.startswith(str(tmp_path)) for path in open_files) <= 3
+    assert rows == 200_000
 
 
 def test_a_key_that_cannot_be_sorted(tmp_path: Path) -> None:
