@@ -19,7 +19,7 @@ from forebay.errors import BadSeries
 from forebay.loader.sequences.pass_progress import PassProgress
 from forebay.manifest.manifest import Manifest
 from forebay.metrics import Counters
-from forebay.plan.windows.line import BlockRuns, RunNames, StepLine
+from forebay.plan.windows.line import ARRANGE, BlockRuns, RunNames, StepLine
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
 from forebay.transform.features.arrow_types import parse_type
@@ -29,6 +29,10 @@ from forebay.transform.sequences.times import time_text
 
 _PENDING = 8
 """Blocks requested at once: enough to keep the data workers busy, few enough to bound memory."""
+
+_LISTS_REMEDY = (
+    "Rows of lists are sorted as wholes, so arrange() cannot help: write lists that do not overlap, or a row per step."
+)
 
 
 class SeriesBlocks:
@@ -119,6 +123,7 @@ def read_series(blocks: SeriesBlocks, max_gap: int | None) -> Series:
         place=lambda run: blocks.place_name(int(block_runs.block[run])),
         entity=lambda number: repr(entities[number].as_py()),
         time=partial(time_text, column=blocks.time_type),
+        remedy=_LISTS_REMEDY if columns.is_list else ARRANGE,
     )
     line = whole = StepLine.of(block_runs, len(entities), names)
     order = _line_order(line, block_runs)

@@ -10,6 +10,9 @@ import numpy as np
 from forebay.errors import BadSeries
 from forebay.plan.permute import Ints
 
+ARRANGE = "Sort the data by entity and time: fb.Sequences(...).arrange(into=...) does, once."
+"""Remedy for runs that overlap."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlockRuns:
@@ -33,11 +36,15 @@ class BlockRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNames:
-    """Names for errors: of a run's place by its number, of an entity by its number, and of a time."""
+    """Names for errors: of a run's place by its number, of an entity by its number, and of a time.
+
+    `remedy` is for runs that overlap.
+    """
 
     place: Callable[[int], str]
     entity: Callable[[int], str] = str
     time: Callable[[int], str] = str
+    remedy: str = ARRANGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,7 +119,7 @@ def _refuse_overlaps(runs: BlockRuns, times: Ints, order: Ints, names: RunNames)
         remedy = "Keep one of each step: remove duplicates before writing the files."
     else:
         what = f"hold steps {begin} to {end} and {begin_next} to {end_next} {whose}, which overlap"
-        remedy = "Sort the data by entity and time: fb.Sequences(...).arrange(into=...) does, once."
+        remedy = names.remedy
     raise BadSeries(
         f"{names.place(left)} and {names.place(right)} {what}; {overlaps.size} runs overlap the one before. {remedy}",
         blocks=(int(runs.block[left]), int(runs.block[right])),

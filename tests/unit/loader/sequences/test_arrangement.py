@@ -111,6 +111,15 @@ def test_runs_that_overlap_can_be_arranged(tmp_path: Path) -> None:
     assert series.arrange(str(tmp_path / "prepared")).windows.num_windows == 1
 
 
+def test_lists_that_overlap_are_not_sent_to_arrange(tmp_path: Path) -> None:
+    for number, times in enumerate(([1, 5, 9], [6, 7])):
+        table = pa.table({"meter": ["a"], "ts": [times], "load": [[float(t) for t in times]]})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    series = fb.Sequences(fb.scan(str(tmp_path)), entity="meter", time="ts", past=fb.Past(["load"], steps=5))
+    with pytest.raises(BadSeries, match=r"which overlap.*arrange\(\) cannot help: write lists that do not overlap"):
+        _ = series.windows
+
+
 def test_each_row_group_is_read_once_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = interleaved(tmp_path / "data")
     series = fb.Sequences(manifest, entity="meter", time="ts", past=PAST)
