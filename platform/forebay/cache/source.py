@@ -54,7 +54,7 @@ def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, tall
     if isinstance(dataset.manifest, StreamedManifest):
         sealed = find_prepared(dataset.manifest.root)
         if sealed is None:
-            return StreamedSource(dataset, lambda finished: open_source(cache, finished, tally))
+            return StreamedSource(dataset, dataset.manifest, lambda finished: open_source(cache, finished, tally))
         dataset = replace(dataset, manifest=sealed.manifest)
     if cache is None or isinstance(cache, DiskCache):
         return LocalSource(dataset, cache, tally=tally)

@@ -15,6 +15,7 @@ from forebay.errors import LoaderClosed
 from forebay.foreign_code import outcome_of
 from forebay.manifest.prepared import PreparedFile
 from forebay.manifest.stream_files import StreamFiles
+from forebay.manifest.streamed import StreamedManifest
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
 
@@ -34,13 +35,14 @@ class StreamedSource:
     requests wait, every 0.1 s.
 
     Args:
-        dataset: The streamed manifest and its transform.
+        dataset: The data set.
+        manifest: Its manifest.
         open_source: Opens the blocks of a data set whose files are all finished.
     """
 
-    def __init__(self, dataset: Dataset, open_source: Callable[[Dataset], _Source]) -> None:
+    def __init__(self, dataset: Dataset, manifest: StreamedManifest, open_source: Callable[[Dataset], _Source]) -> None:
         self._dataset, self._open_source = dataset, open_source
-        self._files = StreamFiles(dataset.manifest.root)
+        self._files = StreamFiles(manifest.root, attempt=manifest.attempt)
         self._known: Sequence[PreparedFile] = ()
         self._num_blocks = 0
         self._sources: list[_Source] = []

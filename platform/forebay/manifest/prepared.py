@@ -183,7 +183,7 @@ def find_prepared(folder: str) -> Prepared | None:
     """Prepared data set in `folder`. None if it has no seal. Raises `InvalidOption` for a damaged one."""
     uri = resolve(folder).uri
     text = read_json_file(uri, SEAL, _OWNER)
-    if text is None:
+    if not text:  # HDFS shows a file before its content
         return None
     return from_json(
         text, lambda facts: _from_facts(uri, facts), version=SEAL_VERSION, owner=_OWNER, file_name=f"{uri}/{SEAL}"

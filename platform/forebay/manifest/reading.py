@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.at_exit import finished_before_exit
-from forebay.errors import CorruptFile, ReadFailed, SourceChanged, UnsupportedColumn
+from forebay.errors import CorruptFile, InvalidOption, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.manifest.footer import FileVersion, FooterCache, check_chunks, decode_footer, fetch_footer
 from forebay.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
 from forebay.manifest.pages import (
@@ -23,6 +23,7 @@ from forebay.manifest.pages import (
     nested_columns,
 )
 from forebay.manifest.schemas import missing_column, read_fields
+from forebay.manifest.streamed import StreamedManifest
 from forebay.metrics import Counters
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
@@ -47,7 +48,7 @@ class RowGroupReader:
     """Reads the row groups of one manifest. Safe for threads.
 
     Counts `parquet_opens`, `source_bytes` (compressed, of the columns read), `retries`, and the seconds of both steps.
-    Setting `cancelled` ends reads in progress with `forebay.errors.Cancelled`.
+    Setting `cancelled` ends reads in progress with `forebay.errors.Cancelled`. Raises `InvalidOption` for a stream.
     """
 
     def __init__(
@@ -59,6 +60,11 @@ class RowGroupReader:
         cancelled: threading.Event | None = None,
         footers: FooterCache | None = None,
     ) -> None:
+        if isinstance(manifest, StreamedManifest):
+            raise InvalidOption(
+                f"{manifest} is being prepared, and its files have no names yet. Wait for them, and give "
+                "stream.wait().manifest."
+            )
         self.manifest = manifest
         self._policy = policy
         self._tally = tally or Counters()

@@ -16,20 +16,24 @@ from forebay.manifest.manifest import Field, Manifest
 from forebay.manifest.prepared import PreparedFile, find_prepared, manifest_of, prepared_file
 from forebay.manifest.streamed import STREAM_VERSION, StreamedManifest, StreamLayout
 from forebay.storage.credentials import Access
-from forebay.storage.filesystem import below, resolve
+from forebay.storage.filesystem import below
 from forebay.storage.json_file import from_json, read_json_file, to_json, write_json_file
 
 RECORDS = "_stream"
 """Folder of the records, within that of the data set."""
-_LAYOUT, _FAILURE = "layout.json", "failed.json"
+_LAYOUT = "layout.json"
 _OWNER = "prepared data set"
 
 
 class StreamFiles:
-    """Records of one streamed data set, in its `folder`."""
+    """Records of one streamed data set, in its `folder`.
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    Two processes may prepare it, one after the other. `attempt` names the call whose end concerns the readers.
+    """
+
+    def __init__(self, folder: str, *, attempt: str) -> None:
+        self.folder, self._attempt = folder, attempt
+        self._failure = f"failed-{attempt}.json"
         self._records = below(folder, RECORDS)
 
     def write_layout(self, layout: StreamLayout, fields: Sequence[Field]) -> None:
@@ -40,7 +44,7 @@ class StreamFiles:
     def find_manifest(self) -> StreamedManifest | None:
         """Manifest of the whole data set. None before its first file is finished."""
         text = read_json_file(self._records, _LAYOUT, _OWNER)
-        if text is None:
+        if not text:  # HDFS shows a file before its content
             return None
         return from_json(text, self._manifest, version=STREAM_VERSION, owner=_OWNER, file_name=_LAYOUT)
 
@@ -59,12 +63,12 @@ class StreamFiles:
     def find(self, number: int) -> PreparedFile | None:
         """Record of file `number`. None if it is not finished."""
         text = read_json_file(self._records, f"{number:06d}.json", _OWNER)
-        return None if text is None else prepared_file(json.loads(text))
+        return prepared_file(json.loads(text)) if text else None
 
     def finished(self, known: Sequence[PreparedFile]) -> Sequence[PreparedFile]:
         """Files that are finished, from the first on without a gap. `known` are those that were found before.
 
-        Raises `PreparationFailed` if no further one will be.
+        Raises `PreparationFailed` if the attempt has ended.
         """
         sealed = find_prepared(self.folder)
         if sealed is not None:
@@ -72,9 +76,9 @@ class StreamFiles:
         found = list(known)
         while (file := self.find(len(found))) is not None:
             found.append(file)
-        if len(found) == len(known) and (text := read_json_file(self._records, _FAILURE, _OWNER)) is not None:
+        if len(found) == len(known) and (text := read_json_file(self._records, self._failure, _OWNER)) is not None:
             raise PreparationFailed(
-                f"The preparation of {self.folder} ended with an error, and file {len(found)} is missing: "
+                f"The preparation of {self.folder} has ended, and file {len(found)} is missing: "
                 f"{json.loads(text)['error']}"
             )
         return found
@@ -84,17 +88,15 @@ class StreamFiles:
         return manifest_of(self.folder, fields, files)
 
     def write_failure(self, error: str) -> None:
-        """Record that no further file will be written. Raises `OSError`."""
-        write_json_file(self._records, _FAILURE, to_json({"error": error}))
+        """Record that this attempt will write no further file. Raises `OSError`."""
+        write_json_file(self._records, self._failure, to_json({"error": error}))
 
-    def remove_failure(self) -> None:
-        """Remove the record of a failure."""
-        place = resolve(below(self._records, _FAILURE))
-        if place.fs.get_file_info(place.path).type:
-            place.fs.delete_file(place.path)
+    def manifest(self, layout: StreamLayout, fields: Sequence[Field]) -> StreamedManifest:
+        """Manifest of the whole data set."""
+        return layout.manifest(self.folder, fields, Access([self.folder]), attempt=self._attempt)
 
     def _manifest(self, facts: dict[str, Any]) -> StreamedManifest:
         layout = facts["layout"]
         fields = tuple(Field(**each) for each in facts["fields"])
         made = StreamLayout(**layout | {"row_group_bytes": tuple(layout["row_group_bytes"])})
-        return made.manifest(self.folder, fields, Access([self.folder]))
+        return self.manifest(made, fields)

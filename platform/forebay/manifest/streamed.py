@@ -26,10 +26,12 @@ class StreamedManifest(Manifest):
     the number of rows decides the row groups before they are written. The entries of `files` have no size and no
     version, and `bytes` repeats what the first file has.
 
-    Its id depends on `fingerprint`, the origin of the data, because the content is not known yet.
+    Its id depends on `fingerprint`, the origin of the data, because the content is not known yet. `attempt` names the
+    call that prepares it: readers end with that call. The id does not depend on it.
     """
 
     fingerprint: str = ""
+    attempt: str = ""
 
     @cached_property
     def id(self) -> str:
@@ -64,7 +66,9 @@ class StreamLayout:
     row_group_bytes: tuple[int, int]
     fingerprint: str
 
-    def manifest(self, root: str, fields: Sequence[Field], access: object = None) -> StreamedManifest:
+    def manifest(
+        self, root: str, fields: Sequence[Field], access: object = None, *, attempt: str = ""
+    ) -> StreamedManifest:
         """Manifest of the data set in the folder `root`."""
         groups = -(-self.rows // self.row_group_rows)
         number = np.arange(groups, dtype=np.int32)
@@ -83,6 +87,7 @@ class StreamLayout:
             source_bytes=np.full(groups, self.row_group_bytes[1]),
             access=access,
             fingerprint=self.fingerprint,
+            attempt=attempt,
         )
 
 

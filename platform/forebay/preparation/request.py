@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from forebay.errors import InvalidOption, Unfingerprintable, whole_number
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.prepared import Prepared, PreparedOrigin
+from forebay.manifest.streamed import StreamedManifest
 from forebay.preparation.fits import Fit, Fits
 from forebay.preparation.parts import LAYOUT_VERSION, ROW_GROUPS_PER_FILE
 from forebay.storage.filesystem import below, resolve
@@ -144,6 +145,12 @@ def _expression_identity(expression: pc.Expression | None) -> str:
 
 
 def _argument_digest(function: str, name: str, value: Any) -> str:
+    if isinstance(value, StreamedManifest):
+        raise InvalidOption(
+            f"{function}({name}=...) is being prepared as a stream, and its files have no names yet. Wait for "
+            "them, and give stream.wait().manifest.",
+            argument=name,
+        )
     if isinstance(value, Manifest):
         return value.id
     if isinstance(value, Prepared):

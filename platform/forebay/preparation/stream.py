@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import secrets
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from contextvars import copy_context
 from typing import Any
@@ -31,7 +31,8 @@ _POLL_S = 0.05
 _AT_EXIT_S = 3.0
 _KEPT = (RECORDS, "part-")
 """A run may be reading the files of a stream: they are written again under the same names."""
-_live: weakref.WeakSet[PreparedStream] = weakref.WeakSet()
+_live: set[PreparedStream] = set()
+"""Streams that are neither sealed nor waited for. Kept here, since a job file keeps only the plan."""
 
 log = logging.getLogger(__name__)
 
@@ -47,16 +48,15 @@ class PreparedStream:
 
     def __init__(self, request: PreparationRequest) -> None:
         self.folder = request.folder
-        self._request, self._files = request, StreamFiles(request.folder)
+        self._request, self._files = request, StreamFiles(request.folder, attempt=secrets.token_hex(8))
         self._stopped = threading.Event()
         self._outcome: CallOutcome[Prepared] | None = None
-        self._files.remove_failure()
         context = copy_context()  # messages go to the listener of the thread that called
         self._thread = threading.Thread(
             target=lambda: context.run(self._prepare), name="forebay-prepare-stream", daemon=True
         )
-        self._thread.start()
         _live.add(self)
+        self._thread.start()
         self.manifest = self._wait_for_manifest()
 
     @property
@@ -70,20 +70,30 @@ class PreparedStream:
         Raises the error that ended the preparation, and `Cancelled` after `close`.
         """
         self._thread.join()
+        _live.discard(self)
         assert self._outcome is not None, "the thread has ended"
         return self._outcome.result()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Stop after the file that is being written. Finished files stay, and a later call continues behind them."""
+        """Stop after the file that is being written. Finished files stay, and a later call continues behind them.
+
+        A run that waits for a further file ends with `PreparationFailed`.
+        """
         self._stopped.set()
         self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            _live.discard(self)
 
     def _wait_for_manifest(self) -> StreamedManifest:
         began = time.monotonic()
         while (found := self._files.find_manifest()) is None:
             self._thread.join(_POLL_S)
             if self._outcome is not None:
-                self._outcome.result()
+                _live.discard(self)
+                prepared = self._outcome.result()
+                # The records are not there if a sealed folder was copied without its hidden files.
+                found = self._files.manifest(self._layout(prepared.files[0]), prepared.fields)
+                break
         name, rows = self._request.origin.name, count_text(found.num_rows)
         seconds = seconds_text(time.monotonic() - began)
         tell(f"{name}: training can begin on {rows} rows after {seconds} s; files follow while it runs")
@@ -91,9 +101,11 @@ class PreparedStream:
 
     def _prepare(self) -> None:
         self._outcome = outcome = outcome_of(lambda: prepare_once(self._request, self._produce, kept=_KEPT))
-        if outcome.error is None or isinstance(outcome.error, Cancelled):
+        if outcome.error is None:
+            _live.discard(self)
             return
-        log.error("%s was not prepared to the end: %s", self._request.origin.name, outcome.error)
+        if not isinstance(outcome.error, Cancelled):
+            log.error("%s was not prepared to the end: %s", self._request.origin.name, outcome.error)
         # A run that waits for the next file must end too. If the storage fails, that is the error already.
         outcome_of(lambda: self._files.write_failure(f"{type(outcome.error).__name__}: {outcome.error}"))
 

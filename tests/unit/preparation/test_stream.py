@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ import pytest
 import forebay as fb
 from forebay.errors import InvalidOption, PreparationFailed
 from forebay.manifest.prepared import find_prepared, list_prepared
-from forebay.preparation.stream import PreparedStream
+from forebay.manifest.stream_files import RECORDS
+from forebay.preparation.stream import PreparedStream, wait_for_streams
 from forebay.world import World
 
 Start = Callable[..., PreparedStream]
@@ -28,6 +31,7 @@ class RowGate:
 
     def __init__(self) -> None:
         self.calls = self.add = 0
+        self.failing_call = 0
         self._rows = 0
         self._changed = threading.Condition()
 
@@ -38,7 +42,7 @@ class RowGate:
 
     def wait_for(self, row: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: row < self._rows, 60)
+            assert self._changed.wait_for(lambda: row < self._rows, 240)
 
 
 @pytest.fixture
@@ -55,8 +59,11 @@ def streamed(gate: RowGate, tmp_path: Path) -> Iterator[Start]:
 
     def numbered(count: int) -> Iterator[pa.Table]:
         gate.calls += 1
+        call = gate.calls
         for start in range(0, count, 50):
             gate.wait_for(start)
+            if call == gate.failing_call and start > 4 * FILE_ROWS:
+                raise ValueError("the source is gone")
             yield pa.table({"number": [row + gate.add for row in range(start, min(start + 50, count))]})
 
     def start(count: int = ROWS, rows: int | None = ROWS, add: int = 0) -> PreparedStream:
@@ -180,3 +187,87 @@ def test_other_rows_after_a_stop_are_refused(streamed: Start, gate: RowGate, tmp
     with loader(changed) as batches, pytest.raises(PreparationFailed, match="other rows"):
         list(batches)
     assert [found for _, found in list_prepared(str(tmp_path / "into"))] == [None]
+
+
+def test_a_run_ends_when_its_stream_is_closed(streamed: Start, gate: RowGate) -> None:
+    gate.open_to(3 * FILE_ROWS)
+    stream = streamed()
+    with loader(stream) as batches:
+        epoch = iter(batches)
+        next(epoch)
+        stream.close(0.0)
+        gate.open_to()
+        with pytest.raises(PreparationFailed, match="file . is missing: Cancelled: .* was closed"):
+            list(epoch)
+
+
+def test_a_run_goes_on_when_its_own_process_takes_over_from_one_that_failed(streamed: Start, gate: RowGate) -> None:
+    gate.failing_call = 1
+    gate.open_to(3 * FILE_ROWS)
+    first, second = streamed(), streamed()
+    with loader(second) as batches:
+        epoch = iter(batches)
+        found = numbers(next(epoch))
+        gate.open_to()
+        with pytest.raises(ValueError, match="the source is gone"):
+            first.wait()
+        found += sum(map(numbers, epoch), [])
+    assert sorted(found) == list(range(ROWS))
+    assert second.wait().rows == ROWS and gate.calls == 2
+
+
+def test_a_sealed_stream_needs_no_records(streamed: Start, gate: RowGate) -> None:
+    gate.open_to()
+    first = streamed()
+    first.wait()
+    shutil.rmtree(Path(first.folder) / RECORDS)
+    again = streamed()
+    assert again.manifest == first.manifest
+    assert fb.build_plan(again.manifest).id == fb.build_plan(first.manifest).id
+    with loader(again) as batches:
+        assert sorted(sum(map(numbers, batches), [])) == list(range(ROWS))
+
+
+def test_the_failure_of_a_stream_that_nobody_holds_is_raised_once(gate: RowGate, tmp_path: Path) -> None:
+    def short() -> Iterator[pa.Table]:
+        yield pa.table({"number": list(range(FILE_ROWS))})
+        gate.wait_for(FILE_ROWS)
+
+    options: dict[str, Any] = {"row_group_rows": FILE_ROWS // 4, "inputs": [], "version": "1"}
+    plan = fb.build_plan(fb.prepare_stream(short, rows=ROWS, into=str(tmp_path), **options).manifest)
+    gate.open_to()
+    for thread in threading.enumerate():
+        if thread.name == "forebay-prepare-stream":
+            thread.join()
+    gc.collect()
+    assert plan.num_rows == ROWS
+    with pytest.raises(InvalidOption, match=f"gave only {FILE_ROWS} rows"):
+        wait_for_streams()
+    wait_for_streams()
+
+
+def test_what_reads_files_itself_refuses_a_stream(streamed: Start, gate: RowGate, tmp_path: Path) -> None:
+    gate.open_to()
+    stream = streamed()
+    plan = fb.build_plan(stream.manifest)
+    series = fb.Sequences(stream.manifest, time="number", past=fb.Past(["number"], steps=3))
+    reads: list[Callable[[], object]] = [
+        lambda: fb.fit_vocabulary(stream.manifest, ["number"]),
+        lambda: fb.Sampled(plan, balance="number"),
+        lambda: series.arrange(str(tmp_path / "arranged")),
+    ]
+    for read in reads:
+        with pytest.raises(InvalidOption, match=r"its files have no names yet.*stream\.wait\(\)\.manifest"):
+            read()
+    assert fb.fit_vocabulary(stream.wait().manifest, ["number"])
+
+
+def test_a_record_without_content_is_not_there_yet(streamed: Start, gate: RowGate) -> None:
+    gate.open_to()
+    stream = streamed()
+    stream.wait()
+    for name in ("prepared.json", f"{RECORDS}/000000.json", f"{RECORDS}/layout.json"):
+        (Path(stream.folder) / name).write_bytes(b"")
+    again = streamed()
+    assert again.wait().rows == ROWS and again.manifest == stream.manifest
+    assert gate.calls == 2
