@@ -192,14 +192,14 @@ def _validate_rows(rows: int | None, planned: int, largest: int, *, replacement:
         return min(planned, _MOST_ROWS) if replacement else largest
     if replacement:
         return whole_number("rows", rows, least=1, most=_MOST_ROWS)
-    if whole_number("rows", rows, least=1) > largest:
+    if (number := whole_number("rows", rows, least=1)) > largest:
         raise InvalidOption(
             f"rows={rows} and replacement=False: these weights give at most {largest} rows of which each comes once. "
             f"Give rows={largest} or fewer, or replacement=True.",
             rows=rows,
             largest=largest,
         )
-    return rows
+    return number
 
 
 def _rebuild(

@@ -101,7 +101,7 @@ def test_without_replacement_no_row_comes_twice(plan: fb.Plan, column: Callable[
     for epoch in range(20):
         ids = ids_of(sampled, epoch)
         assert len(set(ids)) == len(ids) == sampled.num_rows
-    fewer = fb.Sampled(plan, weight="weight", replacement=False, rows=20)
+    fewer = fb.Sampled(plan, weight="weight", replacement=False, rows=np.int64(20))  # type: ignore[arg-type]
     assert len(set(ids_of(fewer, 0))) == 20
 
 
