@@ -39,6 +39,7 @@ def job(
     storage: str = "runs",
     name: str | None = None,
     checkpoint_every: int = 100,
+    strategy: str = "ddp",
 ) -> fb.Job:
     """Click-through-rate model.
 
@@ -50,6 +51,7 @@ def job(
         buckets: Rows of the embedding table that all categorical columns share by hashing.
         dim: Width of an embedding.
         lanes: Largest number of workers that the run can ever have. Default: chosen from the data.
+        strategy: "ddp", or "fsdp2" to hold a part of the tables on each worker.
     """
     manifest = fb.scan(data or click_log(rows))
     features = split_features(manifest, label, user)
@@ -65,7 +67,7 @@ def job(
     training, evaluation = manifest.split(held_out, seed=seed)
     plan = fb.build_plan(training, seed=seed, lanes=lanes)
     return fb.Job(
-        train=partial(train, features=features, buckets=buckets, dim=dim, lr=lr),
+        train=partial(train, features=features, buckets=buckets, dim=dim, lr=lr, strategy=strategy),
         data=fb.Data(plan=plan, transform=transform, global_batch=global_batch),
         held_out=fb.Data(
             plan=fb.build_plan(evaluation, lanes=plan.lanes, shuffle=False),
@@ -82,9 +84,12 @@ def job(
     )
 
 
-def train(worker: fb.Worker, features: dict[str, list[str]], buckets: int, dim: int, lr: float) -> None:
+def train(
+    worker: fb.Worker, features: dict[str, list[str]], buckets: int, dim: int, lr: float, strategy: str = "ddp"
+) -> None:
     model = TwoTower({name: len(columns) for name, columns in features.items()}, buckets, dim)
-    fb.fit(worker, model, partial(torch.optim.Adam, lr=lr, weight_decay=1e-5), nn.BCEWithLogitsLoss(), fb.evaluate_auc)
+    optimizer = partial(torch.optim.Adam, lr=lr, weight_decay=1e-5)
+    fb.fit(worker, model, optimizer, nn.BCEWithLogitsLoss(), fb.evaluate_auc, strategy=strategy)
 
 
 def click_log(rows: int) -> str:
@@ -147,7 +152,7 @@ class TwoTower(nn.Module):
         nn.init.normal_(self.table.weight, std=0.01)
         self.user = ClickTower(sizes["user_dense"] + dim * sizes["user_ids"])
         self.item = ClickTower(sizes["item_dense"] + dim * sizes["item_ids"])
-        self.bias = nn.Parameter(torch.zeros(()))
+        self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: fb.Batch) -> Tensor:
         user, item = self.user(self.inputs(batch, "user")), self.item(self.inputs(batch, "item"))

@@ -171,8 +171,7 @@ class DirectoryStore:
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Write `checkpoint`, then delete those it supersedes. Raises `OSError` if storage refuses it."""
-        encoded = self._encoder.encode(checkpoint, self._buffer, parts)
-        (self._files.seal if parts else self._files.write)(encoded)
+        self._files.write(self._encoder.encode(checkpoint, self._buffer, parts))
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
         """Write the file of a part. Raises `OSError` if storage refuses it."""

@@ -137,10 +137,15 @@ def sum_of(sums: Sequence[int]) -> str:
     return _checksum(b"".join(each.to_bytes(8, "little") for each in sums))
 
 
+def whole_sizes(metadata: Metadata) -> dict[int, int]:
+    """Bytes of every shard that is no part, in order of their numbers. Raises `CorruptCheckpoint`."""
+    return {number: facts.num_bytes for number, facts in sorted(_shard_table(metadata).items()) if not facts.is_part}
+
+
 def split_shards(metadata: Metadata, content: memoryview) -> dict[int, memoryview]:
-    """Views of all shards in memory that holds them one after another, in order of their numbers."""
+    """Views of all shards but parts, in memory that holds them one after another, in order of their numbers."""
     shards, begin = {}, 0
-    for number, num_bytes in shard_sizes(metadata).items():
+    for number, num_bytes in whole_sizes(metadata).items():
         shards[number] = content[begin : begin + num_bytes]
         begin += num_bytes
     return shards

@@ -16,6 +16,7 @@ from forebay.checkpoint.encoded import (
     CorruptCheckpoint,
     EncodedCheckpoint,
     Metadata,
+    PartFacts,
     parse_metadata,
     part_facts,
     shard_sizes,
@@ -52,7 +53,7 @@ def file_names(metadata: Metadata) -> dict[int, str]:
 class CheckpointFiles:
     """Folder per step: `shard-00000.pt` and so on, then `checkpoint.json`. A step without the latter is incomplete.
 
-    Of a checkpoint in parts, each rank writes the file `part-00001` and so on of its own. Then `seal` writes the rest.
+    Of a checkpoint in parts, each rank writes the file `part-00001` and so on of its own. Then `write` adds the rest.
     One process writes at a time, with one exception: a store that is about to be replaced, and its successor. So a
     write does not delete later steps that appeared during it. There is no fsync: checksums find data corrupted by a
     crash of the machine, and the previous checkpoint is still there.
@@ -74,7 +75,13 @@ class CheckpointFiles:
         return self._place.is_local
 
     def write(self, encoded: EncodedCheckpoint) -> None:
-        """Write a checkpoint with all its shards, then delete the steps it supersedes. Raises `OSError`."""
+        """Write a checkpoint, then delete the steps it supersedes. Raises `OSError`.
+
+        Parts that `encoded` does not have were written before.
+        """
+        if part_facts(encoded.metadata).keys() - encoded.shards.keys():
+            self._seal(encoded)
+            return
         there_before = set(self.steps())
         folder = self._folder(encoded.step)
         if self._fs.get_file_info(folder).type != FileType.NotFound:
@@ -93,8 +100,12 @@ class CheckpointFiles:
                 self._fs.delete_file(f"{folder}/{METADATA}")
         self._write(f"{folder}/{part_file(number)}", content)
 
-    def seal(self, encoded: EncodedCheckpoint) -> None:
-        """Complete a checkpoint whose parts are written, then delete the steps it supersedes. Raises `OSError`."""
+    def has_part(self, step: int, part: PartFacts) -> bool:
+        """Whether a file has the name and the size of this part."""
+        info = self._fs.get_file_info(f"{self._folder(step)}/{part_file(part.number)}")
+        return bool(info.type == FileType.File and info.size == part.num_bytes)
+
+    def _seal(self, encoded: EncodedCheckpoint) -> None:
         there_before = set(self.steps())
         names = {*file_names(encoded.metadata).values(), METADATA}
         for info in children(self._fs, self._folder(encoded.step)):

@@ -103,7 +103,7 @@ class SpooledStore:
         """Return once `checkpoint` is on this machine's disk."""
         spool = self._spool()
         encoded = self._encoder.encode(checkpoint, self._buffer, parts)
-        (spool.files.seal if parts else spool.files.write)(encoded)
+        spool.files.write(encoded)
         spool.uploader.offer(self._mapped(encoded))
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:

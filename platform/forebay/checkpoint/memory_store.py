@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint, Metadata
+from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint, Metadata, part_facts
 from forebay.checkpoint.shared_buffer import BufferHandle, SharedBuffer
 from forebay.checkpoint.uploader import Uploader
 from forebay.errors import WriteFailed
@@ -33,6 +33,8 @@ class StoredStep:
     step: int
     is_origin: bool
     num_bytes: int = field(default=0, compare=False)
+    before: int | None = field(default=None, compare=False)
+    """Step of the checkpoint before it, which is kept too if the newest one has parts."""
 
 
 class MemoryStore:
@@ -56,6 +58,7 @@ class MemoryStore:
         self._filling: set[int] = set()
         self._last_ticket = self._kept_ticket = 0
         self._newest: EncodedCheckpoint | None = None
+        self._before: EncodedCheckpoint | None = None
         self._is_origin = False
         self._replicated: EncodedCheckpoint | None = None
         self._replicating: EncodedCheckpoint | None = None
@@ -114,21 +117,26 @@ class MemoryStore:
         """Step of the newest checkpoint, or None."""
         return self._stored_step()
 
-    async def locate(self) -> tuple[Metadata, str] | None:
-        """Newest checkpoint for a process of this node: its metadata, and the buffer's file."""
-        self._adopt_unreported()
-        if self._newest is None:
-            return None
-        number = next(number for number, encoded in self._content.items() if encoded is self._newest)
-        return self._newest.metadata, self._buffers[number].path
+    async def locate(self, step: int | None = None) -> tuple[Metadata, str] | None:
+        """Newest checkpoint for a process of this node: its metadata, and the buffer's file.
 
-    async def fetch(self, shards: Collection[int] | None = None) -> tuple[Metadata, ShardArrays] | None:
-        """Newest checkpoint, with those of `shards` that it has, or with all."""
-        self._adopt_unreported()
-        if self._newest is None:
+        With the `step` of the checkpoint before it, that one.
+        """
+        kept = self._kept(step)
+        if kept is None:
             return None
-        asked = self._newest.shards.items()
-        return self._newest.metadata, {
+        number = next(number for number, encoded in self._content.items() if encoded is kept)
+        return kept.metadata, self._buffers[number].path
+
+    async def fetch(
+        self, shards: Collection[int] | None = None, step: int | None = None
+    ) -> tuple[Metadata, ShardArrays] | None:
+        """Checkpoint as `locate` finds it, with those of `shards` that it has, or with all."""
+        kept = self._kept(step)
+        if kept is None:
+            return None
+        asked = kept.shards.items()
+        return kept.metadata, {
             number: np.frombuffer(content, np.uint8) for number, content in asked if shards is None or number in shards
         }
 
@@ -162,12 +170,19 @@ class MemoryStore:
         self._uploader.discard()
         self._is_origin = False
         if self._newest is not None and self._newest.step > step:
-            self._newest = None
+            self._newest = self._before = None
 
     def _stored_step(self) -> StoredStep | None:
         self._adopt_unreported()
-        newest = self._newest
-        return None if newest is None else StoredStep(newest.step, self._is_origin, newest.num_bytes)
+        newest, before = self._newest, self._before
+        if newest is None:
+            return None
+        return StoredStep(newest.step, self._is_origin, newest.num_bytes, None if before is None else before.step)
+
+    def _kept(self, step: int | None) -> EncodedCheckpoint | None:
+        self._adopt_unreported()
+        before = self._before
+        return before if before is not None and before.step == step else self._newest
 
     def _adopt_unreported(self) -> None:
         """Keep a complete checkpoint whose worker has not called `keep`, because it is late or dead.
@@ -243,6 +258,10 @@ class MemoryStore:
 
     def _set_newest(self, encoded: EncodedCheckpoint, number: int, ticket: int, *, is_origin: bool) -> None:
         self._content[number] = encoded
+        earlier = self._newest
+        # A node may be lost before parts have their copies. Then the checkpoint before this one is restored.
+        is_followed = earlier is not None and earlier.step < encoded.step and bool(part_facts(encoded.metadata))
+        self._before = earlier if is_followed else None
         self._newest, self._is_origin, self._kept_ticket = encoded, is_origin, ticket
 
     def _fill(self, buffer: SharedBuffer, metadata: Metadata, shards: ShardArrays) -> EncodedCheckpoint:
@@ -253,7 +272,7 @@ class MemoryStore:
             self._filling.discard(buffer.number)
 
     def _free_buffer(self) -> SharedBuffer:
-        in_use = [*self._uploader.in_use(), self._newest, self._replicating]
+        in_use = [*self._uploader.in_use(), self._newest, self._before, self._replicating]
         for buffer in self._buffers.values():
             content = self._content.get(buffer.number)
             is_written = buffer.number in (self._given, self._abandoned) or buffer.number in self._filling

@@ -13,18 +13,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.encoded import EncodedCheckpoint
+from forebay.checkpoint.encoded import EncodedCheckpoint, part_facts
+from forebay.checkpoint.files import CheckpointFiles
 from forebay.checkpoint.memory_store import MemoryStore, StoredStep
+from forebay.checkpoint.part_memory.actor import StoreOwner, end_part_stores, is_alive, upload_parts
 from forebay.checkpoint.uploader import Uploader
 from forebay.errors import WriteFailed
 from forebay.ray_cluster.actors import NAMESPACE
@@ -47,15 +48,6 @@ Stores: TypeAlias = dict[str, ActorHandle]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreOwner:
-    """Run whose checkpoints a store keeps. A store ends when `coordinator` is dead."""
-
-    run: str
-    config: CheckpointConfig
-    coordinator: ActorHandle
-
-
 class StoreActor(MemoryStore):
     """Memory store on its node. Ends after the run's coordinator, and then writes the newest checkpoint to storage."""
 
@@ -63,7 +55,7 @@ class StoreActor(MemoryStore):
         self._owner = owner
         self._node = ray.get_runtime_context().get_node_id()
         self._replica = _Replica(owner, self._node)
-        super().__init__(Uploader(owner.config), self._replica.replicate)
+        super().__init__(Uploader(owner.config, partial(upload_parts_of, owner)), self._replica.replicate)
         self._me = ray.get_runtime_context().current_actor
         threading.Thread(target=self._watch, name="forebay-watch", daemon=True).start()
 
@@ -148,6 +140,13 @@ class _Replica:
         for node in others.keys() - {self._node, self._store_node}:
             ray.kill(others[node])
         self._is_settled = True
+
+
+def upload_parts_of(owner: StoreOwner, encoded: EncodedCheckpoint) -> bool:
+    """Write the parts of a checkpoint to storage. Returns False if one is lost. Raises `OSError`."""
+    parts = list(part_facts(encoded.metadata).values())
+    files = CheckpointFiles(owner.config)
+    return all(files.has_part(encoded.step, part) for part in upload_parts(owner.run, encoded.step, parts))
 
 
 def make_store(owner: StoreOwner, node: str) -> ActorHandle:
@@ -245,17 +244,12 @@ def end_stores(run: str) -> None:
             ray.kill(store)
     if stores:
         log.warning("The memory of node %s does not end.", _named(stores))
+    end_part_stores(run)
 
 
-def is_alive(actor: ActorHandle) -> bool:
-    """Whether an actor is alive, or may be."""
-    try:
-        actor.__ray_ready__.remote().future().result(ANSWER_S)
-    except ActorDiedError:
-        return False
-    except (RayError, TimeoutError):
-        return True  # It is busy, or temporarily unreachable.
-    return True
+def has_stores(run: str) -> bool:
+    """Whether a run has memory stores, which may have to upload a checkpoint with its parts."""
+    return bool(stores_of(run))
 
 
 def _prefix(run: str) -> str:

@@ -21,16 +21,18 @@ from forebay.checkpoint.files import CheckpointFiles
 from forebay.checkpoint.memory_store import StoredStep
 from forebay.checkpoint.memory_store_actor import (
     REPLICATE_BYTES_PER_S,
-    StoreOwner,
     Stores,
     end_stores,
     flush_newest,
-    is_alive,
+    has_stores,
     make_store,
     stored_steps,
     stores_of,
+    upload_parts_of,
     yield_storage,
 )
+from forebay.checkpoint.part_memory.actor import StoreOwner, is_alive
+from forebay.checkpoint.part_memory.client import PartMemory
 from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.checkpoint.parts.verified_part import ReadBytes
 from forebay.checkpoint.shared_buffer import BufferHandle, SharedBufferClient, read_shared_buffer
@@ -87,6 +89,7 @@ class RayCheckpointStore:
         self._files = CheckpointFiles(owner.config)
         self._node = ray.get_runtime_context().get_node_id()
         self._encoder = Encoder()
+        self._part_memory = PartMemory(owner, self._node, has_stores)
         self._store: ActorHandle | None = None
         self._pending: Any = None
         self._handle: BufferHandle | None = None
@@ -101,23 +104,25 @@ class RayCheckpointStore:
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` is in the memory of this node, and the previous one also on another node.
 
-        The store may not have noticed it yet: it looks for it before it answers any question. A checkpoint in parts is
-        in storage instead.
+        The store may not have noticed it yet: it looks for it before it answers any question. Parts are in the memory
+        of the nodes that wrote them.
         """
-        if parts:
-            self._seal(self._encoder.encode(checkpoint, self._own_buffer, parts))
-            return
         before, self._saved = self._saved, None
         goes_on = self._latest is not None and checkpoint.step > self._latest
         handle, buffer = self._open_buffer()
-        encoded = self._encoder.encode(checkpoint, buffer)
+        encoded = self._encoder.encode(checkpoint, buffer, parts)
         self._latest = checkpoint.step
         if handle is None or not self._hand_over(handle, encoded, goes_on=goes_on):
             self._save_to_storage(encoded, before)
         self._saved = encoded
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
-        """Return once the part is in storage. Raises `WriteFailed`."""
+        """Return once the part is in the memory of this node, and the previous one also on another node.
+
+        If this memory is lost, the part goes to storage. Raises `WriteFailed`.
+        """
+        if (kept := self._part_memory.save(step, number, chunks)) is not None:
+            return kept
         receipt = write_part(number, chunks, self._own_buffer)
         try:
             self._files.write_part(step, number, self._own_buffer.written())
@@ -126,8 +131,8 @@ class RayCheckpointStore:
         return receipt
 
     def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
-        """Return a reader of storage."""
-        return [partial(self._files.read_part, step, part.number)]
+        """Return readers of the memory of all nodes, and of storage."""
+        return [*self._part_memory.copies(step, part), partial(self._files.read_part, step, part.number)]
 
     def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest complete checkpoint in the memory of any node, or in storage."""
@@ -160,18 +165,6 @@ class RayCheckpointStore:
     def close(self) -> None:
         """Release the memory store, which continues to exist."""
         self._store = self._pending = self._handle = self._client = self._saved = self._stored = None
-
-    def _seal(self, encoded: EncodedCheckpoint) -> None:
-        """Complete a checkpoint whose parts are in storage. Memory has older ones, which must not be uploaded now."""
-        silent = yield_storage(stores_of(self._owner.run), encoded.step)
-        try:
-            self._files.seal(encoded)
-        except OSError as error:
-            raise write_failed(f"the checkpoint of step {encoded.step}", self._files.uri, error) from error
-        for store in silent.values():
-            ray.kill(store)
-        self._latest = encoded.step
-        self._saved = self._stored = encoded
 
     def _next_handle(self) -> BufferHandle | None:
         """Buffer for the next checkpoint, or None while there is no memory store."""
@@ -265,11 +258,16 @@ class RayCheckpointStore:
         try:
             # The store may have been lost before it uploaded a permanent checkpoint.
             if before is not None and before.step < encoded.step and self._is_owed(before):
-                self._files.write(before)
-            self._files.write(encoded)
+                self._upload(before)
+            self._upload(encoded)
         except OSError as error:
             advice = f"The memory of this node is lost too. {ADVICE}"
             raise write_failed(f"the checkpoint of step {encoded.step}", self._files.uri, error, advice) from error
+
+    def _upload(self, encoded: EncodedCheckpoint) -> None:
+        if not upload_parts_of(self._owner, encoded):
+            raise OSError(f"parts of the checkpoint of step {encoded.step} are lost")
+        self._files.write(encoded)
 
     def _is_owed(self, before: EncodedCheckpoint) -> bool:
         is_permanent = self._owner.config.is_permanent(before.step) and before is not self._stored
@@ -278,9 +276,11 @@ class RayCheckpointStore:
     def _in_memory(self, stores: Stores, held: dict[str, StoredStep]) -> Iterator[FoundCheckpoint]:
         for node, stored in held.items():
             is_here = node == self._node
-            read = partial(_read, stores[node], stored.num_bytes, is_here=is_here)
             tier = Tier.THIS_NODE if is_here else Tier.OTHER_NODE
-            yield FoundCheckpoint(stored.step, tier, f"the memory of node {node[:8]}", read)
+            for step in (stored.step, stored.before):
+                if step is not None:
+                    read = partial(_read, stores[node], stored.num_bytes, step=step, is_here=is_here)
+                    yield FoundCheckpoint(step, tier, f"the memory of node {node[:8]}", read)
 
     def _in_storage(self, has_memory: bool) -> list[FoundCheckpoint] | None:
         """Checkpoints in storage. None if storage does not answer, which matters less if there is memory."""
@@ -293,16 +293,18 @@ class RayCheckpointStore:
             return None
 
 
-def _read(store: ActorHandle, num_bytes: int, shards: Collection[int] | None, *, is_here: bool) -> EncodedCheckpoint:
+def _read(
+    store: ActorHandle, num_bytes: int, shards: Collection[int] | None, *, step: int, is_here: bool
+) -> EncodedCheckpoint:
     """Read a store's checkpoint. Raises `CorruptCheckpoint` if it is lost meanwhile, or too slow for its size."""
     within_s = READ_S + num_bytes / REPLICATE_BYTES_PER_S
     try:
         if is_here:
-            metadata, path = ray.get(store.locate.remote(), timeout=within_s)
+            metadata, path = ray.get(store.locate.remote(step), timeout=within_s)
             found = read_shared_buffer(path, metadata)
             asked = {number: each for number, each in found.shards.items() if shards is None or number in shards}
             return EncodedCheckpoint(metadata=metadata, shards=asked)
-        metadata, arrays = ray.get(store.fetch.remote(shards), timeout=within_s)
+        metadata, arrays = ray.get(store.fetch.remote(shards, step), timeout=within_s)
         return EncodedCheckpoint(
             metadata=metadata, shards={number: memoryview(array) for number, array in arrays.items()}
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.checkpoint.buffer import ReusableBuffer
-from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, Metadata, parse_metadata, shard_sizes, split_shards
+from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, Metadata, parse_metadata, split_shards, whole_sizes
 
 METADATA_ROOM = 1 << 16
 """Bytes before the shards: the metadata's length, which is written last, and the metadata."""
@@ -71,15 +71,18 @@ class SharedBuffer:
     def fill(self, metadata: Metadata, shards: Mapping[int, Bytes]) -> EncodedCheckpoint:
         """Copy all shards of a checkpoint into the buffer. Returns views of them there."""
         writer = SharedBufferWriter(self.path)
-        for number in shard_sizes(metadata):
+        for number in whole_sizes(metadata):
             writer.write(shards[number])
         return EncodedCheckpoint(metadata=metadata, shards=self._shards(metadata))
 
-    def _shards(self, metadata: Metadata) -> dict[int, memoryview]:
-        num_bytes = sum(shard_sizes(metadata).values())
+    def view(self, num_bytes: int) -> memoryview:
+        """First `num_bytes` bytes after the room for metadata, which were written before, without a copy."""
         if len(self._mapped) < num_bytes:
             self._mapped = memoryview(mmap.mmap(self._file, METADATA_ROOM + num_bytes)).toreadonly()[METADATA_ROOM:]
-        return split_shards(metadata, self._mapped)
+        return self._mapped[:num_bytes]
+
+    def _shards(self, metadata: Metadata) -> dict[int, memoryview]:
+        return split_shards(metadata, self.view(sum(whole_sizes(metadata).values())))
 
 
 class SharedBufferWriter(ReusableBuffer):
@@ -144,7 +147,7 @@ def _open_process(pid: int) -> int | None:
 
 def read_shared_buffer(path: str, metadata: Metadata) -> EncodedCheckpoint:
     """Map the checkpoint with this metadata, without a copy. Raises `OSError` when the store has ended."""
-    num_bytes = sum(shard_sizes(metadata).values())
+    num_bytes = sum(whole_sizes(metadata).values())
     with Path(path).open("rb") as file:
         content = memoryview(mmap.mmap(file.fileno(), METADATA_ROOM + num_bytes, access=mmap.ACCESS_READ))
     return EncodedCheckpoint(metadata=metadata, shards=split_shards(metadata, content[METADATA_ROOM:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from forebay.checkpoint.config import CheckpointConfig
@@ -22,6 +23,13 @@ CLOSE_S = 10.0
 
 log = logging.getLogger(__name__)
 
+UploadParts = Callable[[EncodedCheckpoint], bool]
+"""Function that writes a checkpoint's parts, which are elsewhere, to storage. Returns False if one is lost."""
+
+
+def _has_all(_encoded: EncodedCheckpoint) -> bool:
+    return True
+
 
 class Uploader:
     """Receives every checkpoint of a run and writes the newest to storage every `storage_every_s`, the first at once.
@@ -32,8 +40,8 @@ class Uploader:
     it.
     """
 
-    def __init__(self, config: CheckpointConfig) -> None:
-        self._config = config
+    def __init__(self, config: CheckpointConfig, upload_parts: UploadParts = _has_all) -> None:
+        self._config, self._upload_parts = config, upload_parts
         self._files = CheckpointFiles(config)
         self._changed = threading.Condition()
         self._writing = threading.Lock()
@@ -155,9 +163,13 @@ class Uploader:
                     continue
                 with ExitStack() as undo:
                     undo.callback(self._record_failure)
-                    self._files.write(encoded)
+                    is_whole = self._upload_parts(encoded)
+                    if is_whole:
+                        self._files.write(encoded)
+                    elif everything:
+                        raise OSError(f"parts of the checkpoint of step {encoded.step} are lost")
                     undo.pop_all()
-                self._record_written(encoded)
+                self._record_written(encoded) if is_whole else self._record_superseded(encoded)
 
     def _start_batch(self, *, everything: bool) -> list[EncodedCheckpoint]:
         """Checkpoints to write now, the newest last. Later offers wait: otherwise a flush might never end."""
@@ -181,6 +193,14 @@ class Uploader:
             self._waiting = [other for other in self._waiting if other is not written]
             goes_back = self._newest is not None and self._newest is not written and self._newest.step <= written.step
             self._due_at = 0.0 if goes_back else time.monotonic() + self._config.storage_every_s
+            self._changed.notify_all()
+
+    def _record_superseded(self, encoded: EncodedCheckpoint) -> None:
+        """Leave out a checkpoint whose parts gave way to those of later ones, and take the newest soon."""
+        with self._changed:
+            self._in_progress.remove(encoded)
+            self._waiting = [other for other in self._waiting if other is not encoded]
+            self._due_at = time.monotonic() + RETRY_S
             self._changed.notify_all()
 
     def _record_failure(self) -> None:

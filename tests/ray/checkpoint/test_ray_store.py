@@ -26,7 +26,8 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tests.ray.ending import kill
 from tests.storage.conftest import free_port, s3_store, serving
-from tests.unit.checkpoint.store_laws import CheckpointStoreLaws
+from tests.unit.checkpoint import store_laws
+from tests.unit.checkpoint.store_laws import CheckpointStoreLaws, chunk_of, in_parts, read_in_parts
 
 from forebay.checkpoint import memory_store_actor as store_actors
 from forebay.checkpoint import ray_store
@@ -36,6 +37,8 @@ from forebay.checkpoint.encoded import CorruptCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
 from forebay.checkpoint.memory_store import StoredStep
 from forebay.checkpoint.memory_store_actor import end_stores, stored_steps, stores_of
+from forebay.checkpoint.part_memory.actor import part_stores_of
+from forebay.checkpoint.parts.part import PartReceipt
 from forebay.checkpoint.ray_store import RayCheckpointStore, checkpoint_stores, flush_stores, open_ray_checkpoints
 from forebay.checkpoint.shared_buffer import METADATA_ROOM
 from forebay.errors import WriteFailed
@@ -46,6 +49,7 @@ from forebay.testing.drivers.nodes import STORE_BYTES, SYSTEM_CONFIG
 from forebay.world import World
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ray.cloudpickle.register_pickle_by_value(store_laws)
 PATIENCE_S = 60.0
 _NODE = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
 
@@ -107,6 +111,12 @@ class Rank0:
 
     def newest(self) -> int | None:
         return newest_step(self._commits)
+
+    def save_part(self, step: int, number: int) -> PartReceipt:
+        return self._commits.save_part(step, number, chunk_of(step, number))
+
+    def seal(self, step: int, receipts: list[PartReceipt]) -> None:
+        self._commits.save(in_parts(step, receipts), receipts)
 
     def flush(self) -> None:
         self._commits.flush()
@@ -644,3 +654,48 @@ def test_s3_with_credentials_in_its_uri(
         with closing(run.open()) as commits:
             assert newest_step(commits) == 4
         end_stores(run.name)
+
+
+def test_parts_outlive_a_node_and_the_checkpoint_before_outlives_the_loss_of_one(
+    cluster: StoreNodes, make_run: Callable[..., StorePlace]
+) -> None:
+    """Rank 0 is on the head, rank 1 on a node that is lost. A third node has copies. Storage has the first step."""
+    lost, _spare = cluster.only(2)
+    run = make_run()
+    first, second = run.rank0_on(cluster.head), run.rank0_on(lost)
+
+    def save(step: int) -> list[PartReceipt]:
+        wrote = [first.save_part.remote(step, 1), second.save_part.remote(step, 2), first.save_part.remote(step, 3)]
+        receipts: list[PartReceipt] = ray.get(wrote)
+        ray.get(first.seal.remote(step, receipts))
+        return receipts
+
+    assert ray.get(first.newest.remote()) is None
+    for step in (1, 2, 3):
+        receipts = save(step)
+        if step == 1:
+            until(lambda: run.files.complete_steps() == [1])
+    other_nodes = [store for node, store in part_stores_of(run.name).items() if node != lost]
+    facts = receipts[1].facts
+    until(lambda: any(ray.get([store.locate.remote(3, facts) for store in other_nodes])))
+    cluster.kill(lost)
+    with closing(run.open()) as commits:
+        assert rows_of(commits, None) == (3, [31.0, 32.0, 33.0]), "part 2 is read from its copy"
+    receipts = [*ray.get([first.save_part.remote(4, 1), first.save_part.remote(4, 2), first.save_part.remote(4, 3)])]
+    ray.get(first.seal.remote(4, [receipts[0], replace(receipts[1], sums=(1,)), receipts[2]]))
+    with closing(run.open()) as commits:
+        with pytest.raises(CorruptCheckpoint, match="part 2"):
+            rows_of(commits, None)
+        assert rows_of(commits, 4) == (3, [31.0, 32.0, 33.0]), "kept in memory until the next is complete"
+        for store in part_stores_of(run.name).values():
+            kill(store)
+        with pytest.raises(CorruptCheckpoint, match="part 1"):
+            rows_of(commits, 4)
+        assert rows_of(commits, 3) == (1, [11.0, 12.0, 13.0]), "in storage"
+
+
+def rows_of(commits: RayCheckpointStore, before: int | None) -> tuple[int, list[float]]:
+    """Step of the newest checkpoint before `before`, and the first column of its tensor, which lies in three parts."""
+    found = commits.newest({0}, before=before)
+    assert found is not None
+    return found.step, read_in_parts(commits, found)["rows"][:, 0].tolist()

@@ -14,7 +14,7 @@ import torch
 from forebay.checkpoint.checkpoint import Checkpoint, CheckpointStore
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.files import CheckpointFiles, shard_file
-from forebay.checkpoint.parts.part import LocalChunk, read_region
+from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, read_region
 from forebay.checkpoint.parts.table import TABLE, PartsTable, filled, named
 from forebay.errors import BadJob
 from forebay.plan.cursor import Cursor
@@ -44,9 +44,14 @@ def chunk_of(step: int, number: int) -> dict[str, LocalChunk]:
 def save_in_parts(ranks: Sequence[CheckpointStore], step: int) -> None:
     """Save the checkpoint of `step` in three parts, the first of which is rank 0's."""
     receipts = [store.save_part(step, number, chunk_of(step, number)) for number, store in enumerate(ranks, 1)]
+    ranks[0].save(in_parts(step, receipts), receipts)
+
+
+def in_parts(step: int, receipts: Sequence[PartReceipt]) -> Checkpoint:
+    """Checkpoint of `step` whose tensors lie in the parts of `receipts`."""
     table = PartsTable.of(receipts).to_plain()
     state = {"model": {"rows": named("model.rows"), "bias": named("model.bias")}, TABLE: table}
-    ranks[0].save(replace(checkpoint_at(step), shards={0: state}), receipts)
+    return replace(checkpoint_at(step), shards={0: state})
 
 
 def read_in_parts(store: CheckpointStore, found: Checkpoint) -> dict[str, torch.Tensor]:

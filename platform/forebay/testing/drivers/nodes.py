@@ -16,6 +16,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 from forebay.checkpoint.memory_store_actor import stores_of
+from forebay.checkpoint.part_memory.actor import part_stores_of
 
 STORE_BYTES = 80 << 20  # Size of each node's object store. Ray accepts no less than 75 MiB.
 SYSTEM_CONFIG = {
@@ -100,10 +101,11 @@ class SmallNodes:
 
 
 def kill_stores(run: str) -> int:
-    """End the memory stores of a run without an upload. Returns their number."""
-    stores = stores_of(run)
+    """End the memory stores of a run without an upload, those of parts too. Returns their number."""
+    stores = list(stores_of(run).values())
     assert stores, f"run {run!r} has no checkpoint in memory"
-    for store in stores.values():
+    stores += part_stores_of(run).values()
+    for store in stores:
         ray.kill(store)
     return len(stores)
 

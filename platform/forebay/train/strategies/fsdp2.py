@@ -46,7 +46,7 @@ class FullySharded:
         self._mesh: DeviceMesh | None = None
 
     def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
-        _refuse_sparse(model)
+        _refuse_unsplittable(model)
         model = model.to(self._collective.device)
         if self._collective.world.size > 1:
             self._mesh = init_device_mesh(self._collective.device.type, (self._collective.world.size,))
@@ -105,7 +105,14 @@ def _statistics(model: nn.Module) -> Iterator[Tensor]:
     return (buffer for name, buffer in model.named_buffers() if name in saved)
 
 
-def _refuse_sparse(model: nn.Module) -> None:
+def _refuse_unsplittable(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise BadJob(
+                f"the parameter {name!r} is a scalar, which strategy='fsdp2' cannot split. Give it the shape [1], or "
+                "set strategy='ddp'.",
+                parameter=name,
+            )
     for name, module in model.named_modules():
         if getattr(module, "sparse", False):
             raise BadJob(

@@ -188,6 +188,8 @@ def test_what_cannot_be_sharded_is_refused_before_anything_is_built(data: Data) 
         assert f"reduction='{reduction}'" in text and "strategy='fsdp2'" in text and "strategy='ddp'" in text
     tables = nn.Sequential(nn.Embedding(3, 2, sparse=True))
     assert "'0' has sparse gradients" in refused(alone, options["mean"], tables, BadJob)
+    scalar = nn.ParameterDict({"bias": torch.tensor(0.0)})
+    assert "'bias' is a scalar" in refused(alone, options["mean"], scalar, BadJob)
     model = nn.Embedding(3, 2)
     optimizer = torch.optim.SGD(model.parameters())
     setup = TrainSetup(model=model, optimizer=optimizer, device=alone.device, world_size=1, is_sharded=True)
