@@ -127,8 +127,8 @@ def upload_parts(run: str, step: int, parts: Sequence[PartFacts]) -> list[PartFa
         if not left:
             break
         try:
-            found: tuple[int, ...] | str = ray.get(store.upload.remote(step, left), timeout=UPLOAD_S)
-        except RayError as error:
+            found: tuple[int, ...] | str = store.upload.remote(step, left).future().result(UPLOAD_S)
+        except (RayError, TimeoutError) as error:
             log.warning("The parts in the memory of node %s are lost (%s).", node[:8], type(error).__name__)
             continue
         if isinstance(found, str):
