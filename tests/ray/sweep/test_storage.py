@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 
 EPOCHS = 8
 STEPS = EPOCHS * STEPS_PER_EPOCH
-WAIT_S = 120.0
+WAIT_S = 240.0
 
 
 @pytest.fixture

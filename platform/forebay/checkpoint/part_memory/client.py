@@ -31,6 +31,7 @@ class PartMemory:
         self._store: ActorHandle | None = None
         self._client: SharedBufferClient | None = None
         self._copied_bytes = 0
+        self._written: int | None = None
         self.sealed: int | None = None
         """Step of the newest complete checkpoint, as far as this rank knows."""
 
@@ -52,7 +53,7 @@ class PartMemory:
 
     def copies(self, step: int, facts: PartFacts) -> list[ReadBytes]:
         """Return a reader for each node, this one first."""
-        self.sealed = step
+        self.sealed, self._written = step, None
         stores = part_stores_of(self._owner.run)
         here = stores.pop(self._node, None)
         readers: list[ReadBytes] = [] if here is None else [MappedPart(here, step, facts).read]
@@ -61,6 +62,9 @@ class PartMemory:
     def _save(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
         if self._store is None:
             self._store = make_part_store(self._owner, self._node, self._is_needed)
+        if self._written not in (None, step):
+            # All ranks come to their next checkpoint only after the one before it is complete.
+            self.sealed = self._written
         # The store answers when the copy of the part before is made.
         within_s = min(COPY_S + READ_S + self._copied_bytes / COPY_BYTES_PER_S, self._owner.config.store_timeout_s)
         handle = ray.get(self._store.acquire.remote(step, number, self.sealed), timeout=within_s)
@@ -68,9 +72,7 @@ class PartMemory:
         receipt = write_part(number, chunks, self._client.writer(handle))
         part = KeptPart(step=step, sealed=self.sealed, facts=receipt.facts)
         ray.get(self._store.keep.remote(part, handle.number), timeout=READ_S)
-        self._copied_bytes = receipt.num_bytes
-        # All ranks come to their next part only after this checkpoint is complete.
-        self.sealed = step
+        self._copied_bytes, self._written = receipt.num_bytes, step
         return receipt
 
 
