@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -51,11 +51,11 @@ def orders(make: Make, lanes: int = 3) -> Orders:
     weights = {"large": 0.6, "small": 0.15, "middle": 0.25}
     stages = [(0, {"large": 1.0}), (90, weights), (400, {"small": 2.0, "middle": 1.0})]
     layout = StreamLayout(rows=203, row_group_rows=10, row_groups_per_file=4, row_group_bytes=(9, 3), fingerprint="f")
-    stream = layout.manifest("/s", ())
+    stream, longer = layout.manifest("/s", ()), replace(layout, rows=233).manifest("/s", ())
     return {
         "plan": plan,
         "stream": build_plan(stream, seed=2, lanes=lanes, window_rows=16),
-        "windows of a stream": build_plan(WindowedStream(manifest=stream), seed=2, lanes=lanes, window_rows=16),
+        "windows of a stream": build_plan(WindowedStream(manifest=longer), seed=2, lanes=lanes, window_rows=16),
         "alone": Mixture({"only": plan}, {"only": 3}),
         "all": Mixture(others, weights),
         "first": Mixture(
