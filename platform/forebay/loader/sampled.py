@@ -152,7 +152,11 @@ def _weight_shares(plan: Plan, column: str) -> tuple[NDArray[np.float64], NDArra
 
 def _classes(plan: Plan, column: str) -> tuple[list[Any], NDArray[Any]]:
     """Classes in ascending order, and the place of each row's class among them."""
-    values = pa.chunked_array(_read(plan, column))
+    # Decoded: a dictionary may hold values that no row has, such as unused categories of pandas.
+    parts = _read(plan, column)
+    values = pa.chunked_array(
+        [part.dictionary_decode() if pa.types.is_dictionary(part.type) else part for part in parts]
+    )
     if values.null_count:
         raise InvalidOption(
             f"balance={column!r} has {values.null_count} rows without a class. Fill the column, or give another one.",

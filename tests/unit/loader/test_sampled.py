@@ -80,6 +80,14 @@ def test_classes_come_equally_often(plan: fb.Plan, column: Callable[[str], np.nd
         assert times.min() > 0 or not replacement, "over the epochs every row comes"
 
 
+def test_a_category_without_rows_is_no_class(tmp_path: Path) -> None:
+    for name, codes, categories in (("a", [2, 1, 1, 2], ["unused", "b", "a"]), ("b", [0, 1], ["b", "c"])):
+        column = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), categories)
+        pq.write_table(pa.table({"kind": column}), tmp_path / f"{name}.parquet")
+    plan = fb.build_plan(fb.scan(str(tmp_path)), lanes=2)
+    assert fb.Sampled(plan, balance="kind", replacement=False).class_rows == {"a": 1, "b": 1, "c": 1}
+
+
 def test_copies_of_a_row_are_its_share_rounded(plan: fb.Plan, column: Callable[[str], np.ndarray]) -> None:
     sampled = fb.Sampled(plan, weight="weight", rows=1000)
     weights = column("weight")
