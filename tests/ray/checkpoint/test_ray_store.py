@@ -497,7 +497,7 @@ def test_what_a_store_does_not_show_in_time_is_lost(
     store: Any = SimpleNamespace(locate=answer, fetch=answer)
     for is_here in (True, False):
         with pytest.raises(CorruptCheckpoint, match="GetTimeoutError"):
-            ray_store._read(store, 1000, None, is_here=is_here)
+            ray_store._read(store, 1000, None, step=1, is_here=is_here)
 
 
 def test_a_node_that_comes_later_has_the_copy(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:

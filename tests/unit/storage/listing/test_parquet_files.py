@@ -133,7 +133,7 @@ def test_an_empty_folder_a_pattern_and_an_empty_list(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(location: Location, _: object) -> parquet_files.Listing:
+    def denied(location: Location, *_: object) -> parquet_files.Listing:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(parquet_files, "_list", denied)
