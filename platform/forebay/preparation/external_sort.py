@@ -110,15 +110,21 @@ class _SortedRun:
 
     def _take(self, rows: int) -> pa.Table:
         # Not a memory map: its pages would count as memory of this process until the system needs them.
-        reader = self._reader or pa.ipc.open_file(pa.OSFile(self._path))
         if self.number < _OPEN_RUNS:
-            self._reader = reader
-        first, skip = divmod(self._next, self._batch_rows)
-        last = min((self._next + rows - 1) // self._batch_rows, reader.num_record_batches - 1)
-        found = pa.Table.from_batches([reader.get_batch(index) for index in range(first, last + 1)]).slice(skip, rows)
+            self._reader = self._reader or pa.ipc.open_file(pa.OSFile(self._path))
+            found = self._read(self._reader, rows)
+        else:
+            # Closed here: threads of Arrow may hold the file for a moment after its last use.
+            with pa.OSFile(self._path) as file:
+                found = self._read(pa.ipc.open_file(file), rows)
         self._next += found.num_rows
         self.marker = found[_ARRIVAL][-1].as_py()
         return found.append_column(_RUN, pa.array(np.full(found.num_rows, self.number)))
+
+    def _read(self, reader: pa.ipc.RecordBatchFileReader, rows: int) -> pa.Table:
+        first, skip = divmod(self._next, self._batch_rows)
+        last = min((self._next + rows - 1) // self._batch_rows, reader.num_record_batches - 1)
+        return pa.Table.from_batches([reader.get_batch(index) for index in range(first, last + 1)]).slice(skip, rows)
 
 
 def _merge(runs: Sequence[_SortedRun], key: Sequence[str], num_bytes: int) -> Iterator[pa.Table]:
