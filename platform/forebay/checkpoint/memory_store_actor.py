@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,7 +19,6 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.checkpoint.encoded import EncodedCheckpoint, part_facts
 from forebay.checkpoint.files import CheckpointFiles
@@ -28,7 +26,7 @@ from forebay.checkpoint.memory_store import MemoryStore, StoredStep
 from forebay.checkpoint.part_memory.actor import StoreOwner, end_part_stores, is_alive, upload_parts
 from forebay.checkpoint.uploader import Uploader
 from forebay.errors import WriteFailed
-from forebay.ray_cluster.actors import NAMESPACE
+from forebay.ray_cluster.actors import actors_by_name, make_on_node
 from forebay.ray_cluster.nodes import _alive_nodes, steady_nodes
 
 ANSWER_S = 2.0
@@ -151,29 +149,12 @@ def upload_parts_of(owner: StoreOwner, encoded: EncodedCheckpoint) -> bool:
 
 def make_store(owner: StoreOwner, node: str) -> ActorHandle:
     """Return the store of a run on a node. Makes a missing one without waiting the second that this takes."""
-    return (
-        ray.remote(StoreActor)
-        .options(
-            name=f"{_prefix(owner.run)}{node}",
-            namespace=NAMESPACE,
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        .remote(owner)
-    )
+    return make_on_node(StoreActor, f"{_prefix(owner.run)}{node}", node, owner)
 
 
 def stores_of(run: str) -> Stores:
     """Stores of a run, by node."""
-    found: Stores = {}
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == NAMESPACE and actor["name"].startswith(_prefix(run)):
-            with suppress(ValueError):  # The store has just ended.
-                node = actor["name"].removeprefix(_prefix(run))
-                found[node] = ray.get_actor(actor["name"], namespace=NAMESPACE)
-    return found
+    return actors_by_name(_prefix(run))
 
 
 def stored_steps(stores: Stores) -> dict[str, StoredStep]:

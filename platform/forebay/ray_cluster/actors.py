@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.errors import InvalidOption
 
@@ -42,6 +43,19 @@ def find(prefix: str, name: str) -> ActorHandle | None:
         return ray.get_actor(f"{prefix}{name}", namespace=NAMESPACE)
     except ValueError:
         return None
+
+
+def actors_by_name(prefix: str) -> dict[str, ActorHandle]:
+    """Actors behind `prefix`, by the rest of their names. Leaves out those that have just ended."""
+    return {name: actor for name in names_of(prefix) if (actor := find(prefix, name)) is not None}
+
+
+def make_on_node(actor: type, name: str, node: str, *arguments: Any) -> ActorHandle:
+    """Return the detached actor of this name, without CPUs. Makes a missing one on `node` and does not wait for it."""
+    place = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached", "num_cpus": 0}
+    made: ActorHandle = ray.remote(actor).options(scheduling_strategy=place, **options).remote(*arguments)
+    return made
 
 
 def find_or_refuse(prefix: str, name: str, kind: str) -> ActorHandle:

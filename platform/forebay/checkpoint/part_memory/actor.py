@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,12 +17,11 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import PartFacts
 from forebay.checkpoint.part_memory.store import KeptPart, PartStore
-from forebay.ray_cluster.actors import NAMESPACE
+from forebay.ray_cluster.actors import actors_by_name, make_on_node
 from forebay.ray_cluster.nodes import steady_nodes
 
 PREFIX = "checkpoint-parts:"
@@ -92,29 +90,12 @@ class PartStoreActor(PartStore):
 
 def make_part_store(owner: StoreOwner, node: str, is_needed: Callable[[str], bool]) -> ActorHandle:
     """Return the part store of a run on a node. Makes a missing one without waiting the second that this takes."""
-    return (
-        ray.remote(PartStoreActor)
-        .options(
-            name=f"{PREFIX}{owner.run}:{node}",
-            namespace=NAMESPACE,
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        .remote(owner, is_needed)
-    )
+    return make_on_node(PartStoreActor, f"{PREFIX}{owner.run}:{node}", node, owner, is_needed)
 
 
 def part_stores_of(run: str) -> PartStores:
     """Part stores of a run, by node."""
-    found: PartStores = {}
-    prefix = f"{PREFIX}{run}:"
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):
-            with suppress(ValueError):  # The store has just ended.
-                found[actor["name"].removeprefix(prefix)] = ray.get_actor(actor["name"], namespace=NAMESPACE)
-    return found
+    return actors_by_name(f"{PREFIX}{run}:")
 
 
 def upload_parts(run: str, step: int, parts: Sequence[PartFacts]) -> list[PartFacts]:
