@@ -127,6 +127,10 @@ class CursorMismatch(ForebayError):
     """A cursor of another plan, or of an unknown version."""
 
 
+class JobMismatch(ForebayError):
+    """A run was begun by a job with another model, other options of its data, or another adapter."""
+
+
 class LoaderClosed(ForebayError):
     """Batches were requested from a closed loader."""
 

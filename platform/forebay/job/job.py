@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 from forebay.cache.spec import CacheSpec
 from forebay.errors import InvalidOption
@@ -69,6 +69,9 @@ class Job:
         keep_last: Number of newest checkpoints that stay in `storage`.
         keep_every: Keep also every checkpoint whose step is a multiple of this.
         hang_timeout_s: Seconds that workers wait for one of them before the run ends with `Hung`.
+        identity: Facts that a resumed run must share, by name, such as its base model. A run of the same name with
+            another value is refused, and the error gives both values.
+        parameters: Parameters of the job function, for trackers. `forebay run` and sweeps set them.
 
     Raises `InvalidOption`, `BatchTooSmall` or `TooManyRanks` for values that can never work. `check()` checks what
     depends on the machine and on storage.
@@ -95,6 +98,8 @@ class Job:
     keep_last: int = 2
     keep_every: int | None = None
     hang_timeout_s: float = 120.0
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not callable(self.train):

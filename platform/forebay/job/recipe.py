@@ -10,7 +10,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -96,12 +96,19 @@ def call_for(kinds: tuple[type, ...], recipe: Recipe, values: Mapping[str, objec
             f"this job needs {', '.join(f'{name}=...' for name in missing)}. It takes:{_listing(known.values())}",
             parameter=missing[0],
         )
-    made = recipe(**{name: coerce(name, value, known[name].annotation) for name, value in values.items()})
+    given = {name: coerce(name, value, known[name].annotation) for name, value in values.items()}
+    made = recipe(**given)
     if not isinstance(made, kinds):
         wanted = " or a ".join(kind.__name__ for kind in kinds)
         ending = " or ".join(f"`return {kind.__name__}(...)`" for kind in kinds)
         raise BadJob(f"{recipe.__name__}() returned {type(made).__name__}, not a {wanted}. End it with {ending}.")
-    return made
+    return with_parameters(made, recipe, given) if isinstance(made, Job) else made
+
+
+def with_parameters(job: Job, recipe: Recipe, given: Mapping[str, object]) -> Job:
+    """The job that `recipe` made, with its parameters: those given, and the defaults of the others."""
+    defaults = {each.name: each.default for each in parameters(recipe) if not each.required}
+    return replace(job, parameters={**defaults, **given, **job.parameters})
 
 
 class FreshSource(importlib.machinery.SourceFileLoader):

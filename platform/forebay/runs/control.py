@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections.abc import Mapping
 
 from forebay.errors import BatchTooSmall, InvalidOption, whole_number
 from forebay.events import Commands
 from forebay.job.elastic import Elastic
 from forebay.job.job import Job
+from forebay.job.job_facts import Fact, job_facts
 
 
 class Control:
@@ -34,8 +36,10 @@ class Control:
         global_batch: int = 1,
         epochs: int = 1,
         epoch: int = 0,
+        facts: Mapping[str, Fact] | None = None,
     ) -> None:
         self._elastic, self._epochs, self._epoch = elastic, epochs, epoch
+        self._facts = dict(facts or {})
         self._target = self._world_size = workers if elastic is None else elastic.target
         self._batch = global_batch
         self._stop: str | None = None
@@ -52,6 +56,7 @@ class Control:
             global_batch=job.data.global_batch,
             epochs=job.epochs,
             epoch=epoch,
+            facts=job_facts(job),
         )
 
     def stop(self, reason: str) -> None:
@@ -147,6 +152,11 @@ class Control:
     def job_epochs(self) -> int:
         """Number of epochs of the job."""
         return self._epochs
+
+    @property
+    def job_facts(self) -> Mapping[str, Fact]:
+        """Parameters of the job function and numbers of the job, by name, without secrets."""
+        return self._facts
 
     @property
     def first_epoch(self) -> int:

@@ -17,6 +17,7 @@ from forebay.job.job import Job
 from forebay.runs.callback import Callback, notify
 from forebay.runs.control import Control
 from forebay.runs.history import History
+from forebay.runs.job_record import record_job
 from forebay.runs.result import Result, load_result, save_result
 from forebay.runs.run_folder import acquire_new_run_folder, acquire_run_folder
 from forebay.runs.worker_spec import WorkerSpec, title_of
@@ -33,7 +34,8 @@ class Run:
     the end of the `with` block.
 
     Raises the errors of `job.check()`. Raises `CursorMismatch` if the earlier run was made with another plan
-    or with other statistics. Raises `InvalidOption` if the run is under way or its folder cannot be used.
+    or with other statistics, and `JobMismatch` if it was begun by a job of another identity. Raises `InvalidOption` if
+    the run is under way or its folder cannot be used.
     """
 
     def __init__(self, job: Job, callbacks: Sequence[Callback] = ()) -> None:
@@ -52,6 +54,7 @@ class Run:
         self.name, self.path = self._folder.name, self._folder.path
         with ExitStack() as undo:
             undo.callback(self._folder.release)
+            record_job(job, self.path, self.name)
             self._history = History(self._earlier_result() or self._empty_result())
             undo.pop_all()
         self.control = Control.of(job, epoch=self.result.epochs_done)

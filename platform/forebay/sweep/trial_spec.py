@@ -47,10 +47,12 @@ class TrialSpec:
 
     def job(self, config: Mapping[str, Any]) -> Job:
         """Job that the function makes for `config`. Raises `BadJob`, and any exception of the function."""
-        job = self.recipe(**self._given(self.parameters.job, config))
+        given = self._given(self.parameters.job, config)
+        job = self.recipe(**given)
         if not isinstance(job, Job):
             raise BadJob(f"the job function returned {type(job).__name__}, not a Job. End it with `return Job(...)`.")
-        return job
+        defaults = {name: each.default for name, each in self.parameters.job.items() if not each.required}
+        return replace(job, parameters={**defaults, **given, **job.parameters})
 
     def try_job(self, config: Mapping[str, Any]) -> Job | None:
         """Job that the function makes for `config`, or None if it raises. Then the trial itself fails."""
