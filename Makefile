@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation soak horovod clean
+.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation k8s soak horovod clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -27,6 +27,7 @@ help:
 	@echo "make bench-mixture  three data sets by weights, beside its peers; BENCH_ARGS='--rows 50000' for less"
 	@echo "make bench-sequences  windows over series: windows/s, memory and first batch, beside its peers; BENCH_ARGS='--sets 100000x7 --repeats 1' for less"
 	@echo "make bench-preparation  a job that prepares and trains, run twice, beside Ray Data into Ray Train; BENCH_ARGS='--repeats 1' for less"
+	@echo "make k8s     deployment on real API servers of Kubernetes, from binaries in ~/.cache/forebay/control-plane"
 	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
 	@echo "make clean   remove .venv, caches and build folders; data/ and runs/ stay"
 
@@ -104,6 +105,10 @@ bench-sequences: $(INSTALLED)
 bench-preparation: $(INSTALLED)
 	@echo "== python -m bench.preparation $(BENCH_ARGS)"
 	@$(BIN)/python -m bench.preparation $(BENCH_ARGS)
+
+k8s: $(INSTALLED_TEST)
+	@echo "== pytest, on a control plane"
+	@$(BIN)/python -m pytest -m k8s tests/k8s
 
 # Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
 soak: $(INSTALLED_TEST)

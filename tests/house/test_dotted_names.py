@@ -23,6 +23,7 @@ NOT_PYTHON = frozenset(
         ),
         *(f"forebay.tensors.{name}" for name in ("all_gather", "all_reduce", "all_to_all", "broadcast")),
         *("forebay.epochs", "forebay.model", "forebay.rolled_back", "forebay.run", "forebay.warned"),
+        "forebay.dev",  # labels and annotations of Kubernetes
         "forebay.json",
     }
 )

@@ -1,0 +1,105 @@
+"""Errors of a Kubernetes API server, by what can be done about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from forebay.errors import ForebayError
+
+_NO_KIND = "This cluster does not know the kind: install KubeRay 1.7 or newer, with its CRDs."
+
+
+class KubeError(ForebayError):
+    """An API server refused a request, or gave no answer. Facts: `cluster`, `verb`, `path`, `status`."""
+
+
+class ApiUnreachable(KubeError):
+    """An API server gave no answer, a server's error, or one that is no JSON. The request may have been carried out."""
+
+
+class AccessRefused(KubeError):
+    """These credentials are not known, or may not do this (401, 403)."""
+
+
+class QuotaExceeded(KubeError):
+    """The quota of the namespace has no room for an object (403)."""
+
+
+class ObjectMissing(KubeError):
+    """There is no such object, or no such kind of object (404)."""
+
+
+class ObjectExists(KubeError):
+    """There is an object of this name (409)."""
+
+
+class ObjectChanged(KubeError):
+    """Somebody else changed the object since it was read, or manages the same fields (409)."""
+
+
+class VersionExpired(KubeError):
+    """A watch began from a version that the server no longer has (410). List again."""
+
+
+class ObjectInvalid(KubeError):
+    """The server refuses an object: an unknown field, a wrong type, or a broken rule (400, 422)."""
+
+
+class TooManyRequests(KubeError):
+    """The server refuses requests for a while (429). Fact: `retry_after_s`."""
+
+
+def kube_error(cluster: str, verb: str, path: str, status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
+    """Error of an answer that is no success."""
+    answer = _parsed(body)
+    text = str(answer.get("message") or body[:200].decode(errors="replace").strip() or "no text")
+    kind, advice = _kind(status, text)
+    causes = (answer.get("details") or {}).get("causes") or ()
+    listed = "".join(f"\n  {each.get('field', '?')}: {each.get('message', '')}" for each in causes)
+    return kind(
+        f"cluster {cluster} answered {status} to {verb} {path}: {text}{listed}\n{advice}",
+        cluster=cluster,
+        verb=verb,
+        path=path,
+        status=status,
+        retry_after_s=_seconds(headers.get("Retry-After")),
+    )
+
+
+_RULES: tuple[tuple[int, str, type[KubeError], str], ...] = (
+    (401, "", AccessRefused, "Log in to the cluster again, or renew its kubeconfig."),
+    (403, "exceeded quota", QuotaExceeded, "Free some of the namespace's quota, or choose another cluster."),
+    (403, "", AccessRefused, "Bind the account to the Role `forebay-submitter` of the chart deploy/helm/forebay."),
+    (404, "could not find the requested resource", ObjectMissing, _NO_KIND),
+    (404, "404 page not found", ObjectMissing, _NO_KIND),
+    (404, "", ObjectMissing, "Look whether its name and namespace are right."),
+    (409, "already exists", ObjectExists, "Choose another name, or delete the object first."),
+    (409, "", ObjectChanged, "Read the object again, and repeat the change."),
+    (410, "", VersionExpired, "List the objects again."),
+    (429, "", TooManyRequests, "Wait, and repeat the request."),
+)
+"""Status, part of the server's text, error, advice. The first that fits."""
+
+
+def _kind(status: int, text: str) -> tuple[type[KubeError], str]:
+    for code, part, kind, advice in _RULES:
+        if status == code and part in text:
+            return kind, advice
+    if 400 <= status < 500:
+        return ObjectInvalid, "Correct the object: the server's text names the field."
+    return ApiUnreachable, "Look at the API server's health."
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _seconds(value: str | None) -> float | None:
+    # A server may also send a date, which is not read: the clocks of two machines differ.
+    return float(value) if value is not None and value.isdigit() else None
