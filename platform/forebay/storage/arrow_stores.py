@@ -98,7 +98,7 @@ def _azure(scheme: str, netloc: str, query: str, credentials: Credentials) -> tu
         raise ValueError(f"it has no option {' or '.join(name for name, _ in credentials.options)}")
     if sas:
         given["sas_token"] = f"?{sas}"
-    return (fs.AzureFileSystem(**_arguments(filesystem) | given) if given else filesystem), path
+    return (fs.AzureFileSystem(**arguments_of(filesystem) | given) if given else filesystem), path
 
 
 def _without_retries(filesystem: fs.FileSystem, query: str) -> fs.FileSystem:
@@ -111,7 +111,7 @@ def _without_retries(filesystem: fs.FileSystem, query: str) -> fs.FileSystem:
         once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
         return fs.S3FileSystem(**_settings(filesystem, options), retry_strategy=once)
     if isinstance(filesystem, fs.GcsFileSystem) and "retry_limit_seconds" not in options:
-        return fs.GcsFileSystem(**_arguments(filesystem) | {"retry_time_limit": timedelta(seconds=1)})
+        return fs.GcsFileSystem(**arguments_of(filesystem) | {"retry_time_limit": timedelta(seconds=1)})
     return filesystem
 
 
@@ -128,14 +128,14 @@ def _settings(filesystem: fs.FileSystem, options: dict[str, str]) -> dict[str, A
     if options.keys() & set(_S3_URI_ONLY):
         only = ", ".join(sorted(options.keys() & set(_S3_URI_ONLY)))
         raise ValueError(f"{only} cannot be combined with access_key=, session_token= or anonymous=")
-    arguments = _arguments(filesystem)
+    arguments = arguments_of(filesystem)
     proxy = arguments["proxy_options"]
     arguments["proxy_options"] = proxy if proxy["host"] else None
     # Empty means "from the environment" here, but not to the constructor.
     return {name: value for name, value in arguments.items() if value not in ("", None)}
 
 
-def _arguments(filesystem: fs.FileSystem) -> dict[str, Any]:
+def arguments_of(filesystem: fs.FileSystem) -> dict[str, Any]:
     """Constructor arguments of the file system, from its pickle representation (pyarrow 20 to 26)."""
     arguments: dict[str, Any] = filesystem.__reduce__()[1][0]
     return {name: value for name, value in arguments.items() if value != ""}

@@ -12,9 +12,9 @@ from forebay.storage.credentials import redact, redacting
 from forebay.storage.filesystem import resolve
 
 ADVICE = "Check that the storage answers, has room, and that this user may write to it."
-_UMASK = os.umask(0)
+UMASK = os.umask(0)
 """Read once at import: reading it requires setting it, for all threads."""
-os.umask(_UMASK)
+os.umask(UMASK)
 
 
 def write_atomically(uri: str | os.PathLike[str], content: bytes) -> None:
@@ -56,7 +56,7 @@ class Draft:
         # fsync before the rename: after a crash a torn file must never look complete.
         os.fsync(self._file.fileno())
         self._file.close()
-        self._path.chmod(0o666 & ~_UMASK)
+        self._path.chmod(0o666 & ~UMASK)
         self._path.replace(self._target)
         self._path = None
 

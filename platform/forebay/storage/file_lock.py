@@ -26,7 +26,8 @@ class FileLock:
         if fd < 0:
             return
         # Closing is not enough: a forked child has a copy of the descriptor, which would keep the lock.
-        fcntl.flock(fd, fcntl.LOCK_UN)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
     def close_in_child(self) -> None:

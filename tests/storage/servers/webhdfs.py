@@ -6,6 +6,7 @@ Run as `python webhdfs.py PORT FOLDER [DELEGATION_TOKEN]`. With a token, every c
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -74,7 +75,13 @@ class WebHdfsNode(BaseHTTPRequestHandler):
         self._say({"boolean": True})
 
     def _rename(self, path: Path, name: str, query: dict[str, str], body: bytes) -> None:
-        path.rename(self.folder / query["destination"].strip("/"))
+        target = self.folder / query["destination"].strip("/")
+        try:
+            os.link(path, target)  # as the name node: without overwrite, and atomically
+        except FileExistsError:
+            self._say({"boolean": False})
+            return
+        path.unlink()
         self._say({"boolean": True})
 
     def _delete(self, path: Path, name: str, query: dict[str, str], body: bytes) -> None:

@@ -1,0 +1,288 @@
+"""Exclusive creation of a small file: of all processes that try, on any machine, one succeeds. Whole or not at all.
+
+Stores differ in how they offer it, and pyarrow offers it for none of them:
+- local disks and NFS: a hard link to a complete neighbour. The second link fails.
+- S3 and alike: `If-None-Match: *`, by boto3 (the extra `s3`).
+- Google Cloud Storage: `ifGenerationMatch=0`, by its JSON API.
+- HDFS: a rename without overwrite, by hdfs-native (pyarrow's own move deletes the file that is in the way) or WebHDFS.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from pyarrow import fs
+
+from forebay.errors import InvalidOption
+from forebay.storage.arrow_stores import arguments_of
+from forebay.storage.atomic import UMASK
+from forebay.storage.credentials import redact, redacting
+from forebay.storage.file_lock import FileLock
+from forebay.storage.filesystem import Location, resolve
+from forebay.storage.fsspec_bridge import Bridge
+
+ANSWER_S = 20.0
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_TAKEN = ("PreconditionFailed", "412")
+_BUSY = ("ConditionalRequestConflict", "409")
+_TRIES = 4
+
+
+class NoExclusiveCreation(InvalidOption):
+    """Storage that cannot create a file exclusively, or ignores the request to."""
+
+
+def create_exclusively(uri: str, content: bytes) -> bool:
+    """Create the file `uri`. Returns whether it is this call's: False if there was one already.
+
+    `content` differs from that of every other caller: a client that repeats a request whose answer was lost finds its
+    own file.
+
+    Raises:
+        NoExclusiveCreation: The store has no such operation, or overwrote the file in spite of the condition.
+        InvalidOption: The package for this store is not installed.
+        OSError: The store refuses.
+    """
+    place = resolve(uri)
+    if place.is_local:
+        return _link(Path(place.path), content) is not None
+    with redacting():
+        is_created = _create(place, content)
+        # A store that ignores the condition accepts a second one, too.
+        if is_created and not _is_trusted(place) and _create(place, content):
+            raise NoExclusiveCreation(
+                f"{place.uri} was created twice, though the request said not to replace it: this store ignores "
+                f"conditions. {_ADVICE}",
+                uri=place.uri,
+            )
+    return is_created or _content(place) == content
+
+
+def create_locked(uri: str, content: bytes) -> FileLock | None:
+    """Create a local file exclusively, locked from the start. Returns its lock, or None if there was a file already.
+
+    The lock ends with its process: a file that can be locked belongs to a process that has ended. On a file system
+    without locks, the returned lock holds nothing. Raises as `create_exclusively`.
+    """
+    return _link(Path(resolve(uri).path), content)
+
+
+def _link(path: Path, content: bytes) -> FileLock | None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    lock = FileLock(descriptor)
+    try:
+        os.write(descriptor, content)
+        os.fchmod(descriptor, 0o666 & ~UMASK)
+        # Before the link: after a crash, a claim that is there but empty would be read.
+        os.fsync(descriptor)
+        _lock(descriptor)
+        os.link(draft, path)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, FileExistsError):
+            return None
+        if error.errno in _NO_LINKS:
+            raise NoExclusiveCreation(f"{path.parent} has no hard links ({error}). {_ADVICE}", uri=str(path)) from error
+        raise
+    finally:
+        with suppress(FileNotFoundError):
+            Path(draft).unlink()
+    return lock
+
+
+def _lock(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def _create(place: Location, content: bytes) -> bool:
+    match place.fs:
+        case fs.S3FileSystem():
+            return _put_s3(place, content)
+        case fs.GcsFileSystem():
+            return _post_gcs(place, content)
+        case fs.HadoopFileSystem():
+            return _rename_hdfs(place, content)
+        case fs.PyFileSystem(handler=Bridge() as bridge) if "webhdfs" in _protocols(bridge):
+            return _rename_webhdfs(bridge.fs, place, content)
+    raise NoExclusiveCreation(f"{place.uri}: this store cannot create a file exclusively. {_ADVICE}", uri=place.uri)
+
+
+def _is_trusted(place: Location) -> bool:
+    """Whether the store itself decides. Many servers speak S3 or Google's API, and some ignore conditions."""
+    return not isinstance(place.fs, fs.S3FileSystem | fs.GcsFileSystem)
+
+
+def _put_s3(place: Location, content: bytes) -> bool:
+    try:
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - optional extra
+    except ImportError as error:
+        raise _missing(place, "boto3", "s3") from error
+    bucket, _, key = place.path.partition("/")
+    client = _s3_client(_frozen(arguments_of(place.fs)), os.getpid())
+    for _ in range(_TRIES):
+        try:
+            client.put_object(Bucket=bucket, Key=key, Body=content, IfNoneMatch="*")
+        except ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            if code in _BUSY:  # another creation or deletion is under way: the store asks to try again
+                continue
+            if code in _TAKEN:
+                return False
+            raise OSError(redact(f"{place.uri}: {error}")) from None
+        except BotoCoreError as error:
+            raise OSError(redact(f"{place.uri}: {error}")) from None
+        return True
+    raise OSError(f"{place.uri}: the store answered {_TRIES} times that another request is under way")
+
+
+_Frozen = tuple[tuple[str, Any], ...]
+
+
+def _frozen(arguments: dict[str, Any]) -> _Frozen:
+    names = ("access_key", "secret_key", "session_token", "region", "scheme", "endpoint_override", "anonymous")
+    return tuple((name, arguments[name]) for name in names if arguments.get(name))
+
+
+@lru_cache(maxsize=16)
+def _s3_client(frozen: _Frozen, _pid: int) -> Any:
+    import boto3  # noqa: PLC0415 - optional extra
+    from botocore import UNSIGNED  # noqa: PLC0415
+    from botocore.config import Config  # noqa: PLC0415
+
+    given = dict(frozen)
+    endpoint = given.get("endpoint_override")
+    config = Config(
+        connect_timeout=ANSWER_S / 2,
+        read_timeout=ANSWER_S,
+        retries={"mode": "standard", "max_attempts": _TRIES},
+        s3={"addressing_style": "path" if endpoint else "auto"},
+        signature_version=UNSIGNED if given.get("anonymous") else None,
+    )
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=f"{given.get('scheme', 'https')}://{endpoint}" if endpoint else None,
+        region_name=given.get("region"),
+        aws_access_key_id=given.get("access_key"),
+        aws_secret_access_key=given.get("secret_key"),
+        aws_session_token=given.get("session_token"),
+        config=config,
+    )
+
+
+def _post_gcs(place: Location, content: bytes) -> bool:
+    import requests  # noqa: PLC0415 - only for this store; Ray brings it
+
+    arguments = arguments_of(place.fs)
+    bucket, _, name = place.path.partition("/")
+    host = arguments.get("endpoint_override") or "storage.googleapis.com"
+    address = f"{arguments.get('scheme') or 'https'}://{host}/upload/storage/v1/b/{bucket}/o"
+    query = f"uploadType=media&ifGenerationMatch=0&name={quote(name, safe='')}"
+    try:
+        answer = _gcs_session(arguments, place).post(f"{address}?{query}", data=content, timeout=ANSWER_S)
+    except requests.RequestException as error:
+        raise OSError(redact(f"{place.uri}: {error}")) from None
+    if answer.status_code == 412:
+        return False
+    if not answer.ok:
+        raise OSError(f"{place.uri}: the store answered {answer.status_code} {redact(answer.text[:200])}")
+    return True
+
+
+def _gcs_session(arguments: dict[str, Any], place: Location) -> Any:
+    import requests  # noqa: PLC0415
+
+    if arguments.get("anonymous"):
+        return requests.Session()
+    if token := arguments.get("access_token"):
+        session = requests.Session()
+        session.headers["Authorization"] = f"Bearer {token}"
+        return session
+    try:
+        import google.auth  # noqa: PLC0415 - Ray brings it; other installations may lack it
+        from google.auth.transport.requests import AuthorizedSession  # noqa: PLC0415
+    except ImportError as error:
+        raise _missing(place, "google-auth", "gcs") from error
+    scopes = ["https://www.googleapis.com/auth/devstorage.read_write"]
+    return AuthorizedSession(google.auth.default(scopes=scopes)[0])
+
+
+def _rename_hdfs(place: Location, content: bytes) -> bool:
+    try:
+        from hdfs_native import Client, WriteOptions  # noqa: PLC0415 - optional extra
+    except ImportError as error:
+        raise _missing(place, "hdfs-native", "hdfs") from error
+    parts = urlsplit(place.uri)
+    client = Client(f"{parts.scheme}://{parts.netloc}")
+    draft = _neighbour(place.path)
+    client.mkdirs(draft.rpartition("/")[0], 0o755, create_parent=True)
+    with client.create(draft, WriteOptions()) as stream:
+        stream.write(content)
+    try:
+        client.rename(draft, place.path, False)
+    except (OSError, RuntimeError):  # the type of the refusal differs with its version: look
+        if not client.list_status(place.path):
+            raise
+        client.delete(draft, False)
+        return False
+    return True
+
+
+def _rename_webhdfs(store: Any, place: Location, content: bytes) -> bool:
+    draft = _neighbour(place.path)
+    store.makedirs(draft.rpartition("/")[0], exist_ok=True)
+    with store.open(draft, "wb") as stream:
+        stream.write(content)
+    # The NameNode answers false if the target exists. fsspec drops the answer, but then the neighbour is still there.
+    store.mv(draft, place.path)
+    if not store.exists(draft):
+        return True
+    store.rm(draft)
+    return False
+
+
+def _neighbour(path: str) -> str:
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/.{name}.{secrets.token_hex(6)}"
+
+
+def _content(place: Location) -> bytes:
+    try:
+        with place.fs.open_input_stream(place.path) as stream:
+            return bytes(stream.read())
+    except FileNotFoundError:  # deleted meanwhile
+        return b""
+
+
+def _protocols(bridge: Bridge) -> tuple[str, ...]:
+    protocol = bridge.fs.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def _missing(place: Location, package: str, extra: str) -> InvalidOption:
+    return InvalidOption(
+        f"{place.uri}: a run on this store needs {package}, which is not installed. With it, a run that is started "
+        f"twice trains once. Install it: pip install 'forebay[{extra}]'.",
+        uri=place.uri,
+        package=package,
+    )
+
+
+_ADVICE = (
+    "Without that, two starts of one run cannot be told apart. Use storage with it: a local disk, NFS, S3, Google "
+    "Cloud Storage, HDFS."
+)

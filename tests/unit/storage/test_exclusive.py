@@ -1,0 +1,84 @@
+"""Exclusive creation on local disks. tests/storage has the stores that are elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from forebay.storage import exclusive
+from forebay.storage.exclusive import NoExclusiveCreation, create_exclusively, create_locked
+from forebay.storage.file_lock import try_lock
+
+RACERS = 16
+HOLDER = """
+import os, sys
+from forebay.storage.exclusive import create_locked
+lock = create_locked(sys.argv[1], b"holder")
+print(lock is not None, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.variation("more rounds"))])
+def test_one_of_many_racers_wins(tmp_path: Path, rounds: int) -> None:
+    with ThreadPoolExecutor(RACERS) as pool:
+        for number in range(rounds):
+            path = str(tmp_path / f"{number}.json")
+            contents = [f"racer {racer}".encode() for racer in range(RACERS)]
+            won = list(pool.map(create_exclusively, [path] * RACERS, contents))
+            assert won.count(True) == 1
+            assert Path(path).read_bytes() == contents[won.index(True)]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json"}  # no neighbours are left
+
+
+def test_own_content_counts_as_won(tmp_path: Path) -> None:
+    path = str(tmp_path / "a" / "1.json")
+    assert create_exclusively(path, b"mine")
+    assert not create_exclusively(path, b"another's")
+    assert Path(path).stat().st_mode & 0o777 == 0o666 & ~exclusive.UMASK
+
+
+def test_locked_from_birth_until_its_process_ends(tmp_path: Path) -> None:
+    path = tmp_path / "1.json"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"True\n"
+        assert create_locked(str(path), b"second") is None
+        assert try_lock(path) is None
+        holder.kill()
+    lock = try_lock(path)
+    assert lock is not None
+    lock.release()
+
+
+def test_file_system_without_locks_still_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    first = create_locked(str(tmp_path / "a"), b"1")
+    assert first is not None
+    assert create_locked(str(tmp_path / "a"), b"2") is None
+    first.release()
+
+
+def test_store_without_the_operation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NoExclusiveCreation, match="memory://x/a: this store cannot create a file exclusively"):
+        create_exclusively("memory://x/a", b"1")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(NoExclusiveCreation, match="no hard links"):
+        create_exclusively(str(tmp_path / "a"), b"1")
+    assert list(tmp_path.iterdir()) == []
