@@ -22,7 +22,7 @@ from forebay.train.spec import TrainSpec
 from forebay.train.state.rng import seed_everything
 from forebay.train.worker import Worker
 
-SEQ_LEN, ROWS, STEPS = 64, 8, 15
+SEQ_LEN, ROWS, STEPS = 64, 8, 20
 
 
 class RecordingWorker(Worker):
@@ -54,7 +54,7 @@ class StepLog:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> llm.PreparedTokens:
     folder = tmp_path_factory.mktemp("tokens")
-    chats = write_chats(folder, chats=150, held_out=20)
+    chats = write_chats(folder, chats=210, held_out=20)
     source = llm.TokenSource(str(chats.training), llm.tokenizer("tiny"), seq_len=SEQ_LEN, overflow="split")
     return llm.prepared_tokens(fb.prepare(source, into=str(folder / "into")))
 
@@ -152,3 +152,16 @@ def test_losses_and_gradients_are_those_of_the_trainer_of_transformers(
     for step, (loss, norm) in zip(worker.steps, theirs, strict=False):
         assert step["loss"] == pytest.approx(loss, abs=1e-5)
         assert step["grad_norm"] == pytest.approx(norm, abs=1e-5)
+
+
+def test_bf16_has_the_losses_of_fp32(
+    prepared: llm.PreparedTokens, make_data: Callable[..., fb.Data], tmp_path: Path
+) -> None:
+    losses = []
+    for dtype in ("fp32", "bf16"):
+        recipe = recipe_of(prepared, per_device_batch=8, dtype=dtype)
+        worker, _ = train(recipe, TrainSpec(data=make_data(), seed=3), tmp_path / dtype)
+        losses.append(np.array([step["loss"] for step in worker.steps[:STEPS]]))
+    exact, rounded = losses
+    assert len(exact) == STEPS
+    assert 0 < np.abs(rounded - exact).max() < 2e-3

@@ -30,8 +30,12 @@ def chats(write: Callable[..., Path]) -> Path:
 
 def answers_of(prepared: fb.Prepared) -> list[str]:
     """Targets of every row as text, by answers."""
+    return answers_in(rows_of(prepared), prepared)
+
+
+def answers_in(packed: np.ndarray, prepared: fb.Prepared) -> list[str]:
+    """Targets of packed rows as text, by answers."""
     tokenizer = prepared_tokens(prepared).tokenizer(TINY)
-    packed = rows_of(prepared)
     text = "".join(tokenizer.decode((row & ID_BITS)[(row & TARGET) != 0]) for row in packed)
     return sorted(text.split("<|im_end|>")[:-1])
 
@@ -57,6 +61,20 @@ def test_every_answer_is_a_target_once(chats: Path, tmp_path: Path, messages: li
     assert (tokens.seq_len, tokens.packing, tokens.counts.documents) == (256, "bfd", 120)
     assert tokens.counts.fill(256) > 0.9
     assert any("120 documents in" in message for message in messages)
+
+
+def test_an_epoch_of_nearly_full_rows_has_every_target_once(write: Callable[..., Path], tmp_path: Path) -> None:
+    chats = unique_chats(2000, 0)
+    path = write([{"messages": each} for each in chats])
+    prepared = fb.prepare(TokenSource(str(path), TINY, seq_len=1024), into=str(tmp_path / "into"))
+    tokens = prepared_tokens(prepared)
+    assert tokens.counts.tokens / tokens.counts.documents <= 1024 / 4
+    assert tokens.counts.fill(1024) >= 0.99
+    plan = fb.build_plan(prepared.manifest, seed=7)
+    with fb.Loader(plan, fb.llm.token_rows(), None, global_batch=8, as_numpy=True) as loader:
+        packed = np.concatenate([batch["tokens"].copy() for batch in loader])
+    answers = [turn["content"] for messages in chats for turn in messages if turn["role"] == "assistant"]
+    assert answers_in(packed, prepared) == sorted(answers)
 
 
 def test_second_time_opens_no_file_and_needs_no_tokenizer(
