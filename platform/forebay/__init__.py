@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from forebay.callbacks.scaling import DoubleEvery as DoubleEvery
     from forebay.callbacks.scaling import RandomResize as RandomResize
     from forebay.callbacks.scaling import ScaleSchedule as ScaleSchedule
+    from forebay.deploy.spec.job_spec import JobSpec as JobSpec
+    from forebay.deploy.spec.job_spec import Launch as Launch
+    from forebay.deploy.spec.job_spec import Mount as Mount
+    from forebay.deploy.spec.job_spec import Place as Place
+    from forebay.deploy.spec.job_spec import Task as Task
+    from forebay.deploy.spec.job_spec import TaskWorkers as TaskWorkers
+    from forebay.deploy.spec.job_spec import Unreachable as Unreachable
+    from forebay.deploy.spec.job_toml import load_job_spec as load_job_spec
     from forebay.driver.driver import Driver as Driver
     from forebay.driver.driver import run as run
     from forebay.errors import ForebayError as ForebayError
@@ -109,17 +117,21 @@ _HOMES = {
     "ForebayError": "errors",
     "Future": "transform.sequences.views",
     "Job": "job.job",
+    "JobSpec": "deploy.spec.job_spec",
     "Label": "transform.features.groups",
+    "Launch": "deploy.spec.job_spec",
     "LinearScaling": "train.batch_size.lr_scaling",
     "Loader": "loader.loader",
     "LossSpikes": "train.monitors.loss_spikes",
     "Manifest": "manifest.manifest",
     "Mixture": "plan.mixture.mixture",
     "Moments": "preparation.fits",
+    "Mount": "deploy.spec.job_spec",
     "NanGuard": "train.monitors.nan_guard",
     "NoiseScale": "train.batch_size.noise_scale",
     "Order": "plan.order",
     "Past": "transform.sequences.views",
+    "Place": "deploy.spec.job_spec",
     "Plan": "plan.plan",
     "Prepared": "manifest.prepared",
     "PreparedStream": "preparation.stream",
@@ -137,8 +149,11 @@ _HOMES = {
     "Sweep": "sweep.sweep",
     "SweepResult": "sweep.result",
     "Counters": "metrics",
+    "Task": "deploy.spec.job_spec",
+    "TaskWorkers": "deploy.spec.job_spec",
     "TrainSetup": "train.setup",
     "Transform": "transform.transform",
+    "Unreachable": "deploy.spec.job_spec",
     "Verdict": "train.monitors.monitor",
     "Vocabulary": "preparation.fits",
     "Worker": "train.worker",
@@ -148,6 +163,7 @@ _HOMES = {
     "fit": "train.fit",
     "fit_vocabulary": "transform.features.vocabulary",
     "from_ray_data": "preparation.ray_data",
+    "load_job_spec": "deploy.spec.job_toml",
     "load_manifest": "manifest.saved",
     "load_prepared": "manifest.prepared",
     "load_preprocessor": "preparation.preprocessors",

@@ -35,6 +35,14 @@ class InvalidOption(ForebayError, ValueError):
     """An argument that can never work with any data, such as a negative batch or an unknown policy name."""
 
 
+class InvalidJobSpec(InvalidOption):
+    """A job file of a deployment that cannot work: an unknown key, a wrong value, or a secret that is written out."""
+
+
+class SpecChanged(InvalidOption):
+    """A job of this name exists, and its specification is another one."""
+
+
 class UnderWay(InvalidOption):
     """A run or a sweep of this name is running now."""
 

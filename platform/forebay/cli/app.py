@@ -11,6 +11,7 @@ import typer
 from forebay import __version__
 from forebay.cli import cache, plan, run, scan, warm
 from forebay.cli import runs as steering
+from forebay.cli.deploy import schema
 from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
 from forebay.cli.sequences import series
@@ -35,6 +36,7 @@ app.command(rich_help_panel="Training")(run.run)
 app.command(rich_help_panel="Training")(steering.ps)
 app.command(rich_help_panel="Training")(steering.scale)
 app.command(rich_help_panel="Training")(steering.stop)
+app.command("job-schema", rich_help_panel="Clusters")(schema.job_schema)
 
 
 @app.callback(invoke_without_command=True)

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 from urllib.parse import quote, quote_plus, unquote
 
@@ -45,6 +45,10 @@ _SECRET_NAME = re.compile(
     r"|delegation|connection.?string",
     re.IGNORECASE,
 )
+_SECRET_WORDS = frozenset(
+    ("secret", "token", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "jwt", "bearer", "sas")
+)
+_KEY_OWNERS = frozenset(("access", "account", "api", "auth", "encryption", "private", "secret", "signing", "storage"))
 # Shorter ones would also remove parts of ordinary words from messages.
 _LEAST_LETTERS = 6
 _HIDDEN = "***"
@@ -176,6 +180,18 @@ def is_secret(scheme: str, option: str) -> bool:
     """Whether the value of `option` is a credential, or could be one."""
     public = PUBLIC_OPTIONS.get(_SAME_OPTIONS.get(scheme, scheme))
     return _SECRET_NAME.search(option) is not None if public is None else option not in public
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or a parameter of this name usually holds a secret.
+
+    >>> [is_secret_name(name) for name in ("HF_TOKEN", "aws_secret_access_key", "dbPassword", "TOKENIZERS_PARALLELISM")]
+    [True, True, True, False]
+    """
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_").split("_")
+    if _SECRET_WORDS.intersection(words) or any(word.endswith(("password", "apikey", "secret")) for word in words):
+        return True
+    return any(word == "key" and before in _KEY_OWNERS for before, word in pairwise(words))
 
 
 def _refuse_slash(scheme: str, netloc: str, path: str) -> None:

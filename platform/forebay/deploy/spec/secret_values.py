@@ -1,0 +1,77 @@
+"""Values of a JobSpec that look like secrets. They are refused: a spec is stored, shown and logged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from forebay.deploy.spec.fields import fault
+from forebay.storage.credentials import is_secret_name, without_credentials
+
+_FORMS = re.compile(
+    r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|\bhf_[A-Za-z0-9]{20,}|\bgh[pousr]_[A-Za-z0-9]{20,}"
+    r"|\bgithub_pat_\w{20,}|\bsk-[A-Za-z0-9_-]{20,}"
+    r"|\bxox[abprs]-[A-Za-z0-9-]{10,}|\bglpat-[A-Za-z0-9_-]{16,}|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|\bAIza[\w-]{30,}"
+)
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+# `eos_token = "</s>"` and `tokens = 4096` are no secrets.
+_LEAST_LETTERS = 8
+
+
+def refuse_secrets(facts: Mapping[str, Any]) -> None:
+    """Raise `InvalidJobSpec` if a value of a spec looks like a secret. The error does not repeat it."""
+    launch = facts["launch"]
+    mounts = tuple(mount["path"] for mount in launch["mounts"])
+    for name, value in launch["env"].items():
+        if is_secret_name(name) and not _is_file(name, value, mounts):
+            raise fault(
+                f"{name} looks like a secret, and a job file is stored and shown. Keep it in a Secret and write "
+                f'secret_env = {{{name} = "SECRET/KEY"}}.',
+                *("launch", "env", name),
+            )
+    for number, task in enumerate(facts["task"]):
+        for name, value in task["args"].items():
+            if _is_secret_argument(name, value) and not _is_file(name, value, mounts):
+                raise fault(
+                    f"{name} looks like a secret, and arguments are stored and shown. Let the job read an environment "
+                    f'variable, and write secret_env = {{{name.upper()} = "SECRET/KEY"}} in [launch].',
+                    *("task", number, "args", name),
+                )
+    for path, text in _texts((), facts):
+        _refuse_text(path, text)
+
+
+def _refuse_text(path: tuple[str | int, ...], text: str) -> None:
+    if _FORMS.search(text):
+        raise fault(
+            "this text holds an access key or a token. Keep it in a Secret, and refer to it in launch.secret_env.",
+            *path,
+        )
+    for uri in _URI.findall(text):
+        if without_credentials(uri) != uri:
+            raise fault(
+                "this URI holds credentials. Write it without them, and give the pods access by their service account "
+                "or by launch.secret_env (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY).",
+                *path,
+            )
+
+
+def _is_secret_argument(name: str, value: object) -> bool:
+    return is_secret_name(name) and isinstance(value, str) and len(value) >= _LEAST_LETTERS
+
+
+def _is_file(name: str, value: str, mounts: tuple[str, ...]) -> bool:
+    return any(value.startswith(f"{mount}/") for mount in mounts) or name.upper().endswith(("_FILE", "_PATH", "_DIR"))
+
+
+def _texts(path: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _texts((*path, name), each)
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _texts((*path, number), each)
