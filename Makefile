@@ -49,12 +49,14 @@ test: export FOREBAY_RARE_GC = 1
 test: lint
 	@echo "== horovod"
 	@$(BIN)/python scripts/build_horovod.py --or-skip
+	@$(BIN)/python scripts/fetch_helm.py --or-skip
 	@echo "== pytest"
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
 
 test-all: lint
 	@echo "== horovod"
 	@$(BIN)/python scripts/build_horovod.py --or-skip
+	@$(BIN)/python scripts/fetch_helm.py --or-skip
 	@echo "== pytest, with all variations"
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not soak"
 
