@@ -1,0 +1,91 @@
+"""FLOPs of training, counted once without memory: right for adapters, packed rows and any architecture."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from forebay.errors import InvalidOption
+from forebay.llm.adapters import Lora
+from forebay.llm.cost.skeleton import num_layers, num_parameters, over_layers, skeleton
+
+SHORT, LONG = 256, 512
+"""Lengths of the two documents that are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFlops:
+    """FLOPs of a forward and backward pass: `linear` of each token, and `squared` of the square of a document's length.
+
+    Attention is thereby charged for documents, and not for the row that they are packed in.
+    """
+
+    linear: float
+    squared: float
+
+    def of_documents(self, lengths: Iterable[int]) -> float:
+        """FLOPs of documents of these lengths, packed or not."""
+        return sum(self.linear * length + self.squared * length * length for length in lengths)
+
+    def per_token(self, length: int) -> float:
+        """FLOPs of each token of a document of this length."""
+        return self.linear + self.squared * length
+
+
+def count_flops(config: Any, adapter: Lora | None = None) -> TokenFlops:
+    """FLOPs of the model of `config`, with nothing trained but `adapter`, if there is one.
+
+    Two counts give both coefficients. Models of equal layers are counted with one and two of them, which is exact.
+    Recomputed activations are not counted, and attention has no discount for the half that is masked.
+
+    Raises `InvalidOption` for a model that looks at its data, as peft's adapters of fused experts do.
+    """
+    short, long = (over_layers(config, partial(_counted, adapter, length)) for length in (SHORT, LONG))
+    squared = (long / LONG - short / SHORT) / (LONG - SHORT)
+    return TokenFlops(linear=short / SHORT - squared * SHORT, squared=squared)
+
+
+def formula_flops(config: Any) -> TokenFlops:
+    """FLOPs of full training by the usual formula: `6 N + 12 L H Q T` per token (PaLM, appendix B; torchtitan).
+
+    N is the number of parameters, without the input embedding unless it is shared with the output.
+    """
+    model: Any = skeleton(config)
+    is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    counted = num_parameters(model) - (0 if is_tied else model.get_input_embeddings().weight.numel())
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return TokenFlops(linear=6.0 * counted, squared=12.0 * num_layers(config) * config.num_attention_heads * width)
+
+
+def _counted(adapter: Lora | None, length: int, config: Any) -> int:
+    """FLOPs of one row that is one document of `length` tokens."""
+    # Fused attention is counted wrongly: not at all on the CPU, with its recomputation on GPUs.
+    model = skeleton(config, adapter, attn="eager")
+    with torch.device("meta"):
+        inputs = _inputs(model, length)
+    try:
+        with FlopCounterMode(display=False) as counter:
+            model(**inputs, use_cache=False).logits.sum().backward()
+    except (NotImplementedError, RuntimeError) as error:
+        raise InvalidOption(
+            f"FLOPs of {type(config).__name__} cannot be counted without data ({type(error).__name__}: {error})."
+        ) from error
+    return int(counter.get_total_flops())
+
+
+def _inputs(model: nn.Module, length: int) -> dict[str, torch.Tensor]:
+    forward = getattr(model, "get_base_model", lambda: model)().forward
+    inputs = {
+        "input_ids": torch.zeros(1, length, dtype=torch.long),
+        "position_ids": torch.arange(length)[None],
+        # Made from a mask of two dimensions, it would be looked at, and meta tensors hold no values.
+        "attention_mask": torch.zeros(1, 1, length, length),
+    }
+    return {name: value for name, value in inputs.items() if name in inspect.signature(forward).parameters}
