@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Iterator
@@ -64,12 +65,12 @@ def test_install_upgrade_rollback_uninstall(planes: dict[str, ControlPlane], ver
         verb: helm(plane, verb, *words, version=version, namespace=name)
         for verb, words in {
             "install": ("fb", CHART),
-            "upgrade": ("fb", CHART, "--set", "storage.uri=s3://lake/runs"),
+            "upgrade": ("fb", CHART, "--set", "clusterName=other"),
             "rollback": ("fb", "1"),
         }.items()
     }
     catalogue = plane.api().get(f"/api/v1/namespaces/{name}/configmaps/forebay-catalogue")
-    assert "s3://lake" not in catalogue["data"]["catalogue.json"]
+    assert json.loads(catalogue["data"]["catalogue.json"])["name"] == "here"
     seconds["uninstall"] = helm(plane, "uninstall", "fb", version=version, namespace=name)
     left = [each["metadata"]["name"] for each in plane.api().items(f"/api/v1/namespaces/{name}/configmaps")]
     assert not [each for each in left if each.startswith("forebay")]

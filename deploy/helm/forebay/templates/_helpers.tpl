@@ -38,20 +38,54 @@ securityContext:
     drop: [ALL]
 {{- end -}}
 
-{{/* What one cluster offers: read by `forebay cluster apply`, by the submitter and by the controller. */}}
+{{/* What this cluster offers, as `forebay.deploy` reads it. */}}
 {{- define "fb.catalogue" -}}
-{{- dict
+{{- $skus := dict -}}
+{{- range $name, $sku := .Values.skus -}}
+{{- $markets := list -}}
+{{- $own := $sku.markets | default dict -}}
+{{- $onDemand := $own.onDemand | default (dict "enabled" true) -}}
+{{- $spot := $own.spot | default (dict "enabled" false) -}}
+{{- if $spot.enabled }}{{ $markets = append $markets "spot" }}{{ end -}}
+{{- if $onDemand.enabled }}{{ $markets = append $markets "on-demand" }}{{ end -}}
+{{- $shape := dict
+  "cpu" $sku.cpu
+  "memory" $sku.memory
+  "gpus" ($sku.gpus | default 0)
+  "most_nodes" $sku.max
+  "markets" $markets
+  "node_selector" (merge (dict) ($onDemand.nodeSelector | default dict) ($sku.nodeSelector | default dict))
+  "tolerations" (concat ($sku.tolerations | default list) ($onDemand.tolerations | default list) | default list)
+  "spot_node_selector" ($spot.nodeSelector | default dict)
+  "spot_tolerations" ($spot.tolerations | default list) -}}
+{{- with $sku.pricePerHour }}{{ $_ := set $shape "price_per_hour" . }}{{ end -}}
+{{- with $sku.spotPricePerHour }}{{ $_ := set $shape "spot_price_per_hour" . }}{{ end -}}
+{{- $_ := set $skus $name $shape -}}
+{{- end -}}
+{{- $cache := dict "mode" .Values.cache.mode "path" .Values.cache.path "size" .Values.cache.sizeLimit -}}
+{{- with .Values.cache.storageClass }}{{ $_ := set $cache "storage_class" . }}{{ end -}}
+{{- $cluster := dict
+  "name" .Values.clusterName
+  "namespace" .Release.Namespace
   "image" (include "fb.image" .)
-  "imagePullSecrets" .Values.image.pullSecrets
-  "ray" .Values.ray
-  "head" .Values.head
-  "skus" .Values.skus
-  "shared" (ternary .Values.cluster.name "" .Values.cluster.enabled)
-  "autoscaler" .Values.autoscaler
-  "drain" .Values.drain
-  "cache" .Values.cache
-  "storage" .Values.storage
-  "hdfs" .Values.hdfs
-  "queue" (ternary "forebay" "" (ne .Values.kueue.clusterQueue ""))
-  | toPrettyJson -}}
+  "ray_version" .Values.ray.version
+  "pull_secrets" .Values.image.pullSecrets
+  "service_account" "forebay-ray"
+  "head_cpu" .Values.head.cpu
+  "head_memory" .Values.head.memory
+  "head_node_selector" .Values.head.nodeSelector
+  "head_tolerations" .Values.head.tolerations
+  "drain" .Values.drain.onDemand
+  "spot_drain" .Values.drain.spot
+  "cache" $cache
+  "secret_env" .Values.storage.secretEnv
+  "sku" $skus -}}
+{{- if .Values.cluster.enabled }}{{ $_ := set $cluster "shared_cluster" .Values.cluster.name }}{{ end -}}
+{{- if .Values.hdfs.configMap -}}
+{{- $hdfs := dict "config_map" .Values.hdfs.configMap -}}
+{{- with .Values.hdfs.keytabSecret }}{{ $_ := set $hdfs "keytab_secret" . }}{{ $_ := set $hdfs "principal" $.Values.hdfs.principal }}{{ $_ := set $hdfs "renew_every" $.Values.hdfs.renewEvery }}{{ end -}}
+{{- $_ := set $cluster "hdfs" $hdfs -}}
+{{- end -}}
+{{- if .Values.kueue.clusterQueue }}{{ $_ := set $cluster "scheduler" "kueue" }}{{ $_ := set $cluster "queues" (list "forebay") }}{{ end -}}
+{{- toPrettyJson $cluster -}}
 {{- end -}}
