@@ -92,6 +92,7 @@ def job(
         per_device_batch=per_device_batch or usual["per_device_batch"],
         dtype=dtype,
         strategy=strategy,
+        tokenizer=tokens.spec(tokenizer),
     )
     transform = llm.token_rows()
     evaluated = None

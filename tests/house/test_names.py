@@ -97,7 +97,17 @@ PUBLIC_NAMES = [
 ]
 
 VERBS = [
-    *("cache clear", "cache ls", "cache verify", "job-schema", "plan", "prepare job", "prepare ls", "prepare rm"),
+    *(
+        "cache clear",
+        "cache ls",
+        "cache verify",
+        "export",
+        "job-schema",
+        "plan",
+        "prepare job",
+        "prepare ls",
+        "prepare rm",
+    ),
     *("ps", "run", "scale", "scan", "series", "stop", "warm"),
 ]
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from forebay.errors import InvalidOption
 from forebay.storage.credentials import Access, without_credentials
 
+FOLDER = "checkpoints"
+"""Folder of the checkpoints within that of a run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:

@@ -112,6 +112,30 @@ def metadata_checksum(metadata: Metadata) -> str:
     return _checksum(json.dumps(metadata, sort_keys=True).encode())
 
 
+class ShardSums:
+    """Size and checksum of a shard's bytes, which come piece by piece."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._hash = xxhash.xxh3_128()
+
+    def add(self, piece: Bytes) -> None:
+        """Add the next bytes."""
+        self.num_bytes += len(piece)
+        self._hash.update(piece)
+
+    @property
+    def checksum(self) -> str:
+        return self._hash.hexdigest()
+
+
+def verify_shard(metadata: Metadata, number: int, sums: ShardSums) -> None:
+    """Check that a shard that is no part is what was encoded. Raises `CorruptCheckpoint` otherwise."""
+    facts = _shard_table(metadata)[number]
+    if (sums.num_bytes, sums.checksum) != (facts.num_bytes, facts.checksum):
+        raise CorruptCheckpoint(f"shard {number} is not what was written")
+
+
 def shard_sizes(metadata: Metadata) -> dict[int, int]:
     """Bytes of every shard of a checkpoint, in order of their numbers. Raises `CorruptCheckpoint`."""
     return {number: facts.num_bytes for number, facts in sorted(_shard_table(metadata).items())}

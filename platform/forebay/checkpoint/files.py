@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pyarrow.fs import FileType
 
@@ -17,10 +19,12 @@ from forebay.checkpoint.encoded import (
     EncodedCheckpoint,
     Metadata,
     PartFacts,
+    ShardSums,
     parse_metadata,
     part_facts,
     shard_sizes,
     verify_metadata,
+    verify_shard,
 )
 from forebay.errors import CursorMismatch
 from forebay.storage.credentials import redacting
@@ -32,6 +36,7 @@ STEP_FORM = re.compile(r"step-(\d{9,})")
 
 # A state of many gigabytes takes minutes.
 READ_POLICY = ReadPolicy(deadline_s=900.0)
+_PIECE_BYTES = 8 << 20
 
 
 def shard_file(number: int) -> str:
@@ -148,6 +153,34 @@ class CheckpointFiles:
             elif not self._exists(f"{self._folder(step)}/{name}"):
                 raise CorruptCheckpoint(f"it has no {name}")
         return EncodedCheckpoint(metadata=metadata, shards=content)
+
+    @contextmanager
+    def verified_shard(self, step: int, number: int, metadata: Metadata) -> Iterator[Path]:
+        """Give the file of a shard, whose checksum is right, on this machine: the file itself, or a copy for the block.
+
+        Needs little memory. Raises `CorruptCheckpoint` and `ReadFailed`.
+        """
+        name = file_names(metadata)[number]
+        path = f"{self._folder(step)}/{name}"
+        with ExitStack() as copied:
+            target = None if self.is_local else Path(copied.enter_context(TemporaryDirectory(prefix="forebay-"))) / name
+            try:
+                sums = read(f"{self.uri_of(step)}/{name}", lambda: self._copy(path, target), READ_POLICY)
+            except FileNotFoundError:
+                raise CorruptCheckpoint(f"it has no {name}") from None
+            verify_shard(metadata, number, sums)
+            yield target or Path(path)
+
+    def _copy(self, path: str, target: Path | None) -> ShardSums:
+        sums = ShardSums()
+        with ExitStack() as files:
+            stream = files.enter_context(self._fs.open_input_stream(path, compression=None))
+            out = None if target is None else files.enter_context(target.open("wb"))
+            while piece := stream.read(_PIECE_BYTES):
+                sums.add(piece)
+                if out is not None:
+                    out.write(piece)
+        return sums
 
     def steps(self) -> list[int]:
         """Steps that have a folder, newest first."""

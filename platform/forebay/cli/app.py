@@ -12,6 +12,7 @@ from forebay import __version__
 from forebay.cli import cache, plan, run, scan, warm
 from forebay.cli import runs as steering
 from forebay.cli.deploy import schema
+from forebay.cli.language_models.export import export
 from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
 from forebay.cli.sequences import series
@@ -37,6 +38,7 @@ app.command(rich_help_panel="Training")(steering.ps)
 app.command(rich_help_panel="Training")(steering.scale)
 app.command(rich_help_panel="Training")(steering.stop)
 app.command("job-schema", rich_help_panel="Clusters")(schema.job_schema)
+app.command(rich_help_panel="Language models")(export)
 
 
 @app.callback(invoke_without_command=True)

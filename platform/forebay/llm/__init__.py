@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forebay.llm.adapters import Lora as Lora
     from forebay.llm.fine_tuning import finetune as finetune
+    from forebay.llm.hf_folder.exporting import ExportedModel as ExportedModel
+    from forebay.llm.hf_folder.exporting import export as export
+    from forebay.llm.hf_folder.model_origin import ModelOrigin as ModelOrigin
     from forebay.llm.models import ModelSpec as ModelSpec
     from forebay.llm.models import check_model as check_model
     from forebay.llm.recipe import Recipe as Recipe
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
     from forebay.llm.training.token_loss import token_loss as token_loss
 
 _HOMES = {
+    "ExportedModel": "hf_folder.exporting",
     "Lora": "adapters",
+    "ModelOrigin": "hf_folder.model_origin",
     "ModelSpec": "models",
     "PreparedTokens": "source.prepared_tokens",
     "Recipe": "recipe",
@@ -32,6 +37,7 @@ _HOMES = {
     "check_model": "models",
     "document_numbers": "token_batch",
     "evaluate_tokens": "training.evaluation",
+    "export": "hf_folder.exporting",
     "finetune": "fine_tuning",
     "prepared_tokens": "source.prepared_tokens",
     "token_loss": "training.token_loss",

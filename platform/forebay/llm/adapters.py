@@ -40,17 +40,9 @@ class Lora:
 
         Raises `InvalidOption` for targets that match no layer, or without peft.
         """
-        try:
-            import peft  # noqa: PLC0415 - an extra, which takes seconds to import
-        except ImportError as error:
-            raise InvalidOption(f"adapters need the package peft ({error}). {INSTALL}") from error
-        config = peft.LoraConfig(
-            r=self.r,
-            lora_alpha=self.alpha,
-            lora_dropout=self.dropout,
-            target_modules=self.targets if isinstance(self.targets, str) else list(self.targets),
-            task_type="CAUSAL_LM",
-        )
+        config = self.peft_config(self.targets)
+        import peft  # noqa: PLC0415 - an extra, which takes seconds to import
+
         try:
             adapted: Any = peft.get_peft_model(model, config)
         except ValueError as error:
@@ -62,6 +54,20 @@ class Lora:
             ) from error
         trained: nn.Module = adapted
         return trained
+
+    def peft_config(self, targets: str | tuple[str, ...]) -> Any:
+        """Configuration of the peft library, for `targets`. Raises `InvalidOption` without peft."""
+        try:
+            import peft  # noqa: PLC0415 - an extra, which takes seconds to import
+        except ImportError as error:
+            raise InvalidOption(f"adapters need the package peft ({error}). {INSTALL}") from error
+        return peft.LoraConfig(
+            r=self.r,
+            lora_alpha=self.alpha,
+            lora_dropout=self.dropout,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+            task_type="CAUSAL_LM",
+        )
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -23,6 +23,8 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
 
     Raises as `worker.setup`, and `InvalidOption` for a model that cannot be loaded.
     """
+    # Before the model is restored: a checkpoint of another adapter is refused by its name.
+    worker.track(model_origin=recipe.origin(worker.seed))
     model, optimizer = worker.setup(recipe.build_model(), recipe.optimizer, strategy=recipe.strategy)
     trained = [each for group in optimizer.param_groups for each in group["params"]]
 

@@ -12,7 +12,9 @@ from torch import nn
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.llm.adapters import Lora
+from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.models import ModelSpec
+from forebay.llm.source.tokenizers import TokenizerSpec
 from forebay.llm.training.rate_schedule import Schedule, rate_factor
 
 ComputeType = Literal["auto", "fp32", "bf16"]
@@ -37,6 +39,7 @@ class Recipe:
         per_device_batch: Rows of one pass through the model. It changes memory and speed, not the result.
         dtype: Type of the computation.
         strategy: Name of the way in which ranks train together.
+        tokenizer: Tokenizer of the data, for an export of what was trained.
 
     Raises `InvalidOption` for values that can never work.
     """
@@ -52,6 +55,7 @@ class Recipe:
     per_device_batch: int = 1
     dtype: ComputeType = "auto"
     strategy: str = "ddp"
+    tokenizer: TokenizerSpec | None = None
 
     def __post_init__(self) -> None:
         whole_number("per_device_batch", self.per_device_batch, least=1)
@@ -71,6 +75,10 @@ class Recipe:
     def highest_rate(self) -> float:
         """Highest learning rate."""
         return self.lr or (FULL_RATE if self.adapter is None else LORA_RATE)
+
+    def origin(self, seed: int) -> ModelOrigin:
+        """Origin of the trained model in a run with `seed`, for `worker.track(model_origin=...)`."""
+        return ModelOrigin(model=self.model, adapter=self.adapter, tokenizer=self.tokenizer, seed=seed)
 
     def build_model(self) -> nn.Module:
         """Model with its adapter, on the CPU, in training mode."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Self
 
-from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.config import FOLDER, CheckpointConfig
 from forebay.errors import CursorMismatch, RunFailed, WriteFailed
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported, Resized, Started
 from forebay.job.job import Job
@@ -96,7 +96,7 @@ class Run:
             resources=self.job.resources,
             cache=self.job.cache,
             checkpoint_config=CheckpointConfig(
-                uri=below(self.path, "checkpoints"),
+                uri=below(self.path, FOLDER),
                 keep_last=self.job.keep_last,
                 keep_every=self.job.keep_every,
                 storage_every_s=self.job.storage_every_s,

@@ -65,6 +65,11 @@ def named(name: str) -> dict[str, str]:
     return {_NAME: name}
 
 
+def tensor_name(leaf: object) -> str | None:
+    """Return the name of a tensor in parts from what a head holds in its place. None for any other value."""
+    return str(leaf[_NAME]) if isinstance(leaf, Mapping) and leaf.keys() == {_NAME} else None
+
+
 def filled(state: Any, tensor_of: Callable[[str], Tensor]) -> Any:
     """Return `state` with `tensor_of(name)` in each place of a named tensor."""
     if isinstance(state, Mapping):

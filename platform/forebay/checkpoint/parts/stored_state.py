@@ -1,0 +1,68 @@
+"""State of a checkpoint in storage whose tensors are read one at a time, without the memory of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forebay.checkpoint.encoded import CorruptCheckpoint
+from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.parts.part import read_region
+from forebay.checkpoint.parts.table import TABLE, PartsTable, filled, tensor_name
+from forebay.checkpoint.parts.verified_part import VerifiedPart
+from forebay.foreign_code import replaced_errors
+
+_HEAD = 0
+
+
+class StoredState:
+    """State of shard 0. Its tensors are views of a mapped file, or named tensors in parts, until `tensor` reads them.
+
+    It can be used within the block of `open_state`.
+    """
+
+    def __init__(self, head: Mapping[str, Any], table: PartsTable | None, parts: Mapping[int, VerifiedPart]) -> None:
+        self.head = head
+        self._table, self._parts = table, parts
+
+    def facts(self, leaf: object) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """Return shape and dtype of a tensor of the head, without reading it. None for any other value."""
+        if isinstance(leaf, Tensor):
+            return tuple(leaf.shape), leaf.dtype
+        name = tensor_name(leaf)
+        if name is None or self._table is None:
+            return None
+        stored = self._table.tensors[name]
+        dtype: torch.dtype = getattr(torch, stored.dtype)
+        return stored.shape, dtype
+
+    def tensor(self, leaf: object) -> Tensor:
+        """Return a tensor of the head, whole and in main memory. Raises `CorruptCheckpoint`."""
+        found: Tensor = filled({"it": leaf}, self._read)["it"]
+        return found
+
+    def _read(self, name: str) -> Tensor:
+        assert self._table is not None, "a named tensor lies in parts"
+        stored = self._table.tensors[name]
+        return read_region(stored, ((0,) * len(stored.shape), stored.shape), self._parts)
+
+
+@contextmanager
+def open_state(files: CheckpointFiles, step: int) -> Iterator[StoredState]:
+    """Open the complete checkpoint of `step`. The checksum of shard 0 is verified first, and those of parts when they
+    are read.
+
+    Raises `CorruptCheckpoint`, and as `CheckpointFiles.read`.
+    """
+    metadata = files.read(step, shards=()).metadata
+    with files.verified_shard(step, _HEAD, metadata) as path:
+        with replaced_errors(lambda error: CorruptCheckpoint(f"shard {_HEAD} cannot be read: {error}")):
+            head = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        table = PartsTable.in_state(head)
+        parts = {} if table is None else table.open(lambda part: [partial(files.read_part, step, part.number)])
+        yield StoredState({name: value for name, value in head.items() if name != TABLE}, table, parts)

@@ -1,0 +1,242 @@
+"""Export of a run's checkpoint as a Hugging Face folder, without a GPU and without a model in memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pyarrow import fs
+
+from forebay.checkpoint.config import FOLDER, CheckpointConfig
+from forebay.checkpoint.encoded import CorruptCheckpoint
+from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.parts.stored_state import StoredState, open_state
+from forebay.errors import CorruptFile, InvalidOption
+from forebay.llm.hf_folder.model_origin import TRACKED, ModelOrigin
+from forebay.llm.hf_folder.safetensors_files import Weight, index_text, split_files, write_safetensors
+from forebay.llm.hf_folder.sealed_folder import SealedFolder
+from forebay.llm.hf_folder.side_files import adapter_config, model_config, side_files
+from forebay.llm.hf_folder.weights import adapter_weights, as_type, base_weights, merged_weights, trained_weights
+from forebay.llm.models import TINY
+from forebay.storage.filesystem import Location, below, resolve
+from forebay.storage.listing.globs import children
+
+Content = Literal["model", "adapter", "merged model"]
+
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_MODEL_SEAL, _ADAPTER_SEAL = "config.json", "adapter_config.json"
+_NUM_NAMED = 10
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedModel:
+    """Folder of an exported model.
+
+    Attributes:
+        folder: Its URI.
+        run: Name of the run.
+        step: Step of the checkpoint.
+        content: "model", "adapter" or "merged model".
+        dtype: Type of the weights.
+        tensors: Number of tensors.
+        num_bytes: Bytes of all tensors.
+        files: Files with weights.
+        is_new: False if the folder had this content before.
+    """
+
+    folder: str
+    run: str
+    step: int
+    content: Content
+    dtype: str
+    tensors: int
+    num_bytes: int
+    files: tuple[str, ...]
+    is_new: bool
+
+
+def export(
+    name: str,
+    to: str,
+    *,
+    storage: str = "runs",
+    step: int | None = None,
+    merge: bool = False,
+    dtype: str | None = None,
+) -> ExportedModel:
+    """Write a checkpoint of the run `name` as the folder of a model, which the transformers library and vLLM load.
+
+    The folder has safetensors, the configuration, and the tokenizer with its chat template. Its configuration is
+    written last: until then it is not the folder of a model. Holds one tensor in memory at a time.
+
+    Args:
+        name: Run that trained a language model.
+        to: Folder on any storage: new, empty, or with the same export.
+        storage: Storage of the run.
+        step: Step of a checkpoint. None: the newest.
+        merge: Add an adapter to its base model, instead of writing the adapter alone.
+        dtype: Type of the weights: "fp32", "bf16" or "fp16". None: that of the base model, and fp32 for an adapter.
+
+    Raises:
+        InvalidOption: There is no such run or step, it trained no language model, or the folder has other content.
+        CorruptFile: The checkpoint is damaged.
+        WriteFailed: Storage refused a file.
+    """
+    if dtype is not None and dtype not in _TYPES:
+        known = ", ".join(map(repr, _TYPES))
+        raise InvalidOption(f"dtype={dtype!r} is unknown. Choose one of {known}, or leave it out.", dtype=dtype)
+    files = _checkpoints(resolve(storage), name)
+    found, checksum = _found_step(files, name, step)
+    try:
+        with open_state(files, found) as state:
+            origin = _origin(state, name)
+            plan = _ExportPlan(run=name, step=found, checksum=checksum, origin=origin, merge=merge, dtype=dtype)
+            return _write(plan, state, to)
+    except CorruptCheckpoint as error:
+        others = ", ".join(str(each) for each in files.complete_steps() if each != found) or "none"
+        raise CorruptFile(
+            f"the checkpoint {files.uri_of(found)} is corrupt: {error}. Other steps of the run: {others}.", step=found
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ExportPlan:
+    run: str
+    step: int
+    checksum: str
+    origin: ModelOrigin
+    merge: bool
+    dtype: str | None
+
+    def __post_init__(self) -> None:
+        is_tiny = self.origin.model.name == TINY
+        if self.merge and self.origin.adapter is None:
+            raise InvalidOption(f"run {self.run!r} trained all of its model: there is no adapter. Leave merge out.")
+        if self.content == "adapter" and is_tiny:
+            raise InvalidOption(
+                f"the adapter of run {self.run!r} belongs to the model 'tiny', which is in no folder that an adapter "
+                "could name. Merge them: --merge, or merge=True."
+            )
+
+    @property
+    def content(self) -> Content:
+        if self.origin.adapter is None:
+            return "model"
+        return "merged model" if self.merge else "adapter"
+
+    def identity(self, dtype: str) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "run": self.run,
+            "step": self.step,
+            "checkpoint": self.checksum,
+            "content": self.content,
+            "dtype": dtype,
+        }
+
+
+def _write(plan: _ExportPlan, state: StoredState, to: str) -> ExportedModel:
+    origin, is_adapter = plan.origin, plan.content == "adapter"
+    config = model_config(origin)
+    dtype = plan.dtype or ("fp32" if is_adapter else _dtype_of(config))
+    weights, stem = as_type(_weights(plan, state, config), _TYPES[dtype]), "adapter_model" if is_adapter else "model"
+    files = split_files(weights, stem)
+    folder = SealedFolder(to, plan.identity(dtype), _ADAPTER_SEAL if is_adapter else _MODEL_SEAL)
+    with folder.writing():
+        is_new = folder.start()
+        if is_new:
+            for name, each in files.items():
+                with folder.stream(name) as out:
+                    write_safetensors(out, each)
+            if len(files) > 1:
+                folder.write(f"{stem}.safetensors.index.json", index_text(files).encode())
+            for name, content in side_files(origin, has_generation=not is_adapter).items():
+                folder.write(name, content)
+            seal = adapter_config(origin, weights) if is_adapter else config | {"dtype": _name(_TYPES[dtype])}
+            folder.seal(json.dumps(seal, indent=2, sort_keys=True).encode())
+    return ExportedModel(
+        folder=folder.uri,
+        run=plan.run,
+        step=plan.step,
+        content=plan.content,
+        dtype=dtype,
+        tensors=len(weights),
+        num_bytes=sum(each.num_bytes for each in weights),
+        files=tuple(files),
+        is_new=is_new,
+    )
+
+
+def _weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, Any]) -> list[Weight]:
+    adapter = plan.origin.adapter
+    if adapter is None:
+        return trained_weights(state, config)
+    if not plan.merge:
+        return adapter_weights(state)
+    return merged_weights(base_weights(plan.origin), state, adapter)
+
+
+def _checkpoints(storage: Location, name: str) -> CheckpointFiles:
+    folder = below(storage.uri, name)
+    place = resolve(folder)
+    if place.fs.get_file_info(place.path).type != fs.FileType.Directory:
+        runs = sorted(
+            info.base_name
+            for info in children(storage.fs, storage.path)
+            if info.type == fs.FileType.Directory
+            and storage.fs.get_file_info(f"{info.path}/{FOLDER}").type == fs.FileType.Directory
+        )
+        seen = f"Its runs are {', '.join(runs[:_NUM_NAMED])}" if runs else "It has no runs"
+        raise InvalidOption(
+            f"there is no run {name!r} in {storage.uri}. {seen}. Give one of them, or another storage.", name=name
+        )
+    return CheckpointFiles(CheckpointConfig(uri=below(folder, FOLDER)))
+
+
+def _found_step(files: CheckpointFiles, name: str, step: int | None) -> tuple[int, str]:
+    """Step to export, and the checksum of its checkpoint."""
+    steps = files.complete_steps()
+    if not steps:
+        raise InvalidOption(
+            f"run {name!r} has no checkpoint in {files.uri}. Export it after its first checkpoint has reached storage.",
+            name=name,
+        )
+    if step is not None and step not in steps:
+        raise InvalidOption(
+            f"run {name!r} has no checkpoint of step {step}. There are those of {', '.join(map(str, sorted(steps)))}. "
+            "Give one of them, or leave step out for the newest.",
+            steps=sorted(steps),
+        )
+    found = steps[0] if step is None else step
+    try:
+        return found, str(files.read(found, shards=()).metadata["xxh3_128"])
+    except CorruptCheckpoint as error:
+        raise CorruptFile(f"the checkpoint {files.uri_of(found)} is corrupt: {error}.", step=found) from error
+
+
+def _origin(state: StoredState, name: str) -> ModelOrigin:
+    objects: Mapping[str, Any] = state.head.get("objects", {})
+    if TRACKED not in objects:
+        raise InvalidOption(
+            f"run {name!r} did not say which language model it trained: its checkpoint has the states of "
+            f"{', '.join(sorted(objects)) or 'nothing'}. A train function of your own says it with "
+            f"worker.track({TRACKED}=recipe.origin(worker.seed)).",
+            name=name,
+        )
+    return ModelOrigin.of(objects[TRACKED])
+
+
+def _dtype_of(config: Mapping[str, Any]) -> str:
+    names: Sequence[str] = [str(config.get(key)).removeprefix("torch.") for key in ("dtype", "torch_dtype")]
+    found = [short for short, dtype in _TYPES.items() if _name(dtype) in names]
+    return found[0] if found else "fp32"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,65 @@
+"""Origin of a trained model, which each checkpoint holds: with it, a checkpoint alone becomes a folder of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from forebay.llm.adapters import Lora
+from forebay.llm.models import ModelSpec
+from forebay.llm.source.tokenizers import TokenizerSpec
+
+TRACKED = "model_origin"
+"""Name under which a train function tracks it: `worker.track(model_origin=recipe.origin(worker.seed))`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOrigin:
+    """Base model, adapter and tokenizer of a run. A `Stateful` whose state never changes.
+
+    Attributes:
+        model: The model that the run started from.
+        adapter: Adapter that is trained, or None for all of the model.
+        tokenizer: Tokenizer of the data. None: an export has none.
+        seed: Seed of the run, from which the weights of the tiny model were drawn.
+    """
+
+    model: ModelSpec
+    adapter: Lora | None
+    tokenizer: TokenizerSpec | None
+    seed: int
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, which a checkpoint can hold."""
+        adapter = None if self.adapter is None else asdict(self.adapter)
+        if adapter is not None:
+            adapter["targets"] = targets if isinstance(targets := adapter["targets"], str) else list(targets)
+        tokenizer = None if self.tokenizer is None else asdict(self.tokenizer)
+        return {"model": asdict(self.model), "adapter": adapter, "tokenizer": tokenizer, "seed": self.seed}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that a checkpoint trains the same part of the model. Raises `ValueError`."""
+        own = self.state_dict()["adapter"]
+        found = state_dict["adapter"]
+        if own != found:
+            raise ValueError(f"it was trained with {_adapter_text(found)}, and this run has {_adapter_text(own)}")
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> ModelOrigin:
+        """Origin from its state."""
+        adapter, tokenizer = state["adapter"], state["tokenizer"]
+        if adapter is not None and not isinstance(adapter["targets"], str):
+            adapter = {**adapter, "targets": tuple(adapter["targets"])}
+        return cls(
+            model=ModelSpec(**state["model"]),
+            adapter=None if adapter is None else Lora(**adapter),
+            tokenizer=None if tokenizer is None else TokenizerSpec(**tokenizer),
+            seed=state["seed"],
+        )
+
+
+def _adapter_text(adapter: Mapping[str, Any] | None) -> str:
+    if adapter is None:
+        return "no adapter"
+    return ", ".join(f"lora_{name}={value!r}" for name, value in adapter.items())

@@ -1,0 +1,85 @@
+"""Files beside the weights of a model: its configuration, its tokenizer, and the configuration of an adapter."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from forebay.llm.adapters import ALL_LINEAR
+from forebay.llm.hf_folder.model_origin import ModelOrigin
+from forebay.llm.hf_folder.safetensors_files import Weight
+from forebay.llm.models import TINY, read_config, tiny_sizes
+from forebay.llm.source.tokenizers import from_text, tokenizer_files
+from forebay.storage.filesystem import below, resolve
+
+_GENERATION = "generation_config.json"
+_TEMPLATE = "chat_template.jinja"
+_OF_TEMPLATE = "chat_template.json"
+_NOT_COPIED = ("quantization_config", "torch_dtype")
+
+
+def model_config(origin: ModelOrigin) -> dict[str, Any]:
+    """Configuration of the model that a run started from, whose sizes training does not change."""
+    if origin.model.name == TINY:
+        sizes = tiny_sizes(origin.model.vocab_size)
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **sizes, "use_cache": True}
+    found = read_config(origin.model.name)
+    if "dtype" not in found and "torch_dtype" in found:
+        found["dtype"] = found["torch_dtype"]
+    return {name: value for name, value in found.items() if name not in _NOT_COPIED}
+
+
+def adapter_config(origin: ModelOrigin, weights: Sequence[Weight]) -> dict[str, Any]:
+    """Configuration of an adapter, as the peft library writes it."""
+    adapter = origin.adapter
+    assert adapter is not None, "there are weights of an adapter"
+    # Other libraries do not know "all-linear": name the layers that it stands for.
+    layers = sorted({each.name.split(".lora_")[0].rpartition(".")[2] for each in weights})
+    targets = layers if adapter.targets == ALL_LINEAR else adapter.targets
+    config = adapter.peft_config(targets if isinstance(targets, str) else tuple(targets))
+    config.base_model_name_or_path = resolve(origin.model.name).uri
+    config.inference_mode = True
+    facts: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=_plain))
+    return facts
+
+
+def side_files(origin: ModelOrigin, *, has_generation: bool) -> dict[str, bytes]:
+    """Contents of the tokenizer's files and, with `has_generation`, of the defaults of generation, by name."""
+    found = _tokenizer_files(origin)
+    if has_generation and origin.model.name != TINY and (content := _content(origin.model.name, _GENERATION)):
+        found[_GENERATION] = content
+    return found
+
+
+def _tokenizer_files(origin: ModelOrigin) -> dict[str, bytes]:
+    spec = origin.tokenizer
+    if spec is None:
+        return {}
+    if spec.trained is not None:
+        with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
+            from_text(spec.trained).save_pretrained(folder)
+            return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+    assert spec.folder is not None, "a tokenizer that was trained has a text"
+    found = tokenizer_files(spec.folder)
+    if spec.template_text is not None:
+        found.pop(_OF_TEMPLATE, None)
+        found[_TEMPLATE] = spec.template_text.encode()
+    return found
+
+
+def _content(folder: str, name: str) -> bytes | None:
+    place = resolve(below(resolve(folder).uri, name))
+    if place.fs.get_file_info(place.path).type != fs.FileType.File:
+        return None
+    with place.fs.open_input_stream(place.path, compression=None) as stream:
+        content: bytes = stream.read()
+    return content
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set) else str(value)

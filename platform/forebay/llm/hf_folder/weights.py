@@ -1,0 +1,113 @@
+"""Weights of a trained model from a checkpoint: all of it, its adapter, or the base with the adapter added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forebay.checkpoint.parts.stored_state import StoredState
+from forebay.errors import InvalidOption
+from forebay.llm.adapters import Lora
+from forebay.llm.hf_folder.model_origin import ModelOrigin
+from forebay.llm.hf_folder.safetensors_files import Weight
+from forebay.llm.models import TINY
+from forebay.llm.source.folders import local_copy
+from forebay.train.state.rng import seed_everything
+
+_ADAPTED = "base_model.model."
+_A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
+_OUTPUT = "lm_head.weight"
+
+
+def trained_weights(state: StoredState, config: Mapping[str, Any]) -> list[Weight]:
+    """All weights of a model that was trained as a whole. The output layer is left out where it is the embedding."""
+    is_tied = bool(config.get("tie_word_embeddings"))
+    leaves = state.head["objects"]["model"]
+    return [each for each in _weights(state, leaves) if not (is_tied and each.name == _OUTPUT)]
+
+
+def adapter_weights(state: StoredState) -> list[Weight]:
+    """Weights of an adapter, by the names of the peft library."""
+    return [
+        replace(each, name=each.name.replace(".default.", "."))
+        for each in _weights(state, state.head["objects"]["model"])
+        if each.name.endswith((_A, _B))
+    ]
+
+
+def merged_weights(base: list[Weight], state: StoredState, adapter: Lora) -> list[Weight]:
+    """Weights of the base with the adapter added. Raises `InvalidOption` for an adapter of another base."""
+    parts = {each.name.removeprefix(_ADAPTED): each for each in _weights(state, state.head["objects"]["model"])}
+    layers = {name.removesuffix(_A) for name in parts if name.endswith(_A)}
+    if missing := layers - {each.name.removesuffix(".weight") for each in base}:
+        raise InvalidOption(
+            f"the adapter belongs to the layer {min(missing)}, which the files of the base model do not name. Export "
+            "without merge, and merge with the peft library.",
+            layers=sorted(missing),
+        )
+    merged = []
+    for weight in base:
+        layer = weight.name.removesuffix(".weight")
+        if layer in layers:
+            factors = parts[layer + _A].read, parts[layer + _B].read
+            read = partial(_with_adapter, weight.read, *factors, adapter.alpha / adapter.r)
+            weight = replace(weight, read=read)  # noqa: PLW2901 - the same weight, read in another way
+        merged.append(weight)
+    return merged
+
+
+def base_weights(origin: ModelOrigin) -> list[Weight]:
+    """Weights of the model that a run started from, in the order of its files.
+
+    The tiny model is drawn from the seed of the run, as its workers did.
+    """
+    if origin.model.name == TINY:
+        seed_everything(origin.seed)
+        values = origin.model.build().state_dict()
+        return [
+            Weight(name=name, shape=tuple(each.shape), dtype=each.dtype, read=partial(values.__getitem__, name))
+            for name, each in values.items()
+        ]
+    from safetensors import safe_open  # noqa: PLC0415 - an extra
+
+    weights: list[Weight] = []
+    for path in sorted(Path(local_copy(origin.model.name)).glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                found = file.get_slice(name)
+                shape = tuple(found.get_shape())
+                weights.append(Weight(name=name, shape=shape, dtype=torch.float32, read=partial(_read, path, name)))
+    return weights
+
+
+def as_type(weights: list[Weight], dtype: torch.dtype) -> list[Weight]:
+    """The same weights, written as `dtype` where they are of floating point."""
+    return [replace(each, dtype=dtype) if each.dtype.is_floating_point else each for each in weights]
+
+
+def _weights(state: StoredState, leaves: Mapping[str, Any]) -> Iterator[Weight]:
+    for name, leaf in leaves.items():
+        if facts := state.facts(leaf):
+            shape, dtype = facts
+            yield Weight(name=name, shape=shape, dtype=dtype, read=partial(state.tensor, leaf))
+
+
+def _read(path: Path, name: str) -> Tensor:
+    from safetensors import safe_open  # noqa: PLC0415 - an extra
+
+    with safe_open(path, framework="pt") as file:
+        found: Tensor = file.get_tensor(name)
+    return found
+
+
+def _with_adapter(base: Any, a: Any, b: Any, scale: float) -> Tensor:
+    """Sum in float32, in which the adapter was trained."""
+    change: Tensor = b().float() @ a().float()
+    total: Tensor = base().float() + scale * change
+    return total
