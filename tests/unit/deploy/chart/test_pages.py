@@ -1,0 +1,29 @@
+"""The values in the pages are values of the chart."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.unit.deploy.chart.conftest import CHART, render_with
+
+DOCS = CHART.parents[2] / "docs" / "deployment"
+PAGES = sorted(each.name for each in DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_values_of_a_page_install(helms: list[str], page: str, tmp_path: Path) -> None:
+    text = (DOCS / page).read_text()
+    blocks = [
+        yaml.safe_load(each)
+        for found in re.findall(r"```yaml\n(.*?)```|<<'END'\n(.*?)END", text, re.DOTALL)
+        for each in found
+        if each
+    ]
+    values = [each for each in blocks if "clusterName" in each]
+    assert values
+    for each in values:
+        each["image"] |= {"digest": "sha256:" + "0" * 64} if "digest" in each["image"] else {}
+        assert "forebay-catalogue" in render_with(each, tmp_path)
