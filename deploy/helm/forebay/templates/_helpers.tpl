@@ -63,7 +63,9 @@ securityContext:
 {{- $_ := set $skus $name $shape -}}
 {{- end -}}
 {{- $cache := dict "mode" .Values.cache.mode "path" .Values.cache.path "size" .Values.cache.sizeLimit -}}
-{{- with .Values.cache.storageClass }}{{ $_ := set $cache "storage_class" . }}{{ end -}}
+{{- if eq .Values.cache.mode "claim" -}}
+{{- $_ := set $cache "storage_class" (required "cache.mode=claim needs cache.storageClass: the class of local volumes." .Values.cache.storageClass) -}}
+{{- end -}}
 {{- $cluster := dict
   "name" .Values.clusterName
   "namespace" .Release.Namespace
