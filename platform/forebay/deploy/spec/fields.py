@@ -104,7 +104,7 @@ _BRANCHES = frozenset(("int", "float", "bool", "str", "list", "dict"))
 
 
 def _path(error: ErrorDetails) -> tuple[str | int, ...]:
-    # pydantic also names the branch of a union and the validator, which nobody wrote.
+    # pydantic also names the branch of a union and the validator, which are not in the file.
     parts = [part for part in error["loc"] if isinstance(part, int) or re.fullmatch(r"[\w-]+", part)]
     while parts and parts[-1] in _BRANCHES:
         parts.pop()

@@ -126,14 +126,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
-    """What happens to an attempt whose cluster does not answer."""
+    """Rule for an attempt whose cluster does not answer."""
 
     __pydantic_config__ = _STRICT
 
     after: Duration = 600.0
     """Time without an answer, for example 10m."""
     then: Literal["fence", "wait"] = "fence"
-    """`fence` starts the next attempt elsewhere; `wait` waits, for jobs with effects outside their storage."""
+    """`fence` starts the next attempt elsewhere. `wait` waits, for jobs with effects outside their storage."""
 
     def __post_init__(self) -> None:
         settle_fields(self)
@@ -152,19 +152,19 @@ class Place:
     deny: Words = ()
     """Names of clusters that are never used, with `*`."""
     cluster: Literal["own", "shared"] = "own"
-    """`own` makes a Ray cluster for each attempt; `shared` uses the one of the chart."""
+    """`own` makes a Ray cluster for each attempt. `shared` uses the one of the chart."""
     queue: str | None = None
     """Queue of Kueue in the cluster."""
     priority: str = "normal"
-    """Priority class of the fleet; `normal` sets none."""
+    """Priority class of the fleet, where `normal` sets none."""
     start_within: Duration = 600.0
-    """Time in which the workers must run; then the next cluster is tried."""
+    """Time in which the workers must run. After it, the next cluster is tried."""
     finish_within: Duration | None = None
     """Time after which an attempt is ended."""
     max_price_per_hour: Price | None = None
     """Highest price of the smallest world per hour, in the currency of the fleet."""
     unreachable: Unreachable = field(default_factory=Unreachable)
-    """What happens to an attempt whose cluster does not answer."""
+    """Rule for an attempt whose cluster does not answer."""
 
     def __post_init__(self) -> None:
         settle_fields(self)

@@ -71,9 +71,7 @@ def refuse_unknown_keys(kind: type, facts: object, path: tuple[str | int, ...] =
     for name, value in facts.items():
         if name not in hints:
             raise _unknown_key(name, sorted(hints), path)
-        for inner in _dataclasses_in(hints[name]):
-            for place, each in _tables(value, (*path, name)):
-                refuse_unknown_keys(inner, each, place)
+        _refuse_inside(hints[name], value, (*path, name))
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int:
@@ -126,13 +124,18 @@ def _unknown_key(name: str, known: Sequence[str], path: tuple[str | int, ...]) -
     return fault(f"this key is unknown. {hint}", *path, name)
 
 
-def _tables(value: object, path: tuple[str | int, ...]) -> list[tuple[tuple[str | int, ...], object]]:
-    if isinstance(value, list | tuple):
-        return [((*path, number), each) for number, each in enumerate(value)]
-    return [(path, value)]
-
-
-def _dataclasses_in(hint: Any) -> list[type]:
+def _refuse_inside(hint: Any, value: object, path: tuple[str | int, ...]) -> None:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return [hint]
-    return [kind for part in typing.get_args(hint) for kind in _dataclasses_in(part)]
+        refuse_unknown_keys(hint, value, path)
+        return
+    inner = typing.get_args(hint)
+    match value:
+        case list() | tuple() if typing.get_origin(hint) is tuple:
+            for number, each in enumerate(value):
+                _refuse_inside(inner[0], each, (*path, number))
+        case Mapping() if typing.get_origin(hint) is Mapping:
+            for name, each in value.items():
+                _refuse_inside(inner[1], each, (*path, name))
+        case _ if typing.get_origin(hint) is not tuple:
+            for part in inner:
+                _refuse_inside(part, value, path)
