@@ -1,4 +1,4 @@
-"""Callbacks for `fb.run`, one module each: mlflow, progress, scaling, tensorboard, throughput."""
+"""Callbacks for `fb.run`, one module each: comet, mlflow, progress, scaling, tensorboard, throughput, wandb."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forebay.callbacks import comet as comet
     from forebay.callbacks import mlflow as mlflow
     from forebay.callbacks import progress as progress
     from forebay.callbacks import scaling as scaling
     from forebay.callbacks import tensorboard as tensorboard
     from forebay.callbacks import throughput as throughput
+    from forebay.callbacks import wandb as wandb
 
-__all__ = ["mlflow", "progress", "scaling", "tensorboard", "throughput"]
+__all__ = ["comet", "mlflow", "progress", "scaling", "tensorboard", "throughput", "wandb"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -3,80 +3,78 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forebay.callbacks.tracker import EndState, Entry, Note, Rewind, StepMetrics, TrackedRun, Tracker
 from forebay.errors import InvalidOption
-from forebay.events import (
-    EpochEnded,
-    Event,
-    Failed,
-    Finished,
-    Reported,
-    RolledBack,
-    Started,
-    Warned,
-)
-from forebay.runs.control import Control
 
 
-class TensorBoard:
-    """Callback that writes metrics of steps and epochs, workers, and verdicts of monitors for TensorBoard.
+class TensorBoard(Tracker):
+    """Callback that writes hyperparameters, metrics, workers and verdicts of monitors for TensorBoard.
 
     `folder` is the folder for event files, local or any path that the writer accepts. None stands for
-    `tensorboard/<name of the run>` in the working directory. A run that is resumed by name continues the same curves.
-    Repeated steps replace the earlier ones, also after a roll-back by a monitor or a loss of workers.
+    `tensorboard/<name of the run>` in the working directory. Trials of a sweep have folders of their own in it. A run
+    that is resumed by name continues the same curves. Repeated steps replace the earlier ones, also after a roll-back
+    by a monitor or a loss of workers.
 
     Needs `tensorboardX` or `tensorboard` (`pip install 'forebay[tensorboard]'`). Raises `InvalidOption` without them.
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
+    def __init__(self, folder: str | Path | None = None, *, group: str | None = None) -> None:
+        super().__init__(group)
         self._writer_class = _writer_class()
         self._folder = folder
-        self._name = "run"
-        self._world_size: int | None = None
+        self._place = ""
+        self._facts: TrackedRun | None = None
         self._writer: Any = None
+        self._last_step = 0
 
-    def __call__(self, event: Event, control: Control) -> None:
-        match event:
-            case Started():
-                self._name, self._world_size = event.name, event.world_size
-            case Reported():
-                self._write_step(event, control)
-            case EpochEnded():
-                rates = {"rows_per_s": event.rows_per_s, "wait_share": event.wait_share}
-                self._write("epoch", {**event.metrics, **rates}, event.step)
-            case Warned():
-                self._open(event.step).add_text("monitors", event.reason, event.step)
-            case RolledBack():
-                text = f"{event.reason}; back to step {event.to_step}, {event.skipped_rows:,} rows skipped"
-                # TensorBoard discards abandoned steps only when a writer opens. Opened here, it discards all of them
-                # and keeps this text. The next reported step may be a later one.
-                self._close()
-                self._open(event.to_step + 1).add_text("monitors", text, event.from_step)
-            case Finished() | Failed():
-                # Also before a retry: the next reported step is a repeated one, and opens a writer.
-                self._close()
+    def open(self, run: TrackedRun) -> None:
+        """Remember the folder and the facts: a writer needs the first step, after which it discards earlier ones."""
+        folder = Path("tensorboard") if self._folder is None else self._folder
+        is_own = self._folder is not None and run.group is None
+        self._place = str(folder) if is_own else f"{folder}/{run.name}"
+        self._facts = run
 
-    def _write_step(self, event: Reported, control: Control) -> None:
-        self._write("step", event.metrics, event.step)
-        sizes = {"workers": self._world_size or control.world_size, "global_batch": event.global_batch}
-        self._write("run", sizes, event.step)
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Write entries."""
+        for entry in entries:
+            match entry:
+                case StepMetrics(step=step, values=values):
+                    writer = self._opened(step)
+                    for name, value in values.items():
+                        writer.add_scalar(name, value, step)
+                case Note(name=name, text=text, step=step):
+                    self._opened(step).add_text(f"monitors/{name}", text, step)
+                case Rewind(step=step):
+                    # TensorBoard discards abandoned steps only when a writer opens. Opened here, it discards all of
+                    # them and keeps the text that follows. The next reported step may be a later one.
+                    self._close_writer()
+                    if step is not None:
+                        self._opened(step + 1)
+        if self._writer is not None:
+            self._writer.flush()
 
-    def _write(self, group: str, values: Mapping[str, float], step: int) -> None:
-        writer = self._open(step)
-        for name, value in values.items():
-            writer.add_scalar(f"{group}/{name}", value, step)
+    def close(self, state: EndState, reason: str) -> None:
+        """Write the end."""
+        text = f"{state}: {reason}" if reason else state
+        self._opened(self._last_step + 1).add_text("run/state", text, self._last_step)
+        self._close_writer()
 
-    def _open(self, step: int) -> Any:
+    def _opened(self, step: int) -> Any:
         if self._writer is None:
-            folder = self._folder if self._folder is not None else Path("tensorboard") / self._name
             # The writer's own names end in seconds: a run resumed within the same second would overwrite its file.
-            self._writer = self._writer_class(str(folder), purge_step=step, filename_suffix=f".{time.time_ns()}")
+            self._writer = self._writer_class(self._place, purge_step=step, filename_suffix=f".{time.time_ns()}")
+            if self._facts is not None:
+                rows = "".join(f"| {name} | {value} |\n" for name, value in self._facts.facts.items())
+                self._writer.add_text("run/parameters", f"| parameter | value |\n|---|---|\n{rows}", step)
+                self._facts = None
+        self._last_step = step
         return self._writer
 
-    def _close(self) -> None:
+    def _close_writer(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -13,6 +13,8 @@ from forebay.storage.json_file import to_json
 Fact: TypeAlias = str | int | float | bool | None
 
 HIDDEN = "***"
+SWEEP_FACT = "sweep.name"
+"""Name of the fact that a job is a trial of a sweep."""
 _SECRET_NAME = re.compile(
     r"(^|_)(secret|token|passw\w*|passphrase|pwd|credentials?|(access|account|api|private)_?key|key|auth|bearer|jwt)(_|$)",
     re.IGNORECASE,

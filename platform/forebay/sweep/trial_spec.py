@@ -14,6 +14,7 @@ from forebay.errors import BadJob
 from forebay.foreign_code import error_of, replaced_errors
 from forebay.job.coercion import coerce
 from forebay.job.job import Job
+from forebay.job.job_facts import SWEEP_FACT
 from forebay.job.recipe import Parameter, Recipe
 from forebay.pickling import own_code_by_value
 from forebay.runs.callback import Callback
@@ -68,6 +69,7 @@ class TrialSpec:
             name=run_name(self.sweep, trial_id, generation),
             storage=runs_path(self.storage, self.sweep),
             hang_timeout_s=min(job.hang_timeout_s, self.hang_timeout_s),
+            parameters={**job.parameters, SWEEP_FACT: self.sweep},
         )
         if job.elastic is not None:
             job = replace(job, elastic=replace(job.elastic, start=job.elastic.min_workers))
