@@ -12,7 +12,7 @@ from tests.house.prose import files_below
 
 DOTTED = re.compile(r"(?<![\w./-])forebay(?:\.[A-Za-z_]\w*)+")
 PAGES = ("README.md", "docs", "notebooks", "deploy", "pyproject.toml", "Makefile")
-# Names of ours in other systems: Horovod's operations, MLflow's tags, Grafana's board.
+# Names of ours in other systems: Horovod's operations, trackers' tags, Grafana's board.
 NOT_PYTHON = frozenset(
     {
         *(
@@ -23,6 +23,7 @@ NOT_PYTHON = frozenset(
         ),
         *(f"forebay.tensors.{name}" for name in ("all_gather", "all_reduce", "all_to_all", "broadcast")),
         *("forebay.epochs", "forebay.model", "forebay.rolled_back", "forebay.run", "forebay.warned"),
+        *("forebay.group", "forebay.lost_workers", "forebay.reason", "forebay.state"),
         "forebay.dev",  # labels and annotations of Kubernetes
         "forebay.json",
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.callbacks.trackers import Kind, read_comet, read_mlflow, read_tensorboard, read_wandb
+from tests.unit.callbacks.trackers import TrackerKind, read_comet, read_mlflow, read_tensorboard, read_wandb
 
 from forebay.callbacks import tracker as tracker_module
 from forebay.callbacks.comet import Comet
@@ -26,24 +26,24 @@ from forebay.runs.control import Control
 from forebay.storage.credentials import without_credentials
 
 SECRET = "sesame-42-open"
-TENSORBOARD = Kind(
+TENSORBOARD = TrackerKind(
     name="tensorboard",
     make=lambda folder, **options: TensorBoard(folder / "mine", **options),
     read=read_tensorboard,
 )
-MLFLOW = Kind(
+MLFLOW = TrackerKind(
     name="mlflow",
     make=lambda folder, **options: MLflow("clicks", (folder / "mlruns").as_uri(), **options),
     read=read_mlflow,
     environment={"MLFLOW_ALLOW_FILE_STORE": "true"},  # MLflow prefers a server or a database
 )
-WANDB = Kind(
+WANDB = TrackerKind(
     name="wandb",
     make=lambda folder, **options: WandB("clicks", mode="offline", folder=folder, **options),
     read=read_wandb,
     end=lambda: sys.modules["wandb"].teardown(),  # noqa: PLW0108 - it is not imported yet
 )
-COMET = Kind(
+COMET = TrackerKind(
     name="comet",
     make=lambda folder, **options: Comet("clicks", online=False, folder=folder, **options),
     read=read_comet,
@@ -81,7 +81,7 @@ ENDED = EpochEnded(epoch=0, step=3, metrics={"auc": 0.75}, rows=9, seconds=3, wa
 FINISHED = Finished(name="mine", path="runs/mine")
 
 
-def play(kind: Kind, folder: Path, events: Sequence[Event], facts: Any = None, **options: Any) -> None:
+def play(kind: TrackerKind, folder: Path, events: Sequence[Event], facts: Any = None, **options: Any) -> None:
     """Call a new callback with all events of one process of a run."""
     callback, control = kind.make(folder, **options), Control(workers=2, facts=facts)
     for event in events:
@@ -98,7 +98,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_run_and_the_one_that_continues_it_are_one_run_of_the_tracker(kind: Kind, place: Path) -> None:
+def test_a_run_and_the_one_that_continues_it_are_one_run_of_the_tracker(kind: TrackerKind, place: Path) -> None:
     lost = Failed(error="killed", failures=1, will_retry=True)
     failed = Failed(error="out of memory", failures=2, will_retry=False)
     first = [started(), reported(1, 0.5), Warned(reason="a row is too long", step=1), lost, started(workers=1)]
@@ -129,7 +129,7 @@ def test_a_run_and_the_one_that_continues_it_are_one_run_of_the_tracker(kind: Ki
 
 
 @pytest.mark.parametrize("kind", ONE_KIND, ids=lambda kind: kind.name)
-def test_trials_are_runs_of_one_group_and_end_as_stopped(kind: Kind, place: Path) -> None:
+def test_trials_are_runs_of_one_group_and_end_as_stopped(kind: TrackerKind, place: Path) -> None:
     for number in range(2):
         name = f"ctr.1a2b_{number}"
         end = Finished(name=name, path="", stopped="the sweep has stopped this trial")
@@ -142,7 +142,7 @@ def test_trials_are_runs_of_one_group_and_end_as_stopped(kind: Kind, place: Path
 
 
 @pytest.mark.parametrize("kind", ONE_KIND, ids=lambda kind: kind.name)
-def test_no_secret_is_written(kind: Kind, place: Path) -> None:
+def test_no_secret_is_written(kind: TrackerKind, place: Path) -> None:
     without_credentials(f"s3://AKIA:{SECRET}@lake/chats")
     found = f"s3://lake?token={SECRET} refused"
     events = [
@@ -159,7 +159,7 @@ def test_no_secret_is_written(kind: Kind, place: Path) -> None:
     assert run.state == "failed: s3://lake?token=*** refused"
 
 
-class Unreachable(Tracker):
+class AbsentTracker(Tracker):
     """Tracker that cannot be reached until `is_up`."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ def test_a_tracker_that_cannot_be_reached_is_warned_about_once(
 ) -> None:
     monkeypatch.setattr(tracker_module, "RETRY_S", 0.01)
     without_credentials(f"s3://AKIA:{SECRET}@lake/chats")
-    callback, control = Unreachable(), Control()
+    callback, control = AbsentTracker(), Control()
     with caplog.at_level(logging.WARNING):
         for event in (started(), reported(1, 0.5), reported(2, 0.25)):
             callback(event, control)
@@ -196,7 +196,7 @@ def test_a_tracker_that_cannot_be_reached_is_warned_about_once(
         callback.is_up = comes_back
         callback(FINISHED, control)
     (warning,) = caplog.messages
-    assert "Unreachable cannot be reached (ConnectionRefusedError: no answer with ***). Run mine continues" in warning
+    assert "AbsentTracker cannot be reached (ConnectionRefusedError: no answer with ***). Run mine continues" in warning
     assert [entry.step for entry in callback.written if isinstance(entry, StepMetrics)] == (
         [1, 2] if comes_back else []
     )

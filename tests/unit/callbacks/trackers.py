@@ -27,7 +27,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class TrackerKind:
     """A tracker: makes a callback that writes below a folder, and reads every run there by name.
 
     `end` is what happens to the tracker when a process ends.
