@@ -6,7 +6,6 @@ forebay run jobs/finetune_llm.py model=/models/Llama-3.1-8B data=s3://lake/chats
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -77,7 +76,8 @@ def job(
     tokenizer = llm.tokenizer(model, template=template)
     options = {"seq_len": rows, "packing": packing, "overflow": overflow, "train_on": train_on}
     prepare = partial(prepare_tokens, tokenizer=tokenizer, storage=storage, on_bad_rows=on_bad_rows, **options)
-    plan, tokens = mixture(mix, prepare, seed) if mix else one(prepare(data), seed)
+    parts = {each: prepare(each) for each in mix or [data]}
+    plan, tokens = mixture(mix, parts, seed) if mix else one(parts[data], seed)
     llm.check_model(model, tokens)
     recipe = llm.Recipe(
         model=llm.ModelSpec(
@@ -112,6 +112,7 @@ def job(
         cache=fb.CacheSpec(path=cache),
         storage=storage,
         name=name,
+        identity=llm.run_identity(recipe, parts if mix else tokens, **options),
     )
 
 
@@ -127,17 +128,16 @@ def one(tokens: llm.PreparedTokens, seed: int) -> tuple[fb.Plan, llm.PreparedTok
 
 
 def mixture(
-    mix: dict[str, float], prepare: Callable[[str], llm.PreparedTokens], seed: int
+    mix: dict[str, float], parts: dict[str, llm.PreparedTokens], seed: int
 ) -> tuple[fb.Mixture, llm.PreparedTokens]:
     """Plan of several data sets by weight, under the last parts of their names. Each is prepared by itself."""
     names = {data: Path(data).name.partition(".")[0] for data in mix}
     if len(set(names.values())) < len(mix):
         raise InvalidOption(f"mix={mix} has data of equal names. Give folders or files whose names differ.")
-    tokens = {names[data]: prepare(data) for data in mix}
-    if any(each.trained_tokenizer for each in tokens.values()):
+    if any(each.trained_tokenizer for each in parts.values()):
         raise InvalidOption("mix= needs a model with a tokenizer: that of model='tiny' is trained on one data set.")
-    plans = {each: fb.build_plan(found.prepared.manifest, seed=seed) for each, found in tokens.items()}
-    return fb.Mixture(plans, {names[data]: weight for data, weight in mix.items()}), next(iter(tokens.values()))
+    plans = {names[data]: fb.build_plan(found.prepared.manifest, seed=seed) for data, found in parts.items()}
+    return fb.Mixture(plans, {names[data]: weight for data, weight in mix.items()}), next(iter(parts.values()))
 
 
 def adapter(finetuning: str, r: int, alpha: float, dropout: float) -> llm.Lora | None:

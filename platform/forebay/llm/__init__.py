@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from forebay.llm.hf_folder.exporting import ExportedModel as ExportedModel
     from forebay.llm.hf_folder.exporting import export as export
     from forebay.llm.hf_folder.model_origin import ModelOrigin as ModelOrigin
+    from forebay.llm.identity import run_identity as run_identity
     from forebay.llm.models import ModelSpec as ModelSpec
     from forebay.llm.models import check_model as check_model
     from forebay.llm.recipe import Recipe as Recipe
@@ -40,6 +41,7 @@ _HOMES = {
     "export": "hf_folder.exporting",
     "finetune": "fine_tuning",
     "prepared_tokens": "source.prepared_tokens",
+    "run_identity": "identity",
     "token_loss": "training.token_loss",
     "token_rows": "token_batch",
     "tokenizer": "source.tokenizers",

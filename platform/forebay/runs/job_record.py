@@ -28,15 +28,15 @@ def record_job(job: Job, path: str, name: str) -> None:
         return
     identity = {each: public_fact(each, value) for each, value in job.identity.items()}
     earlier = load_identity(path)
-    for each in sorted(earlier.keys() & identity.keys()):
-        if earlier[each] != identity[each]:
+    for each, wanted in identity.items():
+        if each in earlier and earlier[each] != wanted:
             raise JobMismatch(
                 f"the run {name!r} was begun with {each} = {earlier[each]}, and this job has {each} = "
-                f"{identity[each]}. Set {each} back, or give the run a new name.",
+                f"{wanted}. Set {each} back, or give the run a new name.",
                 name=name,
                 fact=each,
                 found=earlier[each],
-                wanted=identity[each],
+                wanted=wanted,
             )
     facts = {"version": VERSION, "identity": {**earlier, **identity}, "parameters": job_facts(job)}
     try:

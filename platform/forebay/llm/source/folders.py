@@ -14,6 +14,8 @@ from forebay.storage.filesystem import resolve
 from forebay.storage.listing.globs import children
 from forebay.transform.fingerprint.values import digest
 
+_SAMPLES, _SAMPLE_BYTES = 9, 1 << 16
+
 
 def local_copy(folder: str) -> str:
     """Path of a local folder with the files of `folder`: itself, or a copy that all processes of the machine share.
@@ -45,6 +47,24 @@ def local_copy(folder: str) -> str:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return str(target)
+
+
+def folder_digest(folder: str) -> str:
+    """SHA-256 of the names and sizes of a folder's files, and of samples of their content: 64 KiB at 9 places of each.
+
+    Copies of a model have the same digest. Models that were trained in other ways differ in nearly all weights.
+    """
+    place = resolve(folder)
+    facts: list[object] = []
+    for info in sorted(children(place.fs, place.path), key=lambda each: str(each.base_name)):
+        if info.type == fs.FileType.File and info.base_name.endswith((".json", ".safetensors")):
+            facts.append((info.base_name, info.size))
+            last = max(info.size - _SAMPLE_BYTES, 0)
+            with place.fs.open_input_file(info.path) as file:
+                facts += [
+                    digest(file.read_at(_SAMPLE_BYTES, part * last // (_SAMPLES - 1))) for part in range(_SAMPLES)
+                ]
+    return digest(repr(facts).encode())
 
 
 def _copies() -> Path:

@@ -36,6 +36,7 @@ OnBadRows = Literal["raise", "skip"]
 _EXAMPLES = 256
 """Examples that are split into tokens in one call: enough to keep the tokenizer's threads busy."""
 _SKIPPED = "skipped"
+_MOST_MEASURED = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,15 @@ class TokenReader:
             f"no document of the data can be trained on with seq_len={self.layout.seq_len}, "
             f"overflow={self.layout.overflow!r} and train_on={self.train_on!r}: {count_text(total.dropped)} are too "
             f"long, {count_text(total.without_targets)} have no target within a row, {count_text(total.skipped)} rows "
-            f"are not valid, and the longest has {count_text(total.longest)} tokens. Raise seq_len, or set "
-            'train_on="all".',
+            f"are not valid, and the longest has {count_text(total.longest)} tokens{self._median()}. Raise seq_len, or "
+            'set train_on="all".',
             longest=total.longest,
         )
+
+    def _median(self) -> str:
+        """Median length of the first documents, for a message. Reads the first span again."""
+        examples = self.rows.examples(self.all_spans[0]) if self.all_spans else iter(())
+        lengths = sorted(len(document.ids) for document in islice(self.documents(examples), _MOST_MEASURED))
+        if not lengths:
+            return ""
+        return f", the median of the first {count_text(len(lengths))} has {count_text(lengths[len(lengths) // 2])}"

@@ -1,0 +1,69 @@
+"""Facts of a fine-tuning that a resumed run must share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from forebay.errors import InvalidOption
+from forebay.llm.adapters import Lora
+from forebay.llm.models import TINY
+from forebay.llm.recipe import Recipe
+from forebay.llm.source.folders import folder_digest
+from forebay.llm.source.prepared_tokens import PreparedTokens
+
+_DIGITS = 12
+
+
+def run_identity(
+    recipe: Recipe, tokens: PreparedTokens | Mapping[str, PreparedTokens], **options: object
+) -> dict[str, object]:
+    """Base model, adapter, data, tokenizer and template by name, for `fb.Job(identity=...)`.
+
+    Reads a few samples of the model's weights. A folder that was copied or renamed is the same base.
+
+    Args:
+        recipe: The recipe.
+        tokens: Token rows, or those of each data set of a mixture by its name.
+        options: Options of the `TokenSource`, by name. None is left out.
+    """
+    several = (
+        {"data": tokens}
+        if isinstance(tokens, PreparedTokens)
+        else {f"data {name}": each for name, each in tokens.items()}
+    )
+    if not several:
+        raise InvalidOption("run_identity() needs the token rows of at least one data set.")
+    first = next(iter(several.values()))
+    arguments = first.prepared.origin.arguments
+    return {
+        "model": _model(recipe),
+        "adapter": _adapter(recipe.adapter),
+        "seq_len": first.seq_len,
+        "tokenizer": arguments["tokenizer"][:_DIGITS],
+        "template": arguments["template"][:_DIGITS],
+        **{name: value for name, value in options.items() if value is not None and name != "seq_len"},
+        **{name: _data(each) for name, each in several.items()},
+    }
+
+
+def _model(recipe: Recipe) -> str:
+    name = recipe.model.name
+    return name if name == TINY else f"{PurePosixPath(name).name} ({folder_digest(name)[:_DIGITS]})"
+
+
+def _adapter(adapter: Lora | None) -> str:
+    if adapter is None:
+        return "none"
+    targets = adapter.targets if isinstance(adapter.targets, str) else ",".join(adapter.targets)
+    return f"{type(adapter).__name__.lower()} r={adapter.r} alpha={adapter.alpha:g} targets={targets}"
+
+
+def _data(tokens: PreparedTokens) -> str:
+    """Names of the files and their size: the plan itself knows their content."""
+    inputs = tokens.prepared.origin.inputs
+    names = sorted(PurePosixPath(uri.partition("?")[0]).name for uri in inputs)
+    sizes = [size for version in inputs.values() if (size := version.partition(" ")[0]).isdecimal()]
+    more = "" if len(names) == 1 else f" and {len(names) - 1} more"
+    total = f", {sum(map(int, sizes)):,} bytes" if len(sizes) == len(names) else ""
+    return f"{names[0]}{more}{total}"

@@ -1,0 +1,192 @@
+"""Bad input of the language model job, through the command line: found before a worker starts, with what was found."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay import llm
+from forebay.cli.app import main
+from forebay.driver.local.driver import LocalDriver
+from forebay.runs import run as run_module
+from forebay.testing.data.chats import write_chats
+
+JOB = Path(__file__).parents[3] / "jobs" / "finetune_llm.py"
+OPTIONS = {
+    "chats": 20,
+    "seq_len": 128,
+    "overflow": "split",
+    "epochs": 1,
+    "workers": 1,
+    "global_batch": 8,
+    "cache": "cache",
+}
+USER = {"role": "user", "content": "a"}
+ANSWER = {"role": "assistant", "content": "b"}
+
+
+class NoWorkers(AssertionError):
+    """A worker would start now."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with data and a model, which no test changes."""
+    place = tmp_path_factory.mktemp("made")
+    chats = write_chats(place, chats=20, held_out=2)
+    reader = llm.TokenSource(str(chats.training), llm.tokenizer("tiny")).open()
+    reader.tokenizer.save_pretrained(place / "model")
+    llm.ModelSpec(name="tiny", vocab_size=len(reader.tokenizer)).build().save_pretrained(place / "model")
+    chats.training.rename(place / "chats.jsonl")
+    return place
+
+
+@pytest.fixture
+def refusal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str | None]:
+    """`refusal(**parameters)`: the error of `forebay run`, or None if workers would have started."""
+    monkeypatch.chdir(tmp_path)
+
+    def no_workers(_self: Any, job: Any, callbacks: Any = ()) -> Any:
+        with run_module.Run(job, callbacks):
+            raise NoWorkers
+
+    monkeypatch.setattr(LocalDriver, "run", no_workers)
+
+    def call(**parameters: object) -> str | None:
+        words = [f"{name}={value}" for name, value in (OPTIONS | parameters).items()]
+        capsys.readouterr()
+        try:
+            main(["run", "--driver", "local", str(JOB), *words])
+        except NoWorkers:
+            return None
+        except SystemExit:
+            pass
+        return " ".join(capsys.readouterr().err.split())
+
+    return call
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.write_bytes(b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows))
+    return path
+
+
+BAD_ROWS: Mapping[str, tuple[object, str]] = {
+    "no list": ({"messages": "hello"}, "bad.jsonl, line 2: .*'hello'"),
+    "unknown role": ({"messages": [USER, {"role": "robot", "content": "b"}]}, "line 2: .*'robot'"),
+    "assistant first": ({"messages": [ANSWER, USER]}, "line 2: .*assistant"),
+    "assistant never": ({"messages": [USER]}, "line 2: .*assistant"),
+    "empty": ({"messages": [USER, {"role": "assistant", "content": ""}]}, "line 2: "),
+    "null": ({"messages": [USER, {"role": "assistant", "content": None}]}, "line 2: .*None"),
+    "not JSON": (b'{"messages": [', "line 2: the line is not JSON"),
+    "not UTF-8": (b'{"messages": "\xff"}', "line 2: the line is not UTF-8"),
+    "two schemas": ({"text": "abc"}, "line 2: the row has the columns 'text', without 'messages'"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_ROWS)
+def test_a_bad_row_is_named_by_file_and_line(refusal: Callable[..., Any], tmp_path: Path, kind: str) -> None:
+    row, text = BAD_ROWS[kind]
+    data = lines(tmp_path / "bad.jsonl", {"messages": [USER, ANSWER]}, row)
+    assert re.search(text + ".*on_bad_rows='skip'" if "the line" not in text else text, refusal(data=data))
+    assert refusal(data=data, on_bad_rows="skip") is None
+
+
+LONG = " ".join(map(str, range(400)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "text"),
+    [
+        (
+            [{"prompt": "a", "completion": LONG}] * 3,
+            {"seq_len": 16, "overflow": "drop"},
+            r"seq_len=16.*3 are too long.*the longest has [\d,]+ tokens, the median of the first 3 has [\d,]+. Raise",
+        ),
+        (
+            [{"prompt": LONG, "completion": "b"}],
+            {"seq_len": 16, "overflow": "truncate"},
+            r"1 have no target within a row.*longest has [\d,]+ tokens, the median",
+        ),
+        ([{"body": "abc"}], {}, r"has the columns 'body', and needs one of: messages, .*columns="),
+        ([{"text": "ab " * 90}], {"seq_len": 8192}, r"seq_len=8192, and the model tiny has 4096 positions"),
+        ([{"text": "ab " * 90}], {"workers": 9, "global_batch": 8}, r"global_batch=8.*9"),
+    ],
+    ids=["too long", "no target", "columns", "positions", "batch"],
+)
+def test_data_that_cannot_be_trained_on(
+    refusal: Callable[..., Any], tmp_path: Path, rows: Any, options: dict[str, Any], text: str
+) -> None:
+    assert re.search(text, refusal(data=lines(tmp_path / "some.jsonl", *rows), **options))
+
+
+def test_more_workers_than_lanes(refusal: Callable[..., Any], made: Path) -> None:
+    found = refusal(data=made / "chats.jsonl", workers=2000, global_batch=4000)
+    assert re.search(r"2,?000.*lanes", found)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "text"),
+    [
+        (lambda model: (model / "config.json").unlink(), "is not the folder of a model: it holds"),
+        (
+            lambda model: (model / "model.safetensors").rename(model / "pytorch_model.bin"),
+            "is a pickle, which may run any",
+        ),
+        (
+            lambda model: (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}'),
+            "lacks b.safetensors of its weights",
+        ),
+        (lambda model: change(model, "config.json", auto_map={"AutoModel": "x.y"}), "brings code of its own"),
+        (lambda model: change(model, "config.json", vocab_size=8), "entries, and the model .* has embeddings for 8"),
+        (lambda model: (model / "chat_template.jinja").unlink(), "no chat template. Give"),
+        (lambda model: change(model, "tokenizer_config.json", eos_token=None), "has no end token"),
+        (lambda model: (model / "tokenizer.json").unlink(), "has no tokenizer: it needs tokenizer.json"),
+        (shutil.rmtree, "is not a folder|does not exist|has no tokenizer"),
+    ],
+)
+def test_a_model_that_cannot_be_used(
+    refusal: Callable[..., Any], made: Path, tmp_path: Path, break_it: Callable[[Path], object], text: str
+) -> None:
+    model = shutil.copytree(made / "model", tmp_path / "model")
+    break_it(model)
+    assert re.search(text, refusal(model=model, data=made / "chats.jsonl"))
+
+
+def change(model: Path, name: str, **facts: object) -> None:
+    path = model / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+def test_a_resumed_run_shares_base_adapter_data_and_rows(
+    refusal: Callable[..., Any], made: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(made / "model", tmp_path / "model")
+    usual = {"name": "mine", "model": model, "data": made / "chats.jsonl", "finetuning": "lora", "lora_r": 4}
+    assert refusal(**usual) is None
+    for options, text in (
+        ({"lora_r": 8}, r"begun with adapter = lora r=4 .* this job has adapter = lora r=8 .*Set adapter back"),
+        ({"finetuning": "full"}, r"adapter = lora r=4 .* this job has adapter = none"),
+        ({"seq_len": 64}, r"begun with seq_len = 128, and this job has seq_len = 64"),
+        ({"template": "chatml"}, r"begun with template = \w{12}, and this job has template = \w{12}"),
+        ({"train_on": "last"}, r"begun with train_on = assistant, and this job has train_on = last"),
+        (
+            {"data": lines(tmp_path / "other.jsonl", {"messages": [USER, ANSWER]})},
+            r"begun with data = chats.jsonl, [\d,]+ bytes, and this job has data = other.jsonl, [\d,]+ bytes",
+        ),
+    ):
+        assert re.search(text, refusal(**usual | options)), options
+    other = llm.ModelSpec(name="tiny", vocab_size=llm.models.read_config(str(model))["vocab_size"]).build()
+    other.save_pretrained(model)
+    assert re.search(r"begun with model = model \(\w+\), and this job has model = model \(\w+\)", refusal(**usual))
+    # A copy in another place is the same base, and the number of workers is free.
+    copy = shutil.copytree(made / "model", tmp_path / "elsewhere" / "model")
+    assert refusal(**usual | {"model": copy, "workers": 2}) is None
