@@ -62,7 +62,7 @@ def job(
         data: Parquet, JSON Lines or a folder of datasets. Without it, `chats` made-up conversations are written once.
         held_out: Data that is only evaluated on.
         mix: Weight of each of several data, instead of `data`: '{"s3://lake/chats": 0.8, "s3://lake/books": 0.2}'.
-        finetuning: "full", or "lora" to train a low-rank adapter.
+        finetuning: "full", "lora" to train a low-rank adapter, or "qlora" to train one beside 4-bit weights.
         strategy: "ddp", or "fsdp2" to hold only a part of the model on each rank.
         global_batch: Rows of seq_len tokens per step, over all workers.
         per_device_batch: Rows of one pass through the model.
@@ -81,7 +81,11 @@ def job(
     llm.check_model(model, tokens)
     recipe = llm.Recipe(
         model=llm.ModelSpec(
-            name=model, vocab_size=tokens.vocab_size, attn=attn, gradient_checkpointing=gradient_checkpointing
+            name=model,
+            vocab_size=tokens.vocab_size,
+            attn=attn,
+            gradient_checkpointing=gradient_checkpointing,
+            quantization="nf4" if finetuning == "qlora" else None,
         ),
         adapter=adapter(finetuning, lora_r, lora_alpha, lora_dropout),
         lr=lr or usual["lr"],
@@ -142,6 +146,8 @@ def mixture(
 
 def adapter(finetuning: str, r: int, alpha: float, dropout: float) -> llm.Lora | None:
     """Adapter to train, or None for the whole model."""
-    if finetuning not in ("full", "lora"):
-        raise InvalidOption(f"finetuning={finetuning!r} is unknown. Choose 'full' or 'lora'.", finetuning=finetuning)
+    if finetuning not in ("full", "lora", "qlora"):
+        raise InvalidOption(
+            f"finetuning={finetuning!r} is unknown. Choose 'full', 'lora' or 'qlora'.", finetuning=finetuning
+        )
     return None if finetuning == "full" else llm.Lora(r=r, alpha=alpha, dropout=dropout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from forebay.llm.quantization import FrozenWeights
 from forebay.llm.recipe import Recipe
 from forebay.llm.tokens import TARGETS
 from forebay.llm.training.evaluation import evaluate_tokens
@@ -25,7 +26,13 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
     """
     # Before the model is restored: a checkpoint of another adapter is refused by its name.
     worker.track(model_origin=recipe.origin(worker.seed))
-    model, optimizer = worker.setup(recipe.build_model(), recipe.optimizer, strategy=recipe.strategy)
+    built = recipe.build_model()
+    frozen = None
+    if recipe.model.quantization is not None:
+        worker.track(frozen_weights=(frozen := FrozenWeights(built)))
+    model, optimizer = worker.setup(built, recipe.optimizer, strategy=recipe.strategy)
+    if frozen is not None:
+        frozen.watch(model)
     trained = [each for group in optimizer.param_groups for each in group["params"]]
 
     def loss_of(part: Batch) -> Tensor:

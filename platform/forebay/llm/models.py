@@ -13,6 +13,7 @@ from torch import nn
 
 from forebay.errors import InvalidOption
 from forebay.foreign_code import replaced_errors
+from forebay.llm.quantization import NF4, quantized, quantized_copy, require_bitsandbytes
 from forebay.llm.source.folders import local_copy
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.source.tokenizers import check_sizes, import_transformers
@@ -23,6 +24,7 @@ TINY = "tiny"
 """Name of the model that is made on the spot, and needs neither files nor a network."""
 Attention = Literal["auto", "sdpa", "eager"]
 """Implementation of attention. "auto" is "sdpa"."""
+Quantization = Literal["nf4"]
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _TINY_POSITIONS = 4096
@@ -37,20 +39,26 @@ class ModelSpec:
         vocab_size: Entries of the tokenizer, for the tiny model.
         attn: Implementation of attention.
         gradient_checkpointing: Whether activations are computed again in the backward pass, which saves memory.
+        quantization: "nf4" holds the linear layers in 4 bits, frozen. None holds float32.
     """
 
     name: str
     vocab_size: int
     attn: Attention = "auto"
     gradient_checkpointing: bool = False
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
+        if self.quantization is not None:
+            if self.quantization not in get_args(Quantization):
+                raise InvalidOption(f"quantization={self.quantization!r} is unknown. Choose {NF4!r}, or None.")
+            require_bitsandbytes()
         if self.attn not in get_args(Attention):
             known = ", ".join(map(repr, get_args(Attention)))
             raise InvalidOption(f"attn={self.attn!r} is unknown. Choose one of {known}.", attn=self.attn)
 
     def build(self) -> nn.Module:
-        """Model with its weights in float32, in training mode. The tiny one draws them from torch's generator.
+        """Model in training mode, with weights in float32 or quantized. The tiny one draws them from torch's generator.
 
         Raises `InvalidOption` for a folder that cannot be loaded.
         """
@@ -59,9 +67,13 @@ class ModelSpec:
         if self.name == TINY:
             config = transformers.LlamaConfig(**tiny_sizes(self.vocab_size))
             model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attn)
+            if self.quantization is not None:
+                model = quantized_copy(transformers, model, attn_implementation=attn)
         else:
+            plain = transformers.AutoModelForCausalLM.from_pretrained
+            load = plain if self.quantization is None else partial(quantized, transformers)
             with replaced_errors(partial(_unloadable, self.name)):
-                model = transformers.AutoModelForCausalLM.from_pretrained(
+                model = load(
                     local_copy(self.name),
                     dtype="float32",
                     attn_implementation=attn,

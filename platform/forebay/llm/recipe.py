@@ -14,6 +14,7 @@ from forebay.errors import InvalidOption, whole_number
 from forebay.llm.adapters import Lora
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.models import ModelSpec
+from forebay.llm.quantization import compute_in
 from forebay.llm.source.tokenizers import TokenizerSpec
 from forebay.llm.training.rate_schedule import Schedule, rate_factor
 
@@ -68,6 +69,11 @@ class Recipe:
             value = getattr(self, option)
             if value is not None and not value > 0:
                 raise InvalidOption(f"{option}={value} cannot train. Give a number above 0.", option=option)
+        if self.model.quantization is not None and self.adapter is None:
+            raise InvalidOption(
+                f"quantization={self.model.quantization!r} without an adapter trains nothing: 4-bit weights are "
+                "frozen. Give adapter=llm.Lora(...) (finetuning=qlora), or leave quantization out (finetuning=full)."
+            )
         if not 0 <= self.warmup <= 1:
             raise InvalidOption(f"warmup={self.warmup} is not a share of the rows. Give 0 to 1.", option="warmup")
 
@@ -83,6 +89,8 @@ class Recipe:
     def build_model(self) -> nn.Module:
         """Model with its adapter, on the CPU, in training mode."""
         model = self.model.build()
+        if self.model.quantization is not None:
+            compute_in(model, torch.bfloat16 if self._is_bf16(torch.cuda.is_available()) else torch.float32)
         return model if self.adapter is None else self.adapter.add_to(model)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
@@ -100,5 +108,8 @@ class Recipe:
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """Block in which the model computes in the recipe's type."""
-        is_bf16 = self.dtype == "bf16" or (self.dtype == "auto" and device.type == "cuda")
+        is_bf16 = self._is_bf16(device.type == "cuda")
         return torch.autocast(device.type, torch.bfloat16) if is_bf16 else nullcontext()
+
+    def _is_bf16(self, has_gpu: bool) -> bool:
+        return self.dtype == "bf16" or (self.dtype == "auto" and has_gpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import runpy
 from collections.abc import Callable
@@ -175,6 +176,38 @@ def test_models_of_others_are_tuned_on_mixtures(run: Callable[..., Any], tmp_pat
     options = TINY_RUN | {"model": folder, "mix": mix, "held_out": parts[0].held_out, "finetuning": "lora", "lora_r": 4}
     result = run("finetune_llm.py", **options)
     assert result["epochs"][0]["metrics"]["exact_match"] >= 0
+
+
+@pytest.mark.variation
+def test_adapter_beside_4_bit_weights_is_the_same_under_each_strategy_and_world(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    runs = {"ddp": 2, "fsdp2": 2, "ddp alone": 1}
+    found = {
+        name: run("finetune_llm.py", **TINY_RUN | {"workers": workers}, finetuning="qlora", strategy=name[:5].strip())
+        for name, workers in runs.items()
+    }
+    losses = {name: result["epochs"][-1]["metrics"]["validation_loss"] for name, result in found.items()}
+    assert max(losses.values()) - min(losses.values()) < 1e-5
+    # A checkpoint in parts goes on as a whole one, in another world.
+    again = TINY_RUN | {"workers": 1, "epochs": 2, "name": found["fsdp2"]["name"]}
+    assert run("finetune_llm.py", **again, finetuning="qlora")["epochs"][-1]["metrics"]["loss"] < 5.5
+    made = llm.export(found["fsdp2"]["name"], "out", merge=True)
+    assert made.content == "merged model" and made.step > found["fsdp2"]["steps"][-1]["step"]
+
+
+def test_package_of_4_bit_weights_is_asked_for_before_a_worker_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "bitsandbytes" else find_spec(name, *rest)
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--driver", "local", str(ROOT / "jobs" / "finetune_llm.py"), "chats=10", "finetuning=qlora"])
+    assert ended.value.code == 2
+    assert "bitsandbytes, which is missing. Install it: pip install" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,14 @@ from forebay.llm.hf_folder.model_origin import TRACKED, ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight, index_text, split_files, write_safetensors
 from forebay.llm.hf_folder.sealed_folder import SealedFolder
 from forebay.llm.hf_folder.side_files import adapter_config, model_config, side_files
-from forebay.llm.hf_folder.weights import adapter_weights, as_type, base_weights, merged_weights, trained_weights
+from forebay.llm.hf_folder.weights import (
+    adapter_weights,
+    as_type,
+    base_weights,
+    dequantized_weights,
+    merged_weights,
+    trained_weights,
+)
 from forebay.llm.models import TINY
 from forebay.storage.filesystem import Location, below, resolve
 from forebay.storage.listing.globs import children
@@ -179,7 +186,15 @@ def _weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, Any]) -
         return trained_weights(state, config)
     if not plan.merge:
         return adapter_weights(state)
-    return merged_weights(base_weights(plan.origin), state, adapter)
+    base = base_weights(plan.origin)
+    if plan.origin.model.quantization is not None:
+        log.warning(
+            "The adapter of run %r was trained beside 4-bit weights. It is merged into what these stand for, which "
+            "differs from the base model by the rounding to 4 bits.",
+            plan.run,
+        )
+        base = dequantized_weights(base, config)
+    return merged_weights(base, state, adapter)
 
 
 def _checkpoints(storage: Location, name: str) -> CheckpointFiles:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forebay.checkpoint.parts.stored_state import StoredState
 from forebay.errors import InvalidOption
@@ -17,7 +17,9 @@ from forebay.llm.adapters import Lora
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
 from forebay.llm.models import TINY
+from forebay.llm.quantization import dequantized
 from forebay.llm.source.folders import local_copy
+from forebay.llm.source.tokenizers import import_transformers
 from forebay.train.state.rng import seed_everything
 
 _ADAPTED = "base_model.model."
@@ -69,7 +71,7 @@ def base_weights(origin: ModelOrigin) -> list[Weight]:
     """
     if origin.model.name == TINY:
         seed_everything(origin.seed)
-        values = origin.model.build().state_dict()
+        values = replace(origin.model, quantization=None).build().state_dict()
         return [
             Weight(name=name, shape=tuple(each.shape), dtype=each.dtype, read=partial(values.__getitem__, name))
             for name, each in values.items()
@@ -84,6 +86,20 @@ def base_weights(origin: ModelOrigin) -> list[Weight]:
                 shape = tuple(found.get_shape())
                 weights.append(Weight(name=name, shape=shape, dtype=torch.float32, read=partial(_read, path, name)))
     return weights
+
+
+def dequantized_weights(base: list[Weight], config: Mapping[str, Any]) -> list[Weight]:
+    """Weights of the base as a run with 4-bit weights had them: those of linear layers went through 4 bits."""
+    transformers = import_transformers()
+    facts = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
+    with torch.device("meta"):
+        found = transformers.AutoConfig.for_model(config["model_type"], **facts)
+        model = transformers.AutoModelForCausalLM.from_config(found)
+    layers = {name for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    quantized = {f"{name}.weight" for name in layers if model.get_submodule(name) is not model.get_output_embeddings()}
+    return [
+        replace(each, read=partial(_through_4_bits, each.read)) if each.name in quantized else each for each in base
+    ]
 
 
 def as_type(weights: list[Weight], dtype: torch.dtype) -> list[Weight]:
@@ -104,6 +120,10 @@ def _read(path: Path, name: str) -> Tensor:
     with safe_open(path, framework="pt") as file:
         found: Tensor = file.get_tensor(name)
     return found
+
+
+def _through_4_bits(read: Any) -> Tensor:
+    return dequantized(read())
 
 
 def _with_adapter(base: Any, a: Any, b: Any, scale: float) -> Tensor:

@@ -246,3 +246,12 @@ def test_run_does_not_go_on_with_another_adapter(train_run: TrainRun) -> None:
     train_run(adapter=llm.Lora(r=4), steps=2)
     with pytest.raises(fb.errors.BadJob, match="was trained with lora_r=4, .* and this run has lora_r=4, lora_alpha=8"):
         train_run(adapter=llm.Lora(r=4, alpha=8), steps=2)
+
+
+def test_adapter_beside_4_bit_weights_is_merged_into_what_they_stand_for(
+    train_run: TrainRun, tokens: llm.PreparedTokens, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loss = train_run(adapter=llm.Lora(r=4), model_options={"quantization": "nf4"})
+    llm.export("mine", str(tmp_path / "out"), storage=str(tmp_path / "runs"), merge=True)
+    assert "trained beside 4-bit weights" in caplog.text
+    assert loss_of(load(tmp_path / "out"), tokens) == pytest.approx(loss, abs=1e-5)

@@ -1,0 +1,139 @@
+"""Models whose linear layers hold 4-bit weights (NF4, Dettmers et al. 2023, arXiv 2305.14314), by bitsandbytes."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from forebay.errors import BadJob, InvalidOption
+from forebay.train.setup import local_part
+
+NF4 = "nf4"
+INSTALL = 'Install it: pip install "forebay[qlora]".'
+
+
+def require_bitsandbytes() -> None:
+    """Raise `InvalidOption` with the install line where bitsandbytes is missing. Does not import it."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise InvalidOption(f"quantization={NF4!r} needs the package bitsandbytes, which is missing. {INSTALL}")
+
+
+def quantized(transformers: Any, folder: str, **options: Any) -> Any:
+    """Model of `folder`, quantized while it is loaded. The output layer keeps its type. Raises any exception."""
+    return _prepared(
+        transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=_config(transformers), **options)
+    )
+
+
+def quantized_copy(transformers: Any, model: Any, **options: Any) -> Any:
+    """Quantized copy of `model`, which has weights in float32."""
+    return _prepared(
+        type(model).from_pretrained(
+            None,
+            config=model.config,
+            state_dict=model.state_dict(),
+            dtype="float32",
+            quantization_config=_config(transformers),
+            **options,
+        )
+    )
+
+
+def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let the quantized layers compute in `dtype`: autocast does not reach them."""
+    for _, layer in quantized_layers(model):
+        layer.compute_dtype, layer.compute_type_is_set = dtype, True
+
+
+def quantized_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Layers with 4-bit weights, by name."""
+    import bitsandbytes  # noqa: PLC0415 - an extra, which takes seconds to import
+
+    return ((name, each) for name, each in model.named_modules() if isinstance(each, bitsandbytes.nn.Linear4bit))
+
+
+def dequantized(weight: Tensor) -> Tensor:
+    """Values in float32 that the 4-bit form of `weight` stands for."""
+    from bitsandbytes import functional  # noqa: PLC0415 - an extra, which takes seconds to import
+
+    packed, state = functional.quantize_4bit(weight.float(), quant_type=NF4, compress_statistics=False)
+    values: Tensor = functional.dequantize_4bit(packed, state)
+    return values
+
+
+class FrozenWeights:
+    """`Stateful` of quantized weights: a checksum instead of their values.
+
+    A run continues with the weights that it was started with, or not at all. Each checkpoint also verifies that this
+    rank's weights are what they were. It raises `BadJob` otherwise.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """`model` has whole weights."""
+        self._base = _checksum(model)
+        self._model: nn.Module | None = None
+        self._own = ""
+
+    def watch(self, model: nn.Module) -> None:
+        """Verify the weights of `model`, of which this rank may hold a part, from now on."""
+        self._model, self._own = model, _checksum(model)
+
+    def state_dict(self) -> dict[str, str]:
+        """Checksum of the whole weights."""
+        if self._model is not None and _checksum(self._model) != self._own:
+            raise BadJob(
+                "the frozen 4-bit weights of the model have changed during training, which must not happen. Keep the "
+                "model in training mode, and change no parameter that is not trained."
+            )
+        return {"xxh3_128": self._base}
+
+    def load_state_dict(self, state_dict: Mapping[str, str]) -> None:
+        """Check that a checkpoint was trained on the same weights. Raises `ValueError`."""
+        found = state_dict["xxh3_128"]
+        if found != self._base:
+            raise ValueError(
+                f"its frozen weights have the checksum {found[:12]}, and those of this base model have "
+                f"{self._base[:12]}. Give the base model that the run was started with"
+            )
+
+
+def _config(transformers: Any) -> Any:
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=NF4,
+        bnb_4bit_compute_dtype=torch.float32,
+        bnb_4bit_quant_storage=torch.uint8,
+    )
+
+
+def _prepared(model: Any) -> Any:
+    """The same model, whose quantized weights never change and are in no checkpoint: they follow from its folder."""
+    for layer in dict(quantized_layers(model)).values():
+        # In evaluation mode on a CPU, bitsandbytes (0.50) repacks a weight in place and leaves it so.
+        layer.support_avx512bf16_for_cpu = False
+        layer.register_state_dict_post_hook(_leave_out)
+        layer.register_load_state_dict_pre_hook(_keep_own)
+    return model
+
+
+def _leave_out(_module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for name in [each for each in state if each.startswith(f"{prefix}weight")]:
+        del state[name]
+
+
+def _keep_own(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    state[f"{prefix}weight"] = module.weight
+
+
+def _checksum(model: nn.Module) -> str:
+    sums = xxhash.xxh3_128()
+    for name, layer in quantized_layers(model):
+        sums.update(name.encode())
+        values = local_part(layer.weight.data).contiguous().reshape(-1).view(torch.uint8)
+        sums.update(values.cpu().numpy().data)
+    return sums.hexdigest()
