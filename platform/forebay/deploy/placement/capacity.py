@@ -1,0 +1,166 @@
+"""Capacity of one cluster: its free room per node shape, as one small JSON document."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from forebay.errors import InvalidOption
+
+VERSION = 1
+HEAD_POOL = "head"
+"""Pool of the nodes that may run the head of a Ray cluster."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """Thousandths of a CPU, bytes of memory and GPUs: what a pod asks for, or what a node has free."""
+
+    cpu: int
+    memory: int
+    gpus: int = 0
+
+    def holds(self, pod: Shape) -> bool:
+        """Whether a pod fits into this room."""
+        return self.slots(pod) > 0
+
+    def slots(self, pod: Shape) -> int:
+        """Number of such pods that fit."""
+        parts = ((self.cpu, pod.cpu), (self.memory, pod.memory), (self.gpus, pod.gpus))
+        return max(0, min((free // asked for free, asked in parts if asked), default=0))
+
+    def less(self, pod: Shape, count: int = 1) -> Shape:
+        """Room that is left after `count` such pods."""
+        return Shape(self.cpu - count * pod.cpu, self.memory - count * pod.memory, self.gpus - count * pod.gpus)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NodeGroup:
+    """Number of nodes that have the same free room and serve the same pools."""
+
+    free: Shape
+    pools: tuple[str, ...]
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Free room of a cluster at one time.
+
+    Attributes:
+        cluster: Name of the cluster.
+        observed_at: Time of the figures, by the clock of the one who places.
+        nodes: Nodes with free room, grouped. A pool is `SKU/MARKET` or `head`.
+        can_add: Pool -> nodes that an autoscaler could still add.
+        pending_gpus: GPUs that waiting pods ask for.
+        queue_gpus: Queue of Kueue -> GPUs that it may still use.
+        fault: Reason why nothing can be placed there, such as a server that does not answer.
+    """
+
+    cluster: str
+    observed_at: float
+    nodes: tuple[NodeGroup, ...] = ()
+    can_add: Mapping[str, int] = field(default_factory=dict)
+    pending_gpus: int = 0
+    queue_gpus: Mapping[str, int] = field(default_factory=dict)
+    fault: str | None = None
+
+    def to_json(self) -> str:
+        """One JSON document. The age of the figures is not in it: the clocks of two machines differ."""
+        facts = {**asdict(self), "nodes": [[asdict(each.free), each.pools, each.count] for each in self.nodes]}
+        del facts["observed_at"]
+        return json.dumps({"version": VERSION, **facts}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, observed_at: float) -> Capacity:
+        """Capacity of a document of `to_json`, with the time at which it was read. Raises `InvalidOption`."""
+        try:
+            facts: dict[str, Any] = json.loads(text)
+            if facts.pop("version") != VERSION:
+                raise ValueError("another version")
+            nodes = [NodeGroup(Shape(**free), tuple(pools), count) for free, pools, count in facts.pop("nodes")]
+            return cls(**facts, nodes=tuple(nodes), observed_at=observed_at)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidOption(
+                f"this is not a capacity of version {VERSION} ({error}). Install the same version of Forebay in every "
+                "cluster."
+            ) from error
+
+    def free_slots(self, pool: str, worker: Shape) -> int:
+        """Number of workers that fit now, each on a node of `pool`."""
+        return sum(each.count * each.free.slots(worker) for each in self.nodes if pool in each.pools)
+
+    def grown(self, pool: str, machine: Shape) -> Capacity:
+        """Capacity after the autoscaler added all the machines that it may add to `pool`."""
+        count = self.can_add.get(pool, 0)
+        return replace(self, nodes=(*self.nodes, NodeGroup(machine, (pool,), count))) if count else self
+
+
+def grouped(nodes: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
+    """Nodes with equal ones counted together, in an order of their own. Those without any are left out."""
+    counts: dict[tuple[Shape, tuple[str, ...]], int] = {}
+    for each in nodes:
+        key = (each.free, each.pools)
+        counts[key] = counts.get(key, 0) + each.count
+    return tuple(sorted(NodeGroup(free, pools, count) for (free, pools), count in counts.items() if count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """Pods of one attempt that run together: workers on nodes of `pool`, and a head unless the cluster is shared."""
+
+    pool: str
+    worker: Shape
+    workers: int
+    head: Shape | None = None
+
+    def pack(self, nodes: Iterable[NodeGroup]) -> tuple[NodeGroup, ...] | None:
+        """Nodes after the gang was placed, or None if it does not fit.
+
+        The answer is exact: workers are equal, so only the head's node matters, and every kind of node is tried for it.
+        Workers go to the fullest nodes first, which leaves whole nodes to later gangs.
+        """
+        groups = list(grouped(nodes))
+        if self.head is None:
+            return self._fill(groups)
+        best: tuple[tuple[int, Shape], list[NodeGroup]] | None = None
+        for number, group in enumerate(groups):
+            if HEAD_POOL not in group.pools or not group.free.holds(self.head):
+                continue
+            left = group.free.less(self.head)
+            lost = group.free.slots(self.worker) - left.slots(self.worker) if self.pool in group.pools else 0
+            if best is None or (lost, group.free) < best[0]:
+                others = [*groups[:number], *groups[number + 1 :]]
+                rest = NodeGroup(group.free, group.pools, group.count - 1)
+                best = ((lost, group.free), [*others, rest, NodeGroup(left, group.pools)])
+        return None if best is None else self._fill(best[1])
+
+    def most(self, nodes: Iterable[NodeGroup]) -> int:
+        """Largest number of workers with which the gang fits."""
+        groups = tuple(nodes)
+        low, high = 0, sum(each.count * each.free.slots(self.worker) for each in groups if self.pool in each.pools)
+        while low < high:
+            middle = math.ceil((low + high) / 2)
+            fits = replace(self, workers=middle).pack(groups) is not None
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def _fill(self, groups: list[NodeGroup]) -> tuple[NodeGroup, ...] | None:
+        left, result = self.workers, []
+        for group in sorted(groups):
+            slots = group.free.slots(self.worker) if self.pool in group.pools and left else 0
+            if not slots or not group.count:
+                result.append(group)
+                continue
+            full = min(group.count, left // slots)
+            left -= full * slots
+            result.append(NodeGroup(group.free.less(self.worker, slots), group.pools, full))
+            rest = group.count - full
+            if rest and left and left < slots:
+                result.append(NodeGroup(group.free.less(self.worker, left), group.pools, 1))
+                rest, left = rest - 1, 0
+            result.append(NodeGroup(group.free, group.pools, rest))
+        return None if left else grouped(result)
