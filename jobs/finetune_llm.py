@@ -46,6 +46,7 @@ def job(
     dtype: str = "auto",
     attn: str = "auto",
     gradient_checkpointing: bool = False,
+    profile: str = "exact",
     workers: int = 2,
     min_workers: int | None = None,
     checkpoint_every: int = 50,
@@ -66,6 +67,7 @@ def job(
         strategy: "ddp", or "fsdp2" to hold only a part of the model on each rank.
         global_batch: Rows of seq_len tokens per step, over all workers.
         per_device_batch: Rows of one pass through the model.
+        profile: "exact", or "deepspeed" to count FLOPs as its profiler does.
         min_workers: Smallest number of workers. With it, the run is elastic.
     """
     usual = TINY if model == "tiny" else USUAL
@@ -97,6 +99,7 @@ def job(
         dtype=dtype,
         strategy=strategy,
         tokenizer=tokens.spec(tokenizer),
+        profile=profile,
     )
     transform = llm.token_rows()
     evaluated = None

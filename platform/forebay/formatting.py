@@ -15,9 +15,20 @@ def metric_text(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
+def metric_text_of(name: str, value: float) -> str:
+    """Value of the metric `name`, whose end says its unit: bytes and large rates are shortened.
+
+    >>> metric_text_of("memory_bytes", 3 << 30), metric_text_of("tokens_per_s", 12_345.0), metric_text_of("auc", 0.7)
+    ('3.00 GiB', '12.3k', '0.7000')
+    """
+    if name.endswith("_bytes") and math.isfinite(value):
+        return bytes_text(value)
+    return count_text(value) if name.endswith("_per_s") and value >= 1000 else metric_text(value)
+
+
 def metrics_text(metrics: Mapping[str, float]) -> str:
     """Metrics in their order: `loss 0.4312, auc 0.7731`."""
-    return ", ".join(f"{name} {metric_text(value)}" for name, value in metrics.items())
+    return ", ".join(f"{name} {metric_text_of(name, value)}" for name, value in metrics.items())
 
 
 def rate_text(rows: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from forebay.llm.cost.meter import Meter
 from forebay.llm.quantization import FrozenWeights
 from forebay.llm.recipe import Recipe
 from forebay.llm.tokens import TARGETS
@@ -20,7 +21,7 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
     In a job: `fb.Job(train=partial(llm.finetune, recipe), ...)`.
 
     The loss is the mean over all targets of the global batch, whatever the number of workers and the rows of a pass.
-    Each epoch ends with the held-out loss and exact match, if the job has held-out rows.
+    Each epoch ends with the held-out loss and exact match, if the job has held-out rows. Rates are those of `Meter`.
 
     Raises as `worker.setup`, and `InvalidOption` for a model that cannot be loaded.
     """
@@ -34,6 +35,7 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
     if frozen is not None:
         frozen.watch(model)
     trained = [each for group in optimizer.param_groups for each in group["params"]]
+    meter = Meter.of(recipe, worker.device)
 
     def loss_of(part: Batch) -> Tensor:
         with recipe.autocast(worker.device):
@@ -46,8 +48,11 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
         grad_norm = whole(nn.utils.clip_grad_norm_(trained, recipe.max_grad_norm))
         optimizer.step()
         optimizer.zero_grad()
+        rates = meter.step(batch)
         metrics = evaluate_tokens(worker, model) if batch.ends_epoch else {}
-        worker.commit(loss=loss, grad_norm=grad_norm, **metrics)
+        worker.commit(loss=loss, grad_norm=grad_norm, **rates, **metrics)
+        if batch.ends_epoch:
+            meter.restart()
 
 
 def whole(value: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from forebay.llm.training.rate_schedule import Schedule, rate_factor
 
 ComputeType = Literal["auto", "fp32", "bf16"]
 """Type of the computation. Weights and gradients are float32. "auto" is bf16 on a GPU, and fp32 elsewhere."""
+Profile = Literal["exact", "deepspeed"]
+"""Count of the FLOPs of a step: exact, or that of DeepSpeed's profiler, which is too high for adapters."""
 
 LORA_RATE, FULL_RATE = 2e-4, 2e-5
 
@@ -41,6 +43,7 @@ class Recipe:
         dtype: Type of the computation.
         strategy: Name of the way in which ranks train together.
         tokenizer: Tokenizer of the data, for an export of what was trained.
+        profile: Count of FLOPs behind `tflops_per_s` and `mfu`.
 
     Raises `InvalidOption` for values that can never work.
     """
@@ -57,10 +60,11 @@ class Recipe:
     dtype: ComputeType = "auto"
     strategy: str = "ddp"
     tokenizer: TokenizerSpec | None = None
+    profile: Profile = "exact"
 
     def __post_init__(self) -> None:
         whole_number("per_device_batch", self.per_device_batch, least=1)
-        for option, known in (("schedule", Schedule), ("dtype", ComputeType)):
+        for option, known in (("schedule", Schedule), ("dtype", ComputeType), ("profile", Profile)):
             value = getattr(self, option)
             if value not in get_args(known):
                 choices = ", ".join(map(repr, get_args(known)))
@@ -106,10 +110,14 @@ class Recipe:
         """Learning rate after `share` of the training."""
         return self.highest_rate * rate_factor(share, warmup=self.warmup, schedule=self.schedule)
 
+    def compute_type(self, device: torch.device) -> torch.dtype:
+        """Type in which the model computes on `device`."""
+        return torch.bfloat16 if self._is_bf16(device.type == "cuda") else torch.float32
+
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """Block in which the model computes in the recipe's type."""
-        is_bf16 = self._is_bf16(device.type == "cuda")
-        return torch.autocast(device.type, torch.bfloat16) if is_bf16 else nullcontext()
+        dtype = self.compute_type(device)
+        return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
     def _is_bf16(self, has_gpu: bool) -> bool:
         return self.dtype == "bf16" or (self.dtype == "auto" and has_gpu)

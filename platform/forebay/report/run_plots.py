@@ -1,4 +1,4 @@
-"""Two plots of a run: metrics over steps, and time by epoch."""
+"""Plots of a run: metrics over steps, time by epoch, and the throughput of language models."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from forebay.storage.filesystem import below, resolve
 
 LEARNING_FILE = "loss_and_auc.png"
 TIME_FILE = "time_per_epoch.png"
+THROUGHPUT_FILE = "throughput.png"
 
 INK, FAINT = "#22313f", "#d5dbe1"
 LOSS = "#1f77b4"
@@ -32,7 +33,14 @@ PARTS: tuple[Part, ...] = (
     ("evaluation", "#e3a72f", lambda epoch: epoch.eval_s),
     ("commit", "#7d8a97", lambda epoch: epoch.checkpoint_s),
 )
-
+PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("tokens/s per worker", ("tokens_per_s", "document_tokens_per_s")),
+    ("TFLOP/s per device", ("tflops_per_s",)),
+    ("MFU", ("mfu",)),
+    ("peak memory, bytes", ("peak_memory_bytes",)),
+)
+"""Label and metrics of each plot of the throughput. The last metric of a plot is drawn on top."""
+THROUGHPUT = frozenset(name for _, names in PANELS for name in names)
 
 STAGE_COLOURS = dict(
     zip(BESIDE, ("#4c78a8", "#9ecae9", "#f58518", "#ffbf79", "#54a24b", "#bab0ac", "#b279a2"), strict=True)
@@ -40,10 +48,15 @@ STAGE_COLOURS = dict(
 
 
 def write_plots(result: Result) -> list[str]:
-    """Write `loss_and_auc.png` and `time_per_epoch.png` into the run's folder. Returns their paths."""
+    """Write `loss_and_auc.png` and `time_per_epoch.png` into the run's folder, and `throughput.png` for a language
+    model. Returns their paths.
+    """
     place = resolve(result.path)
+    figures = {LEARNING_FILE: learning_figure(result), TIME_FILE: time_figure(result)}
+    if measured_panels(result):
+        figures[THROUGHPUT_FILE] = throughput_figure(result)
     paths = []
-    for name, figure in ((LEARNING_FILE, learning_figure(result)), (TIME_FILE, time_figure(result))):
+    for name, figure in figures.items():
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=144)
         with place.fs.open_output_stream(f"{place.path}/{name}") as stream:
@@ -86,6 +99,31 @@ def time_figure(result: Result) -> Figure:
     return _titled(figure, result)
 
 
+def throughput_figure(result: Result) -> Figure:
+    """Plot tokens/s, FLOP/s, their share of the device's peak and the peak memory of the reported steps."""
+    panels = measured_panels(result)
+    figure = Figure(figsize=(8, 1 + 1.8 * len(panels)), layout="constrained")
+    places = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (label, names) in zip(places, panels, strict=True):
+        for name, colour in zip(names, (FAINT, LOSS)[-len(names) :], strict=True):
+            points = [(step.step, step.metrics[name]) for step in result.steps if name in step.metrics]
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.4, label=name)
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+        _plain(axes)
+        if len(names) > 1:
+            axes.legend(frameon=False, labelcolor=INK)
+    places[-1].set_xlabel("step")
+    return _titled(figure, result)
+
+
+def measured_panels(result: Result) -> list[tuple[str, tuple[str, ...]]]:
+    """Plots of the throughput that the run has metrics for."""
+    seen = {name for step in result.steps for name in step.metrics}
+    panels = [(label, tuple(name for name in names if name in seen)) for label, names in PANELS]
+    return [(label, names) for label, names in panels if names]
+
+
 def _draw_bars(axes: Axes, epochs: Sequence[EpochEnded], parts: Sequence[Part]) -> np.ndarray:
     """Draw a bar per epoch, cut into `parts`. Returns the end of each in seconds."""
     places = np.arange(1, len(epochs) + 1)
@@ -126,7 +164,8 @@ def _draw_loss(axes: Axes, result: Result) -> None:
 
 
 def _draw_others(axes: Axes, result: Result) -> None:
-    names = list(dict.fromkeys(name for epoch in result.epochs for name in epoch.metrics if name != "loss"))
+    named = dict.fromkeys(name for epoch in result.epochs for name in epoch.metrics)
+    names = [name for name in named if name != "loss" and name not in THROUGHPUT]
     axes.set_ylabel(names[0] if len(names) == 1 else "held-out metrics")
     for number, name in enumerate(names):
         points = [(epoch.step, epoch.metrics[name]) for epoch in result.epochs if name in epoch.metrics]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Console
 
 from forebay.events import EpochEnded
-from forebay.formatting import bytes_text, count_text, metric_text, seconds_text, share_text, time_text
+from forebay.formatting import bytes_text, count_text, metric_text_of, seconds_text, share_text, time_text
 from forebay.report.columns import Column, column
 from forebay.report.fitted_table import FittedTable
 from forebay.report.run_plots import write_plots
@@ -18,7 +19,7 @@ EpochColumn = Column[EpochEnded]
 
 
 def show_report(result: Result, console: Console | None = None) -> None:
-    """Print the tables of epochs and stages, write the two plots into the run's folder, and print their paths.
+    """Print the tables of epochs and stages, write the plots into the run's folder, and print their paths.
 
     `console` is the output, standard output by default. Raises `OSError` if the folder cannot be written.
     """
@@ -81,7 +82,7 @@ UNCACHED: EpochColumn = column("uncached", lambda epoch: epoch.tally.get("bypass
 
 
 def _metric(name: str) -> EpochColumn:
-    return column(name, lambda epoch: epoch.metrics.get(name), metric_text)
+    return column(name, lambda epoch: epoch.metrics.get(name), partial(metric_text_of, name))
 
 
 def _stage(name: str) -> EpochColumn:

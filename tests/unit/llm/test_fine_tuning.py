@@ -18,6 +18,7 @@ from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.events import Commands, Event
 from forebay.testing.data.chats import write_chats
 from forebay.train.collectives.collective import SingleProcessCollective
+from forebay.train.metric import scalar
 from forebay.train.spec import TrainSpec
 from forebay.train.state.rng import seed_everything
 from forebay.train.worker import Worker
@@ -31,7 +32,7 @@ class RecordingWorker(Worker):
     steps: list[dict[str, float]]
 
     def commit(self, **metrics: Any) -> None:
-        self.steps.append({name: float(value) for name, value in metrics.items()})
+        self.steps.append({name: float(scalar(name, value)) for name, value in metrics.items()})
         super().commit(**metrics)
 
 
@@ -149,6 +150,7 @@ def test_losses_and_gradients_are_those_of_the_trainer_of_transformers(
         words = np.concatenate([batch["tokens"].copy() for batch, _ in zip(loader, range(STEPS), strict=False)])
     theirs = steps_of_trainer(recipe, words, 3, tmp_path / "theirs")
     assert len(theirs) == STEPS
+    assert all(step["document_tokens_per_s"] <= step["tokens_per_s"] and step["mfu"] > 0 for step in worker.steps[1:])
     for step, (loss, norm) in zip(worker.steps, theirs, strict=False):
         assert step["loss"] == pytest.approx(loss, abs=1e-5)
         assert step["grad_norm"] == pytest.approx(norm, abs=1e-5)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from forebay.events import EpochEnded, Reported
 from forebay.report.fitted_table import FittedTable
-from forebay.report.run_plots import PARTS, learning_figure, time_figure, write_plots
+from forebay.report.run_plots import PARTS, learning_figure, throughput_figure, time_figure, write_plots
 from forebay.report.run_table import epoch_table, metric_names, show_report, stage_table
 from forebay.report.stages import STAGES
 from forebay.runs.result import Result, save_result
@@ -190,3 +190,18 @@ def test_diverged_and_empty_runs_can_be_drawn(tmp_path: Path) -> None:
     )
     write_plots(result(tmp_path, steps=steps))
     write_plots(Result(name="none", path=str(tmp_path), plan_id="p", num_epochs=1))
+
+
+def test_throughput_of_a_language_model_has_plots_of_its_own(tmp_path: Path) -> None:
+    measured = {"tokens_per_s": 12_345.0, "document_tokens_per_s": 11_000.0, "mfu": 0.41, "peak_memory_bytes": 3 << 30}
+    run = result(tmp_path)
+    steps = tuple(replace(step, metrics=step.metrics | measured) for step in run.steps[1:])
+    # The first step of a process is not measured.
+    run = replace(run, steps=(run.steps[0], *steps))
+    run = replace(run, epochs=tuple(replace(each, metrics=each.metrics | measured) for each in run.epochs))
+    rates, utilisation, memory = throughput_figure(run).axes
+    assert [len(line.get_xdata()) for line in rates.lines] == [198, 198]
+    assert [axes.get_ylabel() for axes in (utilisation, memory)] == ["MFU", "peak memory, bytes"]
+    assert [line.get_label() for line in learning_figure(run).axes[1].lines if line.get_label()[0] != "_"] == ["auc"]
+    assert [Path(path).name for path in write_plots(run)][2:] == ["throughput.png"]
+    assert "3.00 GiB" in "".join(printed(run)) and "12.3k" in "".join(printed(run))

@@ -48,6 +48,11 @@ def count_flops(config: Any, adapter: Lora | None = None) -> TokenFlops:
     Raises `InvalidOption` for a model that looks at its data, as peft's adapters of fused experts do.
     """
     short, long = (over_layers(config, partial(_counted, adapter, length)) for length in (SHORT, LONG))
+    return of_two_counts(short, long)
+
+
+def of_two_counts(short: float, long: float) -> TokenFlops:
+    """Coefficients from the FLOPs of a document of `SHORT` tokens and of one of `LONG`."""
     squared = (long / LONG - short / SHORT) / (LONG - SHORT)
     return TokenFlops(linear=short / SHORT - squared * SHORT, squared=squared)
 
@@ -69,7 +74,7 @@ def _counted(adapter: Lora | None, length: int, config: Any) -> int:
     # Fused attention is counted wrongly: not at all on the CPU, with its recomputation on GPUs.
     model = skeleton(config, adapter, attn="eager")
     with torch.device("meta"):
-        inputs = _inputs(model, length)
+        inputs = one_document(model, length)
     try:
         with FlopCounterMode(display=False) as counter:
             model(**inputs, use_cache=False).logits.sum().backward()
@@ -80,7 +85,8 @@ def _counted(adapter: Lora | None, length: int, config: Any) -> int:
     return int(counter.get_total_flops())
 
 
-def _inputs(model: nn.Module, length: int) -> dict[str, torch.Tensor]:
+def one_document(model: nn.Module, length: int) -> dict[str, torch.Tensor]:
+    """Inputs of `model` that are one document, on the current device."""
     forward = getattr(model, "get_base_model", lambda: model)().forward
     inputs = {
         "input_ids": torch.zeros(1, length, dtype=torch.long),

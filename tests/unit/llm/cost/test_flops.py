@@ -10,6 +10,7 @@ import transformers
 
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
+from forebay.llm.cost.deepspeed_profile import deepspeed_flops
 from forebay.llm.cost.flops import TokenFlops, _counted, count_flops, formula_flops
 from forebay.llm.cost.known_models import KNOWN_MODELS, model_config
 
@@ -148,6 +149,15 @@ def test_experts_count_as_often_as_a_token_uses_them() -> None:
 def test_models_that_cannot_be_counted_say_so() -> None:
     with pytest.raises(InvalidOption, match="MixtralConfig cannot be counted without data"):
         flops_of("Mixtral-8x7B", 4)
+
+
+@pytest.mark.variation("deepspeed takes seconds to import")
+def test_profiler_of_deepspeed_takes_frozen_weights_for_trained_ones() -> None:
+    pytest.importorskip("deepspeed")
+    config = config_of("Llama-2-7B")
+    full, adapted = (deepspeed_flops(config, adapter).per_token(4096) for adapter in (None, Lora(r=16)))
+    assert full == pytest.approx(flops_of("Llama-2-7B").per_token(4096), rel=0.01)
+    assert adapted / flops_of("Llama-2-7B", 16).per_token(4096) == pytest.approx(1.40, abs=0.03)
 
 
 def test_names_that_are_no_model() -> None:

@@ -1,0 +1,131 @@
+"""Meter of a fine-tuning: tokens per second, TFLOP/s, utilisation of the device, and peak memory of each step."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forebay.errors import InvalidOption
+from forebay.llm.cost.deepspeed_profile import deepspeed_flops
+from forebay.llm.cost.device_peaks import device_peak
+from forebay.llm.cost.flops import TokenFlops, count_flops
+from forebay.llm.cost.known_models import model_config
+from forebay.llm.packing import ID_BITS, TARGET
+from forebay.llm.recipe import Recipe
+from forebay.llm.token_batch import unpack
+from forebay.llm.tokens import TOKENS
+from forebay.loader.batch import Batch
+from forebay.train.metric import Metric, WeightedMean
+
+PROFILES = {"exact": count_flops, "deepspeed": deepspeed_flops}
+_MICRO = 1_000_000
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """Tokens and FLOPs of a rank's part of a step, as numbers or float64 tensors on the device.
+
+    Attributes:
+        tokens: Tokens of the rows.
+        document_tokens: Tokens of documents, without the empty ends of rows.
+        flops: FLOPs of the documents.
+    """
+
+    tokens: float
+    document_tokens: float | Tensor
+    flops: float | Tensor
+
+
+class Meter:
+    """Rates of a rank, as metrics for `worker.commit`. It never waits for the device.
+
+    - `tokens_per_s`: tokens of rows, per worker.
+    - `document_tokens_per_s`: the same without the empty ends of rows.
+    - `tflops_per_s`: FLOPs of the documents' tokens, by `count_flops`, per device.
+    - `mfu`: their share of the device's peak. Left out for an unknown device.
+    - `peak_memory_bytes`: most memory that was allocated on the GPU, or that the process had without one.
+
+    The time of a step is that since the step before, with its wait for data and its checkpoint. The mean of a rate over
+    an epoch is that of all its tokens and seconds. The first step of a process is not measured: kernels are chosen and
+    memory is found there.
+    """
+
+    def __init__(self, flops: TokenFlops | None, peak: float | None, device: torch.device) -> None:
+        self._flops, self._peak, self._device = flops, peak, device
+        self._since: float | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe, device: torch.device) -> Meter:
+        """Meter of the model of `recipe`. A model whose FLOPs cannot be counted has no `tflops_per_s`, and no `mfu`."""
+        try:
+            config = model_config(recipe.model.name, recipe.model.vocab_size)
+            flops = PROFILES[recipe.profile](config, recipe.adapter)
+        except InvalidOption as error:
+            _LOGGER.warning("%s MFU is left out.", error)
+            return cls(None, None, device)
+        return cls(flops, device_peak(device, recipe.compute_type(device)), device)
+
+    def step(self, batch: Batch) -> dict[str, Metric]:
+        """Metrics of the step of `batch`. Call it once per step, before `commit`."""
+        now = time.perf_counter()
+        before, self._since = self._since, now
+        seconds = 0.0 if before is None else now - before
+        cost = step_cost(batch, self._flops)
+        rates: dict[str, float | Tensor] = {
+            "tokens_per_s": cost.tokens,
+            "document_tokens_per_s": cost.document_tokens,
+        }
+        if self._flops is not None:
+            rates["tflops_per_s"] = cost.flops / 1e12
+            if self._peak is not None:
+                rates["mfu"] = cost.flops / self._peak
+        found: dict[str, Metric] = {name: _per_second(amount, seconds) for name, amount in rates.items()}
+        return found | {"peak_memory_bytes": float(peak_memory(self._device))}
+
+    def restart(self) -> None:
+        """Leave the time until now out, such as that of an evaluation."""
+        if self._since is not None:
+            self._since = time.perf_counter()
+
+
+def step_cost(batch: Batch, flops: TokenFlops | None) -> StepCost:
+    """Tokens and FLOPs of a batch of token rows. A dummy row costs nothing.
+
+    The end of a row is empty if it is a document without targets, all of whose tokens are the same.
+    """
+    packed: Tensor = batch[TOKENS]
+    if batch.weight == 0:
+        return StepCost(tokens=0.0, document_tokens=0.0, flops=0.0)
+    position = unpack(packed).position_ids
+    place = torch.arange(packed.shape[1], device=packed.device)
+    start = place - position
+    is_last = start == start[:, -1:]
+    ids = packed & ID_BITS
+    is_empty = ~(is_last & (((packed & TARGET) != 0) | (ids != ids[:, -1:]))).any(dim=1, keepdim=True)
+    counts = ~(is_last & is_empty)
+    documents = counts.sum().double()
+    # 1 + 3 + 5 + ... to n numbers is the square of n.
+    squares = ((2 * position + 1) * counts).sum().double()
+    total = 0.0 if flops is None else flops.linear * documents + flops.squared * squares
+    return StepCost(tokens=float(packed.numel()), document_tokens=documents, flops=total)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that were allocated on a GPU by this process, or that the process had in memory without one."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Kibibytes on Linux, bytes on macOS.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _per_second(amount: float | Tensor, seconds: float) -> WeightedMean:
+    """Rate as a mean over time. In whole microseconds: a mean whose weight is below 1 is divided by 1."""
+    micro = round(seconds * _MICRO)
+    return WeightedMean(total=amount * _MICRO if micro else 0.0, weight=micro)
