@@ -33,6 +33,7 @@ FOREIGN_VARIABLES = frozenset(
     {
         *("PYTEST_CURRENT_TEST", "PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR"),
         *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
+        "PYTORCH_NVML_BASED_CUDA_CHECK",  # set by deepspeed and accelerate
         *("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED"),
     }
 )
