@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forebay.job.elastic import Elastic as Elastic
     from forebay.job.job import Job as Job
     from forebay.job.job import Resources as Resources
+    from forebay.job.start_policy import StartPolicy as StartPolicy
     from forebay.loader.batch import Batch as Batch
     from forebay.loader.data import Data as Data
     from forebay.loader.loader import Loader as Loader
@@ -146,6 +147,7 @@ _HOMES = {
     "SqrtScaling": "train.batch_size.lr_scaling",
     "Seconds": "job.duration",
     "Sequences": "loader.sequences.sequences",
+    "StartPolicy": "job.start_policy",
     "Sweep": "sweep.sweep",
     "SweepResult": "sweep.result",
     "Counters": "metrics",

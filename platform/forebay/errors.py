@@ -47,6 +47,10 @@ class UnderWay(InvalidOption):
     """A run or a sweep of this name is running now."""
 
 
+class Fenced(ForebayError):
+    """A later attempt has taken over this run, because this one gave no sign for too long. Never retried."""
+
+
 class NoFiles(ForebayError):
     """The URI names no Parquet file with rows."""
 

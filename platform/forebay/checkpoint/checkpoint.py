@@ -181,7 +181,7 @@ class DirectoryStore:
 
     def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
         """Return one reader, of the part's file."""
-        return [partial(self._files.read_part, step, part.number)]
+        return self._files.part_readers(step, part.number)
 
     def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest complete checkpoint, or None. Logs and skips corrupt ones."""
@@ -204,8 +204,12 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class FoundCheckpoint:
-    """Checkpoint that seems complete, with a function that reads the requested shards of it."""
+    """Checkpoint that seems complete, with a function that reads the requested shards of it.
 
+    Ordered by attempt, then step: a late upload of an attempt that was taken over is older than all of the next one.
+    """
+
+    attempt: int
     step: int
     tier: Tier
     uri: str
@@ -214,7 +218,10 @@ class FoundCheckpoint:
 
 def found_in(files: CheckpointFiles, tier: Tier = Tier.STORAGE) -> list[FoundCheckpoint]:
     """List all checkpoints in a folder, including corrupt ones."""
-    return [FoundCheckpoint(step, tier, files.uri_of(step), partial(files.read, step)) for step in files.steps()]
+    return [
+        FoundCheckpoint(name.attempt, name.step, tier, files.uri_of_saved(name), partial(files.read_saved, name))
+        for name in files.names()
+    ]
 
 
 def newest_of(

@@ -23,6 +23,10 @@ class CheckpointConfig:
     A worker waits at most `store_timeout_s` seconds for its node's memory to take a checkpoint. Then it writes the
     checkpoint to storage itself: the other ranks wait meanwhile, and must not take that for a hang.
 
+    `attempt` is the number of the run's attempt that saves. None for a store that no attempts share. Checkpoints are
+    ordered by attempt, then step. `next_claim` is the URI of the file that a later attempt creates: once it is there,
+    this attempt uploads nothing more.
+
     >>> CheckpointConfig(uri="runs/ctr/checkpoints", keep_every=1000).is_permanent(3000)
     True
     """
@@ -33,6 +37,8 @@ class CheckpointConfig:
     storage_every_s: float = 60.0
     store_timeout_s: float = 60.0
     access: Access | None = None
+    attempt: int | None = None
+    next_claim: str | None = None
 
     def __post_init__(self) -> None:
         if "://" in self.uri:  # Texts that are passed on and printed must not contain secrets.

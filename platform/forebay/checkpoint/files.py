@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from pyarrow.fs import FileType
 
@@ -26,13 +28,14 @@ from forebay.checkpoint.encoded import (
     verify_metadata,
     verify_shard,
 )
-from forebay.errors import CursorMismatch
+from forebay.errors import CursorMismatch, Fenced
 from forebay.storage.credentials import redacting
 from forebay.storage.filesystem import resolve
 from forebay.storage.listing.globs import children
 from forebay.storage.retry import ReadPolicy, read
+from forebay.storage.versions import is_there
 
-STEP_FORM = re.compile(r"step-(\d{9,})")
+STEP_FORM = re.compile(r"(?:attempt-(\d{6,})-)?step-(\d{9,})")
 
 # A state of many gigabytes takes minutes.
 READ_POLICY = ReadPolicy(deadline_s=900.0)
@@ -55,8 +58,42 @@ def file_names(metadata: Metadata) -> dict[int, str]:
     return {number: (part_file if number in parts else shard_file)(number) for number in shard_sizes(metadata)}
 
 
+class SavedStep(NamedTuple):
+    """Name of a checkpoint in storage. A later attempt at the run comes after every step of an earlier one."""
+
+    attempt: int
+    step: int
+
+
+def lineage(names: Sequence[SavedStep]) -> list[SavedStep]:
+    """Those of `names` that led to the newest, newest first: an attempt continues below its own first step.
+
+    >>> lineage([SavedStep(2, 25), SavedStep(1, 30), SavedStep(1, 20)])
+    [SavedStep(attempt=2, step=25), SavedStep(attempt=1, step=20)]
+    """
+    found: list[SavedStep] = []
+    for name in sorted(names, reverse=True):
+        if not found or name.step < found[-1].step:
+            found.append(name)
+    return found
+
+
+def fenced_error(claim_uri: str, attempt: int) -> Fenced:
+    """Error for `attempt`, whose run a later attempt has claimed with the file `claim_uri`."""
+    return Fenced(
+        f"a later attempt has taken over this run ({claim_uri}): attempt {attempt} ends and keeps nothing more. It "
+        "gave no sign for too long, or was replaced. The later attempt continues; nothing has to be started.",
+        attempt=attempt,
+        claim=claim_uri,
+    )
+
+
 class CheckpointFiles:
     """Folder per step: `shard-00000.pt` and so on, then `checkpoint.json`. A step without the latter is incomplete.
+
+    Attempts from the second on have their number before the step, so that a late write of an attempt that was taken
+    over replaces nothing. An attempt sees its own checkpoints and those of earlier ones. If `config` has no
+    attempt, all are seen, and those written have plain names, as those of the first attempt.
 
     Of a checkpoint in parts, each rank writes the file `part-00001` and so on of its own. Then `write` adds the rest.
     One process writes at a time, with one exception: a store that is about to be replaced, and its successor. So a
@@ -79,6 +116,16 @@ class CheckpointFiles:
         """Whether the folder is on a file system of this machine."""
         return self._place.is_local
 
+    def check_fence(self) -> None:
+        """Raise `Fenced` if a later attempt has taken over the run, and `OSError` if storage does not answer."""
+        claim = self._config.next_claim
+        if claim is not None and is_there(claim):
+            raise fenced_error(claim, self._own)
+
+    @property
+    def _own(self) -> int:
+        return 1 if self._config.attempt is None else self._config.attempt
+
     def write(self, encoded: EncodedCheckpoint) -> None:
         """Write a checkpoint, then delete the steps it supersedes. Raises `OSError`.
 
@@ -87,10 +134,10 @@ class CheckpointFiles:
         if part_facts(encoded.metadata).keys() - encoded.shards.keys():
             self._seal(encoded)
             return
-        there_before = set(self.steps())
+        there_before = set(self.names())
         folder = self._folder(encoded.step)
         if self._fs.get_file_info(folder).type != FileType.NotFound:
-            self._delete(encoded.step)
+            self._delete(SavedStep(self._own, encoded.step))
         self._fs.create_dir(folder, recursive=True)
         self._write_shards(encoded)
         self._retain(encoded.step, there_before)
@@ -111,7 +158,7 @@ class CheckpointFiles:
         return bool(info.type == FileType.File and info.size == part.num_bytes)
 
     def _seal(self, encoded: EncodedCheckpoint) -> None:
-        there_before = set(self.steps())
+        there_before = set(self.names())
         names = {*file_names(encoded.metadata).values(), METADATA}
         for info in children(self._fs, self._folder(encoded.step)):
             if info.base_name not in names:  # a part of an earlier, larger world
@@ -119,9 +166,18 @@ class CheckpointFiles:
         self._write_shards(encoded)
         self._retain(encoded.step, there_before)
 
-    def read_part(self, step: int, number: int, begin: int, end: int) -> bytes:
-        """Return bytes `begin` to `end` of a part. Raises `CorruptCheckpoint` if it is missing, and `ReadFailed`."""
-        return self._read(step, part_file(number), slice(begin, end))
+    def part_readers(self, step: int, number: int) -> list[Callable[[int, int], bytes]]:
+        """Functions that read a span of part `number`, one for each attempt that may have it, the newest first.
+
+        They raise `CorruptCheckpoint` if it is missing, and `ReadFailed`.
+        """
+        attempts = [self._own]
+        if self._own > 1 or self._config.attempt is None:
+            attempts += [name.attempt for name in self.names() if name.step == step and name.attempt != self._own]
+        return [partial(self._read_part, SavedStep(attempt, step), number) for attempt in attempts]
+
+    def _read_part(self, name: SavedStep, number: int, begin: int, end: int) -> bytes:
+        return self._read(name, part_file(number), slice(begin, end))
 
     def _write_shards(self, encoded: EncodedCheckpoint) -> None:
         folder, names = self._folder(encoded.step), file_names(encoded.metadata)
@@ -131,6 +187,10 @@ class CheckpointFiles:
         self._write(f"{folder}/{METADATA}", encoded.metadata_bytes)
 
     def read(self, step: int, shards: Collection[int] | None = None) -> EncodedCheckpoint:
+        """Read one of `steps()`, as `read_saved` does."""
+        return self.read_saved(self._saved(step), shards)
+
+    def read_saved(self, name: SavedStep, shards: Collection[int] | None = None) -> EncodedCheckpoint:
         """Read a checkpoint with those of `shards` that it has, or all. Does not verify checksums.
 
         Raises:
@@ -138,20 +198,20 @@ class CheckpointFiles:
             ReadFailed: Storage does not answer.
             CursorMismatch: The checkpoint was written by another release.
         """
-        metadata = parse_metadata(self._read(step, METADATA))
+        metadata = parse_metadata(self._read(name, METADATA))
         if metadata.get("version", VERSION) != VERSION:
             raise CursorMismatch(
-                f"The checkpoint in {self.uri_of(step)} has version {metadata['version']}; this release reads version "
-                f"{VERSION}. Use the Forebay that wrote it, or give the run a new name.",
-                step=step,
+                f"The checkpoint in {self.uri_of_saved(name)} has version {metadata['version']}; this release reads "
+                f"version {VERSION}. Use the Forebay that wrote it, or give the run a new name.",
+                step=name.step,
             )
         verify_metadata(metadata)
         content = {}
-        for number, name in file_names(metadata).items():
+        for number, file in file_names(metadata).items():
             if shards is None or number in shards:
-                content[number] = self._read(step, name)
-            elif not self._exists(f"{self._folder(step)}/{name}"):
-                raise CorruptCheckpoint(f"it has no {name}")
+                content[number] = self._read(name, file)
+            elif not self._exists(f"{self._place.path}/{_title(name)}/{file}"):
+                raise CorruptCheckpoint(f"it has no {file}")
         return EncodedCheckpoint(metadata=metadata, shards=content)
 
     @contextmanager
@@ -160,12 +220,12 @@ class CheckpointFiles:
 
         Needs little memory. Raises `CorruptCheckpoint` and `ReadFailed`.
         """
-        name = file_names(metadata)[number]
-        path = f"{self._folder(step)}/{name}"
+        name, folder = file_names(metadata)[number], _title(self._saved(step))
+        path = f"{self._place.path}/{folder}/{name}"
         with ExitStack() as copied:
             target = None if self.is_local else Path(copied.enter_context(TemporaryDirectory(prefix="forebay-"))) / name
             try:
-                sums = read(f"{self.uri_of(step)}/{name}", lambda: self._copy(path, target), READ_POLICY)
+                sums = read(f"{self.uri}/{folder}/{name}", lambda: self._copy(path, target), READ_POLICY)
             except FileNotFoundError:
                 raise CorruptCheckpoint(f"it has no {name}") from None
             verify_shard(metadata, number, sums)
@@ -182,34 +242,57 @@ class CheckpointFiles:
                     out.write(piece)
         return sums
 
-    def steps(self) -> list[int]:
-        """Steps that have a folder, newest first."""
+    def names(self) -> list[SavedStep]:
+        """All checkpoints that have a folder and that this attempt may see, newest first."""
         try:
             found = children(self._fs, self._place.path)
         except FileNotFoundError:  # pyarrow looks twice. The folder was made in between, and counts as empty.
             return []
         names = [STEP_FORM.fullmatch(info.base_name) for info in found if info.type == FileType.Directory]
-        return sorted((int(name[1]) for name in names if name), reverse=True)
+        saved = [SavedStep(int(name[1] or 1), int(name[2])) for name in names if name]
+        last = self._config.attempt
+        return sorted((name for name in saved if last is None or name.attempt <= last), reverse=True)
+
+    def steps(self) -> list[int]:
+        """Steps of this attempt that have a folder, newest first. Without an attempt, those of the newest lineage."""
+        if self._config.attempt is None:
+            return [name.step for name in lineage(self.names())]
+        return [name.step for name in self.names() if name.attempt == self._own]
 
     def complete_steps(self) -> list[int]:
-        """Steps that were written completely, newest first. A crash may have corrupted one of them since."""
-        return [step for step in self.steps() if self._exists(f"{self._folder(step)}/{METADATA}")]
+        """Those of `steps()` that were written completely. A crash may have corrupted one of them since."""
+        if self._config.attempt is None:
+            return [name.step for name in lineage([name for name in self.names() if self._is_complete(name)])]
+        return [step for step in self.steps() if self._is_complete(SavedStep(self._own, step))]
 
     def uri_of(self, step: int) -> str:
+        """URI of one of `steps()`, for messages."""
+        return self.uri_of_saved(self._saved(step))
+
+    def uri_of_saved(self, name: SavedStep) -> str:
         """URI of a checkpoint, for messages."""
-        return f"{self.uri}/{_name(step)}"
+        return f"{self.uri}/{_title(name)}"
 
-    def _retain(self, newest: int, there_before: set[int]) -> None:
+    def _saved(self, step: int) -> SavedStep:
+        own = SavedStep(self._own, step)
+        if self._config.attempt is not None:
+            return own
+        return next((name for name in self.names() if name.step == step and self._is_complete(name)), own)
+
+    def _is_complete(self, name: SavedStep) -> bool:
+        return self._exists(f"{self._place.path}/{_title(name)}/{METADATA}")
+
+    def _retain(self, newest: int, there_before: set[SavedStep]) -> None:
         # Delete later steps first: as long as they exist, they would be taken for the newest.
-        steps = self.steps()
-        complete = [step for step in steps if step <= newest and self._exists(f"{self._folder(step)}/{METADATA}")]
-        later_or_incomplete = (set(steps) - set(complete)) & there_before
-        superseded = self._config.superseded(complete, newest) | later_or_incomplete
-        for step in sorted(superseded, reverse=True):
-            self._delete(step)
+        names = [name for name in self.names() if name.attempt <= self._own]
+        past = lineage([name for name in names if name.step <= newest and self._is_complete(name)])
+        steps = self._config.superseded([name.step for name in past], newest)
+        superseded = {name for name in past if name.step in steps} | (set(names) - set(past)) & there_before
+        for name in sorted(superseded, reverse=True):
+            self._delete(name)
 
-    def _delete(self, step: int) -> None:
-        folder = self._folder(step)
+    def _delete(self, name: SavedStep) -> None:
+        folder = f"{self._place.path}/{_title(name)}"
         # Delete the metadata first: an interrupted deletion must leave an incomplete checkpoint.
         if self._exists(f"{folder}/{METADATA}"):
             self._fs.delete_file(f"{folder}/{METADATA}")
@@ -218,12 +301,12 @@ class CheckpointFiles:
     def _exists(self, path: str) -> bool:
         return bool(self._fs.get_file_info(path).type == FileType.File)
 
-    def _read(self, step: int, name: str, span: slice | None = None) -> bytes:
-        path = f"{self._folder(step)}/{name}"
+    def _read(self, name: SavedStep, file: str, span: slice | None = None) -> bytes:
+        path = f"{self._place.path}/{_title(name)}/{file}"
         try:
-            return read(f"{self.uri_of(step)}/{name}", lambda: self._contents(path, span), READ_POLICY)
+            return read(f"{self.uri_of_saved(name)}/{file}", lambda: self._contents(path, span), READ_POLICY)
         except FileNotFoundError:
-            raise CorruptCheckpoint(f"it has no {name}") from None
+            raise CorruptCheckpoint(f"it has no {file}") from None
 
     def _contents(self, path: str, span: slice | None) -> bytes:
         if span is None:
@@ -237,8 +320,8 @@ class CheckpointFiles:
             stream.write(contents)
 
     def _folder(self, step: int) -> str:
-        return f"{self._place.path}/{_name(step)}"
+        return f"{self._place.path}/{_title(SavedStep(self._own, step))}"
 
 
-def _name(step: int) -> str:
-    return f"step-{step:09d}"
+def _title(name: SavedStep) -> str:
+    return f"step-{name.step:09d}" if name.attempt == 1 else f"attempt-{name.attempt:06d}-step-{name.step:09d}"

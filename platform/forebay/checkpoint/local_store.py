@@ -9,7 +9,7 @@ import shutil
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import IO
 
@@ -45,16 +45,24 @@ def open_local_checkpoints(config: CheckpointConfig) -> CheckpointStore:
     memory: the kernel keeps it until the disk has it. Storage elsewhere receives checkpoints through such a folder.
     """
     if resolve(config.uri).is_local:
-        return DirectStore(config.uri, keep_last=config.keep_last, keep_every=config.keep_every)
+        return DirectStore(config)
     return SpooledStore(config)
 
 
 class DirectStore(DirectoryStore):
-    """Store that writes directly to storage. A refused write ends the run: its user must make room."""
+    """Store that writes directly to storage. A refused write ends the run: its user must make room.
+
+    Asks before each checkpoint whether a later attempt has taken over, and raises `Fenced` then.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        super().__init__(config.uri, keep_last=config.keep_last, keep_every=config.keep_every)
+        self._files = CheckpointFiles(config)
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` is in storage. Raises `WriteFailed`."""
         try:
+            self._files.check_fence()
             super().save(checkpoint, parts)
         except OSError as error:
             raise self._refused(checkpoint.step, error) from error
@@ -114,7 +122,7 @@ class SpooledStore:
 
     def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
         """Return a reader of this machine's disk, and one of storage."""
-        return [partial(files.read_part, step, part.number) for files in (self._spooled, self._stored)]
+        return [reader for files in (self._spooled, self._stored) for reader in files.part_readers(step, part.number)]
 
     def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest complete checkpoint of this machine's disk or of storage."""
@@ -154,7 +162,10 @@ class SpooledStore:
 
     @cached_property
     def _spooled(self) -> CheckpointFiles:
-        return CheckpointFiles(CheckpointConfig(uri=str(self._folder), keep_last=self._config.keep_last))
+        config = self._config
+        return CheckpointFiles(
+            CheckpointConfig(uri=str(self._folder), keep_last=config.keep_last, attempt=config.attempt)
+        )
 
     def _own(self, folder: Path, uri: str) -> None:
         """Empty the folder, unless this folder was the last to upload checkpoints of the run in storage."""
@@ -175,10 +186,12 @@ class SpooledStore:
     def _offer_remains(self) -> None:
         """Offer the uploader the checkpoint that a killed process had saved."""
         assert self._opened is not None
-        left = newest_of(found_in(self._opened.files))
-        stored = self._opened.uploader.files.steps()
-        if left is not None and left.step >= max(stored, default=-1):
-            self._opened.uploader.offer(self._opened.files.read(left.step))
+        files = self._opened.files
+        left = newest_of(found_in(files))
+        stored = self._opened.uploader.files.names()
+        name = None if left is None else next(each for each in files.names() if each.step == left.step)
+        if name is not None and (not stored or name >= stored[0]):
+            self._opened.uploader.offer(files.read_saved(name))
 
     def _mapped(self, encoded: EncodedCheckpoint) -> EncodedCheckpoint:
         """Map the same checkpoint from the disk, because the buffer is needed for the next one.

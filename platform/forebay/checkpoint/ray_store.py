@@ -132,7 +132,7 @@ class RayCheckpointStore:
 
     def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
         """Return readers of the memory of all nodes, and of storage."""
-        return [*self._part_memory.copies(step, part), partial(self._files.read_part, step, part.number)]
+        return [*self._part_memory.copies(step, part), *self._files.part_readers(step, part.number)]
 
     def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest complete checkpoint in the memory of any node, or in storage."""
@@ -259,6 +259,7 @@ class RayCheckpointStore:
             # The store may have been lost before it uploaded a permanent checkpoint.
             if before is not None and before.step < encoded.step and self._is_owed(before):
                 self._upload(before)
+            self._files.check_fence()
             self._upload(encoded)
         except OSError as error:
             advice = f"The memory of this node is lost too. {ADVICE}"
@@ -280,7 +281,10 @@ class RayCheckpointStore:
             for step in (stored.step, stored.before):
                 if step is not None:
                     read = partial(_read, stores[node], stored.num_bytes, step=step, is_here=is_here)
-                    yield FoundCheckpoint(step, tier, f"the memory of node {node[:8]}", read)
+                    # All stores of earlier attempts have ended.
+                    yield FoundCheckpoint(
+                        self._owner.config.attempt or 1, step, tier, f"the memory of node {node[:8]}", read
+                    )
 
     def _in_storage(self, has_memory: bool) -> list[FoundCheckpoint] | None:
         """Checkpoints in storage. None if storage does not answer, which matters less if there is memory."""

@@ -163,6 +163,9 @@ class Uploader:
                     continue
                 with ExitStack() as undo:
                     undo.callback(self._record_failure)
+                    if not everything:
+                        # A flush is not refused: it is the last word of this attempt, under its own name.
+                        self._files.check_fence()
                     is_whole = self._upload_parts(encoded)
                     if is_whole:
                         self._files.write(encoded)

@@ -16,9 +16,11 @@ from forebay.cli.language_models.export import export
 from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
 from forebay.cli.sequences import series
-from forebay.errors import ForebayError
+from forebay.errors import Fenced, ForebayError
 
 ERROR_CODE = 2
+FENCED_CODE = 75
+"""Exit code of a run that another attempt has taken over (`EX_TEMPFAIL`). It is never retried."""
 
 app = typer.Typer(
     name="forebay",
@@ -53,7 +55,7 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command. A `ForebayError` is printed without a traceback and exits with code 2."""
+    """Run the command. A `ForebayError` is printed without a traceback and exits with code 2, or 75 for `Fenced`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
@@ -62,4 +64,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             raise
         print_error(error, as_json="--json" in given)
-        sys.exit(ERROR_CODE)
+        sys.exit(FENCED_CODE if isinstance(error, Fenced) else ERROR_CODE)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 from forebay.cli.arguments import AsJson, JobFile, Parameters
+from forebay.errors import InvalidOption
+from forebay.job.start_policy import StartPolicy
+
+ATTEMPT = "FOREBAY_ATTEMPT"
+"""Variable that names the attempt which a submitter has created for this process: `NUMBER/TOKEN`."""
 
 
 def run(
@@ -19,13 +25,35 @@ def run(
             show_default="ray, or what the sweep says",
         ),
     ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow/--no-follow", help="If the run is under way elsewhere: follow it to its end, or refuse to start."
+        ),
+    ] = True,
+    takeover_after: Annotated[
+        str,
+        typer.Option(help="Continue here if its process elsewhere gave no sign for this long.", metavar="TIME"),
+    ] = "60s",
     as_json: AsJson = False,
 ) -> None:
     """Train a job file with its parameters. Ends with a table and two plots in the run's folder.
+
+    A name that is started twice trains once. Exit code 75: another start has taken over this run.
 
     A job file with a function `sweep(...) -> Sweep` trains many trials; ends with the best one and a page of all.
     """
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.cli.train_job import train  # noqa: PLC0415
 
-    train(job, parameters or (), driver=driver, as_json=as_json)
+    start = StartPolicy(follow=follow, takeover_s=_seconds(takeover_after), attempt=os.environ.get(ATTEMPT))
+    train(job, parameters or (), driver=driver, start=start, as_json=as_json)
+
+
+def _seconds(text: str) -> float:
+    from forebay.job.duration import seconds_of  # noqa: PLC0415 - pydantic takes time to import
+
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise InvalidOption(f"--takeover-after={text!r} is not a time: {error}.") from error

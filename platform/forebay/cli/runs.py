@@ -26,6 +26,10 @@ from forebay.sweep.report.live import TrialTable
 from forebay.sweep.report.text import value_text
 from forebay.sweep.report.trial_columns import TrialRow, status_columns
 
+Storage = Annotated[
+    str | None,
+    typer.Option(help="Storage of the run: leaves an order there for its driver. Needs no cluster."),
+]
 RunName = Annotated[str, typer.Argument(help="Name of the run, as `forebay ps` lists it.", metavar="RUN")]
 
 
@@ -54,9 +58,13 @@ def ps(as_json: AsJson = False) -> None:
 def scale(
     run: RunName,
     workers: Annotated[int, typer.Argument(help="Target: the number of workers to train on.", metavar="N")],
+    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
     """Set the target of a run to N workers. Fewer train from the next checkpoint on, more as soon as they are warm."""
+    if storage is not None:
+        _order(storage, run, as_json, target=workers)
+        return
     from forebay.driver.elastic import client as remote_control  # noqa: PLC0415
 
     with _cluster(as_json):
@@ -70,12 +78,16 @@ def scale(
 def stop(
     run: RunName,
     reason: Annotated[str, typer.Option(help="Reason, kept in the run's result.")] = "forebay stop",
+    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
     """End a run, or all trials of a sweep, after the next checkpoint. The same name, run again, continues there.
 
     A trial that is stopped by the name of its run ends for good. Its sweep continues without it.
     """
+    if storage is not None:
+        _order(storage, run, as_json, stop=reason)
+        return
     from forebay.driver.elastic import client as remote_control  # noqa: PLC0415
     from forebay.sweep.record.status_actor import is_sweep, stop_sweep  # noqa: PLC0415
 
@@ -89,6 +101,17 @@ def stop(
         print_json({"run": run, "reason": reason, "step": before.step, "path": before.path})
     else:
         typer.echo(f"{run}: ends at its next checkpoint, after step {before.step}. It stays in {before.path}.")
+
+
+def _order(storage: str, run: str, as_json: bool, *, stop: str | None = None, target: int | None = None) -> None:
+    from forebay.runs.attempts.orders import give_orders  # noqa: PLC0415 - imports what only this needs
+
+    orders = give_orders(storage, run, stop=stop, target=target)
+    if as_json:
+        print_json({"run": run, "attempt": orders.attempt, "stop": orders.stop, "target": orders.target})
+        return
+    what = f"ends at its next checkpoint ({stop})" if stop is not None else f"target {target} workers"
+    typer.echo(f"{run}: {what}, ordered in its storage. Attempt {orders.attempt} reads it within 20 s.")
 
 
 def _say_stopped(sweep: SweepStatus, reason: str, as_json: bool) -> None:

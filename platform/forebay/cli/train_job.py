@@ -12,6 +12,7 @@ from forebay.cli.preparation.display import shown_preparations
 from forebay.driver.driver import named_driver, run
 from forebay.formatting import metric_text
 from forebay.job.job import Job
+from forebay.job.start_policy import StartPolicy
 from forebay.report.run_plots import write_plots
 from forebay.report.run_table import show_report
 from forebay.sweep.report.text import blocks_text, config_text, states_text
@@ -20,8 +21,11 @@ from forebay.sweep.sweep import Sweep
 DRIVER = "ray"
 
 
-def train(path: str, words: Sequence[str], *, driver: str | None, as_json: bool) -> None:
-    """Train the job or sweep of a job file. `driver` None is `DRIVER` for a job, and the sweep's own for a sweep."""
+def train(path: str, words: Sequence[str], *, driver: str | None, start: StartPolicy, as_json: bool) -> None:
+    """Train the job or sweep of a job file. `driver` None is `DRIVER` for a job, and the sweep's own for a sweep.
+
+    `start` is for a job: a sweep resumes in one place at a time.
+    """
     if driver is not None:
         named_driver(driver)  # First, because a job may take minutes to write its data.
     with only_the_document(as_json):
@@ -29,7 +33,7 @@ def train(path: str, words: Sequence[str], *, driver: str | None, as_json: bool)
     if isinstance(made, Sweep):
         _run_sweep(made if driver is None else replace(made, driver=driver), as_json=as_json)
     else:
-        _train_job(made, driver=driver or DRIVER, as_json=as_json)
+        _train_job(replace(made, start=start), driver=driver or DRIVER, as_json=as_json)
 
 
 def _train_job(job: Job, *, driver: str, as_json: bool) -> None:

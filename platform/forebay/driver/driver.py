@@ -22,7 +22,8 @@ class Driver(Protocol):
       `RunFailed` with its traceback. A train function that hangs ends the run with `Hung`.
     - Only dead workers are replaced, at most `job.max_failures` times. Training continues from the newest checkpoint.
     - A run of the same name continues. A finished run returns its result without training. A name whose run is under
-      way is refused with `InvalidOption`.
+      way anywhere is refused with `UnderWay`, or followed, as `job.start` says.
+    - A run that a later attempt has taken over ends with `Fenced`, and keeps nothing more.
     - A train function that returns before the last epoch without a request to stop is a `BadJob`.
     - No process, actor, placement group or environment variable is left behind, also after an exception.
 

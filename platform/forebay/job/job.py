@@ -12,6 +12,7 @@ from typing import Any, get_args
 from forebay.cache.spec import CacheSpec
 from forebay.errors import InvalidOption
 from forebay.job.elastic import Elastic
+from forebay.job.start_policy import StartPolicy
 from forebay.loader.data import Data
 from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import resolve
@@ -69,6 +70,7 @@ class Job:
         keep_last: Number of newest checkpoints that stay in `storage`.
         keep_every: Keep also every checkpoint whose step is a multiple of this.
         hang_timeout_s: Seconds that workers wait for one of them before the run ends with `Hung`.
+        start: What a start does if the run is under way: it is refused, or follows the other attempt.
         identity: Facts that a resumed run must share, by name, such as its base model. A run of the same name with
             another value is refused, and the error gives both values.
         parameters: Parameters of the job function, for trackers. `forebay run` and sweeps set them.
@@ -98,6 +100,7 @@ class Job:
     keep_last: int = 2
     keep_every: int | None = None
     hang_timeout_s: float = 120.0
+    start: StartPolicy = field(default_factory=StartPolicy)
     identity: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
 

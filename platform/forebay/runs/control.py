@@ -105,6 +105,10 @@ class Control:
             if batch:
                 self._batch = batch
 
+    def begin_with(self, epoch: int) -> None:
+        """For drivers: set the epoch that training begins with, from 0."""
+        self._epoch = epoch
+
     def take_resize(self) -> int | None:
         """For drivers: target of the last `resize` since the previous call, or None."""
         with self._lock:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forebay.events import EpochEnded, Reported
+from forebay.runs.attempts.files import AttemptFiles
 from forebay.storage.atomic import ADVICE, write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import resolve
@@ -87,6 +88,13 @@ def save_result(result: Result) -> None:
 
 
 def load_result(path: str) -> Result | None:
-    """Result in the run folder `path`. None if no run has been saved there. Raises `InvalidOption` if it is a file."""
+    """Result in the run folder `path`. None if no run has been saved there. Raises `InvalidOption` if it is a file.
+
+    An attempt that was taken over may write `result.json` late. The first result of all epochs counts, and stays.
+    """
     content = read_json_file(path, FILE_NAME, "run")
-    return None if content is None else Result.from_json(content)
+    if content is None:
+        return None
+    result = Result.from_json(content)
+    finished = None if result.is_finished else AttemptFiles(path).finished(result.num_epochs)
+    return result if finished is None else Result.from_json(finished)

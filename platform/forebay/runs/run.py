@@ -5,23 +5,28 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Self
 
 from forebay.checkpoint.config import FOLDER, CheckpointConfig
-from forebay.errors import CursorMismatch, RunFailed, WriteFailed
-from forebay.events import EpochEnded, Event, Failed, Finished, Reported, Resized, Started
+from forebay.errors import CursorMismatch, Fenced, RunFailed, WriteFailed
+from forebay.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Resized, Started
 from forebay.job.job import Job
+from forebay.runs.attempts.fence import Fence
+from forebay.runs.attempts.files import AttemptEnd
+from forebay.runs.attempts.orders import OrderReader
+from forebay.runs.attempts.start import start_attempt
 from forebay.runs.callback import Callback, notify
 from forebay.runs.control import Control
 from forebay.runs.history import History
 from forebay.runs.job_record import record_job
 from forebay.runs.result import Result, load_result, save_result
-from forebay.runs.run_folder import acquire_new_run_folder, acquire_run_folder
+from forebay.runs.run_folder import RunFolder, new_run_folder, run_folder
 from forebay.runs.worker_spec import WorkerSpec, title_of
-from forebay.storage.credentials import Access
+from forebay.storage.atomic import write_failed
+from forebay.storage.credentials import Access, redact, redacted
 from forebay.storage.filesystem import below
 
 log = logging.getLogger(__name__)
@@ -30,8 +35,8 @@ log = logging.getLogger(__name__)
 class Run:
     """Records the events of `job`'s workers, calls `callbacks`, and keeps `result.json` up to date.
 
-    A name that was run before continues: its earlier epochs are part of the result. The run's folder is locked until
-    the end of the `with` block.
+    A name that was run before continues: its earlier epochs are part of the result. Until the end of the `with` block
+    this process has the run's newest attempt. If a later one takes over, `tell` and `check_fence` raise `Fenced`.
 
     Raises the errors of `job.check()`. Raises `CursorMismatch` if the earlier run was made with another plan
     or with other statistics, and `JobMismatch` if it was begun by a job of another identity. Raises `InvalidOption` if
@@ -46,18 +51,47 @@ class Run:
         self._callbacks = tuple(callbacks)
         self._failures, self._step = 0, 0
         self._world_size: int | None = None
-        self._folder = (
-            acquire_new_run_folder(job.storage, _title(job))
-            if job.name is None
-            else acquire_run_folder(job.storage, job.name)
-        )
-        self.name, self.path = self._folder.name, self._folder.path
+        folder = new_run_folder(job.storage, _title(job)) if job.name is None else run_folder(job.storage, job.name)
+        self.name, self.path = folder.name, folder.path
+        self.control = Control.of(job)
+        self._fence = Fence(None, None)
+        self._was_followed = False
+        self._load()
+        if self.is_finished:
+            return
+        self._start(folder)
         with ExitStack() as undo:
-            undo.callback(self._folder.release)
+            undo.callback(self._fence.release, None)
             record_job(job, self.path, self.name)
-            self._history = History(self._earlier_result() or self._empty_result())
+            # Another attempt may have ended meanwhile.
+            self._load()
             undo.pop_all()
-        self.control = Control.of(job, epoch=self.result.epochs_done)
+        self._fence.watch(OrderReader(self.path, self._fence.number, self.control).obey)
+
+    def _load(self) -> None:
+        self._history = History(self._earlier_result() or self._empty_result())
+        self.control.begin_with(self.result.epochs_done)
+
+    def _start(self, folder: RunFolder) -> None:
+        """Claim the run for this process, or follow the attempt that has it to its end."""
+        try:
+            started = start_attempt(folder.path, self.job.start, self._tell_progress)
+        except OSError as error:
+            raise write_failed(f"the claim on run {self.name!r}", self.path, error) from redacted(error)
+        if isinstance(started, Fence):
+            self._fence = started
+            return
+        if started.end.how == "failed":
+            raise RunFailed(
+                f"{started.claim.title} of run {self.name!r}, which this start has followed, failed: "
+                f"{started.end.why}. Run {self.name!r} again to continue from its newest checkpoint.",
+                name=self.name,
+                summary=started.end.why,
+            )
+        self._was_followed = True
+
+    def _tell_progress(self, text: str) -> None:
+        notify(self._callbacks, Preparing(what=text), self.control)
 
     def _earlier_result(self) -> Result | None:
         earlier = load_result(self.path)
@@ -102,14 +136,16 @@ class Run:
                 storage_every_s=self.job.storage_every_s,
                 store_timeout_s=self.job.hang_timeout_s / 2,
                 access=Access([self.path]),
+                attempt=self.attempt,
+                next_claim=self._fence.next_claim_uri,
             ),
             hang_timeout_s=self.job.hang_timeout_s,
         )
 
     @property
     def is_finished(self) -> bool:
-        """Whether every epoch of the job is already trained."""
-        return self.result.epochs_done >= self.job.epochs
+        """Whether there is nothing to train: every epoch is trained, or the attempt that was followed was stopped."""
+        return self._was_followed or self.result.epochs_done >= self.job.epochs
 
     @property
     def result(self) -> Result:
@@ -119,21 +155,23 @@ class Run:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
-        """Release the folder. If the run raised, call the callbacks with `Failed`, so that each can close its files."""
+        """Release the claim. If the run raised, call the callbacks with `Failed`, so that each can close its files."""
+        end = AttemptEnd(how="stopped" if self.result.stopped else "finished", why=self.result.stopped or "")
         try:
             if error is not None:
+                end = AttemptEnd(how="failed", why=redact(_summary(error)))
                 self._tell_end(error)
         finally:
-            self._folder.release()
+            self._fence.release(end)
 
     def _tell_end(self, error: BaseException) -> None:
         event = Failed(error=_summary(error), failures=self._failures + 1, will_retry=False)
         self._history.record(event)
         try:
-            save_result(self.result)
-        except WriteFailed as unsaved:
+            self._save()
+        except (WriteFailed, Fenced) as unsaved:
             # A run often ends because the storage is full. Then the run's own error says so.
-            log.warning("%s", unsaved)
+            log.log(logging.INFO if isinstance(unsaved, Fenced) else logging.WARNING, "%s", unsaved)
         try:
             notify(self._callbacks, event, self.control)
         except RunFailed:
@@ -142,22 +180,40 @@ class Run:
     def tell(self, event: Event) -> None:
         """Record `event` and call the callbacks. Raises `RunFailed` if one of them raises.
 
-        A worker that resumes reports earlier epochs again. An unchanged report is not passed on.
+        A worker that resumes reports earlier epochs again. An unchanged report is not passed on. Raises `Fenced` if a
+        later attempt has taken over.
         """
+        self._fence.check()
         if isinstance(event, EpochEnded) and self._history.knows(event):
             return
         match event:
             case Started():
+                self._fence.show(epochs=event.epochs, world_size=event.world_size)
                 self._tell_resize(event)
             case Reported():
                 self._step = event.step
+                self._fence.show(step=event.step, epoch=event.epoch)
                 self.control.follow(batch=event.global_batch)
             case Failed():
                 self._failures, self._world_size = event.failures, None
         self._history.record(event)
         if isinstance(event, EpochEnded | Finished):
-            save_result(self.result)
+            self._save()
         notify(self._callbacks, event, self.control)
+
+    @property
+    def attempt(self) -> int | None:
+        """Number of this attempt at the run. None on a store that cannot tell attempts apart."""
+        return self._fence.number
+
+    def check_fence(self) -> None:
+        """Raise `Fenced` if a later attempt has taken over. Sends no request."""
+        self._fence.check()
+
+    def _save(self) -> None:
+        with suppress(OSError):  # storage does not answer: the next write says so
+            self._fence.ask()
+        save_result(self.result)
 
     def _tell_resize(self, started: Started) -> None:
         """Report a change of the world size. Workers report only their start, but the run knows the size before."""
@@ -186,7 +242,16 @@ class Run:
         )
 
     def finish(self, stopped: str | None) -> Result:
-        """Record that all workers have returned. `stopped` is the reason if they returned early."""
+        """Record that all workers have returned. `stopped` is the reason if they returned early.
+
+        Waits until storage confirms that no later attempt has taken over. Of several attempts that train all epochs,
+        the first one's result is the result.
+        """
+        self._fence.confirm()
+        if stopped is None and self.is_finished:
+            earlier = self._fence.finish(self.result.num_epochs, self.result.to_json())
+            if earlier is not None:
+                self._history = History(Result.from_json(earlier))
         self.tell(Finished(name=self.name, path=self.path, stopped=stopped))
         return self.result
 

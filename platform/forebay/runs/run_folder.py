@@ -1,14 +1,14 @@
-"""Folder of a run, held by one process: two runs in one folder would delete each other's checkpoints.
+"""Folder of a run or a sweep. The attempts of a run decide which process trains (`forebay.runs.attempts`).
 
-On storage of this machine, including a mounted share, a lock in the folder enforces this. The lock ends with its
-process. Other storage has no locks: there only the Ray driver refuses a second start, within one cluster.
+The folder of a sweep is held by one process: on storage of this machine, including a mounted share, by a lock in the
+folder that ends with its process. On other storage only Ray refuses a second start, within one cluster.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyarrow.fs import FileType
@@ -41,10 +41,10 @@ class RunFolder:
             self.lock.release()
 
 
-def acquire_run_folder(storage: str, name: str) -> RunFolder:
-    """Acquire the folder of the run `name`, and create it if it is missing.
+def run_folder(storage: str, name: str) -> RunFolder:
+    """Folder of the run `name`, created if it is missing and not locked: the run's attempts decide who trains.
 
-    Raises `InvalidOption` if that run is under way, or if the folder cannot be created or written.
+    Raises `InvalidOption` if the folder cannot be created or written.
     """
     path = below(resolve(storage).uri, name)
     place = resolve(path)
@@ -54,23 +54,46 @@ def acquire_run_folder(storage: str, name: str) -> RunFolder:
             "name, or another storage.",
             name=name,
         )
+    if place.is_local:
+        try:
+            Path(place.path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unusable(path, name, error) from error
+    return RunFolder(name=name, path=path)
+
+
+def acquire_run_folder(storage: str, name: str) -> RunFolder:
+    """Acquire the folder of the sweep `name`, and create it if it is missing. Locked where storage has locks.
+
+    Raises `InvalidOption` if that sweep is under way, or if the folder cannot be created or written.
+    """
+    folder = run_folder(storage, name)
+    place = resolve(folder.path)
     if not place.is_local:
-        return RunFolder(name=name, path=path)
+        return folder
     try:
-        Path(place.path).mkdir(parents=True, exist_ok=True)
-        return RunFolder(name=name, path=path, lock=_lock(place, name))
+        return replace(folder, lock=_lock(place, name))
     except OSError as error:
         if error.errno in NO_LOCKS:
-            log.warning("%s does not support locks (%s): run %r from one place at a time.", path, error, name)
-            return RunFolder(name=name, path=path)
-        raise InvalidOption(
-            f"the folder {path} of run {name!r} cannot be written ({error}). Give the run another name or storage.",
-            name=name,
-        ) from error
+            log.warning("%s does not support locks (%s): run %r from one place at a time.", folder.path, error, name)
+            return folder
+        raise _unusable(folder.path, name, error) from error
+
+
+def _unusable(path: str, name: str, error: OSError) -> InvalidOption:
+    return InvalidOption(
+        f"the folder {path} of run {name!r} cannot be written ({error}). Give the run another name or storage.",
+        name=name,
+    )
 
 
 def acquire_new_run_folder(storage: str, title: str) -> RunFolder:
-    """Acquire the folder of a run without a name: `title`, or `title-2`, ... if that exists.
+    """Acquire the folder of a sweep without a name, as `new_run_folder` names it."""
+    return acquire_run_folder(storage, new_run_folder(storage, title).name)
+
+
+def new_run_folder(storage: str, title: str) -> RunFolder:
+    """Folder of a run without a name: `title`, or `title-2`, ... if that exists.
 
     The folder is created at once, because two jobs that start in the same second must not get the same name. A bucket
     has no folders to create: there the first save decides.
@@ -79,7 +102,7 @@ def acquire_new_run_folder(storage: str, title: str) -> RunFolder:
     name, number = title, 2
     while not _is_new(place, name):
         name, number = f"{title}-{number}", number + 1
-    return acquire_run_folder(storage, name)
+    return run_folder(storage, name)
 
 
 def _is_new(storage: Location, name: str) -> bool:

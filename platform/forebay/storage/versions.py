@@ -37,6 +37,19 @@ def stat(uri: str | os.PathLike[str]) -> FoundFile:
     return found(location.uri, info)
 
 
+def is_there(uri: str) -> bool:
+    """Whether a file exists, at the cost of one request. Raises `OSError` if storage does not answer."""
+    location = resolve_source(uri)
+    if location.is_local:
+        return bool(location.fs.get_file_info(location.path).type == fs.FileType.File)
+    try:
+        # Opening is one HEAD request. `get_file_info` lists the folder, too.
+        with location.fs.open_input_file(location.path):
+            return True
+    except FileNotFoundError:
+        return False
+
+
 def stat_etag(uri: str) -> str:
     """`etag` of the present version, at the cost of one request. Empty if the store names no versions."""
     location = resolve_source(uri)

@@ -8,19 +8,24 @@ from contextlib import contextmanager
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.driver.elastic.coordinator import Coordinator
 from forebay.errors import UnderWay
-from forebay.ray_cluster.actors import NAMESPACE, RUN_PREFIX
+from forebay.ray_cluster.actors import ANSWER_S, NAMESPACE, RUN_PREFIX, find
 from forebay.runs.run import Run
 from forebay.runs.status import RunStatus
+
+END_S = 10.0
 
 
 @contextmanager
 def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
-    """Start the coordinator of `run`, and kill it at the end of the block. Raises `UnderWay` if the run is under
-    way.
+    """Start the coordinator of `run`, and kill it at the end of the block.
+
+    Ends the coordinator of an earlier attempt at this run, which has been taken over. Raises `UnderWay` if a run of
+    this name in another storage is under way on this cluster.
     """
     node = ray.get_runtime_context().get_node_id()
     placed = ray.remote(Coordinator).options(
@@ -29,17 +34,39 @@ def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
         num_cpus=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     )
+    status = _status(run, driver, node)
     try:
-        coordinator = placed.remote(_status(run, driver, node), run.job.max_failures)
+        coordinator = placed.remote(status, run.job.max_failures)
     except ValueError as error:
-        raise UnderWay(
-            f"a run named {run.name!r} is under way on this cluster. Wait for its end, or give this one another name.",
-            name=run.name,
-        ) from error
+        if not _end_earlier(run):
+            raise UnderWay(
+                f"a run named {run.name!r} is under way on this cluster. Wait for its end, or give this one another "
+                "name.",
+                name=run.name,
+            ) from error
+        coordinator = placed.remote(status, run.job.max_failures)
     try:
         yield coordinator
     finally:
         ray.kill(coordinator)
+
+
+def _end_earlier(run: Run) -> bool:
+    """End the coordinator of an earlier attempt at `run`. Returns whether its name is free."""
+    earlier = find(RUN_PREFIX, run.name)
+    if earlier is None:
+        return True
+    try:
+        status: RunStatus = ray.get(earlier.status.remote(), timeout=ANSWER_S)
+        if run.attempt is None or status.path != run.path:
+            return False
+        ray.kill(earlier)
+    except RayError:
+        return False
+    deadline = time.monotonic() + END_S
+    while find(RUN_PREFIX, run.name) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return find(RUN_PREFIX, run.name) is None
 
 
 def _status(run: Run, driver: str, node: str) -> RunStatus:

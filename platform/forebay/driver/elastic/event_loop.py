@@ -27,6 +27,7 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     """Pass events and requests on until the run has ended and its last events were taken.
 
     Returns the reason of a stop that was requested while no worker trained: then the run does not wait for workers.
+    Raises `Fenced` if a later attempt has taken over.
     """
     watch = _StartWatch(run)
     # Requests made before the first worker started: the coordinator does not know them yet.
@@ -34,6 +35,7 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     known = _pass_on(run.control, made_with, coordinator)
     goes_on, gave_up = True, None
     while goes_on or gave_up is not None:
+        run.check_fence()
         goes_on = is_training()  # read before the events are taken, so that none of the last events is missed
         updates: Updates = ray.get(coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0))
         known = _take_over(run.control, updates, known)

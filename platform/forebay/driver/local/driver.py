@@ -106,6 +106,7 @@ def _run_worlds(run: Run, server: ForkServer) -> Result:
 
 def _follow(run: Run, workers: RankProcesses) -> None:
     for event in workers.events():
+        run.check_fence()
         match event:
             case SyncRequest():
                 workers.answer_sync(run.control.commands)

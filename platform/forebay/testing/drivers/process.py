@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,9 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+from forebay.errors import Fenced
+from forebay.job.start_policy import StartPolicy
+from forebay.runs.attempts import fence
 from forebay.testing.drivers.bench import BenchOrder, DriverBench
 
 PATIENCE_S = 120.0
+FENCED_CODE = 75
 
 
 class DriverProcess:
@@ -34,24 +39,59 @@ class DriverProcess:
                 command, stdout=log, stderr=log, env={**os.environ, **environment}
             )
 
+    @property
+    def output(self) -> str:
+        """What the process has written."""
+        return self._log.read_text()
+
+    def wait_for(self, step: int) -> None:
+        """Wait until `step` is reached. Raises if the process ends before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not any(each.step >= step for each in self._bench.attempts(self._name)):
+            assert self._process.poll() is None, f"the driver ended early: {self.output[-2000:]}"
+            assert time.monotonic() < deadline, f"no step {step}: {self.output[-2000:]}"
+            time.sleep(0.02)
+
     def kill_at(self, step: int) -> None:
         """Kill the process (SIGKILL) once `step` is reached. Raises if it ends before."""
-        deadline = time.monotonic() + PATIENCE_S
         try:
-            while not any(each.step >= step for each in self._bench.attempts(self._name)):
-                assert self._process.poll() is None, f"the driver ended early: {self._log.read_text()[-2000:]}"
-                assert time.monotonic() < deadline, f"no step {step}: {self._log.read_text()[-2000:]}"
-                time.sleep(0.02)
+            self.wait_for(step)
         finally:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
+
+    def suspend(self) -> None:
+        """Stop the process (SIGSTOP)."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a suspended process go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def exit_code(self) -> int:
+        """Wait for the end of the process. Returns its exit code."""
+        return self._process.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        """Kill the process (SIGKILL), unless it has ended."""
+        self._process.kill()
+        self._process.wait()
 
 
 def main() -> None:
-    """Run the job given on the command line."""
-    driver, folder, order, name, options = sys.argv[1:]
-    job = DriverBench(Path(folder), cast("BenchOrder", order)).job(name, **json.loads(options))
-    pkgutil.resolve_name(driver)().run(job)
+    """Run the job given on the command line. Exits with code 75 if another attempt has taken over.
+
+    Of its options, `start` are those of `StartPolicy`, and `ask_s` is the time between two questions of the fence.
+    """
+    driver, folder, order, name, text = sys.argv[1:]
+    options = json.loads(text)
+    fence.ASK_S = options.pop("ask_s", fence.ASK_S)
+    if "start" in options:
+        options["start"] = StartPolicy(**options["start"])
+    job = DriverBench(Path(folder), cast("BenchOrder", order)).job(name, **options)
+    try:
+        pkgutil.resolve_name(driver)().run(job)
+    except Fenced:
+        sys.exit(FENCED_CODE)
 
 
 if __name__ == "__main__":

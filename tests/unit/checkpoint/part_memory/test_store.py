@@ -122,7 +122,7 @@ def test_uploads_write_what_is_here_and_permanent_steps_wait_for_theirs(config: 
         assert (await node.store.upload(10, asked), await copy.store.upload(10, asked)) == ((1,), (2,))
         files = CheckpointFiles(config)
         assert [files.has_part(10, facts) for facts in asked] == [True, True]
-        assert files.read_part(10, 2, 1, 3) == content_of(10, 2)[1:3]
+        assert files.part_readers(10, 2)[0](1, 3) == content_of(10, 2)[1:3]
         await node.save(14, 1, 13)
         assert not await node.has(10, 1), "uploaded"
         assert await node.store.upload(11, [facts_of(11, 1)]) == (), "given up"

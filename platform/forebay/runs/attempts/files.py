@@ -1,0 +1,146 @@
+"""Files of a run's attempts, in the folder `attempts` of the run: claims, signs of life, ends, and the finish."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from forebay.runs.attempts.claim import Claim
+from forebay.storage.atomic import write_atomically
+from forebay.storage.exclusive import create_exclusively, create_locked
+from forebay.storage.file_lock import FileLock, try_lock
+from forebay.storage.filesystem import below, resolve, resolve_source
+from forebay.storage.listing.globs import children
+from forebay.storage.versions import is_there
+
+FOLDER = "attempts"
+_CLAIM = re.compile(r"(\d{6,})\.json")
+
+How = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd:
+    """Regular end of an attempt. `why` is the reason of a stop, or the error."""
+
+    how: How
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """Sign of life of an attempt, with its progress. `number` grows with each sign."""
+
+    number: int
+    driver: str = ""
+    epoch: int = 0
+    epochs: int = 0
+    step: int = 0
+    world_size: int = 0
+
+
+class AttemptFiles:
+    """Claims of a run: `000001.json` and so on. Beside each, `.alive.json` while it runs and `.ended.json` after."""
+
+    def __init__(self, run: str) -> None:
+        uri = resolve(run).uri
+        self._folder = below(uri, FOLDER)
+        self.run_name = uri.partition("?")[0].rpartition("/")[2]
+        self.is_local = resolve(run).is_local
+
+    @property
+    def uri(self) -> str:
+        return self._folder
+
+    def claim_uri(self, number: int) -> str:
+        """URI of the claim on attempt `number`."""
+        return below(self._folder, f"{number:06d}.json")
+
+    def newest(self) -> Claim | None:
+        """Claim of the newest attempt, or None. Raises `OSError`, and `InvalidOption` for a file that is no claim."""
+        place = resolve(self._folder)
+        try:
+            names = [_CLAIM.fullmatch(info.base_name) for info in children(place.fs, place.path)]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        number = max((int(name[1]) for name in names if name), default=None)
+        content = None if number is None else self._read(f"{number:06d}.json")
+        return None if number is None or content is None else Claim.from_json(content, self.claim_uri(number))
+
+    def create(self, claim: Claim) -> FileLock | bool:
+        """Create the claim. Returns false if another process has that number. Raises as `create_exclusively`.
+
+        On a file system of this machine, returns the lock on it, which ends with this process.
+        """
+        uri = self.claim_uri(claim.number)
+        if self.is_local:
+            return create_locked(uri, claim.to_json()) or False
+        return create_exclusively(uri, claim.to_json())
+
+    def has(self, number: int) -> bool:
+        """Whether attempt `number` was created: one request. Raises `OSError` if storage does not answer."""
+        return is_there(self.claim_uri(number))
+
+    def is_locked(self, number: int) -> bool | None:
+        """Whether a process of this kernel holds the claim. None on a file system without locks."""
+        place = resolve(self.claim_uri(number))
+        try:
+            lock = try_lock(Path(place.path), flags=0)
+        except OSError:
+            return None
+        if lock is None:
+            return True
+        lock.release()
+        return False
+
+    def start(self, claim: Claim) -> bool:
+        """Mark an attempt that another process has created as started. Returns false if it was started before."""
+        return create_exclusively(below(self._folder, f"{claim.number:06d}.started.json"), claim.to_json())
+
+    def give_sign(self, number: int, sign: Sign) -> None:
+        """Write a sign of life. Raises `OSError`."""
+        write_atomically(below(self._folder, f"{number:06d}.alive.json"), json.dumps(asdict(sign)).encode())
+
+    def sign(self, number: int) -> Sign | None:
+        """Newest sign of life of an attempt. Raises `OSError`."""
+        facts = self._facts(f"{number:06d}.alive.json")
+        return None if facts is None else Sign(**facts)
+
+    def end(self, number: int, end: AttemptEnd) -> None:
+        """Record the regular end of an attempt. Raises `OSError`."""
+        write_atomically(below(self._folder, f"{number:06d}.ended.json"), json.dumps(asdict(end)).encode())
+
+    def ended(self, number: int) -> AttemptEnd | None:
+        """Regular end of an attempt, or None. Raises `OSError`."""
+        facts = self._facts(f"{number:06d}.ended.json")
+        return None if facts is None else AttemptEnd(**facts)
+
+    def finish(self, epochs: int, result: str) -> bool:
+        """Record the result of all `epochs` epochs. Returns false if another attempt has recorded it before.
+
+        Raises as `create_exclusively`.
+        """
+        return create_exclusively(below(self._folder, _finished(epochs)), result.encode())
+
+    def finished(self, epochs: int) -> bytes | None:
+        """Result of the first attempt that trained `epochs` epochs, or None. Raises `OSError`."""
+        return self._read(_finished(epochs))
+
+    def _facts(self, name: str) -> dict[str, Any] | None:
+        content = self._read(name)
+        return None if content is None else json.loads(content)
+
+    def _read(self, name: str) -> bytes | None:
+        place = resolve_source(below(self._folder, name))
+        try:
+            with place.fs.open_input_stream(place.path) as stream:
+                return bytes(stream.read())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def _finished(epochs: int) -> str:
+    return f"finished-{epochs:06d}.json"

@@ -1,0 +1,99 @@
+"""Laws of a run that is started twice: it trains once, and an attempt that was taken over keeps nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from forebay.driver.driver import Driver
+from forebay.events import Event, Preparing
+from forebay.job.start_policy import StartPolicy
+from forebay.runs.attempts import fence
+from forebay.runs.attempts.files import AttemptFiles
+from forebay.runs.control import Control
+from forebay.runs.result import load_result
+from forebay.testing.drivers.bench import DriverBench
+from forebay.testing.drivers.process import FENCED_CODE, DriverProcess
+
+ASK_S = 0.2
+TAKEOVER_S = 2.0
+STEP_S = 0.05
+
+
+class OnceSuite:
+    """Laws of every driver for two starts of one name, in two processes. Override `make_driver` and `driver_path`.
+
+    `environment` has variables for the other process, and `options` are of its job, such as another storage.
+    """
+
+    driver_path: ClassVar[str] = ""
+    """`module:Class` of the driver."""
+
+    def make_driver(self) -> Driver:
+        raise NotImplementedError
+
+    def environment(self) -> Mapping[str, str]:
+        """Variables for a driver in a process of its own."""
+        return {}
+
+    def options(self) -> Mapping[str, Any]:
+        """Options of all jobs."""
+        return {}
+
+    @pytest.fixture
+    def once_bench(self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> DriverBench:
+        monkeypatch.setattr(fence, "ASK_S", ASK_S)
+        return DriverBench(tmp_path_factory.mktemp("once"))
+
+    def test_stopped_attempt_is_taken_over_and_ends_itself(self, once_bench: DriverBench) -> None:
+        """The first process is stopped for longer than `takeover_s`, and goes on after the run has finished."""
+        bench, common = once_bench, {"epochs": 3, "storage_every_s": 0.1, "checkpoint_every": 1, **self.options()}
+        first = self._other(bench, "silent", common | {"step_s": 4 * STEP_S})
+        try:
+            first.wait_for(step=5)
+            first.suspend()
+            said: list[str] = []
+
+            def hear(event: Event, _control: Control) -> None:
+                if isinstance(event, Preparing):
+                    said.append(event.what)
+
+            job = bench.job("silent", **common)
+            follow = StartPolicy(follow=True, takeover_s=TAKEOVER_S)
+            result = self.make_driver().run(replace(job, start=follow), [hear])
+            first.resume()
+            assert first.exit_code() == FENCED_CODE, first.output[-2000:]
+        finally:
+            first.kill()
+        assert said[0].startswith("following attempt 1 (process ")
+        assert result.is_finished
+        assert load_result(result.path) == result, "the attempt that was taken over wrote a result"
+        assert number_of_attempts(result.path) == 2
+        bench.assert_every_row_once(result)
+        bench.assert_like_undisturbed(result)
+
+    def test_two_starts_at_once_train_once(self, once_bench: DriverBench) -> None:
+        bench, common = once_bench, {"step_s": STEP_S, **self.options()}
+        other = self._other(bench, "twice", common | {"start": {"follow": True}})
+        try:
+            job = replace(bench.job("twice", **common), start=StartPolicy(follow=True))
+            result = self.make_driver().run(job)
+            assert other.exit_code() == 0, other.output[-2000:]
+        finally:
+            other.kill()
+        assert result.is_finished
+        assert number_of_attempts(result.path) == 1, "both of them trained"
+        assert bench.steps_redone("twice") == 0
+        bench.assert_every_row_once(result)
+
+    def _other(self, bench: DriverBench, name: str, options: Mapping[str, Any]) -> DriverProcess:
+        return DriverProcess(self.driver_path, bench, name, self.environment(), ask_s=ASK_S, **options)
+
+
+def number_of_attempts(run: str) -> int:
+    """Number of the newest attempt at the run in folder `run`."""
+    newest = AttemptFiles(run).newest()
+    return 0 if newest is None else newest.number

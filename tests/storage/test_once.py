@@ -1,0 +1,30 @@
+"""A run on S3 that is started twice trains once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+from tests.storage.conftest import ObjectStore
+
+from forebay.driver.driver import Driver
+from forebay.driver.local.driver import LocalDriver
+from forebay.testing.drivers.once_suite import OnceSuite
+
+
+class TestOnceOnS3(OnceSuite):
+    driver_path = "forebay.driver.local.driver:LocalDriver"
+    variations: ClassVar = frozenset(
+        {"test_stopped_attempt_is_taken_over_and_ends_itself", "test_two_starts_at_once_train_once"}
+    )
+
+    @pytest.fixture(autouse=True)
+    def _storage(self, s3: ObjectStore) -> None:
+        self._uri = s3.uri("runs")
+
+    def make_driver(self) -> Driver:
+        return LocalDriver()
+
+    def options(self) -> Mapping[str, Any]:
+        return {"storage": self._uri}
