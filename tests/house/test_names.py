@@ -58,6 +58,7 @@ PUBLIC_NAMES = [
     "Seconds",
     "Sequences",
     "SqrtScaling",
+    "StartPolicy",
     "Sweep",
     "SweepResult",
     "Task",

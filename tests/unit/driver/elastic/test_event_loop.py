@@ -52,7 +52,8 @@ def actor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Actor]:
 
 
 def follow_to_the_end(control: Control, actor: Any) -> None:
-    run: Any = SimpleNamespace(name="a", control=control, job=SimpleNamespace(start_workers=2))
+    job = SimpleNamespace(start_workers=2)
+    run: Any = SimpleNamespace(name="a", control=control, job=job, check_fence=lambda: None)
     polls = iter([True, False])
     follow(run, actor, lambda: next(polls))
 
