@@ -171,8 +171,8 @@ class CheckpointFiles:
 
         They raise `CorruptCheckpoint` if it is missing, and `ReadFailed`.
         """
-        attempts = [self._own]
-        if self._own > 1 or self._config.attempt is None:
+        attempts = [self._saved(step).attempt]
+        if self._own > 1:
             attempts += [name.attempt for name in self.names() if name.step == step and name.attempt != self._own]
         return [partial(self._read_part, SavedStep(attempt, step), number) for attempt in attempts]
 

@@ -111,8 +111,13 @@ class SpooledStore:
         """Return once `checkpoint` is on this machine's disk."""
         spool = self._spool()
         encoded = self._encoder.encode(checkpoint, self._buffer, parts)
-        spool.files.write(encoded)
-        spool.uploader.offer(self._mapped(encoded))
+        try:
+            spool.files.write(encoded)
+            mapped = self._mapped(encoded)
+        except FileNotFoundError:
+            spool.uploader.files.check_fence()  # a later attempt on this machine has emptied the folder
+            raise
+        spool.uploader.offer(mapped)
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
         """Return once the part is on this machine's disk. All ranks share the folder, and rank 0 uploads it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -64,5 +63,5 @@ def open_state(files: CheckpointFiles, step: int) -> Iterator[StoredState]:
         with replaced_errors(lambda error: CorruptCheckpoint(f"shard {_HEAD} cannot be read: {error}")):
             head = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         table = PartsTable.in_state(head)
-        parts = {} if table is None else table.open(lambda part: [partial(files.read_part, step, part.number)])
+        parts = {} if table is None else table.open(lambda part: files.part_readers(step, part.number))
         yield StoredState({name: value for name, value in head.items() if name != TABLE}, table, parts)

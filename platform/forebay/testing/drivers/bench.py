@@ -27,6 +27,7 @@ from forebay.plan.mixture.mixture import Mixture
 from forebay.plan.order import Order
 from forebay.plan.plan import build_plan
 from forebay.runs.result import Result
+from forebay.storage.filesystem import below
 from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
 from forebay.testing.drivers.events import ATTEMPTS, Disturbance, StepAttempt, happened_at, recording_train
 from forebay.train.state.snapshot import Snapshot
@@ -201,7 +202,7 @@ def _ids(plan: Order, epoch: int, start: int, stop: int) -> np.ndarray:
 
 def newest_commit(result: Result) -> Checkpoint:
     """Newest checkpoint of a run in storage."""
-    commit = DirectoryStore(f"{result.path}/checkpoints").newest()
+    commit = DirectoryStore(below(result.path, "checkpoints")).newest()
     assert commit is not None, f"{result.path} has no checkpoint"
     return commit
 
