@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from forebay import callbacks as callbacks
     from forebay import events as events
     from forebay import llm as llm
+    from forebay import score as score
     from forebay.cache.disk.disk_cache import DiskCache as DiskCache
     from forebay.cache.spec import CacheSpec as CacheSpec
     from forebay.callbacks.scaling import DoubleEvery as DoubleEvery
@@ -95,7 +96,7 @@ if TYPE_CHECKING:
     from forebay.transform.transform import Transform as Transform
     from forebay.world import World as World
 
-_MODULES = ("callbacks", "errors", "events", "llm")
+_MODULES = ("callbacks", "errors", "events", "llm", "score")
 """Modules that are public as a whole."""
 _HOMES = {
     "Action": "train.monitors.monitor",

@@ -163,6 +163,14 @@ class Diverged(ForebayError):
     """A monitor rejects what is trained from the newest checkpoint, after every retry."""
 
 
+class EngineFailed(ForebayError):
+    """An engine that scores can answer no more. It has to be opened again."""
+
+
+class ScoringFailed(ForebayError):
+    """A scoring run cannot go on. The shards that are written are kept."""
+
+
 class Hung(ForebayError):
     """A rank got no answer from another one: a rank hangs, though its process is alive."""
 

@@ -93,6 +93,7 @@ PUBLIC_NAMES = [
     "run_sweep",
     "save_manifest",
     "scan",
+    "score",
     "show_report",
     "stratified_split",
 ]
@@ -109,7 +110,7 @@ VERBS = [
         "prepare ls",
         "prepare rm",
     ),
-    *("ps", "run", "scale", "scan", "series", "stop", "warm"),
+    *("ps", "run", "scale", "scan", "score", "series", "stop", "warm"),
 ]
 
 

@@ -15,6 +15,7 @@ from forebay.cli.deploy import schema
 from forebay.cli.language_models.export import export
 from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
+from forebay.cli.scoring import commands as scoring
 from forebay.cli.sequences import series
 from forebay.errors import Fenced, ForebayError
 
@@ -41,6 +42,7 @@ app.command(rich_help_panel="Training")(steering.scale)
 app.command(rich_help_panel="Training")(steering.stop)
 app.command("job-schema", rich_help_panel="Clusters")(schema.job_schema)
 app.command(rich_help_panel="Language models")(export)
+app.command(rich_help_panel="Language models")(scoring.score)
 
 
 @app.callback(invoke_without_command=True)

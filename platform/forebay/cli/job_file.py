@@ -15,7 +15,7 @@ from forebay.sweep.sweep import Sweep
 
 def job_of(path: str, words: Sequence[str]) -> Job:
     """Call the job file's `job` with `name=value` arguments. Raises `BadJob` for one that is not a parameter."""
-    values = _values(words)
+    values = values_of(words)
     _import_beside(path)
     with shown_preparations():
         return call_recipe(load_recipe(path), values)
@@ -23,14 +23,15 @@ def job_of(path: str, words: Sequence[str]) -> Job:
 
 def job_or_sweep_of(path: str, words: Sequence[str]) -> Job | Sweep:
     """Call the job file's `sweep`, or its `job` if it has none, with `name=value` arguments. Raises as `job_of`."""
-    values = _values(words)
+    values = values_of(words)
     _import_beside(path)
     with shown_preparations():
         made: Job | Sweep = call_for((Job, Sweep), load_recipe(path, ("sweep", "job")), values)
     return made
 
 
-def _values(words: Sequence[str]) -> dict[str, str]:
+def values_of(words: Sequence[str]) -> dict[str, str]:
+    """Values of `name=value` arguments, by name. Raises `BadJob` for anything else, and for a repeated name."""
     values: dict[str, str] = {}
     for word in words:
         name, sign, value = word.partition("=")

@@ -80,20 +80,20 @@ def call_recipe(recipe: Recipe, values: Mapping[str, object]) -> Job:
     return made
 
 
-def call_for(kinds: tuple[type, ...], recipe: Recipe, values: Mapping[str, object]) -> Any:
-    """Call a recipe that makes one of `kinds`. As `call_recipe`."""
+def call_for(kinds: tuple[type, ...], recipe: Recipe, values: Mapping[str, object], *, called: str = "this job") -> Any:
+    """Call a recipe that makes one of `kinds`. As `call_recipe`. Errors name it as `called`."""
     known = {parameter.name: parameter for parameter in parameters(recipe)}
     for name in values:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise BadJob(
-                f"this job has no parameter {name!r}.{hint} It takes:{_listing(known.values())}", parameter=name
+                f"{called} has no parameter {name!r}.{hint} It takes:{_listing(known.values())}", parameter=name
             )
     missing = [name for name, parameter in known.items() if parameter.required and name not in values]
     if missing:
         raise BadJob(
-            f"this job needs {', '.join(f'{name}=...' for name in missing)}. It takes:{_listing(known.values())}",
+            f"{called} needs {', '.join(f'{name}=...' for name in missing)}. It takes:{_listing(known.values())}",
             parameter=missing[0],
         )
     given = {name: coerce(name, value, known[name].annotation) for name, value in values.items()}

@@ -70,6 +70,17 @@ def check_train_on(train_on: str) -> None:
 
 def check_messages(messages: object) -> Messages:
     """Return `messages` if it is a list of {role, content} with an assistant turn. Raises `InvalidConversation`."""
+    turns = check_turns(messages)
+    roles = [message["role"] for message in turns]
+    if "assistant" not in roles:
+        raise InvalidConversation("no message is the assistant's, so there is nothing to train on")
+    if roles[0] == "assistant":
+        raise InvalidConversation("the first message is the assistant's, which has nothing to answer")
+    return turns
+
+
+def check_turns(messages: object) -> Messages:
+    """Return `messages` if it is a list of {role, content}. Raises `InvalidConversation`."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise InvalidConversation(f"the messages are {_short(messages)}, not a list of {{role, content}}")
     for number, message in enumerate(messages):
@@ -81,11 +92,6 @@ def check_messages(messages: object) -> Messages:
             )
         if not isinstance(message["content"], str) or not message["content"].strip():
             raise InvalidConversation(f"message {number} has the content {_short(message['content'])}, not text")
-    roles = [message["role"] for message in messages]
-    if "assistant" not in roles:
-        raise InvalidConversation("no message is the assistant's, so there is nothing to train on")
-    if roles[0] == "assistant":
-        raise InvalidConversation("the first message is the assistant's, which has nothing to answer")
     return messages
 
 

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from forebay.llm.models import ModelSpec
+from forebay.llm.source.tokenizers import TokenizerSpec, train_tokenizer
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Callable[..., list[str]]:
+    texts = [f"question number {number}" for number in range(12)]
+    tokenizer = train_tokenizer(texts, TokenizerSpec(vocab_size=300))
+    torch.manual_seed(5)
+    model: Any = ModelSpec(name="tiny", vocab_size=len(tokenizer)).build()
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    pq.write_table(pa.table({"prompt": texts, "id": range(12)}), tmp_path / "questions.parquet")
+
+    def make(**options: object) -> list[str]:
+        given = {"model": tmp_path / "model", "data": tmp_path / "questions.parquet", "to": tmp_path / "answers"}
+        return [f"{name}={value}" for name, value in (given | {"shard_rows": 5, "max_tokens": 3} | options).items()]
+
+    return make
+
+
+def test_answers_are_written_and_counted(forebay: Callable[..., Any], words: Callable[..., list[str]]) -> None:
+    said = forebay("score", *words(keep="id,"), "--json")
+    assert said.code == 0, said.err
+    facts = json.loads(said.out)
+    assert (facts["rows"], facts["rows_scored"], facts["errors"]) == (12, 12, 0)
+    assert "12 of 12 rows" in said.err
+    again = json.loads(forebay("score", *words(keep="id,"), "--json").out)
+    assert (again["rows_scored"], again["rows_before"]) == (0, 12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"promt": "x"}, "forebay score has no parameter 'promt'. Did you mean 'prompt'?"),
+        ({"prompt": "question"}, "no column 'question'"),
+        ({"temperature": "hot"}, "temperature=hot is not of type float"),
+        ({"engine": "none"}, "engine='none' is unknown"),
+    ],
+)
+def test_bad_input(
+    forebay: Callable[..., Any], words: Callable[..., list[str]], wrong: dict[str, str], says: str
+) -> None:
+    said = forebay("score", *words(**wrong))
+    assert said.code == 2
+    assert says in said.err
+
+
+def test_another_plan_is_refused_with_both(forebay: Callable[..., Any], words: Callable[..., list[str]]) -> None:
+    assert forebay("score", *words()).code == 0
+    said = forebay("score", *words(max_tokens=4))
+    assert said.code == 2
+    assert "holds the output of plan" in said.err and '"max_tokens": 4' in said.err
+
+
+def test_context_overflow_is_an_error_of_the_row(
+    forebay: Callable[..., Any], words: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"prompt": ["short", "x y " * 4000]}), tmp_path / "long.parquet")
+    facts = json.loads(forebay("score", *words(data=tmp_path / "long.parquet"), "--json").out)
+    assert (facts["rows_scored"], facts["errors"]) == (2, 1)
