@@ -15,7 +15,7 @@ from forebay.score.verdicts import read_schema
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """Everything that a scoring run is told. Raises `InvalidOption` for values that can never work.
+    """All arguments of a scoring run. Raises `InvalidOption` for values that can never work.
 
     Attributes:
         model: Folder of a Hugging Face model, on any storage. For `engine="openai"`: the server's name of the model.

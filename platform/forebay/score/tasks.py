@@ -1,4 +1,4 @@
-"""What a scoring run asks an engine for, and the columns that its answers fill."""
+"""Tasks of a scoring run: the kind of answers, and the columns that they fill."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forebay.score.engines.engine import Engine, Pooling, Prompt, RowAnswer, Sam
 from forebay.score.verdicts import InvalidVerdict, check_schema, verdict_of
 
 Kind = Literal["generate", "log_likelihood", "embed", "judge"]
-"""Text; the likelihood of a given text; the vector of a text; a text that is JSON of a schema."""
+"""Text, the likelihood of a given text, the vector of a text, or a text that is JSON of a schema."""
 
 ROW, ERROR, VERDICT = "row", "error", "verdict"
 COLUMNS: Mapping[Kind, Mapping[str, pa.DataType]] = {
