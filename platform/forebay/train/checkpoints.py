@@ -16,6 +16,7 @@ from forebay.checkpoint.parts.table import TABLE, PartsTable, filled
 from forebay.train.collectives.collective import Collective
 from forebay.train.rank_zero import broadcast_from_rank_zero, gathered_from_all
 from forebay.train.state.snapshot import WHOLE, Snapshot
+from forebay.train.strategies.flat_part import FlatPart
 from forebay.train.strategies.sharded_state import split_shards
 from forebay.train.strategies.strategy import Strategy
 
@@ -66,7 +67,7 @@ class RankCheckpoints:
             table = None if checkpoint is None else PartsTable.in_state(checkpoint.shards[WHOLE])
             if checkpoint is None or table is None:
                 return checkpoint
-            found: dict[str, Tensor] = {}
+            found: dict[str, Tensor | FlatPart] = {}
             lost = gathered_from_all(partial(self._read_tensors, checkpoint.step, table, found), self._collective)
             if not any(lost):
                 state = {key: value for key, value in checkpoint.shards[WHOLE].items() if key != TABLE}
@@ -79,13 +80,14 @@ class RankCheckpoints:
         """Return once the newest saved checkpoint is in storage. Raises `WriteFailed`."""
         broadcast_from_rank_zero(self._store.flush, self._collective)
 
-    def _read_tensors(self, step: int, table: PartsTable, found: dict[str, Tensor]) -> str:
+    def _read_tensors(self, step: int, table: PartsTable, found: dict[str, Tensor | FlatPart]) -> str:
         """Add what this rank needs to `found`, by name. Returns the reason if a part is corrupt, or an empty text."""
         assert self.strategy is not None, "setup() comes first"
         try:
             parts = table.open(lambda facts: self._store.read_part(step, facts))
             for name, tensor in table.tensors.items():
-                found[name] = self.strategy.restored(tensor.shape, partial(read_region, tensor, parts=parts))
+                read = partial(read_region, tensor, parts=parts)
+                found[name] = self.strategy.restored(name, tensor.shape, read)
         except CorruptCheckpoint as error:
             return str(error)
         return ""

@@ -1,6 +1,9 @@
+"""Objects that monitors and policies of a rank observe."""
+
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +11,23 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from forebay.errors import InvalidOption
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor, and any other tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _gradient(parameter: Tensor) -> Tensor | None:
+    return None if parameter.grad is None else local_part(parameter.grad)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalParts:
+    """What this rank holds: of a parameter's value, and of its reduced gradient, before a step. None without one."""
+
+    value: Callable[[Tensor], Tensor] = local_part
+    gradient: Callable[[Tensor], Tensor | None] = _gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +39,8 @@ class TrainSetup:
         optimizer: Its optimizer.
         device: Device of model and batches.
         world_size: Number of ranks.
-        is_sharded: Whether each rank holds a part of every parameter and gradient, as with strategy="fsdp2".
+        is_sharded: Whether each rank holds a part of every parameter or gradient, as with strategy="fsdp2".
+        parts: Where this rank's parts of parameters and gradients are.
     """
 
     model: nn.Module
@@ -27,6 +48,7 @@ class TrainSetup:
     device: torch.device
     world_size: int
     is_sharded: bool = False
+    parts: LocalParts = field(default_factory=LocalParts)
 
     def require_whole(self, what: str) -> None:
         """Check that each rank holds whole parameters and gradients, for `what`. Raises `InvalidOption` otherwise."""
@@ -37,7 +59,3 @@ class TrainSetup:
                 what=what,
             )
 
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, and any other tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -137,7 +137,7 @@ class Worker:
             self.close()
 
     def setup(
-        self, model: nn.Module, optimizer: BuildOptimizer, *, strategy: str = "ddp"
+        self, model: nn.Module, optimizer: BuildOptimizer, *, strategy: str | None = None
     ) -> tuple[nn.Module, Optimizer]:
         """Make `model` ready to train on this rank's device, together with the other ranks.
 
@@ -146,21 +146,25 @@ class Worker:
         Args:
             model: Any module, with the same parameters on every rank.
             optimizer: Called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`.
-            strategy: Name of the way in which ranks train together. "ddp" holds the whole model on every rank, "fsdp2"
-                a part of it.
+            strategy: Name of the way in which ranks train together. None: that of the job.
 
         Raises as `restore`, and `InvalidOption`, before anything is built, if the driver does not have this strategy.
         """
-        chosen = build_strategy(strategy, self._strategies, self._collective, self._spec.strategy_options)
+        options = self._spec.strategy_options
+        chosen = build_strategy(strategy or self._spec.strategy, self._strategies, self._collective, options)
+        self._strategy = self._checkpoints.strategy = chosen
         model, built = chosen.prepare(model, optimizer)
         setup = TrainSetup(
-            model=model, optimizer=built, device=self.device, world_size=self.world.size, is_sharded=chosen.is_sharded
+            model=model,
+            optimizer=built,
+            device=self.device,
+            world_size=self.world.size,
+            is_sharded=chosen.is_sharded,
+            parts=chosen.local_parts(),
         )
         self._state.attach(setup, chosen.states(model, built))
-        self._checkpoints.strategy = chosen
         self.restore()
         self._state.scale_rate()
-        self._strategy = chosen
         return chosen.wrap(model), built
 
     def track(self, **others: Stateful) -> None:
@@ -198,6 +202,15 @@ class Worker:
         if self._strategy is None:
             return passes.over_ranks(batch, loss_of, self._collective, self._spec.data.plan)
         return self._strategy.backward(batch, loss_of, passes)
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradient of the global batch to a norm of `max_norm` at most. Returns the norm before, a scalar.
+
+        Call it between the backward pass and `optimizer.step()`. It means the same under every strategy.
+        """
+        if self._strategy is None:
+            raise BadJob("clip_grad_norm() was called before setup(). It clips what setup() made ready to train.")
+        return self._strategy.clip_grad_norm(max_norm)
 
     def held_out(self) -> Iterator[Batch] | None:
         """Yield this rank's part of the held-out data once, on its device. Returns None if the job has none.
@@ -261,8 +274,11 @@ class Worker:
         return True
 
     def close(self) -> None:
-        """End the threads of all loaders, also after an exception in the training loop."""
+        """End the threads of all loaders, also after an exception in the training loop, and leave the strategy."""
         self._loaders.close()
+        if self._strategy is not None:
+            self._strategy.close()
+            self._strategy = None
 
     @property
     def _goes_on(self) -> bool:

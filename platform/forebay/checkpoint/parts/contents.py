@@ -38,6 +38,26 @@ class StoredTensor:
             raise CorruptCheckpoint(f"its chunks of {self.name} do not fill the shape {list(self.shape)}")
 
 
+def flat_regions(shape: tuple[int, ...], start: int, stop: int) -> list[Region]:
+    """Return the blocks of a tensor that have its elements `start` to `stop` in C order, one after another.
+
+    >>> flat_regions((3, 4), 2, 9)
+    [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
+    """
+    if not shape or start >= stop:
+        return [((), ())] if start < stop else []
+    row = prod(shape[1:])
+    first, last = start // row, (stop - 1) // row
+    if first == last and len(shape) > 1:
+        inner = flat_regions(shape[1:], start - first * row, stop - first * row)
+        return [((first, *offsets), (1, *sizes)) for offsets, sizes in inner]
+    begin, end = -(-start // row), stop // row
+    found = flat_regions(shape, start, begin * row)
+    if begin < end:
+        found.append(((begin, *(0 for _ in shape[1:])), (end - begin, *shape[1:])))
+    return [*found, *flat_regions(shape, end * row, stop)]
+
+
 def merged(parts: Iterable[Sequence[StoredTensor]]) -> list[StoredTensor]:
     """Return each tensor once, with its chunks of all parts."""
     found: dict[str, StoredTensor] = {}

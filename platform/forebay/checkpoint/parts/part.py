@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
 
 from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.encoded import PartFacts, block_sums, sum_of
-from forebay.checkpoint.parts.contents import Region, StoredChunk, StoredTensor
+from forebay.checkpoint.parts.contents import Region, StoredChunk, StoredTensor, flat_regions
 from forebay.checkpoint.parts.verified_part import VerifiedPart
 
 
@@ -21,6 +22,20 @@ class LocalChunk:
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
     values: Tensor = field(repr=False)
+
+    def regions(self) -> Sequence[Region]:
+        """Return the blocks of the tensor whose elements `values` has, one after another."""
+        return [(self.offsets, tuple(self.values.shape))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatChunk(LocalChunk):
+    """Successive elements of a logical tensor, in C order, that this rank writes. `offsets` has that of the first."""
+
+    def regions(self) -> Sequence[Region]:
+        """Return the blocks of the tensor whose elements `values` has, one after another."""
+        first = self.offsets[0]
+        return flat_regions(self.shape, first, first + self.values.numel())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +57,14 @@ def write_part(number: int, chunks: Mapping[str, LocalChunk], buffer: ReusableBu
     buffer.reset()
     tensors = []
     for name, chunk in chunks.items():
-        begin, values = buffer.num_bytes, chunk.values
-        place = StoredChunk(offsets=chunk.offsets, sizes=tuple(values.shape), part=number, begin=begin)
-        stored = (place,) if values.numel() else ()
+        begin, values, stored = buffer.num_bytes, chunk.values, list[StoredChunk]()
+        for offsets, sizes in chunk.regions() if values.numel() else ():
+            stored.append(StoredChunk(offsets=offsets, sizes=sizes, part=number, begin=begin))
+            begin += prod(sizes) * values.dtype.itemsize
         if stored:
             buffer.write(_bytes_of(values))
         dtype = str(values.dtype).removeprefix("torch.")
-        tensors.append(StoredTensor(name=name, dtype=dtype, shape=chunk.shape, chunks=stored))
+        tensors.append(StoredTensor(name=name, dtype=dtype, shape=chunk.shape, chunks=tuple(stored)))
     written = buffer.written()
     return PartReceipt(number=number, num_bytes=len(written), sums=tuple(block_sums(written)), tensors=tuple(tensors))
 

@@ -70,7 +70,7 @@ def tensor_name(leaf: object) -> str | None:
     return str(leaf[_NAME]) if isinstance(leaf, Mapping) and leaf.keys() == {_NAME} else None
 
 
-def filled(state: Any, tensor_of: Callable[[str], Tensor]) -> Any:
+def filled(state: Any, tensor_of: Callable[[str], Any]) -> Any:
     """Return `state` with `tensor_of(name)` in each place of a named tensor."""
     if isinstance(state, Mapping):
         if state.keys() == {_NAME}:

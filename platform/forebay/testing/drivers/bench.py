@@ -69,19 +69,18 @@ class DriverBench:
         at_step: int = -1,
         event: str = "",
         step_s: float = 0.0,
-        strategy: str = "ddp",
         **options: Any,
     ) -> Job:
         """Make a job of two epochs with a checkpoint every 3 steps. Each step takes at least `step_s` seconds.
 
-        Its ranks train by `strategy`. After step `at_step` this happens to the last rank: `raise` (a `ValueError`),
+        After step `at_step` this happens to the last rank: `raise` (a `ValueError`),
         `hang`, `kill` (SIGKILL, once) or `kill always`.
         """
         log = self._folder / "rows" / name
         log.mkdir(parents=True, exist_ok=True)
         disturbance = Disturbance(at_step=at_step, event=event)
         train = partial(
-            recording_train, num_rows=ROWS, log=str(log), disturbance=disturbance, step_s=step_s, strategy=strategy
+            recording_train, num_rows=ROWS, log=str(log), disturbance=disturbance, step_s=step_s
         )
         defaults: dict[str, Any] = {
             "train": train,

@@ -46,10 +46,10 @@ class Disturbance:
 
 
 def recording_train(
-    worker: Worker, *, num_rows: int, log: str, disturbance: Disturbance, step_s: float, strategy: str
+    worker: Worker, *, num_rows: int, log: str, disturbance: Disturbance, step_s: float
 ) -> None:
     """Train by least squares. Writes per step and rank one file with the ids of its rows, and one line."""
-    model, optimizer = worker.setup(CountingModel(num_rows), build_optimizer, strategy=strategy)
+    model, optimizer = worker.setup(CountingModel(num_rows), build_optimizer)
     world = worker.world
     with Path(log, ATTEMPTS).open("ab", buffering=0) as attempts:  # One write per line: ranks share the file.
         for batch in worker.loader():

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from forebay.train.metric import Metric
 from forebay.train.monitors.deferred_metrics import DeferredMetrics
 from forebay.train.monitors.monitor import Action, ActionWord, Verdict, action_of
-from forebay.train.setup import TrainSetup, local_part
+from forebay.train.setup import TrainSetup
 
 LONGEST_PROBE = 65_536
 """Size above which a gradient, or a row of it, is not probed at every step."""
@@ -57,7 +57,7 @@ class LiveNanGuard:
 
     def __init__(self, guard: NanGuard, setup: TrainSetup) -> None:
         self._action, self._patterns = action_of(guard.action), guard.metrics
-        self._model = setup.model
+        self._model, self._parts = setup.model, setup.parts
         self._wanted: dict[str, bool] = {}
         self._probes: list[Tensor] = []
         self._readings = DeferredMetrics()
@@ -125,7 +125,7 @@ class LiveNanGuard:
 
     def _bad_parameter(self) -> str | None:
         """Return the name of a parameter with NaN or infinity. Buffers are not read: masks hold infinity."""
-        parts = [(name, local_part(parameter.detach())) for name, parameter in self._model.named_parameters()]
+        parts = [(name, self._parts.value(parameter).detach()) for name, parameter in self._model.named_parameters()]
         watched = [(name, part) for name, part in parts if part.is_floating_point() and part.numel()]
         # One pass at the speed of memory, read once. A sum of finite numbers may overflow. Then all are read.
         totals: dict[torch.device, list[Tensor]] = {}
@@ -141,7 +141,7 @@ class LiveNanGuard:
             return
         with torch.no_grad():
             probed = _parameters(optimizer) if self._closely else self._probed
-            gradients = [local_part(gradient) for parameter in probed if (gradient := parameter.grad) is not None]
+            gradients = [found for parameter in probed if (found := self._parts.gradient(parameter)) is not None]
             parts: dict[torch.device, list[Tensor]] = {}
             for gradient in gradients:
                 for part in _all_of(gradient) if self._closely else _first_row(gradient):

@@ -16,7 +16,9 @@ from forebay.train.collectives.adasum import register_adasum
 from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.exact import ExactReduction
 from forebay.train.collectives.micro_batches import LossOf, MicroBatches
+from forebay.train.setup import LocalParts
 from forebay.train.state.stateful import Stateful
+from forebay.train.strategies.clipping import clip_gradients
 from forebay.train.strategies.named_state import whole_region, whole_states
 from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions
 
@@ -42,7 +44,7 @@ class DataParallel(ABC):
     def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
         return whole_states(model, optimizer)
 
-    def restored(self, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor:
+    def restored(self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor:  # noqa: ARG002
         return read(whole_region(shape))
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -59,6 +61,16 @@ class DataParallel(ABC):
         if self._exact is not None:
             return self._exact.backward(batch, loss_of, passes.over(batch, self._collective, ranks=1))
         return passes.over_ranks(batch, loss_of, self._collective, self._options.plan, self.accumulating)
+
+    def local_parts(self) -> LocalParts:
+        return LocalParts()
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        assert self._optimizer is not None, "prepare() comes first"
+        return clip_gradients(self._optimizer, max_norm)
+
+    def close(self) -> None:
+        """Do nothing: all resources are those of the model."""
 
     @abstractmethod
     def reduce_gradients(self, model: nn.Module) -> nn.Module:
@@ -82,6 +94,12 @@ class TorchDataParallel(DataParallel):
 
     def accumulating(self) -> AbstractContextManager[object]:
         return nullcontext() if self._wrapped is None else self._wrapped.no_sync()
+
+
+class UnsplitModel(TorchDataParallel):
+    """`Strategy` of a sharded kind in a world of one, where one rank holds all parts."""
+
+    is_sharded = True
 
 
 class FixedBuckets(DistributedDataParallel):

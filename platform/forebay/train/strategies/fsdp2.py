@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
 from forebay.checkpoint.parts.contents import Region
-from forebay.errors import BadJob, InvalidOption
+from forebay.errors import BadJob
 from forebay.loader.batch import Batch
 from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.micro_batches import LossOf, MicroBatches
+from forebay.train.setup import LocalParts
 from forebay.train.state.stateful import Stateful
+from forebay.train.strategies.clipping import clip_gradients
 from forebay.train.strategies.named_state import whole_region, whole_states
+from forebay.train.strategies.rank_zero_values import broadcast_values, follow_statistics
 from forebay.train.strategies.sharded_state import ShardedModel, ShardedOptimizer, sharded, sharded_region
-from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions
+from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions, require_mean
 
 
 class FullySharded:
@@ -34,16 +34,10 @@ class FullySharded:
     is_sharded = True
 
     def __init__(self, collective: Collective, options: StrategyOptions) -> None:
-        if options.reduction != "mean":
-            raise InvalidOption(
-                f"the job has reduction={options.reduction!r} and its train function strategy='fsdp2'. "
-                f"reduction={options.reduction!r} needs whole gradients, and each rank holds a part of them here. Set "
-                "reduction='mean', or strategy='ddp'.",
-                reduction=options.reduction,
-                strategy="fsdp2",
-            )
+        require_mean(options, "fsdp2")
         self._collective, self._plan = collective, options.plan
         self._mesh: DeviceMesh | None = None
+        self._optimizer: Optimizer | None = None
 
     def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
         _refuse_unsplittable(model)
@@ -51,14 +45,15 @@ class FullySharded:
         if self._collective.world.size > 1:
             self._mesh = init_device_mesh(self._collective.device.type, (self._collective.world.size,))
             self._shard(model, self._mesh)
-        return model, optimizer(model.parameters())
+        self._optimizer = optimizer(model.parameters())
+        return model, self._optimizer
 
     def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
         if self._mesh is None:
             return whole_states(model, optimizer)
         return {"model": ShardedModel(model), "optimizer": ShardedOptimizer(model, optimizer)}
 
-    def restored(self, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor:
+    def restored(self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor:  # noqa: ARG002
         if self._mesh is None:
             return read(whole_region(shape))
         return sharded(read(sharded_region(shape, self._mesh)).to(self._collective.device), shape, self._mesh)
@@ -70,21 +65,22 @@ class FullySharded:
         # Each pass reduces its gradients: kept whole until the last one, they would take the memory of the model.
         return passes.over_ranks(batch, loss_of, self._collective, self._plan)
 
+    def local_parts(self) -> LocalParts:
+        return LocalParts()
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        assert self._optimizer is not None, "prepare() comes first"
+        return clip_gradients(self._optimizer, max_norm)
+
+    def close(self) -> None:
+        """Do nothing: all resources are those of the model."""
+
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
+        broadcast_values(model)
         for unit in _units(model):
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        if statistics := list(_statistics(model)):
-
-            def broadcast_statistics(module: nn.Module, _inputs: Any) -> None:
-                if module.training and torch.is_grad_enabled():
-                    for statistic in statistics:
-                        dist.broadcast(statistic, src=0)
-
-            # Statistics that ranks collect, such as those of batch norm, follow rank 0, as under DDP.
-            model.register_forward_pre_hook(broadcast_statistics)
+        follow_statistics(model)
 
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:
@@ -97,12 +93,6 @@ def _units(model: nn.Module) -> Iterator[nn.Module]:
             )
         else:
             yield from _units(child)
-
-
-def _statistics(model: nn.Module) -> Iterator[Tensor]:
-    """Buffers that checkpoints have: others are constants, such as tables of positions."""
-    saved = model.state_dict().keys()
-    return (buffer for name, buffer in model.named_buffers() if name in saved)
 
 
 def _refuse_unsplittable(model: nn.Module) -> None:

@@ -48,3 +48,14 @@ def whole_states(model: nn.Module, optimizer: Optimizer) -> Mapping[str, Statefu
 def whole_region(shape: tuple[int, ...]) -> Region:
     """Region of all of a tensor."""
     return (0,) * len(shape), shape
+
+
+def named_tensor(path: str) -> str:
+    """Return the parameter that a tensor of a checkpoint belongs to, by the name under which a part has the tensor.
+
+    >>> named_tensor("model.layers.0.weight"), named_tensor("optimizer.state.layers.0.weight.exp_avg")
+    ('layers.0.weight', 'layers.0.weight')
+    """
+    if path.startswith("optimizer.state."):
+        return path.removeprefix("optimizer.state.").rpartition(".")[0]
+    return path.removeprefix("model.") if path.startswith("model.") else ""

@@ -13,8 +13,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from forebay.checkpoint.parts.contents import Region
-from forebay.checkpoint.parts.part import LocalChunk
+from forebay.checkpoint.parts.part import FlatChunk, LocalChunk
 from forebay.checkpoint.parts.table import named
+from forebay.train.strategies.flat_part import FlatPart
 from forebay.train.strategies.named_state import NamedOptimizer
 
 
@@ -61,7 +62,10 @@ def split_shards(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Lo
     """
     chunks: dict[str, LocalChunk] = {}
 
-    def name(path: str, leaf: DTensor) -> dict[str, str]:
+    def name(path: str, leaf: DTensor | FlatPart) -> dict[str, str]:
+        if isinstance(leaf, FlatPart):
+            chunks[path] = FlatChunk(shape=leaf.shape, offsets=(leaf.start,), values=leaf.values)
+            return named(path)
         _, offsets = compute_local_shape_and_global_offset(leaf.shape, leaf.device_mesh, leaf.placements)
         chunks[path] = LocalChunk(shape=tuple(leaf.shape), offsets=tuple(offsets), values=_local(leaf))
         return named(path)
@@ -84,8 +88,8 @@ def sharded(local: Tensor, shape: tuple[int, ...], mesh: DeviceMesh) -> DTensor:
     return found
 
 
-def _mapped(state: Any, path: str, change: Callable[[str, DTensor], Any]) -> Any:
-    if isinstance(state, DTensor):
+def _mapped(state: Any, path: str, change: Callable[[str, DTensor | FlatPart], Any]) -> Any:
+    if isinstance(state, DTensor | FlatPart):
         return change(path, state)
     if isinstance(state, Mapping):
         return {key: _mapped(value, f"{path}.{key}", change) for key, value in state.items()}

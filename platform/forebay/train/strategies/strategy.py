@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,19 +15,28 @@ from forebay.loader.batch import Batch
 from forebay.plan.order import Order
 from forebay.train.collectives.collective import Collective, Reduction
 from forebay.train.collectives.micro_batches import LossOf, MicroBatches
+from forebay.train.setup import LocalParts
 from forebay.train.state.stateful import Stateful
+from forebay.train.strategies.flat_part import FlatPart
 
 BuildOptimizer: TypeAlias = Callable[..., Optimizer]
 """Function that is called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`."""
 
 
+Offload: TypeAlias = Literal["none", "optimizer"]
+"""What a strategy keeps in main memory instead of the device's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyOptions:
-    """Facts of a run that a strategy needs: the reduction of gradients, and for "exact" the plan and the job's seed."""
+    """Facts of a run that a strategy needs: the reduction of gradients, for "exact" the plan and the job's seed, and what
+    is in main memory instead of the device's.
+    """
 
     reduction: Reduction
     plan: Order
     seed: int
+    offload: Offload = "none"
 
 
 class Strategy(Protocol):
@@ -51,13 +60,19 @@ class Strategy(Protocol):
     def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
         """Return what a checkpoint saves of both, by the names "model" and "optimizer".
 
-        Tensors of which each rank holds a part are `DTensor`. Both load states with tensors as `restored` returns them,
-        and states of whole tensors.
+        Tensors of which each rank holds a part are `DTensor` or `FlatPart`. Both load states with tensors as `restored`
+        returns them, and states of whole tensors.
         """
         ...
 
-    def restored(self, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor:
-        """Return a saved tensor of `shape` as this rank holds it. `read` returns a block of it, in main memory."""
+    def restored(
+        self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]
+    ) -> Tensor | FlatPart:
+        """Return the saved tensor `name` of `shape` as this rank holds it. `read` returns a block, in main memory."""
+        ...
+
+    def local_parts(self) -> LocalParts:
+        """Return where monitors find what this rank holds of parameters and reduced gradients."""
         ...
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -73,6 +88,17 @@ class Strategy(Protocol):
 
         The mean of the shares over ranks is the loss. Gradients are reduced once, with the last of the passes.
         """
+        ...
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        """Scale the reduced gradient to a norm of `max_norm` at most, over all parameters that the optimizer trains.
+
+        Returns the norm before, a scalar on this rank's device: the same on all ranks.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the process keeps of this world: another may follow in it. The last call."""
         ...
 
 
@@ -92,3 +118,15 @@ def build_strategy(name: str, strategies: Strategies, collective: Collective, op
             known=sorted(strategies),
         )
     return strategies[name](collective, options)
+
+
+def require_mean(options: StrategyOptions, strategy: str) -> None:
+    """Check that a sharded strategy can reduce gradients. Raises `InvalidOption` for a reduction other than "mean"."""
+    if options.reduction != "mean":
+        raise InvalidOption(
+            f"reduction={options.reduction!r} and strategy={strategy!r} were both given. "
+            f"reduction={options.reduction!r} needs whole gradients, and each rank holds a part of them here. Set "
+            "reduction='mean', or strategy='ddp'.",
+            reduction=options.reduction,
+            strategy=strategy,
+        )

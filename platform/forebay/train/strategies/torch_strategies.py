@@ -5,5 +5,12 @@ from __future__ import annotations
 from forebay.train.strategies.ddp import TorchDataParallel
 from forebay.train.strategies.fsdp2 import FullySharded
 from forebay.train.strategies.strategy import Strategies
+from forebay.train.strategies.zero.strategy import zero
 
-TORCH_STRATEGIES: Strategies = {"ddp": TorchDataParallel, "fsdp2": FullySharded}
+TORCH_STRATEGIES: Strategies = {
+    "ddp": TorchDataParallel,
+    "fsdp2": FullySharded,
+    "zero1": zero(1),
+    "zero2": zero(2),
+    "zero3": zero(3),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +26,7 @@ from forebay.train.spec import TrainSpec
 from forebay.train.state.snapshot import WHOLE, Snapshot
 from forebay.train.strategies.strategy import StrategyOptions, build_strategy
 from forebay.train.strategies.torch_strategies import TORCH_STRATEGIES
+from forebay.train.strategies.zero.engine import INSTALL
 from forebay.train.worker import Worker
 
 Ranks = Callable[..., list[Any]]
@@ -64,15 +66,21 @@ class ShardedTower(nn.Module):
 def trained(
     collective: Collective, data: Data, folder: Path, recorder: Any, strategy: str, stop_at: int | None = None
 ) -> dict[str, Any]:
-    """Train on this rank, to the end or to the `stop_at`-th checkpoint. Returns the losses of its steps."""
+    """Train on this rank, to the end or to the `stop_at`-th checkpoint. Returns the losses of its steps.
+
+    `strategy` may name what it offloads: "zero3+optimizer".
+    """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     store = DirectoryStore(folder, keep_last=3)
-    spec = TrainSpec(data=data, epochs=3, checkpoint_every=2, monitors=(NanGuard(),))
-    losses: dict[int, float] = {}
+    name, _, offload = strategy.partition("+")
+    spec = TrainSpec(
+        data=data, epochs=3, checkpoint_every=2, monitors=(NanGuard(),), strategy=name, offload=offload or "none"
+    )
+    losses, norms = dict[int, float](), dict[int, float]()
     sizes: dict[str, Any] = {}
 
     def train(worker: Worker) -> None:
-        model, optimizer = worker.setup(ShardedTower(), partial(torch.optim.AdamW, lr=0.01), strategy=strategy)
+        model, optimizer = worker.setup(ShardedTower(), partial(torch.optim.AdamW, lr=0.01))
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step)
         worker.track(scheduler=scheduler)
         sizes["parameters"] = sum(
@@ -84,7 +92,7 @@ def trained(
             loss = worker.backward(
                 batch, lambda part: nn.functional.binary_cross_entropy_with_logits(model(part), part["label"])
             )
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            norms[worker.step] = float(worker.clip_grad_norm(0.5))
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
@@ -92,7 +100,7 @@ def trained(
             worker.commit(loss=loss)
 
     Worker(spec, collective, None, store, recorder(stop_at=stop_at)).run(train)
-    return {"losses": losses, **sizes}
+    return {"losses": losses, "norms": norms, **sizes}
 
 
 def model_of(folder: Path) -> dict[str, Any]:
@@ -111,25 +119,31 @@ def data(make_data: Callable[..., Data]) -> Data:
     return make_data()
 
 
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason=INSTALL)
+
+
+def strategies(*unmarked: str) -> pytest.MarkDecorator:
+    """Cases of a law for all sharded strategies, of which `unmarked` are no variations."""
+    names = ("fsdp2", "zero1", "zero2", "zero3", "zero1+optimizer", "zero2+optimizer", "zero3+optimizer")
+    marks = {name: [] if name in unmarked else [pytest.mark.variation] for name in names}
+    cases = [pytest.param(each, marks=[*own, *([needs_deepspeed] * (each != "fsdp2"))]) for each, own in marks.items()]
+    return pytest.mark.parametrize("strategy", cases)
+
+
+@strategies("fsdp2", "zero3")
 def test_other_worlds_and_strategies_continue_from_parts(
-    ranks: Ranks, data: Data, tmp_path: Path, make_recorder: Any
+    ranks: Ranks, data: Data, tmp_path: Path, make_recorder: Any, strategy: str
 ) -> None:
-    """2 ranks with fsdp2, then 1, then 3, then 2 with ddp: each continues from the checkpoint of the one before it."""
-    ranks(2, trained, data, tmp_path / "straight", make_recorder, "ddp")
+    """2 ranks, then 1, then 3, then 2 with ddp: each continues from the checkpoint of the one before it."""
+    straight = ranks(2, trained, data, tmp_path / "straight", make_recorder, "ddp")
     before = 0
-    for size, strategy, stop_at in (
-        (2, "fsdp2", 2),
-        (1, "fsdp2", 2),
-        (3, "fsdp2", 2),
-        (2, "ddp", 1),
-        (2, "fsdp2", None),
-    ):
-        answers = ranks(size, trained, data, tmp_path / "moved", make_recorder, strategy, stop_at)
+    for size, name, stop_at in ((2, strategy, 2), (1, strategy, 2), (3, strategy, 2), (2, "ddp", 1), (2, strategy, None)):
+        answers = ranks(size, trained, data, tmp_path / "moved", make_recorder, name, stop_at)
         assert [answer["from"] for answer in answers] == [before] * size
         before = max(answers[0]["losses"]) + 1
-        whole = sum(parameter.numel() for parameter in ShardedTower().parameters())
-        counts = [answer["parameters"] for answer in answers]
-        assert sum(counts) == (whole if strategy == "fsdp2" else size * whole)
+        assert len(straight[0]["norms"]) >= 20
+        for answer in answers:
+            assert answer["norms"] == pytest.approx({at: straight[0]["norms"][at] for at in answer["norms"]}, abs=CLOSE)
     assert difference(model_of(tmp_path / "moved"), model_of(tmp_path / "straight")) < CLOSE
 
 
@@ -144,18 +158,19 @@ def damage(folder: Path, step: int, number: int, *, is_missing: bool) -> None:
         file.write_bytes(content)
 
 
+@strategies("fsdp2")
 def test_damaged_parts_are_never_restored_and_the_same_world_repeats_every_bit(
-    ranks: Ranks, data: Data, tmp_path: Path, make_recorder: Any
+    ranks: Ranks, data: Data, tmp_path: Path, make_recorder: Any, strategy: str
 ) -> None:
     """The newest checkpoint lacks a part, that before it has a flipped bit: the run continues from the third."""
     folder = tmp_path / "damaged"
-    straight = ranks(2, trained, data, tmp_path / "straight", make_recorder, "fsdp2")
-    stopped = ranks(2, trained, data, folder, make_recorder, "fsdp2", 4)
+    straight = ranks(2, trained, data, tmp_path / "straight", make_recorder, strategy)
+    stopped = ranks(2, trained, data, folder, make_recorder, strategy, 4)
     newest, middle, oldest = (step for step in CheckpointFiles(CheckpointConfig(uri=str(folder))).complete_steps())
     assert newest == max(stopped[0]["losses"]) + 1
     damage(folder, newest, 1, is_missing=True)
     damage(folder, middle, 2, is_missing=False)
-    again = ranks(2, trained, data, folder, make_recorder, "fsdp2")
+    again = ranks(2, trained, data, folder, make_recorder, strategy)
     for before, after in zip(straight, again, strict=True):
         assert after["from"] == oldest
         assert after["losses"] == {step: loss for step, loss in before["losses"].items() if step >= oldest}

@@ -1,0 +1,34 @@
+"""Values of rank 0 on all ranks of the default process group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def broadcast_values(model: nn.Module) -> None:
+    """Give parameters and buffers of all ranks the values of rank 0."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+
+
+def follow_statistics(model: nn.Module) -> None:
+    """Make statistics that ranks collect, such as those of batch norm, follow rank 0, as under DDP."""
+    if statistics := list(_statistics(model)):
+
+        def broadcast_statistics(module: nn.Module, _inputs: Any) -> None:
+            if module.training and torch.is_grad_enabled():
+                for statistic in statistics:
+                    dist.broadcast(statistic, src=0)
+
+        model.register_forward_pre_hook(broadcast_statistics)
+
+
+def _statistics(model: nn.Module) -> Iterator[Tensor]:
+    """Buffers that checkpoints have: others are constants, such as tables of positions."""
+    saved = model.state_dict().keys()
+    return (buffer for name, buffer in model.named_buffers() if name in saved)

@@ -1,0 +1,129 @@
+"""DeepSpeed engines: built for one world, and forgotten before the next one.
+
+Every name of DeepSpeed that is not public is used in this room alone (checked on 0.19.8). The tests of this room fail if
+one of them changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from forebay.errors import InvalidOption
+from forebay.train.collectives.collective import Collective
+
+INSTALL = 'pip install --no-build-isolation "deepspeed>=0.19.8,<0.20"'
+BUCKET_ELEMENTS = 50_000_000
+"""Elements of one reduction or gather. DeepSpeed's own 5e8 would take 2 GB for each of its buffers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroStage:
+    """Stage of ZeRO, and whether optimizer states and master weights are in main memory."""
+
+    number: int
+    is_offloaded: bool
+
+    def config(self) -> Mapping[str, Any]:
+        """Return DeepSpeed's configuration: float32, the caller's optimizer, no clipping and no schedule of its own."""
+        zero: dict[str, Any] = {
+            "stage": self.number,
+            "reduce_bucket_size": BUCKET_ELEMENTS,
+            "allgather_bucket_size": BUCKET_ELEMENTS,
+        }
+        if self.number == 3:
+            # Small parameters are sharded too: each rank holds its part of the model and no more.
+            zero |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": BUCKET_ELEMENTS}
+        if self.is_offloaded:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": 0.0,
+            "zero_optimization": zero,
+            "steps_per_print": 1 << 40,
+            "zero_allow_untested_optimizer": True,
+            # Its CPU Adam is compiled for minutes at first use.
+            "zero_force_ds_cpu_optimizer": False,
+        }
+
+
+def require_deepspeed() -> None:
+    """Import DeepSpeed. Raises `InvalidOption`, with the line that installs it, if it is missing."""
+    try:
+        import deepspeed  # noqa: F401, PLC0415 - an extra, which takes seconds to import
+    except ImportError as error:
+        raise InvalidOption(
+            f"strategy='zero1', 'zero2' and 'zero3' need the package deepspeed ({error}). Install it: {INSTALL}"
+        ) from error
+
+
+def build_engine(model: nn.Module, optimizer: Optimizer, stage: ZeroStage) -> Any:
+    """Return DeepSpeed's engine of a model over the default process group, within `engine_environment`."""
+    require_deepspeed()
+    import deepspeed  # noqa: PLC0415 - see `require_deepspeed`
+
+    # It would be compiled at the start. If a worker is killed meanwhile, its lock file stays, and others wait for it.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=dict(stage.config()), dist_init_required=False
+    )
+    return engine
+
+
+def forget_engine(engine: Any) -> None:
+    """Remove an engine's hooks, and what DeepSpeed keeps of its world in module globals.
+
+    The next world of this process needs new process groups. Newcomers there count modules and parameters from 0, and
+    stage 3 compares these numbers over ranks.
+    """
+    import deepspeed.comm.comm as comm  # noqa: PLC0415 - see `require_deepspeed`
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload  # noqa: PLC0415
+    from deepspeed.runtime.zero.partition_parameters import Init  # noqa: PLC0415
+    from deepspeed.utils import groups  # noqa: PLC0415
+
+    engine.destroy()
+    comm.cdb = None
+    groups._release_process_group_references()  # noqa: SLF001
+    Init.param_id = 0
+    DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0  # noqa: SLF001
+
+
+@contextmanager
+def engine_environment(device: torch.device) -> Iterator[None]:
+    """Set the variables from which DeepSpeed reads its device, when it is imported and while it trains."""
+    wanted = {"LOCAL_RANK": str(device.index or 0), "DS_ACCELERATOR": device.type}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def lone_process_group(collective: Collective) -> Iterator[None]:
+    """Make a process group of one rank, if there is none, and leave it at the end."""
+    if dist.is_initialized():
+        yield
+        return
+    backend = "nccl" if collective.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,74 @@
+"""Optimizer that a train function sees under ZeRO: its groups have the parameters of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import optim
+from torch.optim import Optimizer
+
+from forebay.errors import BadJob
+
+ELEMENTWISE = (
+    optim.SGD,
+    optim.Adam,
+    optim.AdamW,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.RMSprop,
+    optim.Rprop,
+    optim.ASGD,
+    optim.Adagrad,
+    optim.Adadelta,
+)
+"""Optimizers that treat each element of a parameter alike, wherever it lies."""
+
+
+class ZeroOptimizer(Optimizer):
+    """Optimizer whose `step` is that of DeepSpeed.
+
+    `base`, the optimizer that the train function built, steps on flat tensors of many parameters. Its groups follow the
+    groups here, which hooks, schedulers and the train function see and change.
+    """
+
+    def __init__(self, base: Optimizer) -> None:
+        if not isinstance(base, ELEMENTWISE):
+            raise BadJob(
+                f"strategy='zero*' cannot split the optimizer {type(base).__name__}: it may depend on the shapes of "
+                "parameters, which DeepSpeed flattens. Use one of "
+                f"{', '.join(each.__name__ for each in ELEMENTWISE)}, or strategy='fsdp2'.",
+                optimizer=type(base).__name__,
+            )
+        super().__init__([dict(group) for group in base.param_groups], dict(base.defaults))
+        self.base = base
+        self._take_step: Callable[[], object] | None = None
+        pairs = [(group, _only_trained(other)) for group, other in zip(self.param_groups, base.param_groups, strict=True)]
+        self._trained = [number for number, (_, other) in enumerate(pairs) if other["params"]]
+        base.param_groups[:] = [other for _, other in pairs if other["params"]]
+
+    def connect(self, take_step: Callable[[], object]) -> None:
+        """Make `take_step` the step of this optimizer."""
+        self._take_step = take_step
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Make one step with the reduced gradients, which are then cleared."""
+        assert closure is None, "a closure would need another backward pass within the step"
+        assert self._take_step is not None, "connect() comes first"
+        self.update_base()
+        self._take_step()
+
+    def update_base(self) -> None:
+        """Give the base optimizer the hyperparameters of this one."""
+        for number, other in zip(self._trained, self.base.param_groups, strict=True):
+            other.update({key: value for key, value in self.param_groups[number].items() if key != "params"})
+
+    def base_group(self, number: int) -> dict[str, Any] | None:
+        """Return the group of the base optimizer for group `number`, or None if nothing in it is trained."""
+        return self.base.param_groups[self._trained.index(number)] if number in self._trained else None
+
+
+def _only_trained(group: dict[str, Any]) -> dict[str, Any]:
+    group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+    return group
