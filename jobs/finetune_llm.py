@@ -32,6 +32,8 @@ def job(
     on_bad_rows: str = "raise",
     finetuning: str = "full",
     strategy: str = "ddp",
+    offload: str = "none",
+    reduction: str = "mean",
     lora_r: int = 16,
     lora_alpha: float = 32,
     lora_dropout: float = 0.0,
@@ -64,7 +66,9 @@ def job(
         held_out: Data that is only evaluated on.
         mix: Weight of each of several data, instead of `data`: '{"s3://lake/chats": 0.8, "s3://lake/books": 0.2}'.
         finetuning: "full", "lora" to train a low-rank adapter, or "qlora" to train one beside 4-bit weights.
-        strategy: "ddp", or "fsdp2" to hold only a part of the model on each rank.
+        strategy: "ddp", or "fsdp2", "zero1", "zero2" or "zero3" to hold only a part on each rank.
+        offload: "optimizer" keeps the states of the optimizer in main memory, with "zero1" to "zero3".
+        reduction: "exact" gives the same bits for every number of workers, with strategy="ddp".
         global_batch: Rows of seq_len tokens per step, over all workers.
         per_device_batch: Rows of one pass through the model.
         profile: "exact", or "deepspeed" to count FLOPs as its profiler does.
@@ -99,7 +103,6 @@ def job(
         max_grad_norm=max_grad_norm,
         per_device_batch=per_device_batch or usual["per_device_batch"],
         dtype=dtype,
-        strategy=strategy,
         tokenizer=tokens.spec(tokenizer),
         profile=profile,
     )
@@ -122,6 +125,9 @@ def job(
         storage=storage,
         name=name,
         identity=llm.run_identity(recipe, parts if mix else tokens, **options),
+        strategy=strategy,
+        offload=offload,
+        reduction=reduction,
     )
 
 

@@ -41,6 +41,7 @@ def job(
     cache: str = "~/.cache/forebay",
     storage: str = "runs",
     name: str | None = None,
+    strategy: str = "ddp",
 ) -> fb.Job:
     """Predict the next hours of all seven columns. `mse` is of scaled values, as published.
 
@@ -50,6 +51,7 @@ def job(
         past: Hours that the model looks back on.
         part: Part of the split that `mse` is measured on.
         lr: Learning rate of the first epoch. Each epoch halves it.
+        strategy: "ddp", or "fsdp2", "zero1", "zero2" or "zero3" to split the model over workers.
     """
     columns, source = to_parquet(Path(csv), Path(storage) / "data")
     blocks = fb.CacheSpec(path=cache)
@@ -73,6 +75,7 @@ def job(
         cache=blocks,
         storage=storage,
         name=name,
+        strategy=strategy,
     )
 
 

@@ -40,6 +40,8 @@ def job(
     name: str | None = None,
     checkpoint_every: int = 100,
     strategy: str = "ddp",
+    offload: str = "none",
+    reduction: str = "mean",
 ) -> fb.Job:
     """Click-through-rate model.
 
@@ -51,7 +53,10 @@ def job(
         buckets: Rows of the embedding table that all categorical columns share by hashing.
         dim: Width of an embedding.
         lanes: Largest number of workers that the run can ever have. Default: chosen from the data.
-        strategy: "ddp", or "fsdp2" to hold a part of the tables on each worker.
+        strategy: "ddp", or "fsdp2", "zero1", "zero2" or "zero3" to hold a part of the tables or their moments on each
+            worker.
+        offload: "optimizer" keeps the moments in main memory, with "zero1" to "zero3".
+        reduction: "exact" gives the same bits for every number of workers.
     """
     manifest = fb.scan(data or click_log(rows))
     features = split_features(manifest, label, user)
@@ -67,7 +72,7 @@ def job(
     training, evaluation = manifest.split(held_out, seed=seed)
     plan = fb.build_plan(training, seed=seed, lanes=lanes)
     return fb.Job(
-        train=partial(train, features=features, buckets=buckets, dim=dim, lr=lr, strategy=strategy),
+        train=partial(train, features=features, buckets=buckets, dim=dim, lr=lr),
         data=fb.Data(plan=plan, transform=transform, global_batch=global_batch),
         held_out=fb.Data(
             plan=fb.build_plan(evaluation, lanes=plan.lanes, shuffle=False),
@@ -81,15 +86,16 @@ def job(
         storage=storage,
         name=name,
         checkpoint_every=checkpoint_every,
+        strategy=strategy,
+        offload=offload,
+        reduction=reduction,
     )
 
 
-def train(
-    worker: fb.Worker, features: dict[str, list[str]], buckets: int, dim: int, lr: float, strategy: str = "ddp"
-) -> None:
+def train(worker: fb.Worker, features: dict[str, list[str]], buckets: int, dim: int, lr: float) -> None:
     model = TwoTower({name: len(columns) for name, columns in features.items()}, buckets, dim)
     optimizer = partial(torch.optim.Adam, lr=lr, weight_decay=1e-5)
-    fb.fit(worker, model, optimizer, nn.BCEWithLogitsLoss(), fb.evaluate_auc, strategy=strategy)
+    fb.fit(worker, model, optimizer, nn.BCEWithLogitsLoss(), fb.evaluate_auc)
 
 
 def click_log(rows: int) -> str:

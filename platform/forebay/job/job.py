@@ -20,7 +20,7 @@ from forebay.train.batch_size.policy import BatchPolicy, RateScaling
 from forebay.train.collectives.collective import Reduction
 from forebay.train.monitors.monitor import Monitor
 from forebay.train.spec import TrainSpec
-from forebay.train.strategies.strategy import Offload
+from forebay.train.strategies.choice import Offload, StrategyName, require_package
 from forebay.train.worker import Worker
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -66,8 +66,8 @@ class Job:
         rate: Rule by which the learning rate follows the global batch.
         reduction: Way to combine the gradients of all workers: their mean, their Adasum, or `"exact"`. The exact mean
             is bit-equal for every number of workers, and needs `worker.backward`.
-        strategy: Name of the way in which workers train one model: "ddp" holds all of it on every worker, "fsdp2", "zero1",
-            "zero2" and "zero3" split it.
+        strategy: Way in which workers train one model: "ddp" holds all of it on every worker, "fsdp2", "zero1", "zero2"
+            and "zero3" split it.
         offload: "optimizer" keeps the optimizer's states in main memory, with "zero1" to "zero3".
         storage_every_s: Longest time between uploads of a checkpoint to `storage`, in seconds. Between them a
             checkpoint survives the loss of a worker, and of a node if there is a second one.
@@ -100,7 +100,7 @@ class Job:
     batch: BatchPolicy | None = None
     rate: RateScaling | None = None
     reduction: Reduction = "mean"
-    strategy: str = "ddp"
+    strategy: StrategyName = "ddp"
     offload: Offload = "none"
     storage_every_s: float = 60.0
     keep_last: int = 2
@@ -141,7 +141,7 @@ class Job:
             self.batch.validate(self.reduction, self.data)
         # A list is accepted too, but a frozen job holds nothing that changes.
         object.__setattr__(self, "monitors", tuple(self.monitors))
-        self.train_spec.validate_strategy()
+        self.train_spec.options_of(self.strategy)
         for option, least in (("storage_every_s", 0.0), ("hang_timeout_s", 0.1)):
             seconds = getattr(self, option)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= least:
@@ -191,12 +191,14 @@ class Job:
     def check(self) -> None:
         """Check, before a worker starts, everything that can be known by then: columns, types, cache, storage.
 
-        Raises `MissingColumn`, `WrongType`, `CacheUnusable`, or `InvalidOption` for a storage that cannot be written.
+        Raises `MissingColumn`, `WrongType`, `CacheUnusable`, or `InvalidOption` for a storage that cannot be written
+        or a strategy whose package is missing.
         """
         for data in self._datas:
             data.validate_columns()
         if self.cache is not None:
             self.cache.open()
+        require_package(self.strategy)
         _check_writable(self.storage)
 
 

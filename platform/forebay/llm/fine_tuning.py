@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from forebay.llm.cost.meter import Meter
 from forebay.llm.quantization import FrozenWeights
@@ -31,10 +30,9 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
     frozen = None
     if recipe.model.quantization is not None:
         worker.track(frozen_weights=(frozen := FrozenWeights(built)))
-    model, optimizer = worker.setup(built, recipe.optimizer, strategy=recipe.strategy)
+    model, optimizer = worker.setup(built, recipe.optimizer)
     if frozen is not None:
         frozen.watch(model)
-    trained = [each for group in optimizer.param_groups for each in group["params"]]
     meter = Meter.of(recipe, worker.device)
 
     def loss_of(part: Batch) -> Tensor:
@@ -45,7 +43,7 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(worker.progress)
         loss = worker.backward(batch, loss_of, weigh_by=TARGETS, micro_rows=recipe.per_device_batch)
-        grad_norm = whole(nn.utils.clip_grad_norm_(trained, recipe.max_grad_norm))
+        grad_norm = worker.clip_grad_norm(recipe.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
         rates = meter.step(batch)
@@ -53,8 +51,3 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
         worker.commit(loss=loss, grad_norm=grad_norm, **rates, **metrics)
         if batch.ends_epoch:
             meter.restart()
-
-
-def whole(value: Tensor) -> Tensor:
-    """Value of a tensor of which each rank may hold a part."""
-    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -41,7 +41,6 @@ class Recipe:
         max_grad_norm: Norm to which the gradient is clipped.
         per_device_batch: Rows of one pass through the model. It changes memory and speed, not the result.
         dtype: Type of the computation.
-        strategy: Name of the way in which ranks train together.
         tokenizer: Tokenizer of the data, for an export of what was trained.
         profile: Count of FLOPs behind `tflops_per_s` and `mfu`.
 
@@ -58,7 +57,6 @@ class Recipe:
     max_grad_norm: float = 1.0
     per_device_batch: int = 1
     dtype: ComputeType = "auto"
-    strategy: str = "ddp"
     tokenizer: TokenizerSpec | None = None
     profile: Profile = "exact"
 

@@ -21,7 +21,6 @@ def fit(
     optimizer: Callable[..., Optimizer],
     criterion: Callable[[Tensor, Tensor], Tensor],
     evaluate: Evaluate | None = None,
-    strategy: str = "ddp",
 ) -> nn.Module:
     """Train `model` for all remaining epochs of the run.
 
@@ -31,7 +30,6 @@ def fit(
         optimizer: Called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`.
         criterion: Mean loss, a scalar, of (model output, `batch["label"]`), e.g. `nn.BCEWithLogitsLoss()`.
         evaluate: Called after the last step of each epoch, in eval mode and without gradients. Returns name -> float.
-        strategy: Name of the way in which ranks train together, as for `worker.setup`.
 
     Over a mixture, the run also has the loss of each data set (`SourceLosses`).
 
@@ -43,7 +41,7 @@ def fit(
         CursorMismatch: The newest checkpoint belongs to another plan.
         Diverged: A monitor rejects the same steps several times in a row.
     """
-    model, opt = worker.setup(model, optimizer, strategy=strategy)
+    model, opt = worker.setup(model, optimizer)
     loss_of = SourceLosses(model, criterion)
     for batch in worker.loader():
         loss = worker.backward(batch, loss_of)

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from forebay.errors import InvalidOption
-
 
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor, and any other tensor itself."""
@@ -39,7 +37,6 @@ class TrainSetup:
         optimizer: Its optimizer.
         device: Device of model and batches.
         world_size: Number of ranks.
-        is_sharded: Whether each rank holds a part of every parameter or gradient, as with strategy="fsdp2".
         parts: Where this rank's parts of parameters and gradients are.
     """
 
@@ -47,15 +44,4 @@ class TrainSetup:
     optimizer: Optimizer
     device: torch.device
     world_size: int
-    is_sharded: bool = False
     parts: LocalParts = field(default_factory=LocalParts)
-
-    def require_whole(self, what: str) -> None:
-        """Check that each rank holds whole parameters and gradients, for `what`. Raises `InvalidOption` otherwise."""
-        if self.is_sharded:
-            raise InvalidOption(
-                f"the job has {what}, which reads whole parameters or gradients, and its train function shards them: "
-                f"each rank holds a part. Leave {what} out, or set strategy='ddp'.",
-                what=what,
-            )
-

@@ -8,7 +8,8 @@ from forebay.loader.data import Data
 from forebay.train.batch_size.policy import BatchPolicy, RateScaling
 from forebay.train.collectives.collective import Reduction
 from forebay.train.monitors.monitor import Monitor
-from forebay.train.strategies.strategy import Offload, StrategyOptions
+from forebay.train.strategies.choice import Offload, StrategyName, validate_choice
+from forebay.train.strategies.strategy import StrategyOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +30,12 @@ class TrainSpec:
     batch: BatchPolicy | None = None
     rate: RateScaling | None = None
     reduction: Reduction = "mean"
-    strategy: str = "ddp"
+    strategy: StrategyName = "ddp"
     offload: Offload = "none"
 
-    @property
-    def strategy_options(self) -> StrategyOptions:
-        """Facts that a strategy needs."""
+    def options_of(self, strategy: str) -> StrategyOptions:
+        """Return what `strategy` needs. Raises `InvalidOption` if it does not fit the rest of the job."""
+        readers = [each for each in (*self.monitors, self.batch) if getattr(each, "needs_whole", False)]
+        names = [type(each).__name__ for each in readers]
+        validate_choice(strategy, self.offload, self.reduction, whole=names)
         return StrategyOptions(reduction=self.reduction, plan=self.data.plan, seed=self.seed, offload=self.offload)

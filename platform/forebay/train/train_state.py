@@ -44,6 +44,11 @@ class TrainState:
     def global_batch(self) -> int:
         return self.progress.data.global_batch
 
+    def place(self, epoch: int, position: int) -> dict[str, float]:
+        """Return where the run is, for a report of a step in `epoch` that ends at `position`."""
+        place: dict[str, float] = {"step": self.step, "epoch": epoch, "position": position, "rows": self.rows}
+        return place | {"global_batch": self.global_batch, "wait_s": self.tally["wait_s"]}
+
     def attach(self, setup: TrainSetup, states: Mapping[str, Stateful]) -> None:
         """Track the states of model and optimizer, and attach monitors, batch policy and rate scaling to both."""
         self.objects.add(**states)

@@ -132,7 +132,7 @@ class Worker:
         try:
             train(self)
             if self.is_finished or self.stopped is not None:
-                self._flush()
+                self._checkpoints.flush()
         finally:
             self.close()
 
@@ -150,18 +150,12 @@ class Worker:
 
         Raises as `restore`, and `InvalidOption`, before anything is built, if the driver does not have this strategy.
         """
-        options = self._spec.strategy_options
-        chosen = build_strategy(strategy or self._spec.strategy, self._strategies, self._collective, options)
+        name = strategy or self._spec.strategy
+        chosen = build_strategy(name, self._strategies, self._collective, self._spec.options_of(name))
         self._strategy = self._checkpoints.strategy = chosen
         model, built = chosen.prepare(model, optimizer)
-        setup = TrainSetup(
-            model=model,
-            optimizer=built,
-            device=self.device,
-            world_size=self.world.size,
-            is_sharded=chosen.is_sharded,
-            parts=chosen.local_parts(),
-        )
+        size, parts = self.world.size, chosen.local_parts()
+        setup = TrainSetup(model=model, optimizer=built, device=self.device, world_size=size, parts=parts)
         self._state.attach(setup, chosen.states(model, built))
         self.restore()
         self._state.scale_rate()
@@ -208,8 +202,7 @@ class Worker:
 
         Call it between the backward pass and `optimizer.step()`. It means the same under every strategy.
         """
-        if self._strategy is None:
-            raise BadJob("clip_grad_norm() was called before setup(). It clips what setup() made ready to train.")
+        assert self._strategy is not None, "setup() comes first"
         return self._strategy.clip_grad_norm(max_norm)
 
     def held_out(self) -> Iterator[Batch] | None:
@@ -336,7 +329,7 @@ class Worker:
         if not self._goes_on:
             # A run whose end is known to callbacks must be complete in storage.
             self._save_checkpoint(EpochFacts(), decision.rng)
-            self._flush()
+            self._checkpoints.flush()
         closed = time.perf_counter()
         self._emit(self._state.add_to_last_epoch(closed - began))
         if self._goes_on:
@@ -387,9 +380,6 @@ class Worker:
         self._checkpoints.save(lambda: self._state.snapshot(facts, [rng.whole(state) for state in states]))
         self._progress.mark_saved()
 
-    def _flush(self) -> None:
-        self._checkpoints.flush()
-
     def _restore(self, snapshot: Snapshot) -> None:
         self._state.restore(snapshot, rank=self.world.rank)
         self._is_displaced = True
@@ -400,13 +390,7 @@ class Worker:
 
     def _report(self, epoch: int, position: int, metrics: Mapping[str, Metric], *, due: bool) -> None:
         if self.world.is_first:
-            place: dict[str, float] = {"step": self.step, "epoch": epoch, "position": position}
-            place |= {
-                "rows": self._state.rows,
-                "global_batch": self.global_batch,
-                "wait_s": self._state.tally["wait_s"],
-            }
-            self._step_reports.report(metrics, due=due, place=place)
+            self._step_reports.report(metrics, due=due, place=self._state.place(epoch, position))
 
     def _evaluation(self, data: Data) -> Iterator[Batch]:
         began = time.perf_counter()

@@ -23,6 +23,7 @@ from forebay.runs.callback import Callback
 from forebay.runs.result import Result
 from forebay.runs.run import Run
 from forebay.runs.worker_spec import pack
+from forebay.train.strategies.strategy import require_strategy
 
 
 class HorovodDriver:
@@ -42,7 +43,11 @@ class HorovodDriver:
             )
 
     def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result:
-        """Train `job`. Raises `RunFailed` when its train function raises, or workers die too often."""
+        """Train `job`. Raises `RunFailed` when its train function raises, or workers die too often.
+
+        Raises `InvalidOption` for a strategy other than "ddp".
+        """
+        require_strategy(job.strategy, ["ddp"])
         with Run(job, callbacks) as run:
             if run.is_finished:
                 return run.result

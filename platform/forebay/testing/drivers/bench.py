@@ -79,9 +79,7 @@ class DriverBench:
         log = self._folder / "rows" / name
         log.mkdir(parents=True, exist_ok=True)
         disturbance = Disturbance(at_step=at_step, event=event)
-        train = partial(
-            recording_train, num_rows=ROWS, log=str(log), disturbance=disturbance, step_s=step_s
-        )
+        train = partial(recording_train, num_rows=ROWS, log=str(log), disturbance=disturbance, step_s=step_s)
         defaults: dict[str, Any] = {
             "train": train,
             "data": self._data,

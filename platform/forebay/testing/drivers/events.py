@@ -45,9 +45,7 @@ class Disturbance:
     event: str = ""
 
 
-def recording_train(
-    worker: Worker, *, num_rows: int, log: str, disturbance: Disturbance, step_s: float
-) -> None:
+def recording_train(worker: Worker, *, num_rows: int, log: str, disturbance: Disturbance, step_s: float) -> None:
     """Train by least squares. Writes per step and rank one file with the ids of its rows, and one line."""
     model, optimizer = worker.setup(CountingModel(num_rows), build_optimizer)
     world = worker.world

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class NoiseScale:
     Raises `InvalidOption` for bounds that are not an interval.
     """
 
+    needs_whole: ClassVar[bool] = True
+
     min_batch: int
     max_batch: int
     every: int = 20
@@ -63,8 +65,7 @@ class NoiseScale:
             data.validate_batch_size(f"batch=NoiseScale({option}={rows})", rows)
 
     def attach(self, setup: TrainSetup) -> LiveNoiseScale:
-        """See `BatchPolicy`. Raises `InvalidOption` if the model is sharded."""
-        setup.require_whole("NoiseScale")
+        """See `BatchPolicy`."""
         return LiveNoiseScale(self, setup)
 
     def next_batch(self, global_batch: int, noise_scale: float) -> int:

@@ -40,7 +40,11 @@ class LiveBatchPolicy(Protocol):
 
 
 class BatchPolicy(Protocol):
-    """Configuration of a batch policy, held by a job: frozen, picklable."""
+    """Configuration of a batch policy, held by a job: frozen, picklable.
+
+    One that reads whole parameters or gradients has a class attribute `needs_whole = True`. A job with a strategy that
+    splits them refuses it.
+    """
 
     def validate(self, reduction: str, data: Data) -> None:
         """Check that the policy can work with gradients reduced in this way. Called by `Job`.

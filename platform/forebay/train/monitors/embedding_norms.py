@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -34,6 +34,8 @@ class EmbeddingNorms:
     help, because a row grows over many of them. Raises `InvalidOption` for another action, or a limit not above 0.
     """
 
+    needs_whole: ClassVar[bool] = True
+
     limit: float
     action: ActionWord | Action = field(default="warn", kw_only=True)
     tables: Sequence[str] = field(default=(), kw_only=True)
@@ -49,8 +51,7 @@ class EmbeddingNorms:
             )
 
     def attach(self, setup: TrainSetup) -> LiveEmbeddingNorms:
-        """Return a `LiveMonitor` for one rank. Raises `InvalidOption` if the model has no table, or is sharded."""
-        setup.require_whole("EmbeddingNorms")
+        """Return a `LiveMonitor` for one rank. Raises `InvalidOption` if the model has no table."""
         tables = list(_tables_of(setup.model, self.tables))
         if not tables:
             raise InvalidOption(

@@ -66,7 +66,11 @@ class LiveMonitor(Protocol):
 
 
 class Monitor(Protocol):
-    """Configuration of a monitor, held by a job: frozen, picklable."""
+    """Configuration of a monitor, held by a job: frozen, picklable.
+
+    One that reads whole parameters or gradients has a class attribute `needs_whole = True`. A job with a strategy that
+    splits them refuses it.
+    """
 
     def attach(self, setup: TrainSetup) -> LiveMonitor:
         """Return the active monitor. Called by `Worker.setup`, on every rank."""

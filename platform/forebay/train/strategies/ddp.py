@@ -69,7 +69,7 @@ class DataParallel(ABC):
         assert self._optimizer is not None, "prepare() comes first"
         return clip_gradients(self._optimizer, max_norm)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Do nothing: all resources are those of the model."""
 
     @abstractmethod

@@ -26,4 +26,3 @@ def flat_span(value: Tensor | FlatPart, start: int, size: int) -> Tensor:
             raise ValueError(f"a part of elements {value.start} and following is not that of element {start}")
         return value.values[:size]
     return value.reshape(-1)[start : start + size]
-

@@ -20,7 +20,7 @@ from forebay.train.strategies.clipping import clip_gradients
 from forebay.train.strategies.named_state import whole_region, whole_states
 from forebay.train.strategies.rank_zero_values import broadcast_values, follow_statistics
 from forebay.train.strategies.sharded_state import ShardedModel, ShardedOptimizer, sharded, sharded_region
-from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions, require_mean
+from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions
 
 
 class FullySharded:
@@ -28,13 +28,12 @@ class FullySharded:
 
     A unit is gathered for its forward and backward pass and freed afterwards. Units are the modules in each
     `nn.ModuleList` that have submodules, as the layers of a transformer do, and the model as a whole. Everything is
-    computed in the dtype of the parameters. Raises `InvalidOption` for a reduction other than "mean".
+    computed in the dtype of the parameters.
     """
 
     is_sharded = True
 
     def __init__(self, collective: Collective, options: StrategyOptions) -> None:
-        require_mean(options, "fsdp2")
         self._collective, self._plan = collective, options.plan
         self._mesh: DeviceMesh | None = None
         self._optimizer: Optimizer | None = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,20 +17,18 @@ from forebay.train.collectives.collective import Collective, Reduction
 from forebay.train.collectives.micro_batches import LossOf, MicroBatches
 from forebay.train.setup import LocalParts
 from forebay.train.state.stateful import Stateful
+from forebay.train.strategies.choice import Offload
 from forebay.train.strategies.flat_part import FlatPart
 
 BuildOptimizer: TypeAlias = Callable[..., Optimizer]
 """Function that is called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`."""
 
 
-Offload: TypeAlias = Literal["none", "optimizer"]
-"""What a strategy keeps in main memory instead of the device's."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyOptions:
-    """Facts of a run that a strategy needs: the reduction of gradients, for "exact" the plan and the job's seed, and what
-    is in main memory instead of the device's.
+    """Facts of a run that a strategy needs.
+
+    `reduction` combines gradients. The plan and the job's seed are for "exact". `offload` is in main memory.
     """
 
     reduction: Reduction
@@ -65,9 +63,7 @@ class Strategy(Protocol):
         """
         ...
 
-    def restored(
-        self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]
-    ) -> Tensor | FlatPart:
+    def restored(self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor | FlatPart:
         """Return the saved tensor `name` of `shape` as this rank holds it. `read` returns a block, in main memory."""
         ...
 
@@ -109,24 +105,17 @@ Strategies: TypeAlias = Mapping[str, StrategyFactory]
 
 def build_strategy(name: str, strategies: Strategies, collective: Collective, options: StrategyOptions) -> Strategy:
     """Build strategy `name` of `strategies`. Raises `InvalidOption` for an unknown name."""
-    if name not in strategies:
-        known = ", ".join(repr(each) for each in sorted(strategies))
-        raise InvalidOption(
-            f"worker.setup() was called with strategy={name!r}, but the workers of this driver can train with {known} "
-            f"only. Set strategy={min(strategies)!r}, or leave it out.",
-            strategy=name,
-            known=sorted(strategies),
-        )
+    require_strategy(name, strategies)
     return strategies[name](collective, options)
 
 
-def require_mean(options: StrategyOptions, strategy: str) -> None:
-    """Check that a sharded strategy can reduce gradients. Raises `InvalidOption` for a reduction other than "mean"."""
-    if options.reduction != "mean":
+def require_strategy(name: str, strategies: Collection[str]) -> None:
+    """Check that workers can train with strategy `name`. Raises `InvalidOption`, with the names of those they have."""
+    if name not in strategies:
+        known = ", ".join(repr(each) for each in sorted(strategies))
         raise InvalidOption(
-            f"reduction={options.reduction!r} and strategy={strategy!r} were both given. "
-            f"reduction={options.reduction!r} needs whole gradients, and each rank holds a part of them here. Set "
-            "reduction='mean', or strategy='ddp'.",
-            reduction=options.reduction,
-            strategy=strategy,
+            f"strategy={name!r} was given, but the workers of this driver can train with {known} only. Set "
+            f"strategy={min(strategies)!r}, or leave it out.",
+            strategy=name,
+            known=sorted(strategies),
         )

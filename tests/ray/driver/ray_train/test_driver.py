@@ -32,7 +32,7 @@ from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.counting_model import MOST_EPOCHS
 from forebay.testing.drivers.fixed_suite import Heard
 from forebay.testing.drivers.nodes import SmallNodes
-from forebay.testing.drivers.sharded_suite import ShardedSuite
+from forebay.testing.drivers.sharded_suite import ZERO, ShardedSuite
 from forebay.testing.drivers.suite import Nodes
 from forebay.train.worker import Worker
 
@@ -72,7 +72,7 @@ class TestRayTrain(UnderRay, ShardedSuite):
             "test_too_many_deaths_end_the_run_and_keep_its_commits",
         }
     )
-    varied_cases = frozenset({"mixture"})
+    varied_cases = frozenset({"mixture", "fsdp2", *ZERO} - {"zero3"})
 
     def make_driver(self) -> Driver:
         return RayTrainDriver()

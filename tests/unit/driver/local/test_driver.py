@@ -26,7 +26,7 @@ from forebay.runs.control import Control
 from forebay.runs.result import Result, load_result, save_result
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.fixed_suite import assert_same_model, in_each_order
-from forebay.testing.drivers.sharded_suite import ShardedSuite
+from forebay.testing.drivers.sharded_suite import ZERO, ShardedSuite
 from forebay.train.worker import TrainFunction, Worker
 
 
@@ -44,7 +44,7 @@ class TestLocalProcesses(ShardedSuite):
         }
     )
     # The drivers on Ray have those.
-    varied_cases = frozenset({"rows"})
+    varied_cases = frozenset({"rows", *ZERO})
 
     def make_driver(self) -> Driver:
         return LocalDriver()

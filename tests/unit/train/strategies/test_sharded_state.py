@@ -16,17 +16,15 @@ from torch import nn
 from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.files import CheckpointFiles, part_file
-from forebay.errors import BadJob, InvalidOption
+from forebay.errors import BadJob
 from forebay.loader.data import Data
 from forebay.train.collectives.collective import Collective, SingleProcessCollective
-from forebay.train.monitors.embedding_norms import EmbeddingNorms
 from forebay.train.monitors.nan_guard import NanGuard
-from forebay.train.setup import TrainSetup
 from forebay.train.spec import TrainSpec
 from forebay.train.state.snapshot import WHOLE, Snapshot
+from forebay.train.strategies.choice import INSTALL
 from forebay.train.strategies.strategy import StrategyOptions, build_strategy
 from forebay.train.strategies.torch_strategies import TORCH_STRATEGIES
-from forebay.train.strategies.zero.engine import INSTALL
 from forebay.train.worker import Worker
 
 Ranks = Callable[..., list[Any]]
@@ -68,13 +66,13 @@ def trained(
 ) -> dict[str, Any]:
     """Train on this rank, to the end or to the `stop_at`-th checkpoint. Returns the losses of its steps.
 
-    `strategy` may name what it offloads: "zero3+optimizer".
+    `strategy` may name what it offloads: "zero3-optimizer".
     """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     store = DirectoryStore(folder, keep_last=3)
-    name, _, offload = strategy.partition("+")
+    name, _, offload = strategy.partition("-")
     spec = TrainSpec(
-        data=data, epochs=3, checkpoint_every=2, monitors=(NanGuard(),), strategy=name, offload=offload or "none"
+        data=data, epochs=4, checkpoint_every=2, monitors=(NanGuard(),), strategy=name, offload=offload or "none"
     )
     losses, norms = dict[int, float](), dict[int, float]()
     sizes: dict[str, Any] = {}
@@ -124,7 +122,7 @@ needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is No
 
 def strategies(*unmarked: str) -> pytest.MarkDecorator:
     """Cases of a law for all sharded strategies, of which `unmarked` are no variations."""
-    names = ("fsdp2", "zero1", "zero2", "zero3", "zero1+optimizer", "zero2+optimizer", "zero3+optimizer")
+    names = ("fsdp2", "zero1", "zero2", "zero3", "zero1-optimizer", "zero2-optimizer", "zero3-optimizer")
     marks = {name: [] if name in unmarked else [pytest.mark.variation] for name in names}
     cases = [pytest.param(each, marks=[*own, *([needs_deepspeed] * (each != "fsdp2"))]) for each, own in marks.items()]
     return pytest.mark.parametrize("strategy", cases)
@@ -137,7 +135,8 @@ def test_other_worlds_and_strategies_continue_from_parts(
     """2 ranks, then 1, then 3, then 2 with ddp: each continues from the checkpoint of the one before it."""
     straight = ranks(2, trained, data, tmp_path / "straight", make_recorder, "ddp")
     before = 0
-    for size, name, stop_at in ((2, strategy, 2), (1, strategy, 2), (3, strategy, 2), (2, "ddp", 1), (2, strategy, None)):
+    parts = (2, strategy, 2), (1, strategy, 2), (3, strategy, 2), (2, "ddp", 1), (2, strategy, None)
+    for size, name, stop_at in parts:
         answers = ranks(size, trained, data, tmp_path / "moved", make_recorder, name, stop_at)
         assert [answer["from"] for answer in answers] == [before] * size
         before = max(answers[0]["losses"]) + 1
@@ -189,24 +188,35 @@ def test_world_of_one_shards_nothing_and_saves_one_shard(data: Data, tmp_path: P
     assert not found.parts
 
 
-def refused(collective: Collective, options: StrategyOptions, model: nn.Module, kind: type[Exception]) -> str:
-    with pytest.raises(kind) as refusal:
-        build_strategy("fsdp2", TORCH_STRATEGIES, collective, options).prepare(model, torch.optim.SGD)
-    return str(refusal.value)
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (nn.Sequential(nn.Embedding(3, 2, sparse=True)), "'0' has sparse gradients"),
+        (nn.ParameterDict({"bias": torch.tensor(0.0)}), "'bias' is a scalar"),
+    ],
+)
+def test_model_that_fsdp2_cannot_split_is_refused_before_anything_is_built(
+    data: Data, model: nn.Module, text: str
+) -> None:
+    strategy = build_strategy("fsdp2", TORCH_STRATEGIES, SingleProcessCollective(), options_of(data))
+    with pytest.raises(BadJob, match=text):
+        strategy.prepare(model, torch.optim.SGD)
 
 
-def test_what_cannot_be_sharded_is_refused_before_anything_is_built(data: Data) -> None:
-    alone = SingleProcessCollective()
-    options = {each: StrategyOptions(reduction=each, plan=data.plan, seed=0) for each in ("mean", "exact", "adasum")}
-    for reduction in ("exact", "adasum"):
-        text = refused(alone, options[reduction], nn.Linear(1, 1), InvalidOption)
-        assert f"reduction='{reduction}'" in text and "strategy='fsdp2'" in text and "strategy='ddp'" in text
-    tables = nn.Sequential(nn.Embedding(3, 2, sparse=True))
-    assert "'0' has sparse gradients" in refused(alone, options["mean"], tables, BadJob)
-    scalar = nn.ParameterDict({"bias": torch.tensor(0.0)})
-    assert "'bias' is a scalar" in refused(alone, options["mean"], scalar, BadJob)
-    model = nn.Embedding(3, 2)
-    optimizer = torch.optim.SGD(model.parameters())
-    setup = TrainSetup(model=model, optimizer=optimizer, device=alone.device, world_size=1, is_sharded=True)
-    with pytest.raises(InvalidOption, match=r"EmbeddingNorms, which reads whole .* strategy='ddp'"):
-        EmbeddingNorms(limit=1.0).attach(setup)
+@needs_deepspeed
+def test_zero_refuses_an_optimizer_that_may_look_at_shapes(data: Data, ranks: Ranks) -> None:
+    class Shaped(torch.optim.Optimizer):
+        """An optimizer of unknown behaviour."""
+
+    def refused(collective: Collective) -> str:
+        strategy = build_strategy("zero2", TORCH_STRATEGIES, collective, options_of(data))
+        with pytest.raises(BadJob) as refusal:
+            strategy.prepare(nn.Linear(1, 1), lambda parameters: Shaped(parameters, {}))
+        strategy.close()
+        return str(refusal.value)
+
+    assert all("cannot split the optimizer Shaped" in text and "SGD, Adam" in text for text in ranks(2, refused))
+
+
+def options_of(data: Data) -> StrategyOptions:
+    return StrategyOptions(reduction="mean", plan=data.plan, seed=0)

@@ -1,16 +1,18 @@
 """DeepSpeed engines: built for one world, and forgotten before the next one.
 
-Every name of DeepSpeed that is not public is used in this room alone (checked on 0.19.8). The tests of this room fail if
-one of them changes.
+Names of DeepSpeed that are not public are used in this room alone, and were checked on 0.19.8.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +20,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from forebay.errors import InvalidOption
-from forebay.train.collectives.collective import Collective
-
-INSTALL = 'pip install --no-build-isolation "deepspeed>=0.19.8,<0.20"'
 BUCKET_ELEMENTS = 50_000_000
 """Elements of one reduction or gather. DeepSpeed's own 5e8 would take 2 GB for each of its buffers."""
 
@@ -57,27 +55,19 @@ class ZeroStage:
         }
 
 
-def require_deepspeed() -> None:
-    """Import DeepSpeed. Raises `InvalidOption`, with the line that installs it, if it is missing."""
-    try:
-        import deepspeed  # noqa: F401, PLC0415 - an extra, which takes seconds to import
-    except ImportError as error:
-        raise InvalidOption(
-            f"strategy='zero1', 'zero2' and 'zero3' need the package deepspeed ({error}). Install it: {INSTALL}"
-        ) from error
-
-
 def build_engine(model: nn.Module, optimizer: Optimizer, stage: ZeroStage) -> Any:
     """Return DeepSpeed's engine of a model over the default process group, within `engine_environment`."""
-    require_deepspeed()
-    import deepspeed  # noqa: PLC0415 - see `require_deepspeed`
+    import deepspeed  # noqa: PLC0415 - an extra, which takes seconds to import
 
     # It would be compiled at the start. If a worker is killed meanwhile, its lock file stays, and others wait for it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=dict(stage.config()), dist_init_required=False
-    )
+    warnings.filterwarnings("ignore", r".*(all_gather_into|reduce_scatter)_tensor. is deprecated", FutureWarning)
+    config = dict(stage.config())
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    # The caller decides whether a forward pass runs in lower precision. The engine would switch that off.
+    engine.torch_autocast_enabled = lambda: torch.is_autocast_enabled(engine.device.type)
+    engine.torch_autocast_dtype = lambda: torch.get_autocast_dtype(engine.device.type)
     return engine
 
 
@@ -87,7 +77,7 @@ def forget_engine(engine: Any) -> None:
     The next world of this process needs new process groups. Newcomers there count modules and parameters from 0, and
     stage 3 compares these numbers over ranks.
     """
-    import deepspeed.comm.comm as comm  # noqa: PLC0415 - see `require_deepspeed`
+    from deepspeed.comm import comm  # noqa: PLC0415 - see above
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload  # noqa: PLC0415
     from deepspeed.runtime.zero.partition_parameters import Init  # noqa: PLC0415
     from deepspeed.utils import groups  # noqa: PLC0415
@@ -116,13 +106,15 @@ def engine_environment(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def lone_process_group(collective: Collective) -> Iterator[None]:
+def lone_process_group(device: torch.device) -> Iterator[None]:
     """Make a process group of one rank, if there is none, and leave it at the end."""
     if dist.is_initialized():
         yield
         return
-    backend = "nccl" if collective.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    with tempfile.TemporaryDirectory(prefix="forebay-meeting-") as folder:
+        meeting = Path(folder, "meeting").as_uri()
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=meeting, rank=0, world_size=1)
     try:
         yield
     finally:

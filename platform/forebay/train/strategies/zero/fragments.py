@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +33,16 @@ class ZeroFragments:
     def __init__(self, engine: Any, stage: int, rank: int) -> None:
         self._zero, self._is_third = engine.optimizer, stage == 3
         found = _third(self._zero, rank) if self._is_third else _first(self._zero)
-        self._fragments: dict[nn.Parameter, Fragment] = {}
-        self._places: dict[nn.Parameter, tuple[int, int]] = {}
+        self._fragments: dict[Tensor, Fragment] = {}
+        self._places: dict[Tensor, tuple[int, int]] = {}
         for parameter, fragment, place in found:
             self._fragments[parameter], self._places[parameter] = fragment, place
 
-    def of(self, parameter: nn.Parameter) -> Fragment | None:
+    def of(self, parameter: Tensor) -> Fragment | None:
         """Return the fragment of a parameter, or None if it is not trained."""
         return self._fragments.get(parameter)
 
-    def gradient(self, parameter: nn.Parameter) -> Tensor | None:
+    def gradient(self, parameter: Tensor) -> Tensor | None:
         """Return the reduced gradient of the fragment, to be read or changed in place, or None if there is none."""
         fragment, place = self._fragments.get(parameter), self._places.get(parameter)
         if fragment is None or place is None or fragment.size == 0:
@@ -61,7 +61,7 @@ class ZeroFragments:
             self._zero._reassign_or_swap_out_partitioned_parameters(group)  # noqa: SLF001
 
 
-def _first(zero: Any) -> Iterator[tuple[nn.Parameter, Fragment, tuple[int, int]]]:
+def _first(zero: Any) -> Iterator[tuple[Tensor, Fragment, tuple[int, int]]]:
     """Fragments of stages 1 and 2: a rank holds an equal share of each group's parameters, one after another."""
     for group, parameters in enumerate(zero.bit16_groups):
         flat, numbers = zero.single_partition_of_fp32_groups[group], _numbers(zero.params_in_partition[group])
@@ -75,7 +75,7 @@ def _first(zero: Any) -> Iterator[tuple[nn.Parameter, Fragment, tuple[int, int]]
             yield parameter, fragment, (group, numbers[id(parameter)])
 
 
-def _third(zero: Any, rank: int) -> Iterator[tuple[nn.Parameter, Fragment, tuple[int, int]]]:
+def _third(zero: Any, rank: int) -> Iterator[tuple[Tensor, Fragment, tuple[int, int]]]:
     """Fragments of stage 3: a rank holds an equal share of each parameter."""
     for group, parameters in enumerate(zero.fp16_groups):
         offset = 0
@@ -108,5 +108,5 @@ def flat_states(base: torch.optim.Optimizer) -> Mapping[Tensor, dict[str, Any]]:
     return states
 
 
-def _numbers(parameters: list[nn.Parameter]) -> dict[int, int]:
+def _numbers(parameters: list[Tensor]) -> dict[int, int]:
     return {id(parameter): number for number, parameter in enumerate(parameters)}

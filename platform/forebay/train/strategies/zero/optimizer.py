@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import optim
 from torch.optim import Optimizer
@@ -44,9 +43,10 @@ class ZeroOptimizer(Optimizer):
         super().__init__([dict(group) for group in base.param_groups], dict(base.defaults))
         self.base = base
         self._take_step: Callable[[], object] | None = None
-        pairs = [(group, _only_trained(other)) for group, other in zip(self.param_groups, base.param_groups, strict=True)]
-        self._trained = [number for number, (_, other) in enumerate(pairs) if other["params"]]
-        base.param_groups[:] = [other for _, other in pairs if other["params"]]
+        for group in base.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+        self._trained = [number for number, group in enumerate(base.param_groups) if group["params"]]
+        base.param_groups[:] = [group for group in base.param_groups if group["params"]]
 
     def connect(self, take_step: Callable[[], object]) -> None:
         """Make `take_step` the step of this optimizer."""
@@ -63,12 +63,3 @@ class ZeroOptimizer(Optimizer):
         """Give the base optimizer the hyperparameters of this one."""
         for number, other in zip(self._trained, self.base.param_groups, strict=True):
             other.update({key: value for key, value in self.param_groups[number].items() if key != "params"})
-
-    def base_group(self, number: int) -> dict[str, Any] | None:
-        """Return the group of the base optimizer for group `number`, or None if nothing in it is trained."""
-        return self.base.param_groups[self._trained.index(number)] if number in self._trained else None
-
-
-def _only_trained(group: dict[str, Any]) -> dict[str, Any]:
-    group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
-    return group

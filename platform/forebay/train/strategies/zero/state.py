@@ -50,7 +50,7 @@ class ZeroModel:
         return dict(self._model.state_dict(keep_vars=True))
 
     def _saved(self, tensor: Tensor) -> Tensor | FlatPart:
-        if isinstance(tensor, nn.Parameter) and (fragment := self._fragments.of(tensor)) is not None:
+        if (fragment := self._fragments.of(tensor)) is not None:
             return FlatPart(shape=shape_of(tensor), start=fragment.start, values=fragment.of(fragment.flat).detach())
         if is_partitioned(tensor):
             start, stop = held_span(tensor, self._rank)
@@ -58,7 +58,7 @@ class ZeroModel:
         return tensor.detach()
 
     def _load(self, tensor: Tensor, value: Tensor | FlatPart) -> None:
-        if isinstance(tensor, nn.Parameter) and (fragment := self._fragments.of(tensor)) is not None:
+        if (fragment := self._fragments.of(tensor)) is not None:
             fragment.of(fragment.flat).copy_(flat_span(value, fragment.start, fragment.size))
         elif is_partitioned(tensor):
             start, stop = held_span(tensor, self._rank)
@@ -79,9 +79,7 @@ class ZeroOptimizerState:
         states, saved = flat_states(self._optimizer.base), dict[str, Any]()
         for name, parameter, fragment in self._trained():
             if state := states.get(fragment.flat):
-                saved[name] = {
-                    key: _part_of(value, fragment, shape_of(parameter)) for key, value in state.items()
-                }
+                saved[name] = {key: _part_of(value, fragment, shape_of(parameter)) for key, value in state.items()}
         return {**self._optimizer.state_dict(), "state": saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -95,9 +93,8 @@ class ZeroOptimizerState:
                 if name in saved:
                     _fill(states[fragment.flat], saved[name], fragment, shape_of(parameter))
 
-    def _trained(self) -> Iterable[tuple[str, nn.Parameter, Fragment]]:
+    def _trained(self) -> Iterable[tuple[str, Tensor, Fragment]]:
         for name, parameter in zip(self._named.names, self._named.parameters, strict=True):
-            assert isinstance(parameter, nn.Parameter)
             if (fragment := self._fragments.of(parameter)) is not None:
                 yield name, parameter, fragment
 
@@ -117,7 +114,8 @@ def _fill(state: dict[str, Any], saved: Mapping[str, Any], fragment: Fragment, s
 def _part_of(value: Any, fragment: Fragment, shape: tuple[int, ...]) -> Any:
     if isinstance(value, Tensor) and value.shape == fragment.flat.shape and value.dim() == 1:
         return FlatPart(shape=shape, start=fragment.start, values=fragment.of(value).detach())
-    return value
+    # A copy: a state read again has shared tensors as shared ones, and every parameter would count its steps there.
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _counts(key: str) -> bool:

@@ -17,18 +17,18 @@ from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.micro_batches import LossOf, MicroBatches
 from forebay.train.setup import LocalParts
 from forebay.train.state.stateful import Stateful
+from forebay.train.strategies.choice import require_package
 from forebay.train.strategies.ddp import UnsplitModel
 from forebay.train.strategies.flat_part import FlatPart
 from forebay.train.strategies.named_state import named_tensor, whole_region
 from forebay.train.strategies.rank_zero_values import broadcast_values, follow_statistics
-from forebay.train.strategies.strategy import Strategy, StrategyFactory, StrategyOptions, require_mean
+from forebay.train.strategies.strategy import Strategy, StrategyFactory, StrategyOptions
 from forebay.train.strategies.zero.engine import (
     ZeroStage,
     build_engine,
     engine_environment,
     forget_engine,
     lone_process_group,
-    require_deepspeed,
 )
 from forebay.train.strategies.zero.fragments import ZeroFragments, held_span, is_partitioned, shape_of
 from forebay.train.strategies.zero.optimizer import ZeroOptimizer
@@ -44,7 +44,6 @@ class ZeroSharded:
     is_sharded = True
 
     def __init__(self, stage: int, collective: Collective, options: StrategyOptions) -> None:
-        require_mean(options, f"zero{stage}")
         self._stage = ZeroStage(number=stage, is_offloaded=options.offload == "optimizer")
         self._collective, self._plan = collective, options.plan
         self._open = ExitStack()
@@ -53,9 +52,9 @@ class ZeroSharded:
         self._trained: list[Tensor] = []
 
     def prepare(self, model: nn.Module, optimizer: Callable[..., Optimizer]) -> tuple[nn.Module, Optimizer]:
-        self._open.enter_context(lone_process_group(self._collective))
+        self._open.enter_context(lone_process_group(self._collective.device))
         self._open.enter_context(engine_environment(self._collective.device))
-        require_deepspeed()
+        require_package(f"zero{self._stage.number}")
         model = model.to(self._collective.device)
         broadcast_values(model)
         follow_statistics(model)
@@ -122,7 +121,7 @@ class ZeroSharded:
         return held_span(parameter, self._collective.world.rank) if is_partitioned(parameter) else None
 
     def _value(self, parameter: Tensor) -> Tensor:
-        fragment = self._fragments.of(parameter) if isinstance(parameter, nn.Parameter) else None
+        fragment = self._fragments.of(parameter)
         return parameter if fragment is None else fragment.of(fragment.flat)
 
 
@@ -131,7 +130,6 @@ def zero(stage: int) -> StrategyFactory:
 
     def build(collective: Collective, options: StrategyOptions) -> Strategy:
         if collective.world.size == 1 and options.offload == "none":
-            require_mean(options, f"zero{stage}")
             return UnsplitModel(collective, options)
         return ZeroSharded(stage, collective, options)
 
