@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation k8s soak horovod clean
+.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation k8s soak horovod deepspeed clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -50,6 +50,7 @@ test: lint
 	@echo "== horovod"
 	@$(BIN)/python scripts/build_horovod.py --or-skip
 	@$(BIN)/python scripts/fetch_helm.py --or-skip
+	@$(MAKE) --no-print-directory deepspeed
 	@echo "== pytest"
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
 
@@ -57,6 +58,7 @@ test-all: lint
 	@echo "== horovod"
 	@$(BIN)/python scripts/build_horovod.py --or-skip
 	@$(BIN)/python scripts/fetch_helm.py --or-skip
+	@$(MAKE) --no-print-directory deepspeed
 	@echo "== pytest, with all variations"
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not soak"
 
@@ -79,6 +81,15 @@ imports: $(INSTALLED_TEST)
 horovod: $(INSTALLED)
 	@echo "== horovod: scripts/build_horovod.py"
 	@$(BIN)/python scripts/build_horovod.py
+
+# Not an extra of the tests: with build isolation, pip would download another PyTorch to build it. Where it cannot be
+# installed, the tests that need it skip, and say so.
+deepspeed: $(INSTALLED_TEST)
+	@echo "== deepspeed"
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("deepspeed") is None)' || \
+	  { $(PIP_INSTALL) "setuptools>=77" wheel && \
+	    $(PIP_INSTALL) --no-build-isolation "deepspeed>=0.19.8,<0.20"; } $(STEPS) || \
+	  echo "   deepspeed cannot be installed here: the tests that need it skip"
 
 bench: $(INSTALLED)
 	@echo "== python -m bench.loader $(BENCH_ARGS)"

@@ -62,7 +62,8 @@ def test_world_of_one_reduces_nothing(make_data: Callable[..., Data], reduction:
 
 def test_unknown_strategy_is_refused_with_the_known_ones(make_data: Callable[..., Data]) -> None:
     with pytest.raises(
-        InvalidOption, match=r"strategy='zero9' was given, .* train with 'ddp', 'fsdp2', 'zero1', .* only\. Set strategy='ddp'"
+        InvalidOption,
+        match=r"strategy='zero9' was given, .* with 'ddp', 'fsdp2', 'zero1', .* only\. Set strategy='ddp'",
     ) as refusal:
         build_strategy("zero9", TORCH_STRATEGIES, SingleProcessCollective(), options_of(make_data()))
     assert refusal.value.facts == {"strategy": "zero9", "known": sorted(TORCH_STRATEGIES)}
