@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, cast
 
 import numpy as np
+import pyarrow as pa
 import typer
+from numpy.typing import NDArray
 
 from forebay.cli.arguments import AsJson, Parameters
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, WrongType
+from forebay.manifest.manifest import Manifest
+from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.saved import load_manifest
 from forebay.plan.digest import order_digest
 from forebay.plan.mixture.mixture import Mixture
 from forebay.plan.order import Last
 from forebay.plan.plan import Plan, build_plan
+from forebay.plan.shuffle_quality import FULL_TRAVEL, shuffle_quality
 from forebay.world import World
 
 _SHOWN_ROWS = 20
@@ -40,9 +46,13 @@ def plan(
     mixture: Annotated[
         bool, typer.Option("--mixture", help="Show the rows of each data set of a job's mixture, epoch by epoch.")
     ] = False,
+    quality: Annotated[bool, typer.Option("--quality", help="Compare the epoch's shuffle with a full one.")] = False,
+    label: Annotated[
+        str | None, typer.Option(help="With --quality: a numeric column whose spread over batches is compared.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the rows that a rank reads at a step, or the hash of a whole epoch. Reads no data."""
+    """Show the rows that a rank reads at a step, or the hash of a whole epoch. Reads no data, but for --label."""
     if mixture:
         _show_mixture(manifest, parameters or (), as_json=as_json)
         return
@@ -53,6 +63,9 @@ def plan(
     if digest:
         value = order_digest(built, epoch=epoch, global_batch=batch, last=policy, world_size=world)
         print_json({"plan": built.id, "epoch": epoch, "hash": value}) if as_json else typer.echo(value)
+        return
+    if quality or label is not None:
+        _show_quality(built, epoch, batch, label, as_json=as_json)
         return
     position = _position(built, step, batch, policy)
     block, row = built.batch(epoch, position, batch, World(rank=rank, size=world), last=policy)
@@ -67,6 +80,33 @@ def plan(
     print_table(("file", "row group", "row"), rows[:_SHOWN_ROWS], title=f"rows of rank {rank} of {world}")
     if len(rows) > _SHOWN_ROWS:
         typer.echo(f"... and {len(rows) - _SHOWN_ROWS} more; --json prints all.")
+
+
+def _show_quality(plan: Plan, epoch: int, batch: int, label: str | None, *, as_json: bool) -> None:
+    labels = None if label is None else _read_numbers(plan.manifest, label)
+    found = shuffle_quality(plan, global_batch=batch, epoch=epoch, labels=labels)
+    facts = {"plan": plan.id, "lanes": plan.lanes, "window_rows": plan.window_rows, "batch": batch, "epoch": epoch}
+    if as_json:
+        print_json(facts | asdict(found) | {"full_travel": FULL_TRAVEL})
+        return
+    print_facts(facts)
+    rows = [
+        ("distance a row travels, share of all rows", f"{found.travel:.3f}", f"{FULL_TRAVEL:.3f}"),
+        ("row groups in a batch", f"{found.row_groups:.1f}", f"{found.full_row_groups:.1f}"),
+    ]
+    if found.label_variance is not None:
+        rows.append((f"variance of a batch's mean {label}", f"{found.label_variance:.2f}x", "1.00x"))
+    print_table(("", "this plan", "full shuffle"), rows)
+
+
+def _read_numbers(manifest: Manifest, column: str) -> NDArray[np.float64]:
+    """Column of all rows in the order of the files, float64 [rows]. A null is NaN."""
+    reader = RowGroupReader(manifest)
+    parts = [reader.read(index, [column]).column(0) for index in range(len(manifest))]
+    kind = parts[0].type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise WrongType(f"column {column!r} is {kind}, and a number is needed. Give a numeric column.", column=column)
+    return np.concatenate([part.cast(pa.float64()).to_numpy() for part in parts])
 
 
 def _show_mixture(path: str, words: Sequence[str], *, as_json: bool) -> None:

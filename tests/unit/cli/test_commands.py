@@ -124,3 +124,16 @@ def test_json_is_one_document_whatever_the_job_prints(job_words: Call) -> None:
 def test_python_dash_m_is_the_same_command() -> None:
     told = subprocess.run([sys.executable, "-m", "forebay", "--version"], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == fb.__version__
+
+
+def test_plan_shows_how_good_its_shuffle_is(forebay: Call, manifest: Path) -> None:
+    facts = json.loads(forebay("plan", manifest, "--batch", 10, "--quality", "--label", "clicked", "--json").out)
+    assert facts["travel"] == pytest.approx(facts["full_travel"], rel=0.4)
+    assert facts["label_variance"] > 0
+    assert 1 <= facts["row_groups"] <= 3
+    said = forebay("plan", manifest, "--batch", 10, "--quality")
+    assert "full shuffle" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    refused = forebay("plan", manifest, "--batch", 10, "--label", "nobody")
+    assert refused.code == 2
+    assert "nobody" in refused.err
