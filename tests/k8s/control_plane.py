@@ -67,12 +67,16 @@ class ControlPlane:
     def api(self, **options: object) -> KubeApi:
         return KubeApi(by_context(self.context, self.kubeconfig), cluster=self.context, **options)
 
-    def api_of(self, token: str) -> KubeApi:
-        """API by the token of a service account."""
+    def kubeconfig_of(self, token: str) -> str:
+        """Path of the kubeconfig of a service account, by its token."""
         path = self.folder / f"token-{abs(hash(token))}.kubeconfig"
         path.write_text(kubeconfig_of(self.pki, self.port, self.context, {"token": token}))
         path.chmod(0o600)
-        return KubeApi(by_context(self.context, str(path)), cluster=self.context)
+        return str(path)
+
+    def api_of(self, token: str) -> KubeApi:
+        """API by the token of a service account."""
+        return KubeApi(by_context(self.context, self.kubeconfig_of(token)), cluster=self.context)
 
     def freeze(self) -> None:
         """Cut the cluster off: its API server keeps connections, and answers nothing."""

@@ -19,6 +19,7 @@ class Player(threading.Thread):
 
     Attributes:
         run_job: Called with a RayJob each time it is seen running. Returns its job status, "RUNNING" while it runs.
+        run_pod: Called with a pod whose command is Forebay's. Returns its exit code.
         operator_runs: False: finalizers stay, and nothing is created.
         lost_nodes: Names of nodes whose kubelet is silent.
     """
@@ -26,6 +27,7 @@ class Player(threading.Thread):
     def __init__(self, api: KubeApi, run: Callable[[Object], str]) -> None:
         super().__init__(daemon=True)
         self.api, self.run_job, self.operator_runs = api, run, True
+        self.run_pod: Callable[[Object], int] | None = None
         self.lost_nodes: set[str] = set()
         self.ended = threading.Event()
         self.errors: list[str] = []
@@ -59,11 +61,25 @@ class Player(threading.Thread):
             if meta.get("deletionTimestamp"):
                 self.api.delete(path, at_once=True)
             elif pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending":
+                if self.run_pod is not None and pod["spec"]["containers"][0].get("command", [""])[0] == "forebay":
+                    self._start(pod, path)
+                    continue
                 kinds = ("Initialized", "ContainersReady", "Ready", "PodScheduled")
                 conditions = [{"type": kind, "status": "True"} for kind in kinds]
                 self.api.merge(
                     f"{path}/status", {"status": {"phase": "Running", "podIP": "10.1.0.1", "conditions": conditions}}
                 )
+
+    def _start(self, pod: Object, path: str) -> None:
+        run = self.run_pod
+
+        def work() -> None:
+            phase = "Failed" if run is None or run(pod) else "Succeeded"
+            self.api.merge(f"{path}/status", {"status": {"phase": phase}})
+
+        self.api.merge(f"{path}/status", {"status": {"phase": "Running"}})
+        # A thread of its own: the command may wait for what this loop does.
+        threading.Thread(target=work, daemon=True).start()
 
     def _cluster(self, cluster: Object) -> None:
         meta, spec = cluster["metadata"], cluster["spec"]

