@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,6 +42,19 @@ def delete(catalogue: Catalogue, namespace: Namespace, context: Context = None) 
     cluster = load_catalogue(catalogue)
     if cluster.shared_cluster:
         _kuberay(context, cluster.name, namespace).delete_cluster(cluster.shared_cluster)
+
+
+@app.command("publish-capacity")
+def publish_capacity(catalogue: Catalogue, namespace: Namespace, context: Context = None) -> None:
+    """Write the free machines of the cluster into the ConfigMap forebay-capacity, until the process is ended."""
+    from forebay.deploy.agent.publisher import CapacityAgent  # noqa: PLC0415
+    from forebay.deploy.fleet.catalogue import load_catalogue  # noqa: PLC0415
+
+    cluster = replace(load_catalogue(catalogue), namespace=namespace)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    CapacityAgent(_kuberay(context, cluster.name, namespace).api, cluster).run(ended)
 
 
 def _metadata(body: dict[str, dict[str, object]], namespace: str) -> dict[str, object]:

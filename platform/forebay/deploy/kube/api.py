@@ -27,6 +27,7 @@ Object: TypeAlias = dict[str, Any]
 DEADLINE_S = 10.0
 ATTEMPTS = 3
 PAGE_SIZE = 500
+WATCH_S = 300
 SILENCE_S = 90.0
 """Longest silence of a watch. A watch on a server that stopped is silent forever (measured by SIGSTOP)."""
 
@@ -94,23 +95,31 @@ class KubeApi:
         body = {"propagationPolicy": "Foreground", **({"gracePeriodSeconds": 0} if at_once else {})}
         self._json(_Request("DELETE", path, body=body))
 
-    def items(self, path: str, **query: object) -> Iterator[Object]:
-        """Yield the objects of a list, read in pages of 500."""
+    def pages(self, path: str, **query: object) -> Iterator[Object]:
+        """Yield a list in pages of 500. The last one has the version from which a watch goes on."""
         token = ""
         while True:
             page = self.get(path, limit=PAGE_SIZE, **({"continue": token} if token else {}), **query)
-            yield from page.get("items") or ()
+            yield page
             token = page["metadata"].get("continue", "")
             if not token:
                 return
 
-    def watch(self, path: str, *, version: str, **query: object) -> Iterator[tuple[str, Object]]:
+    def items(self, path: str, **query: object) -> Iterator[Object]:
+        """Yield the objects of a list, read in pages."""
+        for page in self.pages(path, **query):
+            yield from page.get("items") or ()
+
+    def watch(
+        self, path: str, *, version: str, timeout_s: int = WATCH_S, selector: str = ""
+    ) -> Iterator[tuple[str, Object]]:
         """Yield changes after `version` as ("ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK", object).
 
-        Ends when the server ends it: go on from the last object's version. Raises `VersionExpired` if the server no
-        longer has the version, and `ApiUnreachable` after a silence of 90 s.
+        The server ends it after `timeout_s` seconds, or before: go on from the last object's version. Raises
+        `VersionExpired` if the server no longer has the version, and `ApiUnreachable` after a silence of 90 s.
         """
-        query |= {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": 300}
+        query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
+        query |= {"timeoutSeconds": str(timeout_s), **by_label(selector)}
         for line in self._stream(_Request("GET", path, query=query, silence_s=SILENCE_S, is_stream=True)):
             event = json.loads(line)
             if event["type"] == "ERROR":
@@ -202,25 +211,30 @@ class KubeApi:
         )
 
 
-def versions(api: KubeApi, path: str, **query: object) -> Iterator[tuple[str, Object]]:
+def versions(api: KubeApi, path: str, selector: str = "") -> Iterator[tuple[str, Object]]:
     """Yield ("ADDED", object) for all objects of a list, then their changes, without end.
 
     After a watch ended it goes on from the last version, and lists again where the server no longer has it. So an
     object may come twice, and a deletion between two lists is not seen: compare with the next list.
     """
     while True:
-        page = api.get(path, **query)
+        page = api.get(path, **by_label(selector))
         for each in page.get("items") or ():
             yield "ADDED", each
         version = page["metadata"]["resourceVersion"]
         try:
             while True:
-                for kind, changed in api.watch(path, version=version, **query):
+                for kind, changed in api.watch(path, version=version, selector=selector):
                     version = changed["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
                         yield kind, changed
         except VersionExpired:
             continue
+
+
+def by_label(selector: str) -> dict[str, str]:
+    """Query of a list or a watch of the objects whose labels fit `selector`. Empty: all."""
+    return {"labelSelector": selector} if selector else {}
 
 
 def _checked(dry_run: bool) -> dict[str, object]:

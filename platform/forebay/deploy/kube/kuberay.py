@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from forebay.deploy.kube.api import KubeApi, Object, versions
+from forebay.deploy.kube.api import KubeApi, Object, by_label, versions
 from forebay.deploy.kube.api_errors import ApiUnreachable, KubeError, ObjectChanged, ObjectExists, ObjectMissing
 
 JOBS, CLUSTERS = "rayjobs", "rayclusters"
@@ -66,11 +66,11 @@ class KubeRay:
 
     def jobs(self, selector: str = "") -> Iterator[Object]:
         """Yield RayJobs whose labels fit `selector`."""
-        return self.api.items(self._path(JOBS), **_by(selector))
+        return self.api.items(self._path(JOBS), **by_label(selector))
 
     def watch_jobs(self, selector: str = "") -> Iterator[tuple[str, Object]]:
         """Yield RayJobs and their changes, without end."""
-        return versions(self.api, self._path(JOBS), **_by(selector))
+        return versions(self.api, self._path(JOBS), selector)
 
     def suspend_job(self, name: str) -> None:
         """Suspend a RayJob: KubeRay deletes its pods at once. `forebay stop` lets a run save its state first."""
@@ -89,7 +89,7 @@ class KubeRay:
 
     def clusters(self, selector: str = "") -> Iterator[Object]:
         """Yield RayClusters whose labels fit `selector`."""
-        return self.api.items(self._path(CLUSTERS), **_by(selector))
+        return self.api.items(self._path(CLUSTERS), **by_label(selector))
 
     def apply_cluster(self, body: Object) -> Object:
         """Create a RayCluster, or change it to `body`. Groups that are there keep what the autoscaler set.
@@ -119,7 +119,7 @@ class KubeRay:
 
     def pods(self, selector: str) -> list[Object]:
         """Return the pods whose labels fit `selector`."""
-        return list(self.api.items(f"/api/v1/namespaces/{self.namespace}/pods", **_by(selector)))
+        return list(self.api.items(f"/api/v1/namespaces/{self.namespace}/pods", **by_label(selector)))
 
     def logs(self, pod: str, *, container: str | None = None, follow: bool = False) -> Iterator[str]:
         """Yield the lines of a pod's log. With `follow`, until its container ends."""
@@ -176,7 +176,3 @@ def merged_cluster(found: Object, body: Object) -> Object:
 def _identity(job: Object) -> dict[str, str]:
     annotations = job["metadata"].get("annotations") or {}
     return {each: annotations.get(each, "") for each in IDENTITY}
-
-
-def _by(selector: str) -> dict[str, object]:
-    return {"labelSelector": selector} if selector else {}
