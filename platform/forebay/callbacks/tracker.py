@@ -1,4 +1,4 @@
-"""What all experiment trackers share: which numbers of a run are sent, when, and what happens if that fails."""
+"""Base of all experiment trackers: the numbers of a run that are sent, their times, and failures."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class PreparedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedOrigin:
-    """What a data set was prepared from: digests by name. Equal origins give equal fingerprints.
+    """Origin of a prepared data set: digests by name. Equal origins give equal fingerprints.
 
     `function` is the digest of the function's code and what it reads. `inputs` maps URIs to versions. `options` are
     those of the preparation: key, rows of a row group, fits, layout.

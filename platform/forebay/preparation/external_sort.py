@@ -143,7 +143,7 @@ def _merge(runs: Sequence[_SortedRun], key: Sequence[str], num_bytes: int) -> It
             return
         arrivals: NDArray[np.int64] = pending[_ARRIVAL].take(order).to_numpy()
         final = int(np.isin(arrivals, markers).argmax()) + 1
-        # Taken apart: whoever collects slices of one table keeps all of it, 130 MB for 57 runs of 4 MB.
+        # Taken apart: a list of slices of one table keeps all of it, 130 MB for 57 runs of 4 MB.
         yield pending.take(order[:final])
         rest = pending.take(order[final:])
         loaded = np.bincount(rest[_RUN].to_numpy(), minlength=len(runs))

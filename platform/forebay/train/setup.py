@@ -22,7 +22,7 @@ def _gradient(parameter: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalParts:
-    """What this rank holds: of a parameter's value, and of its reduced gradient, before a step. None without one."""
+    """Parts that this rank holds: of a parameter's value, and of its reduced gradient before a step, or None."""
 
     value: Callable[[Tensor], Tensor] = local_part
     gradient: Callable[[Tensor], Tensor | None] = _gradient

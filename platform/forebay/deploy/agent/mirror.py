@@ -90,7 +90,7 @@ class Mirror(threading.Thread):
 
 
 def trimmed(found: Mapping[str, Any]) -> Object:
-    """What counting needs of a node or a pod."""
+    """Fields of a node or a pod that counting needs."""
     meta, spec, status = found["metadata"], found.get("spec") or {}, found.get("status") or {}
     return {
         "metadata": {"name": meta["name"], "labels": meta.get("labels") or {}},

@@ -77,7 +77,7 @@ class KubeRay:
         self.api.merge(self._path(JOBS, name), {"spec": {"suspend": True}})
 
     def delete_job(self, name: str, *, deadline_s: float = 60.0) -> None:
-        """Delete a RayJob with its cluster and pods, and wait until it is gone. No error if there is none.
+        """Delete a RayJob with its cluster and pods, and wait for its end. No error if there is none.
 
         Raises `DeletionStuck` after `deadline_s` seconds. A finalizer is never removed here.
         """

@@ -18,7 +18,7 @@ _KEEPING_AWAY = ("NoSchedule", "NoExecute")
 
 @dataclass(slots=True)
 class NodeRow:
-    """What counting needs of a node. `free` is what is allocatable, less the pods that were subtracted."""
+    """Fields of a node that counting needs. `free` is what is allocatable, less the pods that were subtracted."""
 
     name: str
     free: Shape
@@ -27,7 +27,7 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
-    """What counting needs of a pod. `node` is empty while it waits."""
+    """Fields of a pod that counting needs. `node` is empty while it waits."""
 
     node: str
     asks: Shape

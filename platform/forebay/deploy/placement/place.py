@@ -53,7 +53,7 @@ class PlacementHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """What placement knows of a fleet."""
+    """Facts of a fleet for placement."""
 
     clusters: tuple[Cluster, ...]
     capacities: Mapping[str, Capacity]

@@ -12,7 +12,7 @@ from forebay.train.collectives.collective import Reduction
 StrategyName: TypeAlias = Literal["ddp", "fsdp2", "zero1", "zero2", "zero3"]
 """Way in which ranks train one model together."""
 Offload: TypeAlias = Literal["none", "optimizer"]
-"""What a strategy keeps in main memory instead of the device's."""
+"""State that a strategy keeps in main memory instead of the device's."""
 
 INSTALL = 'pip install --no-build-isolation "deepspeed>=0.19.8,<0.20"'
 
