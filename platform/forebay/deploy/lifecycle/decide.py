@@ -55,7 +55,7 @@ class SeenRayJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobObservation:
-    """What is known of a job at one time.
+    """Facts known of a job at one time.
 
     Attributes:
         claim: Newest claim in storage. None without one.
@@ -189,7 +189,7 @@ def _queued(state: JobQueued, seen: JobObservation) -> FleetDecision:
 def _placing(state: AttemptPlacing, seen: JobObservation, rules: Rules, now: float) -> FleetDecision:
     if seen.claim is None or seen.claim.number < state.number:
         return FleetDecision(state=state, actions=(ClaimAttempt(number=state.number, target=state.target),))
-    # The file decides where the attempt runs, whoever wrote it.
+    # The file decides where the attempt runs, also if another process wrote it.
     target = seen.claim.target
     starting = AttemptStarting(
         number=state.number, failures=state.failures, target=target, deadline=now + rules.start_within_s
@@ -244,13 +244,13 @@ def _lost(state: AttemptLost, seen: JobObservation, rules: Rules, now: float) ->
 
 
 def _withdrawing(state: AttemptWithdrawing, seen: JobObservation, rules: Rules, now: float) -> FleetDecision:
-    is_gone = seen.ray_job is not None and seen.ray_job.phase == "absent"
+    is_absent = seen.ray_job is not None and seen.ray_job.phase == "absent"
     limit = rules.unreachable_s if seen.ray_job is None else DELETION_S
     is_left_to_fence = now - state.since >= limit and rules.is_fenced and not seen.is_refused
-    if not is_gone and not is_left_to_fence:
+    if not is_absent and not is_left_to_fence:
         delete = DeleteRayJob(number=state.number, target=state.target)
         return FleetDecision(state=state, actions=(delete,), why=state.why)
-    why = state.why if is_gone else f"{state.why}; its deletion is stuck, and the next attempt fences it"
+    why = state.why if is_absent else f"{state.why}; its deletion is stuck, and the next attempt fences it"
     if state.is_final:
         return FleetDecision(state=JobStopped(number=state.number), why=why)
     return FleetDecision(state=_requeued(state, now), why=why, turned_away=state.target)

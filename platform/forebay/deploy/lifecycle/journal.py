@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -10,13 +11,13 @@ from pathlib import Path
 
 from forebay.deploy.lifecycle.states import JobEnd, JobQueued, JobState, state_from_facts, state_to_facts
 from forebay.deploy.spec.canonical import facts_of
-from forebay.deploy.spec.job_spec import JobSpec
+from forebay.deploy.spec.job_spec import JobSpec, Task, ordered
 from forebay.deploy.spec.job_toml import spec_of
 from forebay.errors import WriteFailed
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
-    name TEXT PRIMARY KEY, spec TEXT NOT NULL, state TEXT NOT NULL,
+    name TEXT PRIMARY KEY, spec TEXT NOT NULL, task TEXT NOT NULL, state TEXT NOT NULL,
     is_ended INTEGER NOT NULL, submitted_at REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS live_jobs ON jobs (is_ended, submitted_at);
@@ -27,11 +28,17 @@ CREATE INDEX IF NOT EXISTS reasons_of ON reasons (job, at);
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """A job as the journal has it."""
+    """A task of a job, as the journal has it."""
 
     spec: JobSpec
+    task: Task
     state: JobState
     submitted_at: float
+
+    @property
+    def name(self) -> str:
+        """Name of its run."""
+        return self.spec.run_name(self.task)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +51,7 @@ class Reason:
 
 
 class JobJournal:
-    """Jobs by name. Losing it loses no job: `record` of what storage and clusters say makes it again.
+    """Tasks of jobs, by the names of their runs. Losing it loses no job: storage and the clusters make it again.
 
     Raises `WriteFailed` for a full or broken disk.
     """
@@ -56,12 +63,12 @@ class JobJournal:
         self._write("PRAGMA synchronous=NORMAL")
         self._database.executescript(_SCHEMA)
 
-    def add(self, spec: JobSpec, at: float, state: JobState | None = None) -> None:
-        """Add a job, unless there is one of its name."""
-        first = state or JobQueued(since=at)
-        text = json.dumps(facts_of(spec), sort_keys=True)
-        values = (spec.name, text, json.dumps(state_to_facts(first)), isinstance(first, JobEnd), at)
-        self._write("INSERT OR IGNORE INTO jobs VALUES (?, ?, ?, ?, ?)", values)
+    def add(self, spec: JobSpec, at: float) -> None:
+        """Add the tasks of a job, unless there is one of its name."""
+        text, state = json.dumps(facts_of(spec), sort_keys=True), json.dumps(state_to_facts(JobQueued(since=at)))
+        for task in ordered(spec.task):
+            values = (spec.run_name(task), text, task.name, state, 0, at)
+            self._write("INSERT OR IGNORE INTO jobs VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def record(self, name: str, state: JobState, at: float, why: str) -> None:
         """Write the new state of a job, and why."""
@@ -72,13 +79,15 @@ class JobJournal:
 
     def entry(self, name: str) -> JournalEntry | None:
         """A job, or None."""
-        row = self._database.execute("SELECT spec, state, submitted_at FROM jobs WHERE name = ?", (name,)).fetchone()
+        row = self._database.execute(
+            "SELECT spec, task, state, submitted_at FROM jobs WHERE name = ?", (name,)
+        ).fetchone()
         return None if row is None else _entry(row)
 
     def entries(self, *, live: bool = False) -> Iterator[JournalEntry]:
         """Jobs in the order of their submission. With `live`, those that have not ended."""
         where = "WHERE is_ended = 0" if live else ""
-        query = f"SELECT spec, state, submitted_at FROM jobs {where} ORDER BY submitted_at, name"  # noqa: S608 - fixed text
+        query = f"SELECT spec, task, state, submitted_at FROM jobs {where} ORDER BY submitted_at, rowid"  # noqa: S608 - fixed text
         for row in self._database.execute(query).fetchall():
             yield _entry(row)
 
@@ -102,6 +111,14 @@ class JobJournal:
             ) from error
 
 
-def _entry(row: tuple[str, str, float]) -> JournalEntry:
-    spec, state, at = row
-    return JournalEntry(spec=spec_of(json.loads(spec)), state=state_from_facts(json.loads(state)), submitted_at=at)
+def _entry(row: tuple[str, str, str, float]) -> JournalEntry:
+    spec_text, name, state, at = row
+    spec = _spec(spec_text)
+    task = next(each for each in spec.task if each.name == name)
+    return JournalEntry(spec=spec, task=task, state=state_from_facts(json.loads(state)), submitted_at=at)
+
+
+@functools.lru_cache(maxsize=4096)
+def _spec(text: str) -> JobSpec:
+    # The checks of a specification take a millisecond, and every round reads all jobs.
+    return spec_of(json.loads(text))

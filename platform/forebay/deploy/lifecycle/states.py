@@ -12,7 +12,7 @@ from forebay.errors import InvalidOption
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where an attempt runs, and with how many workers at first. `price_per_hour` is that of the smallest world."""
+    """Place of an attempt, and its number of workers at first. `price_per_hour` is that of the smallest world."""
 
     cluster: str
     sku: str

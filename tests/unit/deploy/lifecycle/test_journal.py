@@ -29,7 +29,7 @@ def test_jobs_survive_the_process(tmp_path: Path) -> None:
     again = JobJournal(tmp_path / "jobs.db")
     (one,) = again.entries(live=True)
     assert (one.spec, one.state, one.submitted_at) == (job("one"), placing, 0.0)
-    assert [each.spec.name for each in again.entries()] == ["one", "two"]
+    assert [each.name for each in again.entries()] == ["one", "two"]
     assert [(each.at, each.state, each.why) for each in again.reasons("one")] == [(5.0, "AttemptPlacing", "room")]
     assert again.entry("three") is None
     again.close()

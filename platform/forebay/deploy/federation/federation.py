@@ -1,0 +1,290 @@
+"""The federation: one round observes clusters and storage, decides on every live job, and acts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from forebay.deploy.federation.ports import ClusterPort, ClusterView, StoragePort
+from forebay.deploy.fleet.cluster import Cluster
+from forebay.deploy.fleet.fleet import Fleet
+from forebay.deploy.kube.api_errors import KubeError
+from forebay.deploy.lifecycle.decide import (
+    ClaimAttempt,
+    CreateRayJob,
+    DeleteRayJob,
+    FleetAction,
+    FleetDecision,
+    JobObservation,
+    Rules,
+    SeenRayJob,
+    decide,
+)
+from forebay.deploy.lifecycle.journal import JobJournal, JournalEntry
+from forebay.deploy.lifecycle.states import (
+    AttemptPlacing,
+    AttemptRunning,
+    AttemptStarting,
+    JobEnd,
+    JobFailed,
+    JobQueued,
+    JobSucceeded,
+    Target,
+)
+from forebay.deploy.placement.capacity import Capacity
+from forebay.deploy.placement.place import (
+    FleetView,
+    Placement,
+    PlacementHistory,
+    gang_of,
+    place,
+    taken,
+)
+from forebay.deploy.rayjob.attempt import PlacedAttempt
+from forebay.deploy.spec.job_spec import JobSpec, Task
+from forebay.errors import ReadFailed, WriteFailed
+
+HOLD_AFTER_S = 900.0
+"""Wait after which a job gets all room that becomes free in one cluster, so that smaller jobs do not pass it."""
+ABSENT = SeenRayJob(phase="absent")
+
+Placer: TypeAlias = Callable[[JobSpec, Task, FleetView, PlacementHistory, float], Placement]
+
+
+@dataclass(slots=True)
+class _Round:
+    """Facts of one round. `left` is the free room less everything that was placed and is not counted yet."""
+
+    now: float
+    views: Mapping[str, ClusterView]
+    left: dict[str, Capacity]
+    full: dict[object, Placement] = field(default_factory=dict)
+
+
+class Federation:
+    """Controller of the jobs of a fleet. Any number of them may run: claims in storage decide between them.
+
+    It may be ended at any point and started again, with its journal or without.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        clusters: ClusterPort,
+        storage: StoragePort,
+        journal: JobJournal,
+        *,
+        placer: Placer = place,
+    ) -> None:
+        self._fleet, self._clusters, self._storage, self._journal = fleet, clusters, storage, journal
+        self._placer = placer
+        self._history: dict[str, PlacementHistory] = {}
+        self._holds: dict[str, str] = {}
+        self._waits: dict[str, tuple[str, ...]] = {}
+
+    def submit(self, spec: JobSpec, now: float | None = None) -> None:
+        """Add a job. One of the same name stays as it is."""
+        self._journal.add(spec, time.time() if now is None else now)
+
+    def reasons(self, name: str) -> tuple[str, ...]:
+        """Reasons for which a queued job waits, one per cluster."""
+        return self._waits.get(name, ())
+
+    def step(self, now: float) -> None:
+        """One round over all live jobs, in the order of their submission."""
+        views = {each.name: self._clusters.look(each.name, now) for each in self._fleet.cluster}
+        entries = list(self._journal.entries(live=True))
+        round_ = _Round(now, views, {name: view.capacity for name, view in views.items()})
+        self._reserve(entries, round_)
+        self._hold(entries, round_)
+        for entry in entries:
+            decision = self._decide(entry, round_)
+            self._record(entry, decision, now)
+            for action in decision.actions:
+                self._act(entry, action)
+
+    def _decide(self, entry: JournalEntry, round_: _Round) -> FleetDecision:
+        before = self._before(entry)
+        if before is not None:
+            return before
+        place_ = entry.spec.place
+        rules = Rules(
+            start_within_s=place_.start_within,
+            retries=entry.task.retries,
+            unreachable_s=place_.unreachable.after,
+            is_fenced=place_.unreachable.then == "fence",
+        )
+        return decide(entry.state, self._observe(entry, round_), rules, round_.now)
+
+    def _before(self, entry: JournalEntry) -> FleetDecision | None:
+        """Decision on a task that has to wait for other tasks, or whose earlier task failed."""
+        for name in entry.task.after:
+            earlier = next(task for task in entry.spec.task if task.name == name)
+            found = self._journal.entry(entry.spec.run_name(earlier))
+            if found is None or isinstance(found.state, JobSucceeded):
+                continue
+            if isinstance(found.state, JobEnd):
+                return FleetDecision(state=JobFailed(number=0, why=f"its task {name} did not succeed"))
+            return FleetDecision(state=entry.state)
+        return None
+
+    def _observe(self, entry: JournalEntry, round_: _Round) -> JobObservation:
+        state = entry.state
+        ray_job, is_refused = None, False
+        if not isinstance(state, JobQueued | JobEnd):
+            view = round_.views[state.target.cluster]
+            is_refused = view.is_refused
+            if view.ray_jobs is not None:
+                ray_job = view.ray_jobs.get(self._attempt(entry, state.number, state.target).name, ABSENT)
+        is_alive = ray_job is not None and ray_job.phase in ("starting", "running")
+        if is_alive and isinstance(state, AttemptStarting | AttemptRunning):
+            # Nothing in storage can change what is decided then.
+            return JobObservation(ray_job=ray_job, is_stopped=self._is_stopped(entry))
+        target, reasons = self._best(entry, round_) if isinstance(state, JobQueued) else (None, ())
+        if isinstance(state, JobQueued) and target is None:
+            return JobObservation(reasons=reasons, is_stopped=self._is_stopped(entry))
+        try:
+            return JobObservation(
+                claim=self._storage.newest_claim(entry.spec, entry.task),
+                is_finished=self._storage.is_finished(entry.spec, entry.task),
+                ray_job=ray_job,
+                is_refused=is_refused,
+                target=target,
+                is_stopped=self._storage.is_stopped(entry.spec, entry.task),
+            )
+        except ReadFailed:
+            return JobObservation(storage_answers=False)
+
+    def _is_stopped(self, entry: JournalEntry) -> bool:
+        try:
+            return self._storage.is_stopped(entry.spec, entry.task)
+        except ReadFailed:
+            return False
+
+    def _best(self, entry: JournalEntry, round_: _Round) -> tuple[Target | None, tuple[str, ...]]:
+        history = self._history.get(entry.name, PlacementHistory())
+        key = (repr(entry.task.workers), repr(entry.spec.place), entry.name in self._holds.values())
+        is_usual = not history.turned_away and not history.ran and not key[-1]
+        if is_usual and key in round_.full:
+            return None, self._why(round_.full[key])
+        placement = self._placer(entry.spec, entry.task, self._view(entry.name, round_), history, round_.now)
+        best = placement.best
+        if best is None:
+            if is_usual:
+                round_.full[key] = placement
+            return None, self._why(placement)
+        left = round_.left[best.cluster]
+        round_.left[best.cluster] = replace(left, nodes=taken(left.nodes, best.gang))
+        price = best.price_per_hour
+        target = Target(
+            cluster=best.cluster, sku=best.sku, market=best.market, workers=best.workers, price_per_hour=price
+        )
+        return target, ()
+
+    def _why(self, placement: Placement) -> tuple[str, ...]:
+        return tuple(f"{each.cluster}: {each.reason}" for each in placement.refusals)
+
+    def _view(self, name: str, round_: _Round) -> FleetView:
+        """Room for one job. Clusters that are held for another one have none."""
+        capacities = {
+            cluster: replace(left, fault=f"its free room is held for {self._holds[cluster]}, which waited longer")
+            if self._holds.get(cluster, name) != name
+            else left
+            for cluster, left in round_.left.items()
+        }
+        return FleetView(clusters=self._fleet.cluster, capacities=capacities)
+
+    def _reserve(self, entries: list[JournalEntry], round_: _Round) -> None:
+        """Take the room of attempts that are placed and whose pods are not in the figures yet."""
+        for entry in entries:
+            state = entry.state
+            if isinstance(state, AttemptPlacing | AttemptStarting):
+                view = round_.views[state.target.cluster]
+                if self._attempt(entry, state.number, state.target).name in view.counted:
+                    continue
+                left = round_.left[state.target.cluster]
+                gang = gang_of(
+                    entry.spec, entry.task, self._cluster(state.target), state.target.sku, state.target.market
+                )
+                gang = replace(gang, workers=state.target.workers)
+                round_.left[state.target.cluster] = replace(left, nodes=taken(left.nodes, gang))
+
+    def _hold(self, entries: list[JournalEntry], round_: _Round) -> None:
+        """Hold one cluster for each of the jobs that waited longest, and at most every fourth cluster."""
+        queued = {entry.name: entry for entry in entries if isinstance(entry.state, JobQueued)}
+        self._holds = {
+            cluster: name
+            for cluster, name in self._holds.items()
+            if name in queued and round_.left[cluster].fault is None
+        }
+        most = max(1, len(self._fleet.cluster) // 4)
+        for name, entry in queued.items():
+            if len(self._holds) >= most:
+                return
+            if round_.now - entry.submitted_at < HOLD_AFTER_S or name in self._holds.values():
+                continue
+            cluster = max(self._could_hold(entry, round_), default=None)
+            if cluster is not None:
+                self._holds[cluster[1]] = name
+
+    def _could_hold(self, entry: JournalEntry, round_: _Round) -> Iterator[tuple[int, str]]:
+        """Clusters that a waiting job may use and that are not held yet, each with the workers that fit now."""
+        place_ = entry.spec.place
+        for cluster in self._fleet.cluster:
+            left = round_.left[cluster.name]
+            is_open = cluster.is_allowed(place_.clusters, place_.deny) is None and left.fault is None
+            if is_open and cluster.name not in self._holds and cluster.kind == "cluster":
+                for sku in entry.task.workers.sku or cluster.sku:
+                    if sku in cluster.sku and cluster.sku[sku].gpus >= entry.task.workers.gpus:
+                        gangs = [gang_of(entry.spec, entry.task, cluster, sku, m) for m in cluster.sku[sku].markets]
+                        yield max(left.free_slots(gang.pool, gang.worker) for gang in gangs), cluster.name
+
+    def _record(self, entry: JournalEntry, decision: FleetDecision, now: float) -> None:
+        if decision.turned_away is not None:
+            self._remember(entry.name, decision.turned_away, now)
+        if isinstance(decision.state, JobQueued) and decision.state.reasons:
+            self._waits[entry.name] = decision.state.reasons
+        if isinstance(decision.state, AttemptRunning) and not isinstance(entry.state, AttemptRunning):
+            history = self._history.get(entry.name, PlacementHistory())
+            self._history[entry.name] = replace(history, ran={**history.ran, decision.state.target.cluster: now})
+        if decision.state != entry.state and _is_news(decision, entry):
+            self._journal.record(entry.name, decision.state, now, decision.why)
+
+    def _remember(self, name: str, target: Target, now: float) -> None:
+        history = self._history.get(name, PlacementHistory())
+        away = {**history.turned_away, (target.cluster, target.sku, target.market): now}
+        self._history[name] = replace(history, turned_away=away)
+
+    def _act(self, entry: JournalEntry, action: FleetAction) -> None:
+        """Do one thing. What fails is found out by the next round."""
+        attempt = self._attempt(entry, action.number, action.target)
+        try:
+            match action:
+                case ClaimAttempt():
+                    self._storage.claim(entry.spec, entry.task, action.number, action.target)
+                case CreateRayJob():
+                    self._clusters.create(action.target.cluster, attempt)
+                case DeleteRayJob():
+                    self._clusters.delete(action.target.cluster, attempt.name)
+        except (KubeError, ReadFailed, WriteFailed) as error:
+            self._waits[entry.name] = (str(error),)
+
+    def _cluster(self, target: Target) -> Cluster:
+        return self._fleet.named(target.cluster)
+
+    def _attempt(self, entry: JournalEntry, number: int, target: Target) -> PlacedAttempt:
+        return PlacedAttempt(
+            spec=entry.spec,
+            task=entry.task,
+            number=number,
+            sku=target.sku,
+            market=target.market,
+            workers=target.workers,
+        )
+
+
+def _is_news(decision: FleetDecision, entry: JournalEntry) -> bool:
+    """Whether a state is worth a line: reasons of waiting change with every round."""
+    return type(decision.state) is not type(entry.state) or decision.state.number != entry.state.number

@@ -1,0 +1,62 @@
+"""Clusters and storage, as the federation sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from forebay.deploy.lifecycle.decide import SeenClaim, SeenRayJob
+from forebay.deploy.lifecycle.states import Target
+from forebay.deploy.placement.capacity import Capacity
+from forebay.deploy.rayjob.attempt import PlacedAttempt
+from forebay.deploy.spec.job_spec import JobSpec, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """A cluster at one time.
+
+    Attributes:
+        capacity: Its free room.
+        ray_jobs: RayJobs of Forebay, by name. None if the cluster gives no answer.
+        counted: RayJobs whose pods are part of `capacity`.
+        is_refused: Whether it refused our credentials.
+    """
+
+    capacity: Capacity
+    ray_jobs: Mapping[str, SeenRayJob] | None = field(default_factory=dict)
+    counted: frozenset[str] = frozenset()
+    is_refused: bool = False
+
+
+class ClusterPort(Protocol):
+    """Requests to the clusters of a fleet.
+
+    Laws:
+    - `look` does not raise. A cluster without an answer is a view with a fault.
+    - `create` and `delete` may be repeated. They raise `KubeError`, also for a request that was carried out.
+    """
+
+    def look(self, cluster: str, now: float) -> ClusterView: ...
+
+    def create(self, cluster: str, attempt: PlacedAttempt) -> None: ...
+
+    def delete(self, cluster: str, name: str) -> None: ...
+
+
+class StoragePort(Protocol):
+    """Claims and results of runs, in the storage of each job.
+
+    Laws:
+    - `claim` creates exclusively: of all processes that claim a number, only one ever succeeds.
+    - A method that gets no answer raises `ReadFailed` or `WriteFailed`.
+    """
+
+    def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None: ...
+
+    def is_finished(self, spec: JobSpec, task: Task) -> bool: ...
+
+    def is_stopped(self, spec: JobSpec, task: Task) -> bool: ...
+
+    def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool: ...
