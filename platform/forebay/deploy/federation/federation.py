@@ -12,13 +12,13 @@ from forebay.deploy.fleet.cluster import Cluster
 from forebay.deploy.fleet.fleet import Fleet
 from forebay.deploy.kube.api_errors import KubeError
 from forebay.deploy.lifecycle.decide import (
+    AttemptRules,
     ClaimAttempt,
     CreateRayJob,
     DeleteRayJob,
     FleetAction,
     FleetDecision,
     JobObservation,
-    Rules,
     SeenRayJob,
     decide,
 )
@@ -83,6 +83,7 @@ class Federation:
         self._history: dict[str, PlacementHistory] = {}
         self._holds: dict[str, str] = {}
         self._waits: dict[str, tuple[str, ...]] = {}
+        self._prefixes: dict[str, str] = {}
 
     def submit(self, spec: JobSpec, now: float | None = None) -> None:
         """Add a job. One of the same name stays as it is."""
@@ -110,7 +111,7 @@ class Federation:
         if before is not None:
             return before
         place_ = entry.spec.place
-        rules = Rules(
+        rules = AttemptRules(
             start_within_s=place_.start_within,
             retries=entry.task.retries,
             unreachable_s=place_.unreachable.after,
@@ -126,7 +127,8 @@ class Federation:
             if found is None or isinstance(found.state, JobSucceeded):
                 continue
             if isinstance(found.state, JobEnd):
-                return FleetDecision(state=JobFailed(number=0, why=f"its task {name} did not succeed"))
+                why = f"its task {name} did not succeed"
+                return FleetDecision(state=JobFailed(number=0, why=why), why=why)
             return FleetDecision(state=entry.state)
         return None
 
@@ -137,7 +139,7 @@ class Federation:
             view = round_.views[state.target.cluster]
             is_refused = view.is_refused
             if view.ray_jobs is not None:
-                ray_job = view.ray_jobs.get(self._attempt(entry, state.number, state.target).name, ABSENT)
+                ray_job = view.ray_jobs.get(self._name(entry, state.number), ABSENT)
         is_alive = ray_job is not None and ray_job.phase in ("starting", "running")
         if is_alive and isinstance(state, AttemptStarting | AttemptRunning):
             # Nothing in storage can change what is decided then.
@@ -202,7 +204,7 @@ class Federation:
             state = entry.state
             if isinstance(state, AttemptPlacing | AttemptStarting):
                 view = round_.views[state.target.cluster]
-                if self._attempt(entry, state.number, state.target).name in view.counted:
+                if self._name(entry, state.number) in view.counted:
                     continue
                 left = round_.left[state.target.cluster]
                 gang = gang_of(
@@ -273,6 +275,14 @@ class Federation:
 
     def _cluster(self, target: Target) -> Cluster:
         return self._fleet.named(target.cluster)
+
+    def _name(self, entry: JournalEntry, number: int) -> str:
+        """Name of an attempt's RayJob. Its hash takes longer than the rest of a round."""
+        prefix = self._prefixes.get(entry.name)
+        if prefix is None:
+            placed = PlacedAttempt(spec=entry.spec, task=entry.task, number=number, sku="")
+            prefix = self._prefixes[entry.name] = placed.prefix
+        return f"{prefix}-{number}"
 
     def _attempt(self, entry: JournalEntry, number: int, target: Target) -> PlacedAttempt:
         return PlacedAttempt(

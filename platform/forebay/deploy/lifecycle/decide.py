@@ -106,8 +106,8 @@ FleetAction: TypeAlias = ClaimAttempt | CreateRayJob | DeleteRayJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Rules of a job for its attempts, from its specification."""
+class AttemptRules:
+    """AttemptRules of a job for its attempts, from its specification."""
 
     start_within_s: float
     retries: int
@@ -125,7 +125,7 @@ class FleetDecision:
     turned_away: Target | None = None
 
 
-def decide(state: JobState, seen: JobObservation, rules: Rules, now: float) -> FleetDecision:
+def decide(state: JobState, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision:
     """Decide on one job. Without an answer of storage, nothing is claimed and nothing ends."""
     if isinstance(state, JobEnd):
         return FleetDecision(state=state)
@@ -134,7 +134,9 @@ def decide(state: JobState, seen: JobObservation, rules: Rules, now: float) -> F
     return _by_storage(state, seen, rules, now) or _by_state(state, seen, rules, now)
 
 
-def _by_storage(state: JobQueued | LiveAttempt, seen: JobObservation, rules: Rules, now: float) -> FleetDecision | None:
+def _by_storage(
+    state: JobQueued | LiveAttempt, seen: JobObservation, rules: AttemptRules, now: float
+) -> FleetDecision | None:
     """Decision that storage or the user made."""
     if seen.is_finished:
         return FleetDecision(state=JobSucceeded(number=state.number), why="its result is in storage")
@@ -145,7 +147,7 @@ def _by_storage(state: JobQueued | LiveAttempt, seen: JobObservation, rules: Rul
     return None
 
 
-def _by_state(state: JobQueued | LiveAttempt, seen: JobObservation, rules: Rules, now: float) -> FleetDecision:
+def _by_state(state: JobQueued | LiveAttempt, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision:
     match state:
         case JobQueued():
             return _queued(state, seen)
@@ -161,7 +163,7 @@ def _by_state(state: JobQueued | LiveAttempt, seen: JobObservation, rules: Rules
             return _withdrawing(state, seen, rules, now)
 
 
-def _adopted(state: JobQueued | LiveAttempt, claim: SeenClaim, rules: Rules, now: float) -> FleetDecision:
+def _adopted(state: JobQueued | LiveAttempt, claim: SeenClaim, rules: AttemptRules, now: float) -> FleetDecision:
     """Follow an attempt that another process claimed, or this one before it lost its journal."""
     adopted = AttemptStarting(
         number=claim.number, failures=state.failures, target=claim.target, deadline=now + rules.start_within_s
@@ -186,7 +188,7 @@ def _queued(state: JobQueued, seen: JobObservation) -> FleetDecision:
     return FleetDecision(state=placing, actions=(claim,), why=f"attempt {number} goes to {seen.target.cluster}")
 
 
-def _placing(state: AttemptPlacing, seen: JobObservation, rules: Rules, now: float) -> FleetDecision:
+def _placing(state: AttemptPlacing, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision:
     if seen.claim is None or seen.claim.number < state.number:
         return FleetDecision(state=state, actions=(ClaimAttempt(number=state.number, target=state.target),))
     # The file decides where the attempt runs, also if another process wrote it.
@@ -198,7 +200,7 @@ def _placing(state: AttemptPlacing, seen: JobObservation, rules: Rules, now: flo
     return FleetDecision(state=starting, actions=(create,), why=f"attempt {state.number} is claimed")
 
 
-def _starting(state: AttemptStarting, seen: JobObservation, rules: Rules, now: float) -> FleetDecision:
+def _starting(state: AttemptStarting, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision:
     if (ended := _ended(state, seen, rules, now)) is not None:
         return ended
     if seen.ray_job is None:
@@ -213,7 +215,7 @@ def _starting(state: AttemptStarting, seen: JobObservation, rules: Rules, now: f
     return FleetDecision(state=state, why=seen.ray_job.words or "its pods start")
 
 
-def _running(state: AttemptRunning, seen: JobObservation, rules: Rules, now: float) -> FleetDecision:
+def _running(state: AttemptRunning, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision:
     if (ended := _ended(state, seen, rules, now)) is not None:
         return ended
     if seen.ray_job is None:
@@ -224,7 +226,7 @@ def _running(state: AttemptRunning, seen: JobObservation, rules: Rules, now: flo
     return FleetDecision(state=state, why="it runs")
 
 
-def _lost(state: AttemptLost, seen: JobObservation, rules: Rules, now: float) -> FleetDecision:
+def _lost(state: AttemptLost, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision:
     if (ended := _ended(state, seen, rules, now)) is not None:
         return ended
     if seen.ray_job is None:
@@ -243,7 +245,7 @@ def _lost(state: AttemptLost, seen: JobObservation, rules: Rules, now: float) ->
     return FleetDecision(state=starting, why="its cluster answers again")
 
 
-def _withdrawing(state: AttemptWithdrawing, seen: JobObservation, rules: Rules, now: float) -> FleetDecision:
+def _withdrawing(state: AttemptWithdrawing, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision:
     is_absent = seen.ray_job is not None and seen.ray_job.phase == "absent"
     limit = rules.unreachable_s if seen.ray_job is None else DELETION_S
     is_left_to_fence = now - state.since >= limit and rules.is_fenced and not seen.is_refused
@@ -256,7 +258,7 @@ def _withdrawing(state: AttemptWithdrawing, seen: JobObservation, rules: Rules, 
     return FleetDecision(state=_requeued(state, now), why=why, turned_away=state.target)
 
 
-def _ended(state: LiveAttempt, seen: JobObservation, rules: Rules, now: float) -> FleetDecision | None:
+def _ended(state: LiveAttempt, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision | None:
     """End of an attempt, by what it wrote itself, or by its RayJob. A RayJob that is complete may have been stopped."""
     claim, ray_job = seen.claim, seen.ray_job
     if claim is not None and claim.number == state.number and claim.how is not None:
@@ -270,7 +272,7 @@ def _ended(state: LiveAttempt, seen: JobObservation, rules: Rules, now: float) -
     return _failed(state, rules, now, ray_job.words or f"its RayJob {ray_job.phase}")
 
 
-def _ended_itself(state: LiveAttempt, claim: SeenClaim, rules: Rules, now: float) -> FleetDecision:
+def _ended_itself(state: LiveAttempt, claim: SeenClaim, rules: AttemptRules, now: float) -> FleetDecision:
     match claim.how:
         case "finished":
             return FleetDecision(state=JobSucceeded(number=state.number), why="the run is finished")
@@ -293,7 +295,7 @@ def _runs(state: LiveAttempt, now: float) -> FleetDecision:
     return FleetDecision(state=running, why="its workers run")
 
 
-def _failed(state: LiveAttempt, rules: Rules, now: float, why: str) -> FleetDecision:
+def _failed(state: LiveAttempt, rules: AttemptRules, now: float, why: str) -> FleetDecision:
     failures = state.failures + 1
     if failures > rules.retries:
         text = f"{why} (attempt {state.number}, {failures} failures, {rules.retries} retries allowed)"

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from forebay.deploy.lifecycle.decide import (
+    AttemptRules,
     ClaimAttempt,
     CreateRayJob,
     DeleteRayJob,
     JobObservation,
     Phase,
-    Rules,
     SeenClaim,
     SeenRayJob,
     decide,
@@ -36,8 +36,8 @@ from forebay.deploy.lifecycle.states import (
 NOW = 1000.0
 A = Target(cluster="a", sku="h100", market="spot", workers=2)
 B = Target(cluster="b", sku="h100", market="on-demand", workers=2)
-RULES = Rules(start_within_s=600, retries=2, unreachable_s=300)
-WAIT = Rules(start_within_s=600, retries=2, unreachable_s=300, is_fenced=False)
+RULES = AttemptRules(start_within_s=600, retries=2, unreachable_s=300)
+WAIT = AttemptRules(start_within_s=600, retries=2, unreachable_s=300, is_fenced=False)
 
 QUEUED = JobQueued(since=0.0, number=1)
 PLACING = AttemptPlacing(number=2, failures=0, target=A)

@@ -1,0 +1,140 @@
+"""Rounds of the federation over simulated clusters: order of tasks, stop, room for jobs that waited, and reasons."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import forebay as fb
+from forebay.deploy.federation.federation import HOLD_AFTER_S, Federation
+from forebay.deploy.lifecycle.journal import JobJournal
+from forebay.deploy.lifecycle.states import JobState
+from forebay.testing.fleet.clusters import SimulatedFleet
+from forebay.testing.fleet.made import made_fleet, simulated
+from forebay.testing.fleet.storage import SimulatedStorage
+
+
+class Bench:
+    """One controller, its clusters and its clock."""
+
+    def __init__(self, clusters: int = 1, nodes: int = 8) -> None:
+        fleet = made_fleet(clusters)
+        self.clusters: SimulatedFleet = simulated(fleet, nodes)
+        self.storage, self.journal, self.now = SimulatedStorage(), JobJournal(":memory:"), 0.0
+        self.federation = Federation(fleet, self.clusters, self.storage, self.journal)
+        self.work: dict[str, float] = {}
+
+    def submit(self, name: str, workers: int, hours: float, *tasks: fb.Task) -> None:
+        shape = fb.TaskWorkers(min=workers, cpu="32", memory="256Gi", gpus=8)
+        spec = fb.JobSpec(name=name, storage="memory://r", task=tasks or (fb.Task(run="a.py", workers=shape),))
+        for task in spec.task:
+            self.work[spec.run_name(task)] = hours * 3600 * task.workers.min
+        self.federation.submit(spec, self.now)
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 30
+            self.clusters.now = self.now
+            for cluster in self.clusters.clusters.values():
+                cluster.advance(self.storage, self.work.__getitem__, self.now, 30)
+            self.federation.step(self.now)
+
+    def state(self, name: str) -> str:
+        entry = self.journal.entry(name)
+        assert entry is not None
+        state: JobState = entry.state
+        return type(state).__name__
+
+
+def test_tasks_run_in_their_order() -> None:
+    bench = Bench()
+    shape = fb.TaskWorkers(gpus=8)
+    first, second = (
+        fb.Task(name="a", run="a.py", workers=shape),
+        fb.Task(name="b", run="b.py", workers=shape, after=("a",)),
+    )
+    bench.submit("job", 1, 0.5, second, first)
+    bench.run(900)
+    assert (bench.state("job.a"), bench.state("job.b")) == ("AttemptRunning", "JobQueued")
+    bench.run(3600)
+    assert (bench.state("job.a"), bench.state("job.b")) == ("JobSucceeded", "JobSucceeded")
+
+
+def test_a_task_after_a_failed_one_fails() -> None:
+    bench = Bench()
+    first = fb.Task(name="a", run="a.py", retries=0, workers=fb.TaskWorkers(gpus=8))
+    bench.submit("job", 1, 0.5, first, fb.Task(name="b", run="b.py", after=("a",)))
+    bench.run(300)
+    (cluster,) = bench.clusters.clusters.values()
+    (ray_job,) = cluster.jobs.values()
+    cluster.end(ray_job, "failed", "exit 1", bench.now)
+    bench.run(120)
+    assert (bench.state("job.a"), bench.state("job.b")) == ("JobFailed", "JobFailed")
+    assert "its task a did not succeed" in bench.journal.reasons("job.b")[-1].why
+
+
+def test_a_stopped_job_gives_its_room_back() -> None:
+    bench = Bench()
+    bench.submit("job", 4, 10)
+    bench.run(300)
+    assert bench.state("job") == "AttemptRunning"
+    bench.storage.stopped.add("job")
+    bench.run(120)
+    assert bench.state("job") == "JobStopped"
+    (cluster,) = bench.clusters.clusters.values()
+    assert (cluster.jobs, cluster.busy_gpus) == ({}, 0)
+
+
+def test_a_job_that_waits_has_a_reason_per_cluster() -> None:
+    bench = Bench(clusters=2)
+    for name in ("one", "two", "three"):
+        bench.submit(name, 4, 10)
+    bench.run(300)
+    assert [bench.state(name) for name in ("one", "two", "three")] == ["AttemptRunning", "AttemptRunning", "JobQueued"]
+    reasons = bench.federation.reasons("three")
+    assert len(reasons) == 2
+    assert reasons[0] == "c00: h100 on-demand has room for 0 workers now, and 4 are needed"
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_large_job_does_not_starve_behind_small_ones(monkeypatch: pytest.MonkeyPatch, holds: bool) -> None:
+    if not holds:
+        monkeypatch.setattr(Federation, "_hold", lambda *_: None)
+    bench = Bench()
+    for number in range(4):
+        bench.submit(f"first-{number}", 1, 0.2 + 0.1 * number)
+    bench.run(60)
+    bench.submit("large", 4, 0.1)
+    for number in range(40):
+        bench.submit(f"small-{number}", 1, 0.5)
+    bench.run(HOLD_AFTER_S + 2 * 3600)
+    assert (bench.state("large") == "JobSucceeded") == holds
+
+
+def test_a_hundred_jobs_at_once_take_the_room_of_sixty() -> None:
+    bench = Bench(clusters=3, nodes=40)
+    for number in range(100):
+        bench.submit(f"job-{number}", 1, 2)
+    bench.run(600)
+    states = [bench.state(f"job-{number}") for number in range(100)]
+    assert (states.count("AttemptRunning"), states.count("JobQueued")) == (60, 40)
+    reasons = [reason.state for number in range(100) for reason in bench.journal.reasons(f"job-{number}")]
+    assert "AttemptWithdrawing" not in reasons
+    assert all(bench.federation.reasons(f"job-{n}") for n, state in enumerate(states) if state == "JobQueued")
+
+
+def test_a_journal_that_was_lost_is_made_again() -> None:
+    bench = Bench(clusters=2)
+    bench.submit("job", 4, 2)
+    bench.run(600)
+    before = dict(bench.clusters.clusters["c00"].jobs) | dict(bench.clusters.clusters["c01"].jobs)
+    bench.journal = JobJournal(":memory:")
+    bench.federation = Federation(made_fleet(2), bench.clusters, bench.storage, bench.journal)
+    bench.submit("job", 4, 2)
+    bench.run(120)
+    after = dict(bench.clusters.clusters["c00"].jobs) | dict(bench.clusters.clusters["c01"].jobs)
+    assert bench.state("job") == "AttemptRunning"
+    assert list(after) == list(before)
+    assert dataclasses.replace(bench.storage.runs["job"], commits=[]).finished_by is None
