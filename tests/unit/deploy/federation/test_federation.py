@@ -15,7 +15,7 @@ from forebay.testing.fleet.made import made_fleet, simulated
 from forebay.testing.fleet.storage import SimulatedStorage
 
 
-class Bench:
+class FleetBench:
     """One controller, its clusters and its clock."""
 
     def __init__(self, clusters: int = 1, nodes: int = 8) -> None:
@@ -49,7 +49,7 @@ class Bench:
 
 
 def test_tasks_run_in_their_order() -> None:
-    bench = Bench()
+    bench = FleetBench()
     shape = fb.TaskWorkers(gpus=8)
     first, second = (
         fb.Task(name="a", run="a.py", workers=shape),
@@ -63,7 +63,7 @@ def test_tasks_run_in_their_order() -> None:
 
 
 def test_a_task_after_a_failed_one_fails() -> None:
-    bench = Bench()
+    bench = FleetBench()
     first = fb.Task(name="a", run="a.py", retries=0, workers=fb.TaskWorkers(gpus=8))
     bench.submit("job", 1, 0.5, first, fb.Task(name="b", run="b.py", after=("a",)))
     bench.run(300)
@@ -76,7 +76,7 @@ def test_a_task_after_a_failed_one_fails() -> None:
 
 
 def test_a_stopped_job_gives_its_room_back() -> None:
-    bench = Bench()
+    bench = FleetBench()
     bench.submit("job", 4, 10)
     bench.run(300)
     assert bench.state("job") == "AttemptRunning"
@@ -88,7 +88,7 @@ def test_a_stopped_job_gives_its_room_back() -> None:
 
 
 def test_a_job_that_waits_has_a_reason_per_cluster() -> None:
-    bench = Bench(clusters=2)
+    bench = FleetBench(clusters=2)
     for name in ("one", "two", "three"):
         bench.submit(name, 4, 10)
     bench.run(300)
@@ -102,7 +102,7 @@ def test_a_job_that_waits_has_a_reason_per_cluster() -> None:
 def test_a_large_job_does_not_starve_behind_small_ones(monkeypatch: pytest.MonkeyPatch, holds: bool) -> None:
     if not holds:
         monkeypatch.setattr(Federation, "_hold", lambda *_: None)
-    bench = Bench()
+    bench = FleetBench()
     for number in range(4):
         bench.submit(f"first-{number}", 1, 0.2 + 0.1 * number)
     bench.run(60)
@@ -114,7 +114,7 @@ def test_a_large_job_does_not_starve_behind_small_ones(monkeypatch: pytest.Monke
 
 
 def test_a_hundred_jobs_at_once_take_the_room_of_sixty() -> None:
-    bench = Bench(clusters=3, nodes=40)
+    bench = FleetBench(clusters=3, nodes=40)
     for number in range(100):
         bench.submit(f"job-{number}", 1, 2)
     bench.run(600)
@@ -126,7 +126,7 @@ def test_a_hundred_jobs_at_once_take_the_room_of_sixty() -> None:
 
 
 def test_a_journal_that_was_lost_is_made_again() -> None:
-    bench = Bench(clusters=2)
+    bench = FleetBench(clusters=2)
     bench.submit("job", 4, 2)
     bench.run(600)
     before = dict(bench.clusters.clusters["c00"].jobs) | dict(bench.clusters.clusters["c01"].jobs)
