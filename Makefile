@@ -28,6 +28,7 @@ help:
 	@echo "make bench-sequences  windows over series: windows/s, memory and first batch, beside its peers; BENCH_ARGS='--sets 100000x7 --repeats 1' for less"
 	@echo "make bench-preparation  a job that prepares and trains, run twice, beside Ray Data into Ray Train; BENCH_ARGS='--repeats 1' for less"
 	@echo "make k8s     deployment on real API servers of Kubernetes, from binaries in ~/.cache/forebay/control-plane"
+	@echo "make bench-llm  fine-tuning beside HF Trainer, TRL, torchtune, LLaMA-Factory and axolotl; BENCH_ARGS='--rounds 1' for less"
 	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
 	@echo "make clean   remove .venv, caches and build folders; data/ and runs/ stay"
 
@@ -122,6 +123,11 @@ bench-preparation: $(INSTALLED)
 k8s: $(INSTALLED_TEST)
 	@echo "== pytest, on a control plane"
 	@$(BIN)/python -m pytest -m k8s tests/k8s
+
+bench-llm: $(INSTALLED)
+	@echo "== python -m bench.llm $(BENCH_ARGS)"
+	@$(PIP_INSTALL) -e '.[llm]' $(STEPS)
+	@$(BIN)/python -m bench.llm $(BENCH_ARGS)
 
 # Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
 soak: $(INSTALLED_TEST)

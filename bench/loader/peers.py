@@ -36,6 +36,12 @@ VENVS: dict[str, list[list[str]]] = {
     "pytorch-forecasting": [["pytorch-forecasting==1.8.0", "pyarrow>=20", TORCH]],
     "gluonts": [["gluonts[arrow]==0.17.0", "packaging", TORCH]],
     "neuralforecast": [["neuralforecast==3.3.0", "pyarrow>=20", TORCH]],
+    # For the bench of language models. HF Trainer runs in the bench's own environment.
+    "trl": [["trl==1.16.0", "transformers==5.19.0", "accelerate==1.15.0", "pyarrow>=20", TORCH]],
+    # The last release. Newer versions of torchao lack what it imports.
+    "torchtune": [["torchtune==0.6.1", "torchao==0.14.1", TORCH]],
+    "llamafactory": [["llamafactory==0.9.5", TORCH], ["--no-deps", "--force-reinstall", "torchvision==0.15.2"]],
+    "axolotl": [["axolotl==0.19.0", TORCH]],
 }
 
 Phase = tuple[str, int, str, int]

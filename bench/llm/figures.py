@@ -1,0 +1,68 @@
+"""Figures of the turns of the bench of language models. Pure functions of llm.json."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+Turn = Mapping[str, Any]
+
+
+def rate(turn: Turn) -> float:
+    """Tokens of documents per CPU second, without the first step."""
+    steps = turn["steps"]
+    return sum(step["tokens"] for step in steps[1:]) / (steps[-1]["cpu_s"] - steps[0]["cpu_s"])
+
+
+def fill(turn: Turn) -> float:
+    """Share of the tokens of all passes that belong to documents."""
+    return sum(step["tokens"] for step in turn["steps"]) / sum(step["slots"] for step in turn["steps"])
+
+
+def losses(turn: Turn) -> dict[int, float]:
+    """Held-out loss by the number of steps."""
+    return {int(step): float(loss) for step, loss in turn["losses"].items()}
+
+
+def seconds_to(turn: Turn, loss: float, clock: str) -> float | None:
+    """Seconds of training until the held-out loss is `loss`, on a line between two snapshots. None: it stays above.
+
+    The first step has no beginning on the clock: it counts as the mean of the others.
+    """
+    found, steps = losses(turn), turn["steps"]
+    per_step = (steps[-1][clock] - steps[0][clock]) / (len(steps) - 1)
+    for (before, high), (after, low) in pairwise(sorted(found.items())):
+        if low <= loss:
+            share = (high - loss) / (high - low) if high > low else 1.0
+            return (before + max(share, 0.0) * (after - before)) * per_step
+    return None
+
+
+def common_loss(turns: Sequence[Turn]) -> float:
+    """Lowest loss that every turn reaches."""
+    return max(min(losses(turn).values()) for turn in turns)
+
+
+def ratios(turns: Sequence[Turn], over: str, under: str) -> list[float]:
+    """Rate of one system over that of another, in each round that has both."""
+    rates = {(turn["name"], turn["round"]): rate(turn) for turn in turns}
+    rounds = sorted({turn["round"] for turn in turns})
+    pairs = [((over, number), (under, number)) for number in rounds]
+    return [rates[first] / rates[second] for first, second in pairs if first in rates and second in rates]
+
+
+def scaling(preparation: Mapping[str, Any]) -> float:
+    """Rate of two processes, over that of one, on two cores that have nothing else to do.
+
+    The part of the process that leads is not divided, and that of the others is divided evenly.
+    """
+    one, two = preparation["1"], preparation["2"]
+    alone = one["own_cpu_s"] + one["children_cpu_s"]
+    return float(alone / (two["own_cpu_s"] + two["children_cpu_s"] / 2))
+
+
+def median(values: Sequence[float]) -> float:
+    """Median."""
+    return statistics.median(values)

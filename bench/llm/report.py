@@ -1,0 +1,172 @@
+"""Document of the bench of language models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.llm.figures import common_loss, fill, losses, median, rate, ratios, scaling, seconds_to
+from bench.llm.turn import FOREBAY, PADDED, ROWS, TORCHTUNE
+
+_INTRODUCTION = """# Fine-tuning side by side
+
+All figures below come from one run of `make bench-llm`.
+Every system trains the same Llama (4 layers, width 256, {entries} entries) from the same weights on the same \
+{chats:,} made-up chats.
+Only the answers and their ends are learned.
+Each turn is one process with one thread, in float32 on the CPU, with AdamW at a constant rate.
+Each system's file in `bench/llm/systems/` names the documentation of its configuration.
+
+A step has {step_rows} rows of {seq_len} tokens, in one pass.
+Where documents are padded, it has as many documents as hold about as many tokens, in passes of 16.
+Chats of *usual* lengths have {usual_mean:.0f} tokens in the mean.
+Of those with a *heavy tail*, one in 12 has about 450 tokens and the others about 24.
+Padded to the longest of 16, the fill is {usual_fill:.2f} and {heavy_fill:.2f}. Packed, it is {usual_packed:.3f} and \
+{heavy_packed:.3f}.
+
+*Tokens/CPU s* are tokens of documents per CPU second of the process, from the end of the first step to that of step \
+{steps}: padding counts for nothing.
+*Peak* is the peak resident memory of the process, libraries included.
+*Held-out loss* is computed after the turn from the weights that each system left, in the same way for all.
+*CPU s to loss* are CPU seconds of training until the held-out loss is the lowest that all systems reach.
+Figures are medians over {rounds}, with the range in brackets.
+
+Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before the run {load_before:.1f}.
+Other work ran beside it all the time, so that only CPU seconds can be compared, and no wall time is.
+The run took {minutes:.0f} minutes.
+"""
+_RESUME = """A run has a checkpoint after step 3 and is killed after step 5.
+New processes go on from the checkpoint, one or two, with the same global batch.
+The figure is the share of steps 4 to 6 that have exactly the documents of the run that was not stopped.
+LLaMA-Factory and axolotl train by the Trainer of transformers, and were not killed here."""
+_PREPARATION = """Rendering, tokens, packing and Parquet, of 8 files of 2,500 chats each.
+*On idle cores* divides the CPU seconds of the processes that prepare by their number, and not those of the process \
+that leads."""
+
+
+def report(found: Mapping[str, Any]) -> str:
+    """Text of llm.md from the contents of llm.json, also of a part of them."""
+    turns = [turn for turn in found["turns"] if "error" not in turn]
+    parts = [_introduction(found), "## Targets", _targets(turns, found)]
+    for kind, title in (("usual", "Chats of usual lengths"), ("heavy", "Chats with a heavy tail")):
+        own = [turn for turn in turns if turn["kind"] == kind]
+        parts += [f"## {title}", _table(own)] if own else []
+    if found["second"]:
+        parts += ["## First step of a second run", _second(found, turns)]
+    if found["resume"]:
+        parts += ["## Documents after a kill", _RESUME, _resume(found["resume"])]
+    if found["preparation"]:
+        parts += ["## Preparation", _PREPARATION, _preparation(found["preparation"])]
+    failures = [*_failures(found)]
+    if failures:
+        parts += ["## Failed", "\n".join(failures)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _introduction(found: Mapping[str, Any]) -> str:
+    machine, data = found["machine"], found["data"]
+    number = len({turn["round"] for turn in found["turns"]})
+    facts = {"memory_gb": machine["memory_bytes"] / 2**30, "minutes": found.get("took_s", 0) / 60}
+    facts |= {"rounds": "1 round" if number == 1 else f"{number} rounds"}
+    facts |= {f"{kind}_fill": data[kind]["padded_fill"] for kind in data}
+    facts |= {f"{kind}_packed": data[kind]["fill"] for kind in data}
+    return _INTRODUCTION.format(**machine, **found["options"], **facts, usual_mean=data["usual"]["mean_tokens"])
+
+
+def _targets(turns: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
+    kinds = {kind: [turn for turn in turns if turn["kind"] == kind] for kind in ("usual", "heavy")}
+    ours = FOREBAY.name
+    lines = [("figure", "target", "measured", "")]
+    for title, kind, peer, least in (
+        (f"tokens/CPU s, over those of {ROWS.name}", "usual", ROWS.name, 1.0),
+        (f"tokens/CPU s, over those of {TORCHTUNE.name}", "usual", TORCHTUNE.name, 1.0),
+        (f"tokens/CPU s, over those of {PADDED.name}, heavy tail", "heavy", PADDED.name, 1.5),
+    ):
+        lines.append(_target(title, least, ratios(kinds[kind], ours, peer)))
+    prepared = found["preparation"]
+    scaled = [scaling(prepared)] if "2" in prepared else []
+    lines.append(_target("preparation by 2 processes, over one", 1.6, scaled))
+    return _markdown(lines)
+
+
+def _target(title: str, least: float, values: Sequence[float]) -> tuple[str, ...]:
+    if not values:
+        return title, f">= {least:g}", "not measured", ""
+    return title, f">= {least:g}", _spread(values, "{:.2f}"), "met" if median(values) >= least else "**missed**"
+
+
+def _table(turns: Sequence[Mapping[str, Any]]) -> str:
+    goal = common_loss(turns)
+    last = max(losses(turns[0]))
+    head = ("system", "tokens/CPU s", "fill", "peak, MB", f"held-out loss after {last} steps", f"CPU s to {goal:.2f}")
+    lines = [head]
+    for name in dict.fromkeys(turn["name"] for turn in turns):
+        own = [turn for turn in turns if turn["name"] == name]
+        seconds = [found for turn in own if (found := seconds_to(turn, goal, "cpu_s")) is not None]
+        lines.append(
+            (
+                name,
+                _spread([rate(turn) for turn in own], "{:,.0f}"),
+                _spread([fill(turn) for turn in own], "{:.2f}"),
+                _spread([turn["peak_bytes"] / 1e6 for turn in own], "{:,.0f}"),
+                _spread([losses(turn)[last] for turn in own], "{:.3f}"),
+                _spread(seconds, "{:.1f}"),
+            )
+        )
+    return _markdown(lines)
+
+
+def _second(found: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> str:
+    lines = [("system", "first run, CPU s", "second run, CPU s")]
+    for each in found["second"]:
+        first = [turn["steps"][0]["cpu_s"] for turn in turns if (turn["name"], turn["kind"]) == (each["name"], "usual")]
+        again = "error" if "error" in each else f"{each['steps'][0]['cpu_s']:.1f}"
+        lines.append((each["name"], _spread(first, "{:.1f}"), again))
+    return _markdown(lines)
+
+
+def _resume(found: Mapping[str, Any]) -> str:
+    lines = [("system", "with one worker", "with two workers")]
+    for name, each in found.items():
+        cells = ["error"] * 2 if "error" in each else [_share(each[f"with {number}"]) for number in (1, 2)]
+        lines.append((name, *cells))
+    return _markdown(lines)
+
+
+def _share(each: Mapping[str, Any]) -> str:
+    return "error" if each["equal"] is None else f"{each['equal']:.0%} equal"
+
+
+def _preparation(found: Mapping[str, Any]) -> str:
+    if "error" in found:
+        return f"Failed: {found['error']}"
+    lines = [("processes", "tokens", "CPU s, leading process", "CPU s, others", "tokens/s on idle cores")]
+    for number, each in found.items():
+        seconds = each["own_cpu_s"] + each["children_cpu_s"] / int(number)
+        cells = (f"{each['tokens']:,}", f"{each['own_cpu_s']:.2f}", f"{each['children_cpu_s']:.2f}")
+        lines.append((number, *cells, f"{each['tokens'] / seconds:,.0f}"))
+    return _markdown(lines)
+
+
+def _failures(found: Mapping[str, Any]) -> Iterable[str]:
+    for name, error in found["failed"].items():
+        yield f"- environment of {name}: {error}"
+    for each in [*found["turns"], *found["second"]]:
+        if "error" in each:
+            yield f"- {each['name']}: {each['error']}"
+    for name, each in found["resume"].items():
+        errors = [each["error"]] if "error" in each else [each[f"with {number}"]["error"] for number in (1, 2)]
+        yield from (f"- {name}, after a kill: {error}" for error in errors if error)
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    if not values:
+        return "-"
+    order: Sequence[Callable[[Sequence[float]], float]] = (min, median, max)
+    low, middle, high = (form.format(each(values)) for each in order)
+    return middle if low == high else f"{middle} [{low} to {high}]"
+
+
+def _markdown(lines: Iterable[Sequence[str]]) -> str:
+    head, *rows = lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
