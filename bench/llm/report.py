@@ -35,8 +35,13 @@ Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before
 Other work ran beside it all the time, so that only CPU seconds can be compared, and no wall time is.
 The run took {minutes:.0f} minutes.
 """
+_NOTES = """A packed row pays for attention over all of its tokens, with sdpa on a CPU.
+Documents that are padded and sorted by length pay for their own only, so they can be cheaper where lengths are usual.
+Their passes are not of random documents: all of a pass have about the same length.
+TRL makes one row of a whole pass, which multiplies the cost of attention without flash attention."""
 _RESUME = """A run has a checkpoint after step 3 and is killed after step 5.
 New processes go on from the checkpoint, one or two, with the same global batch.
+Users of the peers keep it by halving the accumulation by hand.
 The figure is the share of steps 4 to 6 that have exactly the documents of the run that was not stopped.
 LLaMA-Factory and axolotl train by the Trainer of transformers, and were not killed here."""
 _PREPARATION = """Rendering, tokens, packing and Parquet, of 8 files of 2,500 chats each.
@@ -51,6 +56,7 @@ def report(found: Mapping[str, Any]) -> str:
     for kind, title in (("usual", "Chats of usual lengths"), ("heavy", "Chats with a heavy tail")):
         own = [turn for turn in turns if turn["kind"] == kind]
         parts += [f"## {title}", _table(own)] if own else []
+    parts.append(_NOTES)
     if found["second"]:
         parts += ["## First step of a second run", _second(found, turns)]
     if found["resume"]:
