@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.llm.figures import common_loss, fill, losses, median, rate, ratios, scaling, seconds_to
+from bench.llm.resume import WORKERS
 from bench.llm.turn import FOREBAY, PADDED, ROWS, TORCHTUNE
 
 _INTRODUCTION = """# Fine-tuning side by side
@@ -40,8 +41,8 @@ Documents that are padded and sorted by length pay for their own only, so they c
 Their passes are not of random documents: all of a pass have about the same length.
 TRL makes one row of a whole pass, which multiplies the cost of attention without flash attention."""
 _RESUME = """A run has a checkpoint after step 3 and is killed after step 5.
-New processes go on from the checkpoint, one or two, with the same global batch.
-Users of the peers keep it by halving the accumulation by hand.
+New processes go on from the checkpoint, with the same global batch.
+Users of the peers keep it with two workers by halving the accumulation by hand, and cannot with three.
 The figure is the share of steps 4 to 6 that have exactly the documents of the run that was not stopped.
 LLaMA-Factory and axolotl train by the Trainer of transformers, and were not killed here."""
 _PREPARATION = """Rendering, tokens, packing and Parquet, of 8 files of 2,500 chats each.
@@ -132,14 +133,16 @@ def _second(found: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> str
 
 
 def _resume(found: Mapping[str, Any]) -> str:
-    lines = [("system", "with one worker", "with two workers")]
+    lines = [("system", *(f"with {number} worker{'s' * (number > 1)}" for number in WORKERS))]
     for name, each in found.items():
-        cells = ["error"] * 2 if "error" in each else [_share(each[f"with {number}"]) for number in (1, 2)]
+        cells = ["error"] * len(WORKERS) if "error" in each else [_share(each[f"with {n}"]) for n in WORKERS]
         lines.append((name, *cells))
     return _markdown(lines)
 
 
 def _share(each: Mapping[str, Any]) -> str:
+    if each.get("is_refused"):
+        return "the global batch is not divisible"
     return "error" if each["equal"] is None else f"{each['equal']:.0%} equal"
 
 
@@ -161,7 +164,7 @@ def _failures(found: Mapping[str, Any]) -> Iterable[str]:
         if "error" in each:
             yield f"- {each['name']}: {each['error']}"
     for name, each in found["resume"].items():
-        errors = [each["error"]] if "error" in each else [each[f"with {number}"]["error"] for number in (1, 2)]
+        errors = [each["error"]] if "error" in each else [each[f"with {number}"]["error"] for number in WORKERS]
         yield from (f"- {name}, after a kill: {error}" for error in errors if error)
 
 

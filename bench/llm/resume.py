@@ -11,10 +11,12 @@ from bench.llm.setting import LlmSetting
 from bench.llm.turn import LlmEntry, take_turn
 
 CHECKPOINT_AT, KILLED_AT, STEPS = 3, 5, 6
+WORKERS = (1, 2, 3)
+"""Three divide neither the rows nor the documents of a step, which those that accumulate whole passes need."""
 
 
 def measure_resume(entry: LlmEntry, python: Path, setting: LlmSetting, limit_s: float) -> dict[str, Any]:
-    """Share of the steps after the checkpoint that have their documents again, with one worker and with two."""
+    """Share of the steps after the checkpoint that have their documents again, with each number of workers."""
     # Passes are half as large as a process can take with two workers: the global batch stays what it is.
     given = replace(setting, record=True, snapshots="", pass_rows=setting.step_rows // 2)
     given = replace(given, pass_documents=setting.step_documents // 2, checkpoint_at=CHECKPOINT_AT)
@@ -26,7 +28,10 @@ def measure_resume(entry: LlmEntry, python: Path, setting: LlmSetting, limit_s: 
     if isinstance(before, str):
         return {"error": f"run that is killed: {before}"}
     found: dict[str, Any] = {"first": _equal(before, whole)}
-    for processes in (1, 2):
+    for processes in WORKERS:
+        if processes > 2 and not entry.launches:
+            found[f"with {processes}"] = {"equal": None, "error": "", "is_refused": True}
+            continue
         work = _folder(setting, f"again-{processes}")
         shutil.copytree(killed.work, work, dirs_exist_ok=True)
         again = replace(given, work=work, steps=STEPS - CHECKPOINT_AT, checkpoint_at=0, resume=True)

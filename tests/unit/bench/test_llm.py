@@ -74,6 +74,7 @@ def test_report_has_every_part(bench: Bench) -> None:
     losses = {"0": 8.0, "3": 6.0}
     fill = {"mean_tokens": 80.0, "padded_fill": 0.5, "fill": 0.99, "step_documents": 16}
     prepared = {"own_cpu_s": 1.0, "children_cpu_s": 9.0, "tokens": 1000, "wall_s": 1.0}
+    refused = {"equal": None, "error": "", "is_refused": True}
     document = {
         "machine": {"cpu": "c", "cores": 2, "memory_bytes": 1 << 30, "system": "s", "load_before": 0.5},
         "options": {"steps": 3, "chats": 10, "step_rows": 4, "seq_len": 8, "entries": 300},
@@ -87,13 +88,17 @@ def test_report_has_every_part(bench: Bench) -> None:
             {"name": "other", "kind": "usual", "round": 0, "error": "no memory"},
         ],
         "second": [_turn(turn.FOREBAY.name, 1.0, losses)],
-        "resume": {"x": {"with 1": {"equal": 1.0, "error": ""}, "with 2": {"equal": None, "error": "hung"}}},
+        "resume": {
+            "x": {"with 1": {"equal": 1.0, "error": ""}, "with 2": {"equal": None, "error": "hung"}, "with 3": refused}
+        },
         "preparation": {"1": prepared | {"children_cpu_s": 0.0, "own_cpu_s": 10.0}, "2": prepared},
     }
     text = report.report(json.loads(json.dumps(document)))
     assert f"over those of {turn.ROWS.name} | >= 1 | 2.00 | met |" in text
     assert f"over those of {turn.PADDED.name}, heavy tail | >= 1.5 | 1.20 | **missed** |" in text
     assert f"over those of {turn.TORCHTUNE.name} | >= 1 | not measured |" in text
-    assert "| x | 100% equal | error |" in text and "- x, after a kill: hung" in text
+    assert (
+        "| x | 100% equal | error | the global batch is not divisible |" in text and "- x, after a kill: hung" in text
+    )
     assert "- other: no memory" in text and "- environment of axolotl: no wheel" in text
     assert "| preparation by 2 processes, over one | >= 1.6 | 1.82 | met |" in text
