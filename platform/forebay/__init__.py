@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from forebay.callbacks.scaling import DoubleEvery as DoubleEvery
     from forebay.callbacks.scaling import RandomResize as RandomResize
     from forebay.callbacks.scaling import ScaleSchedule as ScaleSchedule
+    from forebay.deploy.client.submit import submit as submit
+    from forebay.deploy.client.submitted_job import SubmittedJob as SubmittedJob
     from forebay.deploy.spec.job_spec import JobSpec as JobSpec
     from forebay.deploy.spec.job_spec import Launch as Launch
     from forebay.deploy.spec.job_spec import Mount as Mount
@@ -149,6 +151,7 @@ _HOMES = {
     "Seconds": "job.duration",
     "Sequences": "loader.sequences.sequences",
     "StartPolicy": "job.start_policy",
+    "SubmittedJob": "deploy.client.submitted_job",
     "Sweep": "sweep.sweep",
     "SweepResult": "sweep.result",
     "Counters": "metrics",
@@ -182,6 +185,7 @@ _HOMES = {
     "scan": "manifest.scan",
     "show_report": "report.run_table",
     "stratified_split": "manifest.stratified_split",
+    "submit": "deploy.client.submit",
 }
 
 __version__ = "0.1.0"

@@ -59,6 +59,7 @@ PUBLIC_NAMES = [
     "Sequences",
     "SqrtScaling",
     "StartPolicy",
+    "SubmittedJob",
     "Sweep",
     "SweepResult",
     "Task",
@@ -96,6 +97,7 @@ PUBLIC_NAMES = [
     "score",
     "show_report",
     "stratified_split",
+    "submit",
 ]
 
 VERBS = [
@@ -108,12 +110,14 @@ VERBS = [
         "cluster publish-capacity",
         "export",
         "job-schema",
+        "jobs",
+        "logs",
         "plan",
         "prepare job",
         "prepare ls",
         "prepare rm",
     ),
-    *("ps", "run", "scale", "scan", "score", "series", "stop", "warm"),
+    *("ps", "run", "scale", "scan", "score", "series", "stop", "submit", "warm", "watch"),
 ]
 
 

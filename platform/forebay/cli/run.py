@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -10,9 +9,6 @@ import typer
 from forebay.cli.arguments import AsJson, JobFile, Parameters
 from forebay.errors import InvalidOption
 from forebay.job.start_policy import StartPolicy
-
-ATTEMPT = "FOREBAY_ATTEMPT"
-"""Variable that names the attempt which a submitter has created for this process: `NUMBER/TOKEN`."""
 
 
 def run(
@@ -46,7 +42,7 @@ def run(
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.cli.train_job import train  # noqa: PLC0415
 
-    start = StartPolicy(follow=follow, takeover_s=_seconds(takeover_after), attempt=os.environ.get(ATTEMPT))
+    start = StartPolicy(follow=follow, takeover_s=_seconds(takeover_after))
     train(job, parameters or (), driver=driver, start=start, as_json=as_json)
 
 

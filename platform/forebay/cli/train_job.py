@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from forebay.callbacks.progress import Progress
+from forebay.cli.deploy.placed_run import PlacedRun
 from forebay.cli.job_file import job_or_sweep_of
 from forebay.cli.output import only_the_document, print_facts, print_json
 from forebay.cli.preparation.display import shown_preparations
@@ -24,16 +26,18 @@ DRIVER = "ray"
 def train(path: str, words: Sequence[str], *, driver: str | None, start: StartPolicy, as_json: bool) -> None:
     """Train the job or sweep of a job file. `driver` None is `DRIVER` for a job, and the sweep's own for a sweep.
 
-    `start` is for a job: a sweep resumes in one place at a time.
+    `start` is for a job: a sweep resumes in one place at a time. Variables of a submitter (`PlacedRun`) apply.
     """
     if driver is not None:
         named_driver(driver)  # First, because a job may take minutes to write its data.
     with only_the_document(as_json):
-        made = job_or_sweep_of(path, words)
+        placed = PlacedRun.of(os.environ)
+        made = placed.applied_to(job_or_sweep_of(path, words))
     if isinstance(made, Sweep):
         _run_sweep(made if driver is None else replace(made, driver=driver), as_json=as_json)
     else:
-        _train_job(replace(made, start=start), driver=driver or DRIVER, as_json=as_json)
+        job = replace(made, start=replace(start, attempt=placed.attempt))
+        _train_job(job, driver=driver or DRIVER, as_json=as_json)
 
 
 def _train_job(job: Job, *, driver: str, as_json: bool) -> None:

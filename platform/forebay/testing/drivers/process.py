@@ -21,7 +21,7 @@ from forebay.job.start_policy import StartPolicy
 from forebay.runs.attempts import fence
 from forebay.testing.drivers.bench import BenchOrder, DriverBench
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 FENCED_CODE = 75
 
 

@@ -1,0 +1,84 @@
+"""`forebay jobs`, `watch` and `logs`: submitted jobs, as their storage shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli.arguments import AsJson
+from forebay.cli.output import print_json, print_table
+from forebay.errors import ReadFailed
+from forebay.storage.credentials import redact
+
+if TYPE_CHECKING:
+    from forebay.deploy.client.submitted_job import JobStatus
+
+JobName = Annotated[str, typer.Argument(help="Name of the job.", metavar="JOB")]
+Storage = Annotated[str, typer.Option(help="Storage of the job, as in its file.", metavar="URI")]
+
+
+def jobs(storage: Storage, as_json: AsJson = False) -> None:
+    """List the jobs that were submitted with a storage: state, place, attempt, workers, epoch and step."""
+    from forebay.deploy.client.submission import jobs_below  # noqa: PLC0415 - imports what only this needs
+    from forebay.deploy.client.submitted_job import SubmittedJob  # noqa: PLC0415
+
+    with _answering(storage):
+        found = [SubmittedJob(files.storage, files.name).status() for files in jobs_below(storage)]
+    if as_json:
+        print_json({"jobs": [asdict(status) for status in found]})
+    elif not found:
+        typer.echo("No job was submitted with this storage.")
+    else:
+        print_table(("job", "state", "place", "attempt", "workers", "epoch", "step"), [_row(each) for each in found])
+
+
+def watch(job: JobName, storage: Storage) -> None:
+    """Show what a job writes until it ends, then its state. Ctrl-C ends this command, and never the job."""
+    from forebay.deploy.client.submitted_job import SubmittedJob  # noqa: PLC0415 - imports what only this needs
+
+    with _answering(storage):
+        found = SubmittedJob(storage, job)
+        for line in found.logs(follow=True):
+            typer.echo(printable(line))
+        status = found.status()
+    typer.echo(f"{job}: {status.state}{': ' + printable(status.why) if status.why else ''}")
+    if status.state not in ("succeeded", "stopped"):
+        raise typer.Exit(1)
+
+
+def logs(
+    job: JobName,
+    storage: Storage,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
+) -> None:
+    """Print what a job has written, from its storage: there also when its cluster is gone."""
+    from forebay.deploy.client.submitted_job import SubmittedJob  # noqa: PLC0415 - imports what only this needs
+
+    with _answering(storage):
+        for line in SubmittedJob(storage, job).logs(follow=follow):
+            typer.echo(printable(line))
+
+
+def printable(line: str) -> str:
+    """Line without control characters: what a job writes must not steer the terminal."""
+    return "".join(each if each.isprintable() or each == "\t" else "�" for each in line)
+
+
+@contextmanager
+def _answering(storage: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ReadFailed(
+            f"{redact(storage)} does not answer ({redact(str(error))}). Check it, and try again."
+        ) from None
+
+
+def _row(status: JobStatus) -> tuple[object, ...]:
+    epoch = f"{min(status.epoch + 1, status.epochs)} of {status.epochs}" if status.epochs else "-"
+    place = f"{status.backend} {status.host}".strip()
+    return status.name, status.state, place, status.attempt or "-", status.workers or "-", epoch, status.step

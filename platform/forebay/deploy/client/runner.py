@@ -1,0 +1,135 @@
+"""Process that runs the tasks of a submission, on a machine of its backend: `python -m forebay.deploy.client.runner`.
+
+Tasks run one after the other, each in a process of its own. What they write goes to this process's output and into the
+job's storage.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from forebay.deploy.client.submission import VARIABLE, JobFiles, Submission, SubmissionEnd
+from forebay.deploy.code.stored_code import fetch_code
+from forebay.deploy.rayjob.attempt import PlacedAttempt
+from forebay.deploy.spec.job_spec import Task, ordered
+from forebay.errors import ForebayError
+from forebay.storage.atomic import write_atomically
+from forebay.storage.filesystem import resolve
+
+FENCED_CODE = 75
+FINAL_CODES = (2, FENCED_CODE)
+"""Exit codes that another try would meet again: an error of the user's, and a run that was taken over."""
+WRITE_EVERY_S = 5.0
+LONGEST_LOG = 16 << 20
+FOREVER_S = 10 * 365 * 86_400
+
+
+class LogTee:
+    """Copies lines to this process's output and to a file in storage, which is at most `WRITE_EVERY_S` behind."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._lines = bytearray()
+        self._changed = threading.Lock()
+        self._written = 0
+        self._due_at = time.monotonic()
+        self._every_s = 0.2 if resolve(uri).is_local else WRITE_EVERY_S
+
+    def write(self, line: bytes) -> None:
+        """Add a line."""
+        sys.stdout.buffer.write(line)
+        sys.stdout.flush()
+        with self._changed:
+            self._lines += line
+            if len(self._lines) > LONGEST_LOG:
+                del self._lines[: LONGEST_LOG // 4]
+        if time.monotonic() >= self._due_at:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the file, unless storage does not answer: the next line tries again."""
+        self._due_at = time.monotonic() + self._every_s
+        with suppress(OSError), self._changed:
+            write_atomically(self._uri, bytes(self._lines))
+
+
+def run_tasks(submission: Submission) -> SubmissionEnd:
+    """Run all tasks of a submission in the present folder. Returns how the last one ended."""
+    tee = LogTee(JobFiles(storage=submission.spec.storage, name=submission.spec.name).log_uri(submission))
+    try:
+        for line in submission.spec.launch.setup:
+            if (code := _run(["sh", "-c", line], {}, tee)) != 0:
+                return SubmissionEnd(how="failed", why=f"setup {line!r} ended with code {code}")
+        for task in ordered(submission.spec.task):
+            code = _run_task(submission, task, tee)
+            if code == FENCED_CODE:
+                return SubmissionEnd(how="fenced", why=f"another attempt has taken over the task {task.name!r}")
+            if code != 0:
+                return SubmissionEnd(how="failed", why=f"the task {task.name!r} ended with code {code}")
+    finally:
+        tee.flush()
+    return SubmissionEnd(how="succeeded")
+
+
+def _run_task(submission: Submission, task: Task, tee: LogTee) -> int:
+    """Exit code of a task, after its retries."""
+    attempt = PlacedAttempt(spec=submission.spec, task=task, number=submission.number, sku="")
+    environment = attempt.environment
+    environment.pop("FOREBAY_RUN_ATTEMPT")  # the run claims its own attempts
+    code = 0
+    for _ in range(task.retries + 1):
+        code = _run(_words(submission, attempt), environment, tee)
+        if code == 0 or code in FINAL_CODES:
+            break
+    return code
+
+
+def _words(submission: Submission, attempt: PlacedAttempt) -> list[str]:
+    if attempt.task.run is None:
+        return list(attempt.words)
+    unreachable = submission.spec.place.unreachable
+    silent_s = unreachable.after if unreachable.then == "fence" else FOREVER_S
+    driver = ["--driver", "local"] if submission.backend == "local" else []
+    words = [*attempt.words[1:], *driver, "--takeover-after", f"{silent_s:g}s"]
+    return [sys.executable, "-m", "forebay", *words]
+
+
+def _run(words: list[str], environment: Mapping[str, str], tee: LogTee) -> int:
+    with subprocess.Popen(  # noqa: S603 - the user's own command, as words
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            tee.write(line)
+        return process.wait()
+
+
+def main() -> int:
+    """Run the submission of `FOREBAY_SUBMISSION`. Returns the exit code: 0, 75 for a fenced one, else 1."""
+    submission = Submission.from_json(os.environ.pop(VARIABLE))
+    files = JobFiles(storage=submission.spec.storage, name=submission.spec.name)
+    files.start(submission.number)
+    os.environ.update(submission.spec.launch.env)
+    with tempfile.TemporaryDirectory(prefix="forebay-code-") as folder:
+        if submission.code is not None:
+            fetch_code(submission.spec.storage, submission.code, folder)
+            os.chdir(folder)
+        try:
+            end = run_tasks(submission)
+        except (ForebayError, OSError) as error:
+            end = SubmissionEnd(how="failed", why=f"{type(error).__name__}: {error}")
+        os.chdir(Path.home())
+    files.end(submission.number, end)
+    return {"succeeded": 0, "fenced": FENCED_CODE}.get(end.how, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

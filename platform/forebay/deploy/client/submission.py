@@ -1,0 +1,152 @@
+"""One submission of a job to a backend, and its files in the job's storage, which outlive every cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from forebay.deploy.rayjob.attempt import PlacedAttempt
+from forebay.deploy.spec.canonical import facts_of, key_of
+from forebay.deploy.spec.job_spec import JobSpec
+from forebay.deploy.spec.job_toml import spec_of
+from forebay.runs.attempts.claim import Claim
+from forebay.storage.atomic import write_atomically
+from forebay.storage.exclusive import create_exclusively
+from forebay.storage.filesystem import below, resolve, resolve_source
+from forebay.storage.listing.globs import children
+
+FOLDER = "submissions"
+VARIABLE = "FOREBAY_SUBMISSION"
+"""Variable with the JSON of the submission, for the process that runs its tasks."""
+
+How = Literal["succeeded", "failed", "stopped", "fenced"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """Submission `number` of a job. `address` is that of the backend, `folder` holds the code, or `code` its digest."""
+
+    spec: JobSpec
+    number: int
+    backend: str
+    token: str
+    address: str = ""
+    folder: str = ""
+    code: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Name of the submission: of the job, its key, and the number."""
+        return PlacedAttempt(spec=self.spec, task=self.spec.task[0], number=self.number, sku="").name
+
+    @property
+    def key(self) -> str:
+        """Key of the job."""
+        return key_of(self.spec)
+
+    def to_json(self) -> str:
+        """Text of the file. Specifications hold no secrets."""
+        facts = {name: value for name, value in _shallow(self).items() if name != "spec"}
+        return json.dumps(facts | {"spec": facts_of(self.spec)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Submission:
+        """Decode the text."""
+        facts: dict[str, Any] = json.loads(text)
+        return cls(spec=spec_of(facts.pop("spec")), **facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionEnd:
+    """End of a submission. `why` is its last word."""
+
+    how: How
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFiles:
+    """Files below `<storage>/<name>`: `submissions/000001.json`, `.started.json`, `.ended.json`, `logs/<id>.log`."""
+
+    storage: str
+    name: str
+    folder: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", below(resolve(self.storage).uri, self.name))
+
+    def newest(self) -> Submission | None:
+        """Newest submission of the job, or None. Raises `OSError` if storage does not answer."""
+        place = resolve(below(self.folder, FOLDER))
+        try:
+            names = [info.base_name for info in children(place.fs, place.path)]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        numbers = [int(name[:6]) for name in names if len(name) == len("000001.json") and name[:6].isdecimal()]
+        content = self._read(f"{max(numbers):06d}.json") if numbers else None
+        return None if content is None else Submission.from_json(content)
+
+    def create(self, submission: Submission) -> bool:
+        """Record a submission. Returns false if another one has its number. Raises as `create_exclusively`."""
+        return create_exclusively(self._uri(f"{submission.number:06d}.json"), submission.to_json().encode())
+
+    def start(self, number: int) -> None:
+        """Record that this process runs the tasks."""
+        self._write(f"{number:06d}.started.json", Claim.of_this_process(number).to_json())
+
+    def started(self, number: int) -> Claim | None:
+        """Process that runs the tasks, or None before it has started."""
+        content = self._read(f"{number:06d}.started.json")
+        return None if content is None else Claim.from_json(content, self.folder)
+
+    def end(self, number: int, end: SubmissionEnd) -> None:
+        """Record the end of a submission."""
+        self._write(f"{number:06d}.ended.json", json.dumps(asdict(end)).encode())
+
+    def ended(self, number: int) -> SubmissionEnd | None:
+        """End of a submission, or None."""
+        content = self._read(f"{number:06d}.ended.json")
+        return None if content is None else SubmissionEnd(**json.loads(content))
+
+    def log_uri(self, submission: Submission) -> str:
+        """URI of the log of a submission."""
+        return below(below(self.folder, "logs"), f"{submission.id}.log")
+
+    def log(self, submission: Submission) -> bytes:
+        """What a submission has written until now."""
+        return _content(self.log_uri(submission)) or b""
+
+    def _uri(self, name: str) -> str:
+        return below(below(self.folder, FOLDER), name)
+
+    def _read(self, name: str) -> bytes | None:
+        return _content(self._uri(name))
+
+    def _write(self, name: str, content: bytes) -> None:
+        write_atomically(self._uri(name), content)
+
+
+def jobs_below(storage: str) -> list[JobFiles]:
+    """Jobs that were submitted with this storage, by name. Raises `OSError` if it does not answer."""
+    place = resolve(storage)
+    try:
+        names = sorted(info.base_name for info in children(place.fs, place.path))
+    except FileNotFoundError:
+        return []
+    found = [JobFiles(storage=storage, name=name) for name in names if not name.startswith(".")]
+    return [files for files in found if files.newest() is not None]
+
+
+def _shallow(submission: Submission) -> Mapping[str, Any]:
+    return {name: getattr(submission, name) for name in Submission.__dataclass_fields__}
+
+
+def _content(uri: str) -> bytes | None:
+    place = resolve_source(uri)
+    try:
+        with place.fs.open_input_stream(place.path, compression=None) as stream:
+            return bytes(stream.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,114 @@
+"""Submission of a job: the same job submitted twice is one job."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+from forebay.deploy.client.backend import JobBackend, backend_of
+from forebay.deploy.client.submission import JobFiles, Submission
+from forebay.deploy.client.submitted_job import SubmittedJob
+from forebay.deploy.code.archive import pack
+from forebay.deploy.code.stored_code import store_code
+from forebay.deploy.spec.canonical import require_same
+from forebay.deploy.spec.job_spec import JobSpec
+from forebay.deploy.spec.job_toml import load_job_spec
+from forebay.deploy.spec.program import load_program
+from forebay.errors import InvalidOption
+from forebay.storage.atomic import write_failed
+from forebay.storage.credentials import redacted
+from forebay.storage.filesystem import resolve
+
+
+def submit(
+    spec: JobSpec | str | os.PathLike[str],
+    backend: str = "local",
+    *,
+    address: str = "",
+    folder: str | os.PathLike[str] | None = None,
+    replace_spec: bool = False,
+) -> SubmittedJob:
+    """Start a job on a backend, unless it is there, and return its handle.
+
+    Args:
+        spec: The job, or the path of its TOML file.
+        backend: `"local"` (a process of this machine) or `"ray"` (job submission of a Ray cluster).
+        address: Dashboard of the Ray cluster, such as `http://head:8265`.
+        folder: Folder with the code. By default that of the TOML file, or the working directory.
+        replace_spec: Accept another specification under the same name.
+
+    A second submission of the same name and specification starts nothing while the first runs or has succeeded. One
+    that has failed, was stopped or lost starts again, and continues from its newest checkpoint.
+
+    Raises:
+        InvalidJobSpec: The specification or its program cannot work.
+        SpecChanged: A job of this name exists with another specification.
+        NoExclusiveCreation: The storage cannot decide between two submissions.
+        WriteFailed: The storage refuses.
+    """
+    if not isinstance(spec, JobSpec):
+        folder = Path(spec).absolute().parent if folder is None else folder
+        spec = load_job_spec(Path(spec))
+    root = str(Path(folder or ".").absolute())
+    spec = _absolute(spec)
+    place = backend_of(backend, address)
+    files = JobFiles(storage=spec.storage, name=spec.name)
+    job = SubmittedJob(spec.storage, spec.name, place)
+    try:
+        earlier = files.newest()
+        if earlier is not None and not replace_spec:
+            require_same(earlier.spec, spec)
+        if earlier is not None and not _needs_start(job):
+            return job
+        for task in spec.task:
+            load_program(spec, task, root)
+        _start(files, place, _next(spec, place, root, earlier))
+    except OSError as error:
+        raise write_failed(f"the job {spec.name!r}", files.folder, error) from redacted(error)
+    return job
+
+
+def resubmit(job: SubmittedJob, backend: JobBackend) -> None:
+    """Start the job once more, on `backend`, while an earlier submission may run elsewhere: its run trains once."""
+    earlier = job.submission
+    following = replace(
+        earlier, number=earlier.number + 1, backend=backend.name, address=backend.address, token=secrets.token_hex(8)
+    )
+    _start(JobFiles(storage=earlier.spec.storage, name=earlier.spec.name), backend, following)
+
+
+def _needs_start(job: SubmittedJob) -> bool:
+    """Whether the newest submission has ended without success, or never began."""
+    return job.status().state in ("failed", "stopped", "lost")
+
+
+def _next(spec: JobSpec, place: JobBackend, root: str, earlier: Submission | None) -> Submission:
+    code = None
+    if place.name != "local":
+        archive = pack(root)
+        store_code(spec.storage, archive)
+        code = archive.digest
+    return Submission(
+        spec=spec,
+        number=1 if earlier is None else earlier.number + 1,
+        backend=place.name,
+        address=place.address,
+        token=secrets.token_hex(8),
+        folder=root,
+        code=code,
+    )
+
+
+def _start(files: JobFiles, place: JobBackend, submission: Submission) -> None:
+    if files.create(submission):
+        place.start(submission)
+
+
+def _absolute(spec: JobSpec) -> JobSpec:
+    """Spec whose storage means the same place on every machine. Raises `InvalidOption` for credentials in it."""
+    uri = resolve(spec.storage).uri
+    if not uri:
+        raise InvalidOption(f"storage={spec.storage!r} names no place.")
+    return replace(spec, storage=uri) if "://" not in spec.storage else spec

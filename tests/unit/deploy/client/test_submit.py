@@ -1,0 +1,161 @@
+"""Jobs on the local backend: submitted twice they are one job, and their logs and results are in storage."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import forebay as fb
+from forebay.cli.app import main
+from forebay.deploy.client import runner
+from forebay.deploy.client.backend import LocalBackend, backend_of
+from forebay.deploy.client.submission import JobFiles, Submission, SubmissionEnd
+from forebay.deploy.client.submitted_job import SubmittedJob
+from forebay.errors import InvalidOption, RunFailed, SpecChanged
+
+ROOT = Path(__file__).parents[4]
+
+JOB = """
+name = "{name}"
+storage = "{storage}"
+[[task]]
+name = "first"
+command = ["python", "-c", "print('one', flush=True)"]
+[[task]]
+name = "second"
+after = ["first"]
+command = {command}
+retries = 1
+"""
+
+
+@pytest.fixture
+def write_job(tmp_path: Path) -> Callable[..., str]:
+    def write(code: str = "print('\\x1b[31mtwo')", name: str = "words") -> str:
+        path = tmp_path / "job.toml"
+        command = json.dumps(["python", "-c", code])
+        path.write_text(JOB.format(name=name, storage=tmp_path / "runs", command=command))
+        return str(path)
+
+    return write
+
+
+class Quiet(LocalBackend):
+    """Local backend that runs tasks in this process, when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[Submission] = []
+
+    def start(self, submission: Submission) -> None:
+        self.begun.append(submission)
+
+    def run(self) -> SubmissionEnd:
+        submission = self.begun[-1]
+        files = JobFiles(storage=submission.spec.storage, name=submission.spec.name)
+        files.start(submission.number)
+        end = runner.run_tasks(submission)
+        files.end(submission.number, end)
+        return end
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
+    backend = Quiet()
+    monkeypatch.setattr("forebay.deploy.client.submit.backend_of", lambda *_: backend)
+    return backend
+
+
+def test_submitted_twice_is_one_job(
+    write_job: Callable[..., str], quiet: Quiet, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first = fb.submit(write_job())
+    assert first.status().state == "starting"
+    again = fb.submit(write_job())
+    assert quiet.run().how == "succeeded"
+    assert fb.submit(write_job()).status().state == "succeeded"
+    assert len(quiet.begun) == 1 and again.submission == first.submission
+    assert list(first.logs(follow=True)) == ["one", "\x1b[31mtwo"]
+    assert first.wait() is None, "commands have no result"
+    assert "succeeded" in first._repr_html_()
+    with pytest.raises(SpecChanged, match=r"task\[1\].command"):
+        fb.submit(write_job("print(3)"))
+    capfd.readouterr()
+    storage = str(tmp_path / "runs")
+    with pytest.raises(SystemExit) as ended:
+        main(["logs", "words", "--storage", storage])
+    assert ended.value.code == 0
+    assert capfd.readouterr().out == "one\n�[31mtwo\n", "a job steers the terminal"
+    with pytest.raises(SystemExit):
+        main(["jobs", "--storage", storage])
+    table = capfd.readouterr().out
+    assert "words" in table and "succeeded" in table and all(len(line) <= 80 for line in table.splitlines())
+
+
+def test_failed_job_is_tried_again_and_continues_when_it_is_submitted_again(
+    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path
+) -> None:
+    marker = tmp_path / "tries"
+    code = f"import pathlib, sys; p = pathlib.Path({str(marker)!r}); p.open('a').write('x'); sys.exit(3)"
+    job = fb.submit(write_job(code))
+    end = quiet.run()
+    assert end == SubmissionEnd(how="failed", why="the task 'second' ended with code 3")
+    assert marker.read_text() == "xx", "retries = 1"
+    with pytest.raises(RunFailed, match=r"job 'words': failed: the task 'second' ended with code 3"):
+        job.wait()
+    assert fb.submit(write_job(code)).submission.number == 2
+
+
+def test_fenced_task_is_not_tried_again(write_job: Callable[..., str], quiet: Quiet) -> None:
+    job = fb.submit(write_job("import sys; sys.exit(75)"))
+    assert quiet.run().how == "fenced"
+    assert list(job.logs()) == ["one"]
+
+
+def test_job_of_another_machine_says_nothing_of_its_end(write_job: Callable[..., str], quiet: Quiet) -> None:
+    job = fb.submit(write_job())
+    files = JobFiles(storage=job.submission.spec.storage, name="words")
+    files.start(1)
+    assert job.status().state == "running"
+    claim = json.loads(Path(files.folder, "submissions", "000001.started.json").read_text())
+    for facts, state in (({"kernel": "another"}, "unreachable"), ({"started": 1}, "lost")):
+        Path(files.folder, "submissions", "000001.started.json").write_text(json.dumps(claim | facts))
+        assert job.status().state == state
+    assert fb.submit(write_job()).submission.number == 2, "a lost job is started again"
+
+
+def test_wrong_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="backend='k9s' is unknown"):
+        backend_of("k9s")
+    with pytest.raises(InvalidOption, match="address='head' is not that of a dashboard"):
+        backend_of("ray", "head")
+    with pytest.raises(InvalidOption, match="no job 'x' was submitted with the storage"):
+        SubmittedJob(str(tmp_path), "x").status()
+
+
+@pytest.mark.variation("a process of its own; the tests above run tasks in theirs")
+def test_local_backend_trains_and_stops_by_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`forebay stop` leaves an order in storage; the same job submitted again continues to its end."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    write_click_log(tmp_path / "clicks", rows=40_000)
+    args: dict[str, str | int] = {
+        "epochs": 2,
+        "data": str(tmp_path / "clicks"),
+        "global_batch": 256,
+        "checkpoint_every": 5,
+    }
+    train = fb.Task(name="train", run="train_ctr.py", args=args | {"cache": str(tmp_path / "cache")})
+    spec = fb.JobSpec(name="demo", storage=str(tmp_path / "runs"), task=(train,))
+    job = fb.submit(spec, folder=ROOT / "jobs")
+    while job.status().attempt == 0:
+        time.sleep(0.2)
+    job.stop("enough")
+    stopped = job.wait(600)
+    assert stopped is not None and stopped.stopped == "enough" and job.status().state == "stopped"
+    result = fb.submit(spec, folder=ROOT / "jobs").wait(600)
+    assert result is not None and result.is_finished
+    assert job.status().attempt == 2
+    assert any("finished" in line for line in job.logs())
