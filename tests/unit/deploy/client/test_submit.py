@@ -16,6 +16,7 @@ from forebay.deploy.client.backend import LocalBackend, backend_of
 from forebay.deploy.client.submission import JobFiles, Submission, SubmissionEnd
 from forebay.deploy.client.submitted_job import SubmittedJob
 from forebay.errors import InvalidOption, RunFailed, SpecChanged
+from forebay.testing.data.click_log import write_click_log
 
 ROOT = Path(__file__).parents[4]
 
