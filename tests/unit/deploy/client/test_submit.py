@@ -46,7 +46,7 @@ def write_job(tmp_path: Path) -> Callable[..., str]:
 
 
 class Quiet(LocalBackend):
-    """Local backend that runs tasks in this process, when it is told to."""
+    """Local backend that runs tasks in this process, on request."""
 
     def __init__(self) -> None:
         self.begun: list[Submission] = []
@@ -139,7 +139,7 @@ def test_wrong_names_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.variation("a process of its own; the tests above run tasks in theirs")
 def test_local_backend_trains_and_stops_by_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`forebay stop` leaves an order in storage; the same job submitted again continues to its end."""
+    """`forebay stop` leaves an order in storage. The same job, submitted again, continues to its end."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     write_click_log(tmp_path / "clicks", rows=40_000)
     args: dict[str, str | int] = {
