@@ -108,6 +108,7 @@ VERBS = [
         "cluster apply",
         "cluster delete",
         "cluster publish-capacity",
+        "evaluate",
         "export",
         "job-schema",
         "jobs",

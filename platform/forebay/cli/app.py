@@ -48,6 +48,7 @@ app.command(rich_help_panel="Clusters")(jobs.logs)
 app.command("job-schema", rich_help_panel="Clusters")(schema.job_schema)
 app.command(rich_help_panel="Language models")(export)
 app.command(rich_help_panel="Language models")(scoring.score)
+app.command(rich_help_panel="Language models")(scoring.evaluate)
 
 
 @app.callback(invoke_without_command=True)

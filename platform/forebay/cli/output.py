@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from typing import Literal
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -60,9 +61,14 @@ def print_facts(facts: Mapping[str, object]) -> None:
     _console().print(table)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    title: str | None = None,
+    justify: Literal["left", "right"] = "left",
+) -> None:
     """Print rows under named columns, in several tables if one would be wider than the terminal."""
-    _console().print(FittedTable(columns, rows, title=title, justify="left"))
+    _console().print(FittedTable(columns, rows, title=title, justify=justify))
 
 
 def print_parts(*parts: RenderableType) -> None:

@@ -68,6 +68,14 @@ class PromptSource:
         completion = None if self.completion is None else _completion(row[self.completion], self.completion)
         return Prompt(row=number, content=self._content(row), completion=completion)
 
+    def question(self, row: Row) -> str | None:
+        """Text of the prompt of a row: the last turn of a conversation. None for a row that has no prompt."""
+        try:
+            content = self._content(row)
+        except InvalidConversation:
+            return None
+        return content if isinstance(content, str) else str(content[-1]["content"])
+
     def _content(self, row: Row) -> str | Messages:
         if self.function is not None:
             return self._checked(self.function(dict(row)), "the prompt function's result")

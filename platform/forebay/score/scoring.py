@@ -15,6 +15,7 @@ from forebay.score.pool.local_pool import score_here
 from forebay.score.pool.schedule import PieceSchedule
 from forebay.score.pool.tally import ProgressListener, RunTally, ScoreProgress
 from forebay.score.prompts import PromptFunction, find_prompt
+from forebay.score.report.page import write_page
 from forebay.score.request import ScoreRequest
 from forebay.score.result import ScoreResult
 from forebay.score.shard_scorer import ScoreSpec
@@ -71,7 +72,7 @@ def score_rows(
         else:
             _score_on_ray(setup.spec, schedule, tally, (request, workers))
     tally.tell(at_once=True)
-    return ScoreResult(
+    result = ScoreResult(
         folder=setup.spec.folder.uri,
         rows=layout.rows,
         rows_before=rows_before,
@@ -79,6 +80,9 @@ def score_rows(
         workers_lost=tally.lost,
         seconds=tally.seconds,
     )
+    if missing:
+        write_page(result, setup.plan.facts)
+    return result
 
 
 def set_up(request: ScoreRequest, prompt: PromptFunction | None = None, engine: EngineSpec | None = None) -> ScoreSetup:

@@ -71,3 +71,42 @@ def test_context_overflow_is_an_error_of_the_row(
     pq.write_table(pa.table({"prompt": ["short", "x y " * 4000]}), tmp_path / "long.parquet")
     facts = json.loads(forebay("score", *words(data=tmp_path / "long.parquet"), "--json").out)
     assert (facts["rows_scored"], facts["errors"]) == (2, 1)
+
+
+def test_evaluations(forebay: Callable[..., Any], words: Callable[..., list[str]], tmp_path: Path) -> None:
+    model, data = words()[:2]
+    said = forebay("evaluate", "metric=perplexity", model, data, "--json")
+    assert said.code == 0, said.err
+    facts = json.loads(said.out)
+    assert facts["documents"] == 12 and facts["perplexity"] > 1
+    assert forebay("score", *words(keep="prompt,")).code == 0
+    matched = json.loads(
+        forebay("evaluate", "metric=exact_match", f"answers={tmp_path / 'answers'}", "expected=prompt", "--json").out
+    )
+    assert (matched["rows"], matched["matches"]) == (12, 0)
+    unknown = forebay("evaluate", "metric=bleu")
+    assert unknown.code == 2 and "Choose one of metric=perplexity, metric=exact_match, metric=win_rate" in unknown.err
+
+
+def test_table_fits_80_columns(
+    forebay: Callable[..., Any], words: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = forebay("score", *words())
+    assert said.code == 0, said.err
+    assert "requests/s" in said.out and "out tokens/s" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert "<td>here</td><td>12</td>" in (tmp_path / "answers" / "scores.html").read_text()
+
+
+def test_batch_sizes_are_measured_without_answers(
+    forebay: Callable[..., Any], words: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    said = forebay("score", *words(max_tokens=1), "--sweep-batch", "16,64", "--json")
+    assert said.code == 0, said.err
+    facts = json.loads(said.out)
+    assert [each["batch"] for each in facts["batches"]] == [16, 64]
+    assert [each["rows"] for each in facts["batches"]] == [64, 256]
+    assert [path.name for path in (tmp_path / "answers").iterdir()] == ["batches.png"]
+    assert forebay("score", *words(), "--sweep-batch", "0").code == 2
+    assert forebay("score", *words(), "--sweep-batch", "a").code == 2

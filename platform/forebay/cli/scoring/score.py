@@ -5,16 +5,25 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import typer
 
 from forebay.cli.job_file import values_of
-from forebay.cli.output import only_the_document, print_facts, print_json
+from forebay.cli.output import only_the_document, print_facts, print_json, print_table
 from forebay.cli.preparation.display import shown_preparations
+from forebay.formatting import time_text
+from forebay.job.coercion import coerce
 from forebay.job.recipe import call_for
+from forebay.score.batch_sweep import sweep_batches
 from forebay.score.pool.tally import ScoreProgress
+from forebay.score.report.batch_plot import FILE_NAME, batch_png
+from forebay.score.report.table import COLUMNS, worker_rows
 from forebay.score.request import ScoreRequest
+from forebay.score.result import ScoreResult
 from forebay.score.scoring import score_rows
+from forebay.storage.atomic import write_atomically, write_failed
+from forebay.storage.filesystem import below
 
 INTERRUPTED = 130
 _LINE_EVERY_S = 10.0
@@ -40,7 +49,46 @@ def run_score(words: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         print_json(result.facts())
         return
-    print_facts(result.facts())
+    print_result(result)
+
+
+def run_batch_sweep(words: Sequence[str], sizes: str, *, as_json: bool) -> None:
+    """Run `forebay score --sweep-batch`. Writes a picture into the folder of the request. Raises as `sweep_batches`."""
+    request, batches = request_of(words), [coerce("sweep-batch", size, int) for size in sizes.split(",") if size]
+    found = []
+    with only_the_document(as_json), shown_preparations():
+        for each in sweep_batches(request, batches):
+            found.append(each)
+            sys.stderr.write(f"batch {each.batch}: {each.requests_per_s:.1f} requests/s\n")
+    picture = batch_png(batches, [each.requests_per_s for each in found], [each.output_tokens_per_s for each in found])
+    uri = below(request.to, FILE_NAME)
+    try:
+        write_atomically(uri, picture)
+    except OSError as error:
+        raise write_failed("The picture of the batch sizes", uri, error) from error
+    if as_json:
+        print_json({"picture": uri, "batches": [asdict(each) for each in found]})
+        return
+    rows = [
+        (each.batch, each.rows, f"{each.requests_per_s:.1f}", f"{each.output_tokens_per_s:.0f}", f"{each.seconds:.2f}")
+        for each in found
+    ]
+    print_table(("batch", "rows", "requests/s", "out tokens/s", "seconds"), rows, justify="right")
+    print_facts({"picture": uri})
+
+
+def print_result(result: ScoreResult) -> None:
+    """Print the table of a run, and where its answers are."""
+    if result.rows_scored:
+        print_table(COLUMNS, worker_rows(result), justify="right")
+    lost = f", {result.workers_lost} workers were lost" if result.workers_lost else ""
+    print_facts(
+        {
+            "answers": result.folder,
+            "rows": f"{result.rows:,}, this run scored {result.rows_scored:,} in {time_text(result.seconds)}{lost}",
+            "errors": f"{result.errors:,}",
+        }
+    )
 
 
 def request_of(words: Sequence[str]) -> ScoreRequest:

@@ -9,8 +9,14 @@ from typing import Any
 from forebay.errors import InvalidOption
 from forebay.score.engines.engine import EngineSpec
 from forebay.score.engines.hf import HfEngineSpec
+from forebay.score.engines.openai import OpenAiEngineSpec
+from forebay.score.engines.vllm import VllmEngineSpec
 
-ENGINES: Mapping[str, Callable[..., EngineSpec]] = {"hf": HfEngineSpec}
+ENGINES: Mapping[str, Callable[..., EngineSpec]] = {
+    "hf": HfEngineSpec,
+    "vllm": VllmEngineSpec,
+    "openai": OpenAiEngineSpec,
+}
 
 
 def engine_named(name: str, options: Mapping[str, Any]) -> EngineSpec:

@@ -1,0 +1,68 @@
+"""A cluster of three nodes on this machine, whose processes are killed at random."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray._private import state as ray_state
+from ray.cluster_utils import Cluster
+
+NODES, NODE_CPUS = 2, 2
+KINDS = ("worker", "driver", "node")
+_SHARES = (0.6, 0.2, 0.2)
+
+
+class KilledCluster:
+    """Head without workers, and nodes for them. `kill` ends a process of the scoring run, or a node."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        self._nodes = [self._cluster.add_node(num_cpus=NODE_CPUS) for _ in range(NODES)]
+        ray.init(address=self._cluster.address, log_to_driver=False)
+        self.counts = dict.fromkeys(KINDS, 0)
+
+    def score(self, words: list[str]) -> subprocess.Popen[str]:
+        """Start `forebay score` on the cluster."""
+        return subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-m", "forebay", "score", *words, "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "RAY_ADDRESS": self._cluster.address},
+        )
+
+    def kill(self, driver: subprocess.Popen[str]) -> str | None:
+        """Kill something at random. Returns its kind, None if there was nothing of that kind."""
+        kind = str(self._random.choice(KINDS, p=_SHARES))
+        if kind == "driver":
+            driver.kill()
+        elif kind == "node":
+            index = int(self._random.integers(len(self._nodes)))
+            self._cluster.remove_node(self._nodes[index], allow_graceful=False)
+            self._nodes[index] = self._cluster.add_node(num_cpus=NODE_CPUS)
+        else:
+            processes = _actor_processes()
+            if not processes:
+                return None
+            os.kill(int(self._random.choice(processes)), signal.SIGKILL)
+        self.counts[kind] += 1
+        return kind
+
+    def end(self) -> None:
+        """End the cluster."""
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+def _actor_processes() -> list[int]:
+    found: list[dict[str, Any]] = list(ray_state.actors().values())
+    processes = [each["Pid"] for each in found if each["State"] == "ALIVE" and "ScoreActor" in each["ActorClassName"]]
+    return [pid for pid in processes if Path(f"/proc/{pid}").exists()]
