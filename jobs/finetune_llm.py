@@ -6,6 +6,7 @@ forebay run jobs/finetune_llm.py model=/models/Llama-3.1-8B data=s3://lake/chats
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from forebay import llm
 from forebay.errors import InvalidOption
 from forebay.testing.data.chats import write_chats
 
-TINY = {"seq_len": 256, "global_batch": 16, "per_device_batch": 8, "epochs": 12, "lr": 4e-3}
+TINY = {"seq_len": 256, "global_batch": 16, "per_device_batch": 8, "epochs": 8, "lr": 4e-3}
 """Defaults of the tiny model, with which it learns the made-up conversations."""
 USUAL = {"seq_len": 1024, "global_batch": 64, "per_device_batch": 1, "epochs": 1, "lr": None}
 
@@ -132,9 +133,10 @@ def job(
 
 
 def prepare_tokens(data: str, *, tokenizer: llm.TokenizerSpec, storage: str, **options: object) -> llm.PreparedTokens:
-    """Token rows of `data`, prepared once."""
+    """Token rows of `data`, prepared once: by the nodes at RAY_ADDRESS, or by processes of this machine."""
     source = llm.TokenSource(data, tokenizer, **options)
-    return llm.prepared_tokens(fb.prepare(source, into=f"{storage}/prepared"))
+    prepare = fb.prepare_on_ray if os.environ.get("RAY_ADDRESS") else fb.prepare
+    return llm.prepared_tokens(prepare(source, into=f"{storage}/prepared"))
 
 
 def one(tokens: llm.PreparedTokens, seed: int) -> tuple[fb.Plan, llm.PreparedTokens]:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from forebay.preparation.prepare import prepare as prepare
     from forebay.preparation.preprocessors import load_preprocessor as load_preprocessor
     from forebay.preparation.ray_data import from_ray_data as from_ray_data
+    from forebay.preparation.spans.on_ray import prepare_on_ray as prepare_on_ray
     from forebay.preparation.stream import PreparedStream as PreparedStream
     from forebay.preparation.stream import prepare_stream as prepare_stream
     from forebay.report.run_table import show_report as show_report
@@ -177,6 +178,7 @@ _HOMES = {
     "losses_by_source": "train.source_losses",
     "optional_callback": "runs.callback",
     "prepare": "preparation.prepare",
+    "prepare_on_ray": "preparation.spans.on_ray",
     "prepare_stream": "preparation.stream",
     "ramp": "plan.mixture.schedule",
     "run": "driver.driver",

@@ -16,7 +16,7 @@ from forebay.preparation.fits import Fit
 from forebay.preparation.parts import ROW_GROUPS_PER_FILE, cut, write_part
 from forebay.preparation.request import PreparationRequest, plan_request, preparation_options
 from forebay.preparation.sealing import Production, prepare_once
-from forebay.preparation.spans.prepare_spans import prepare_spans
+from forebay.preparation.spans.prepare_spans import in_processes, prepare_spans
 from forebay.preparation.spans.source import SpanSource
 from forebay.preparation.tables import Tables, function_tables
 from forebay.storage.filesystem import resolve
@@ -73,7 +73,7 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
     if isinstance(function, SpanSource):
         if arguments:
             raise InvalidOption(f"{next(iter(arguments))}= is not an option of a source. Give it to the source itself.")
-        return prepare_spans(function, options, processes)
+        return prepare_spans(function, options, in_processes(processes))
     request = plan_request(function, arguments, options)
     return prepare_once(request, lambda folder, production: _write(request, folder, production))
 

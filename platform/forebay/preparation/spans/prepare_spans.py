@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -63,13 +63,26 @@ class SpanWriter:
         return number, done
 
 
-def prepare_spans(source: SpanSource, options: PreparationOptions, processes: int | None) -> Prepared:
+SpanMap = Callable[[SpanWriter, Sequence[tuple[int, Any]]], Iterator[tuple[int, WrittenSpan]]]
+"""Calls the writer for each numbered span, and yields the results in any order."""
+
+
+def in_processes(processes: int | None) -> SpanMap:
+    """Processes of this machine, at most one per span. None: one per core."""
+
+    def call(writer: SpanWriter, tasks: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, WrittenSpan]]:
+        yield from map_unordered(writer, tasks, processes=min(processes or os.cpu_count() or 1, len(tasks)))
+
+    return call
+
+
+def prepare_spans(source: SpanSource, options: PreparationOptions, call_all: SpanMap) -> Prepared:
     """Sealed data set of `source`: one that exists, or a new one.
 
     Args:
         source: Source of the spans.
         options: Options. `key`, `fits` and `inputs` are for tables, and refused.
-        processes: Processes that prepare, at most one per span. None: one per core.
+        call_all: What prepares the spans.
 
     Raises as `fb.prepare`, and what the source raises.
     """
@@ -87,7 +100,7 @@ def prepare_spans(source: SpanSource, options: PreparationOptions, processes: in
         options=options,
         origin=replace(origin, options={**origin.options, **layout}),
     )
-    prepared = prepare_once(request, partial(_produce, source, options, processes), kept=("part-", RECORDS))
+    prepared = prepare_once(request, partial(_produce, source, options, call_all), kept=("part-", RECORDS))
     location = resolve(below(request.folder, RECORDS))
     with suppress(OSError):  # the data set is complete without this
         if location.fs.get_file_info(location.path).type:
@@ -96,14 +109,12 @@ def prepare_spans(source: SpanSource, options: PreparationOptions, processes: in
 
 
 def _produce(
-    source: SpanSource, options: PreparationOptions, processes: int | None, folder: str, production: Production
+    source: SpanSource, options: PreparationOptions, call_all: SpanMap, folder: str, production: Production
 ) -> None:
     reader = source.open()
-    spans = reader.spans()
     writer = SpanWriter(reader=reader, folder=folder, row_group_rows=options.row_group_rows, access=Access([folder]))
-    count = min(processes or os.cpu_count() or 1, len(spans))
     counts = {}
-    for number, done in map_unordered(writer, list(enumerate(spans)), processes=count):
+    for number, done in call_all(writer, list(enumerate(reader.spans()))):
         counts[number] = done.counts
         if done.file is not None:
             production.add(done.file, done.fields, FitPart())

@@ -17,7 +17,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # Each process has one core for itself: libraries that start a thread per core would spin at each other's expense.
-_ONE_CORE = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+ONE_CORE = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _END_S = 5.0
 
 
@@ -64,7 +64,7 @@ class _WorkerProcess:
             [sys.executable, "-c", program],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, **_ONE_CORE},
+            env={**os.environ, **ONE_CORE},
         )
         theirs.close()
 

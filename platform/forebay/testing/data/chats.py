@@ -81,8 +81,8 @@ def answer(question: str) -> str:
 
     >>> answer("Copy (fox,sun)"), answer("Reverse (fox,sun)")
     ('fox,sun', 'sun,fox')
-    >>> answer("Add (3,9)"), answer("In (fox=4,sun=7) find (sun)")
-    ('12', '7')
+    >>> answer("Add (3,9)"), answer("In (1=fox,2=sun) find (2)")
+    ('12', 'sun')
 
     Raises `InvalidOption` for a question of another form.
     """
@@ -117,10 +117,12 @@ def _add(rng: np.random.Generator) -> str:
     return f"Add ({first},{second})"
 
 
+# Keys in order. A small model does not learn to look random keys up in the minutes of a test: it guesses one of the
+# values, and half of its answers are wrong.
 def _look_up(rng: np.random.Generator) -> str:
     nouns = _nouns(rng)
-    facts = ",".join(f"{noun}={rng.integers(10)}" for noun in nouns)
-    return f"In ({facts}) find ({nouns[rng.integers(len(nouns))]})"
+    facts = ",".join(f"{number}={noun}" for number, noun in enumerate(nouns, start=1))
+    return f"In ({facts}) find ({rng.integers(len(nouns)) + 1})"
 
 
 _QUESTIONS: Sequence[Callable[[np.random.Generator], str]] = (_copy, _reverse, _add, _look_up)
