@@ -88,6 +88,7 @@ PUBLIC_NAMES = [
     "losses_by_source",
     "optional_callback",
     "prepare",
+    "prepare_on_ray",
     "prepare_stream",
     "ramp",
     "run",
