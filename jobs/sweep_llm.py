@@ -17,7 +17,6 @@ from ray import tune
 import forebay as fb
 from forebay import llm
 from forebay.errors import InvalidOption
-from forebay.storage.atomic import write_atomically
 from forebay.testing.data.chats import unique_chats
 
 
@@ -132,7 +131,9 @@ def made_up(folder: Path, chats: int, seed: int) -> tuple[str, str, str]:
         for line in training:
             kinds["Add (" in line].append(line)
         for path, lines in zip(names, kinds, strict=True):
-            write_atomically(str(path), "".join(lines).encode())
+            draft = path.with_suffix(".draft")
+            draft.write_text("".join(lines))
+            draft.rename(path)
     return str(names[0]), str(names[1]), str(names[2])
 
 
