@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.llm.data import KINDS, SEQ_LEN, LlmData, write_data, write_model
 from bench.llm.held_out import losses_of
-from bench.llm.preparation import measure, write_files
+from bench.llm.preparation import measure
 from bench.llm.report import report
 from bench.llm.resume import measure_resume
 from bench.llm.setting import LlmSetting
@@ -64,7 +64,7 @@ class LlmBench:
                 work = self._setting("usual", self._given.cache / "work" / f"llm-resume-{entry.system}")
                 self.found["resume"][entry.name] = measure_resume(entry, self._python(entry), work, self._given.limit)
                 self._write()
-        self.found["preparation"] = measure(write_files(self._given.data), self._model, self._given.limit)
+        self.found["preparation"] = measure(self._given.data, self._model, self._given.limit)
         self._write()
         for number in range(1, self._given.rounds):
             self._round(number)

@@ -53,14 +53,14 @@ def ratios(turns: Sequence[Turn], over: str, under: str) -> list[float]:
     return [rates[first] / rates[second] for first, second in pairs if first in rates and second in rates]
 
 
-def scaling(preparation: Mapping[str, Any]) -> float:
-    """Rate of two processes, over that of one, on two cores that have nothing else to do.
+def preparation_rate(preparation: Mapping[str, Any], processes: int) -> float:
+    """Tokens per second on cores that have nothing else to do, without the start of processes.
 
-    The part of the process that leads is not divided, and that of the others is divided evenly.
+    The CPU seconds of the process that leads are not divided, and those of the others are divided evenly.
     """
-    one, two = preparation["1"], preparation["2"]
-    alone = one["own_cpu_s"] + one["children_cpu_s"]
-    return float(alone / (two["own_cpu_s"] + two["children_cpu_s"] / 2))
+    small, large = (preparation[size][str(processes)] for size in ("small", "large"))
+    tokens, own, others = (large[name] - small[name] for name in ("tokens", "own_cpu_s", "children_cpu_s"))
+    return float(tokens / (own + others / processes))
 
 
 def median(values: Sequence[float]) -> float:

@@ -18,25 +18,36 @@ import forebay as fb
 from bench.llm.data import SEQ_LEN, chats_of
 from bench.processes import command, environment, last_line, run_child
 
-FILES, CHATS = 8, 2_500
+FILES = 8
+SMALL, LARGE = 250, 2_500
+"""Chats of a file. The start of processes costs the same for both, and is left out of the rate."""
 
 
-def write_files(folder: Path) -> Path:
-    """Write files of chats, each of which is a span, unless they are there."""
-    place = folder / f"llm-files-{FILES}x{CHATS}"
+def write_files(folder: Path, count: int) -> Path:
+    """Write files of `count` chats, each of which is a span, unless they are there."""
+    place = folder / f"llm-files-{FILES}x{count}"
     if not place.exists():
         draft = place.with_suffix(".unfinished")
         draft.mkdir(parents=True, exist_ok=True)
         chats = chats_of("usual", 3)
         for number in range(FILES):
-            lines = (json.dumps({"messages": chat}) + "\n" for chat in islice(chats, CHATS))
+            lines = (json.dumps({"messages": chat}) + "\n" for chat in islice(chats, count))
             (draft / f"{number}.jsonl").write_text("".join(lines))
         draft.rename(place)
     return place
 
 
-def measure(chats: Path, model: Path, limit_s: float) -> dict[str, Any]:
-    """Figures with one process and with two, each in a child."""
+def measure(folder: Path, model: Path, limit_s: float) -> dict[str, Any]:
+    """Figures of both sizes with one process and with two, each in a child."""
+    found: dict[str, Any] = {}
+    for size, count in (("small", SMALL), ("large", LARGE)):
+        found[size] = _of_size(write_files(folder, count), model, limit_s)
+        if "error" in found[size]:
+            return {"error": found[size]["error"]}
+    return found
+
+
+def _of_size(chats: Path, model: Path, limit_s: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for processes in (1, 2):
         with tempfile.TemporaryDirectory(prefix="fb-") as folder:

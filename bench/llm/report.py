@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.llm.figures import common_loss, fill, losses, median, rate, ratios, scaling, seconds_to
+from bench.llm.figures import common_loss, fill, losses, median, preparation_rate, rate, ratios, seconds_to
 from bench.llm.resume import WORKERS
 from bench.llm.turn import FOREBAY, PADDED, ROWS, TORCHTUNE
 
@@ -45,7 +45,8 @@ New processes go on from the checkpoint, with the same global batch.
 Users of the peers keep it with two workers by halving the accumulation by hand, and cannot with three.
 The figure is the share of steps 4 to 6 that have exactly the documents of the run that was not stopped.
 LLaMA-Factory and axolotl train by the Trainer of transformers, and were not killed here."""
-_PREPARATION = """Rendering, tokens, packing and Parquet, of 8 files of 2,500 chats each.
+_PREPARATION = """Rendering, tokens, packing and Parquet, of 8 files of 250 chats each, and of 2,500.
+The difference of both is the rate without the start of processes and the import of libraries.
 *On idle cores* divides the CPU seconds of the processes that prepare by their number, and not those of the process \
 that leads."""
 
@@ -91,7 +92,8 @@ def _targets(turns: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> st
     ):
         lines.append(_target(title, least, ratios(kinds[kind], ours, peer)))
     prepared = found["preparation"]
-    scaled = [scaling(prepared)] if "2" in prepared else []
+    is_measured = bool(prepared) and "error" not in prepared
+    scaled = [preparation_rate(prepared, 2) / preparation_rate(prepared, 1)] if is_measured else []
     lines.append(_target("preparation by 2 processes, over one", 1.6, scaled))
     return _markdown(lines)
 
@@ -150,10 +152,11 @@ def _preparation(found: Mapping[str, Any]) -> str:
     if "error" in found:
         return f"Failed: {found['error']}"
     lines = [("processes", "tokens", "CPU s, leading process", "CPU s, others", "tokens/s on idle cores")]
-    for number, each in found.items():
-        seconds = each["own_cpu_s"] + each["children_cpu_s"] / int(number)
-        cells = (f"{each['tokens']:,}", f"{each['own_cpu_s']:.2f}", f"{each['children_cpu_s']:.2f}")
-        lines.append((number, *cells, f"{each['tokens'] / seconds:,.0f}"))
+    for processes in (1, 2):
+        for size in ("small", "large"):
+            each = found[size][str(processes)]
+            cells = (f"{each['tokens']:,}", f"{each['own_cpu_s']:.2f}", f"{each['children_cpu_s']:.2f}")
+            lines.append((str(processes), *cells, f"{preparation_rate(found, processes):,.0f}" * (size == "large")))
     return _markdown(lines)
 
 
