@@ -103,7 +103,8 @@ class SimulatedDay:
         self.faults, self.placer = faults or FaultRates(), placer
         self.num_controllers, self.crash_chance, self.keeps_journal = 1, 0.0, True
         self.step_s = 30.0
-        self._random = random.Random(seed)  # noqa: S311 - a simulation
+        # Of their own each, so that the same clusters fail at the same times under every rule of placement.
+        self._random, self._losses, self._ends = (random.Random(seed + n) for n in range(3))  # noqa: S311 - a simulation
         self._work = {job.spec.run_name(job.spec.task[0]): job.work for job in jobs}
         self._submitted: list[SimulatedJob] = []
         self._started: dict[str, float] = {}
@@ -158,7 +159,7 @@ class SimulatedDay:
                     self._controllers[number] = self._new_controller()
 
     def _maybe_end(self, _: str) -> None:
-        if self.crash_chance and self._random.random() < self.crash_chance:
+        if self.crash_chance and self._ends.random() < self.crash_chance:
             raise ControllerEnded
 
     def _inject(self, now: float) -> None:
@@ -180,8 +181,8 @@ class SimulatedDay:
                 self._later(now, lambda found=found: setattr(found, "frozen", None))  # type: ignore[misc]
             is_storm = bool(rates.spot_storm) and self._random.random() < rates.spot_storm * share
             for job in found.jobs.values():
-                is_taken = is_storm and job.attempt.market == "spot" and self._random.random() < 0.7
-                if job.phase == "running" and (is_taken or self._random.random() < rates.node_loss * share):
+                is_taken = is_storm and job.attempt.market == "spot" and self._losses.random() < 0.7
+                if job.phase == "running" and (is_taken or self._losses.random() < rates.node_loss * share):
                     found.end(job, "failed", "its head was lost", now)
 
     def _later(self, now: float, undo: Callable[[], None]) -> None:

@@ -1,0 +1,150 @@
+"""Placement in a fleet: packed gangs against first-fit and against trying clusters by price. On a fake clock.
+
+    python -m studies.fleet_study day --clusters 50 --nodes 1000 --jobs 10000 > day.json
+    python -m studies.fleet_study report day.json
+
+`day` simulates one day under each rule, on the same jobs and faults. `report` draws `docs/experiments/fleet.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from forebay.deploy.federation.federation import Placer
+from forebay.deploy.fleet.cluster import Cluster, Market
+from forebay.deploy.placement.place import (
+    COOL_DOWN_S,
+    Fit,
+    FleetView,
+    Placement,
+    PlacementChoice,
+    PlacementHistory,
+    Refusal,
+    gang_of,
+    place,
+)
+from forebay.deploy.spec.job_spec import JobSpec, Task
+from forebay.testing.fleet.day import FaultRates, SimulatedDay
+from forebay.testing.fleet.made import made_fleet, made_jobs, simulated
+
+DAY_S = 86_400.0
+OUTAGES = 3
+MARKETS: dict[str, tuple[Market, ...]] = {
+    "never": ("on-demand",),
+    "prefer": ("spot", "on-demand"),
+    "only": ("spot",),
+}
+
+
+def first_fit(spec: JobSpec, task: Task, view: FleetView, _: PlacementHistory, now: float) -> Placement:
+    """First cluster of the list whose free GPUs add up to those of the smallest gang."""
+    for choice in _options(spec, task, view):
+        capacity = view.capacities[choice.cluster]
+        # Rooms that are held, and clusters that turned an attempt away, are rules of ours.
+        is_silent = capacity.fault is not None and "held" not in capacity.fault
+        free = sum(each.count * each.free.gpus for each in capacity.nodes if choice.gang.pool in each.pools)
+        if not is_silent and now - capacity.observed_at <= 90 and free >= task.workers.min * task.workers.gpus:
+            return Placement(choices=(choice,), refusals=())
+    return Placement(choices=(), refusals=(Refusal(cluster="all", reason="too few free GPUs"),))
+
+
+def by_price(spec: JobSpec, task: Task, view: FleetView, history: PlacementHistory, now: float) -> Placement:
+    """Cheapest cluster that has not turned the job away lately, whatever has room there: SkyPilot's order."""
+    for choice in sorted(_options(spec, task, view), key=lambda each: each.price_per_hour or 0.0):
+        away = history.turned_away.get((choice.cluster, choice.sku, choice.market))
+        if away is None or now - away > COOL_DOWN_S * len(view.clusters):
+            return Placement(choices=(choice,), refusals=())
+    return Placement(choices=(), refusals=(Refusal(cluster="all", reason="every cluster turned it away"),))
+
+
+def _options(spec: JobSpec, task: Task, view: FleetView) -> Iterator[PlacementChoice]:
+    for market in MARKETS[task.workers.spot]:
+        for cluster in view.clusters:
+            if cluster.is_allowed(spec.place.clusters, spec.place.deny) is None:
+                yield _option(spec, task, cluster, market)
+
+
+def _option(spec: JobSpec, task: Task, cluster: Cluster, market: Market) -> PlacementChoice:
+    gang = gang_of(spec, task, cluster, "h100", market)
+    return PlacementChoice(
+        cluster=cluster.name,
+        sku="h100",
+        market=market,
+        fit=Fit.SMALLEST_NOW,
+        workers=task.workers.min,
+        gang=gang,
+        price_per_hour=cluster.sku["h100"].price(market),
+        reason="",
+    )
+
+
+PLACERS: dict[str, Placer] = {"Forebay": place, "first-fit": first_fit, "by price": by_price}
+
+
+def simulate(
+    clusters: int, nodes: int, jobs: int, largest: int, mean_s: float, seed: int = 0
+) -> dict[str, dict[str, float]]:
+    """Numbers of one day under each rule."""
+    faults = FaultRates(
+        cut=OUTAGES / (24 * clusters), node_loss=0.02 / 24, spot_storm=1 / (24 * clusters), stale=1 / (24 * clusters)
+    )
+    found: dict[str, dict[str, float]] = {}
+    for name, placer in PLACERS.items():
+        fleet = made_fleet(clusters)
+        trace = made_jobs(jobs, DAY_S, largest, mean_s=mean_s)
+        day = SimulatedDay(fleet, simulated(fleet, nodes), trace, faults=faults, placer=placer)
+        began = time.process_time()
+        report = day.run(DAY_S, drain_s=10 * DAY_S)
+        hours = clusters * 24
+        found[name] = {
+            "mean start, s": report.mean_start_s,
+            "p99 start, s": report.p99_start_s,
+            "idle share of GPUs": report.idle_share,
+            "restarts": report.restarts,
+            "withdrawals": report.withdrawals,
+            "jobs ended": report.succeeded,
+            "requests per cluster and hour": report.cluster_requests / hours,
+            "requests to storage per hour": report.storage_requests / 24,
+            "CPU seconds": time.process_time() - began,
+            "peak memory, MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+    return found
+
+
+def draw(found: dict[str, dict[str, float]], path: Path) -> None:
+    """Bars of the numbers that differ, one panel each."""
+    from matplotlib import pyplot  # noqa: PLC0415 - takes a second, and `day` does not need it
+
+    shown = ("mean start, s", "p99 start, s", "idle share of GPUs", "restarts")
+    figure, axes = pyplot.subplots(1, len(shown), figsize=(12, 3.2))
+    for axis, number in zip(axes, shown, strict=True):
+        bars = axis.bar(list(found), [each[number] for each in found.values()], color=("#2a6f97", "#a9a9a9", "#d9a441"))
+        axis.bar_label(bars, fmt="%.3g", fontsize=8)
+        axis.set_title(number, fontsize=10)
+        axis.tick_params(labelsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    day = verbs.add_parser("day")
+    for name, value in (("clusters", 50), ("nodes", 1000), ("jobs", 10_000), ("largest", 500), ("mean-s", 5400)):
+        day.add_argument(f"--{name}", type=int, default=value)
+    verbs.add_parser("report").add_argument("file", type=Path)
+    given = parser.parse_args()
+    if given.verb == "day":
+        print(json.dumps(simulate(given.clusters, given.nodes, given.jobs, given.largest, given.mean_s), indent=2))
+    else:
+        draw(json.loads(given.file.read_text()), Path("docs/experiments/fleet.png"))
+
+
+if __name__ == "__main__":
+    main()
