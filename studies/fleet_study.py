@@ -86,9 +86,7 @@ def _option(spec: JobSpec, task: Task, cluster: Cluster, market: Market) -> Plac
 PLACERS: dict[str, Placer] = {"Forebay": place, "first-fit": first_fit, "by price": by_price}
 
 
-def simulate(
-    clusters: int, nodes: int, jobs: int, largest: int, mean_s: float, seed: int = 0
-) -> dict[str, dict[str, float]]:
+def simulate(clusters: int, nodes: int, jobs: int, largest: int, mean_s: float) -> dict[str, dict[str, float]]:
     """Numbers of one day under each rule."""
     faults = FaultRates(
         cut=OUTAGES / (24 * clusters), node_loss=0.02 / 24, spot_storm=1 / (24 * clusters), stale=1 / (24 * clusters)

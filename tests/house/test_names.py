@@ -110,6 +110,7 @@ VERBS = [
         "cluster delete",
         "cluster publish-capacity",
         "evaluate",
+        "explain",
         "export",
         "job-schema",
         "jobs",

@@ -1,0 +1,86 @@
+"""`forebay explain`: a job on a fleet, rendered and ranked without a cluster."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.cli.arguments import AsJson
+from forebay.cli.output import only_the_document, print_json
+
+if TYPE_CHECKING:
+    from forebay.deploy.federation.dry_run import TaskPlan
+    from forebay.deploy.spec.job_spec import JobSpec
+
+WIDTH = 80
+
+FleetFile = Annotated[Path, typer.Option("--fleet", help="Fleet file in TOML: clusters, machines, prices.")]
+
+
+def explain(
+    job: Annotated[Path, typer.Argument(help="Job file in TOML.", metavar="JOB.toml")],
+    fleet: FleetFile = Path("fleet.toml"),
+    as_json: AsJson = False,
+) -> None:
+    """Check a job, rank the clusters of a fleet as if all were empty, and render it. Sends no request.
+
+    The job's Python file is imported and called. With `--json`, the rendered RayJobs are part of the document.
+    """
+    # Imported here: they take seconds, and the other commands do not need them.
+    from forebay.deploy.federation.dry_run import dry_run  # noqa: PLC0415
+    from forebay.deploy.fleet.fleet import load_fleet  # noqa: PLC0415
+    from forebay.deploy.spec.canonical import key_of  # noqa: PLC0415
+    from forebay.deploy.spec.job_toml import load_job_spec  # noqa: PLC0415
+    from forebay.deploy.spec.program import load_program  # noqa: PLC0415
+
+    spec = load_job_spec(job)
+    with only_the_document(as_json):
+        for task in spec.task:
+            load_program(spec, task, job.absolute().parent)
+    plans = dry_run(spec, load_fleet(fleet))
+    if as_json:
+        print_json({"name": spec.name, "key": key_of(spec), "tasks": [_facts(plan) for plan in plans]})
+        return
+    typer.echo(f"{spec.name}: key {key_of(spec)[:12]}, storage {spec.storage}")
+    for plan in plans:
+        for line in _lines(spec, plan):
+            typer.echo(line)
+
+
+def _facts(plan: TaskPlan) -> dict[str, Any]:
+    return {
+        "task": plan.task.name,
+        "choices": [
+            {
+                name: getattr(choice, name)
+                for name in ("cluster", "sku", "market", "workers", "price_per_hour", "reason")
+            }
+            for choice in plan.placement.choices
+        ],
+        "refusals": [asdict(refusal) for refusal in plan.placement.refusals],
+        "ray_job": plan.ray_job,
+    }
+
+
+def _lines(spec: JobSpec, plan: TaskPlan) -> Iterator[str]:
+    workers = plan.task.workers
+    size = f"{workers.min}" if workers.min == workers.largest else f"{workers.min} to {workers.largest}"
+    yield ""
+    yield from _wrapped(f"task {plan.task.name}, run {spec.run_name(plan.task)}: {size} workers", 0)
+    for number, choice in enumerate(plan.placement.choices, start=1):
+        price = "" if choice.price_per_hour is None else f", {choice.price_per_hour:.2f}/h for {workers.min}"
+        yield from _wrapped(f"{number}. {choice.cluster}: {choice.sku}, {choice.market}{price}", 2)
+    for refusal in plan.placement.refusals:
+        yield from _wrapped(f"-  {refusal.cluster}: {refusal.reason}", 2)
+    if plan.ray_job is not None:
+        yield from _wrapped(f"RayJob {plan.ray_job['metadata']['name']}", 2)
+        yield from _wrapped(f"entrypoint: {plan.ray_job['spec']['entrypoint']}", 4)
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + 3))

@@ -1,0 +1,61 @@
+"""Dry run of a job: what it would become on each cluster of a fleet, without a request to any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.deploy.fleet.cluster import Cluster
+from forebay.deploy.fleet.fleet import Fleet
+from forebay.deploy.placement.capacity import HEAD_POOL, Capacity, NodeGroup, Shape
+from forebay.deploy.placement.place import FleetView, Placement, PlacementHistory, place
+from forebay.deploy.rayjob.attempt import PlacedAttempt
+from forebay.deploy.rayjob.preflight import preflight
+from forebay.deploy.rayjob.render import render
+from forebay.deploy.spec.job_spec import JobSpec, Task, ordered
+from forebay.deploy.spec.quantity import millicpus, nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """Ranked clusters for one task, and the RayJob of its first attempt on the best one. None if none may be used."""
+
+    task: Task
+    placement: Placement
+    ray_job: Mapping[str, Any] | None
+
+
+def dry_run(spec: JobSpec, fleet: Fleet, capacities: Mapping[str, Capacity] | None = None) -> tuple[TaskPlan, ...]:
+    """Plans of a job's tasks, in their order. Without `capacities`, every cluster counts as empty and large enough.
+
+    Raises `InvalidJobSpec` for a job that no cluster could ever run, and `InvalidOption` for a RayJob that KubeRay's
+    operator would refuse.
+    """
+    fleet.check(spec)
+    found = capacities or {each.name: _empty(each) for each in fleet.cluster}
+    view = FleetView(clusters=fleet.cluster, capacities=found)
+    return tuple(_plan(spec, task, fleet, view) for task in ordered(spec.task))
+
+
+def _plan(spec: JobSpec, task: Task, fleet: Fleet, view: FleetView) -> TaskPlan:
+    placement = place(spec, task, view, PlacementHistory(), now=0.0)
+    best = placement.best
+    if best is None:
+        return TaskPlan(task=task, placement=placement, ray_job=None)
+    attempt = PlacedAttempt(spec=spec, task=task, number=1, sku=best.sku, market=best.market, workers=best.workers)
+    ray_job = render(attempt, fleet.named(best.cluster))
+    preflight(ray_job)
+    return TaskPlan(task=task, placement=placement, ray_job=ray_job)
+
+
+def _empty(cluster: Cluster) -> Capacity:
+    """Capacity of a cluster whose machines are all free, with more of them than any job takes."""
+    plenty = 1_000_000
+    nodes = [
+        NodeGroup(Shape(millicpus(sku.cpu), nbytes(sku.memory), sku.gpus), (f"{name}/{market}",), plenty)
+        for name, sku in cluster.sku.items()
+        for market in sku.markets
+    ]
+    head = Shape(millicpus(cluster.head_cpu), nbytes(cluster.head_memory))
+    return Capacity(cluster=cluster.name, observed_at=0.0, nodes=(*nodes, NodeGroup(head, (HEAD_POOL,), plenty)))
