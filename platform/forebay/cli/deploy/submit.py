@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from forebay.cli.arguments import AsJson
+from forebay.cli.deploy.explain import FleetFile, explain
 from forebay.cli.deploy.jobs import printable
 from forebay.cli.output import print_json
 
@@ -23,12 +25,19 @@ def submit(
     address: Address = "",
     watch: Annotated[bool, typer.Option("--watch", help="Show what the job writes, until it ends.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Accept changes of a job that was submitted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Start nothing: as `forebay explain` with --fleet.")
+    ] = False,
+    fleet: FleetFile = Path("fleet.toml"),
     as_json: AsJson = False,
 ) -> None:
     """Start a job, unless it is under way or done. It goes on when this command or this machine ends.
 
     The same job submitted twice is one job. Ctrl-C never ends a job that was placed.
     """
+    if dry_run:
+        explain(Path(job), fleet, as_json)
+        return
     from forebay.deploy.client.submit import submit as submit_job  # noqa: PLC0415 - imports what only this needs
     from forebay.deploy.spec.job_toml import load_job_spec  # noqa: PLC0415
 

@@ -59,6 +59,11 @@ def test_a_job_is_explained_without_a_cluster(forebay: Call, files: Path) -> Non
     assert said.out.index("task prepare") < said.out.index("task train")
 
 
+def test_a_dry_run_of_submit_says_the_same(forebay: Call, files: Path) -> None:
+    words = (files / "job.toml", "--fleet", files / "fleet.toml", "--json")
+    assert forebay("submit", *words, "--dry-run").out == forebay("explain", *words).out
+
+
 def test_its_json_has_the_rendered_objects(forebay: Call, files: Path) -> None:
     facts = json.loads(forebay("explain", files / "job.toml", "--fleet", files / "fleet.toml", "--json").out)
     prepare, train = facts["tasks"]
