@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from forebay.llm.identity import run_identity as run_identity
     from forebay.llm.models import ModelSpec as ModelSpec
     from forebay.llm.models import check_model as check_model
+    from forebay.llm.preference_tuning import train_dpo as train_dpo
     from forebay.llm.recipe import Recipe as Recipe
     from forebay.llm.source.prepared_tokens import PreparedTokens as PreparedTokens
     from forebay.llm.source.prepared_tokens import prepared_tokens as prepared_tokens
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from forebay.llm.source.tokenizers import TokenizerSpec as TokenizerSpec
     from forebay.llm.source.tokenizers import tokenizer as tokenizer
     from forebay.llm.token_batch import document_numbers as document_numbers
+    from forebay.llm.token_batch import pair_rows as pair_rows
     from forebay.llm.token_batch import token_rows as token_rows
     from forebay.llm.token_batch import unpack as unpack
     from forebay.llm.training.evaluation import evaluate_tokens as evaluate_tokens
@@ -41,12 +43,14 @@ _HOMES = {
     "evaluate_tokens": "training.evaluation",
     "export": "hf_folder.exporting",
     "finetune": "fine_tuning",
+    "pair_rows": "token_batch",
     "prepared_tokens": "source.prepared_tokens",
     "run_identity": "identity",
     "smollm2": "hf_folder.smollm2",
     "token_loss": "training.token_loss",
     "token_rows": "token_batch",
     "tokenizer": "source.tokenizers",
+    "train_dpo": "preference_tuning",
     "unpack": "token_batch",
 }
 

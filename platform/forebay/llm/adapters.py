@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,8 @@ from torch import nn
 from forebay.errors import InvalidOption, whole_number
 from forebay.llm.source.tokenizers import INSTALL
 
+_ADAPTER = "default"
+"""Name that peft gives to an adapter."""
 ALL_LINEAR = "all-linear"
 """Targets: every linear layer but the last one, which gives the logits."""
 
@@ -68,6 +72,24 @@ class Lora:
             target_modules=targets if isinstance(targets, str) else list(targets),
             task_type="CAUSAL_LM",
         )
+
+
+@contextmanager
+def without_adapter(model: nn.Module) -> Iterator[None]:
+    """Let `model`, which has an adapter, compute as its base does for the length of the block.
+
+    The adapter is scaled by 0. `disable_adapter` of peft changes what is trained, which a strategy must not notice.
+    """
+    import peft  # noqa: PLC0415 - an extra, which takes seconds to import
+
+    layers = [each for each in model.modules() if isinstance(each, peft.tuners.lora.LoraLayer)]
+    for layer in layers:
+        layer.set_scale(_ADAPTER, 0.0)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.set_scale(_ADAPTER, 1.0)
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -41,10 +41,22 @@ class ChatTokenizer(Protocol):
 
 
 class Document(NamedTuple):
-    """Token ids int32 [n], and which of them are targets, bool [n]."""
+    """Token ids int32 [n], and which of them are targets, bool [n].
+
+    A pair of answers is one document, so that both stay in one row: the one that is preferred, then the other one,
+    which begins at `second`.
+    """
 
     ids: NDArray[np.int32]
     is_target: NDArray[np.bool_]
+    second: int | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether there is a target, in both answers of a pair. The first token of a text is never one."""
+        cut = self.second
+        texts = (self.is_target,) if cut is None else (self.is_target[:cut], self.is_target[cut:])
+        return all(bool(text[1:].any()) for text in texts)
 
 
 class InvalidConversation(ValueError):

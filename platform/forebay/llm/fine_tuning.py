@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from forebay.llm.cost.meter import Meter
 from forebay.llm.quantization import FrozenWeights
@@ -24,15 +25,7 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
 
     Raises as `worker.setup`, and `InvalidOption` for a model that cannot be loaded.
     """
-    # Before the model is restored: a checkpoint of another adapter is refused by its name.
-    worker.track(model_origin=recipe.origin(worker.seed))
-    built = recipe.build_model()
-    frozen = None
-    if recipe.model.quantization is not None:
-        worker.track(frozen_weights=(frozen := FrozenWeights(built)))
-    model, optimizer = worker.setup(built, recipe.optimizer)
-    if frozen is not None:
-        frozen.watch(model)
+    _, model, optimizer = set_up(recipe, worker)
     meter = Meter.of(recipe, worker.device)
 
     def loss_of(part: Batch) -> Tensor:
@@ -51,3 +44,16 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
         worker.commit(loss=loss, grad_norm=grad_norm, **rates, **metrics)
         if batch.ends_epoch:
             meter.restart()
+
+
+def set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optimizer]:
+    """Model of `recipe`, the same model as a train function calls it, and its optimizer: restored, with its origin."""
+    # Before the model is restored: a checkpoint of another adapter is refused by its name.
+    worker.track(model_origin=recipe.origin(worker.seed))
+    built = recipe.build_model()
+    if recipe.model.quantization is None:
+        return built, *worker.setup(built, recipe.optimizer)
+    worker.track(frozen_weights=(frozen := FrozenWeights(built)))
+    model, optimizer = worker.setup(built, recipe.optimizer)
+    frozen.watch(model)
+    return built, model, optimizer

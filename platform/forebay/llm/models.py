@@ -105,12 +105,23 @@ def tiny_sizes(vocab_size: int) -> dict[str, Any]:
     }
 
 
-def check_model(name: str, tokens: PreparedTokens) -> None:
+def check_model(name: str, tokens: PreparedTokens, *, has_pairs: bool = False) -> None:
     """Check, without loading it, that a model can be trained on `tokens`.
 
     Raises `InvalidOption` for a folder without a configuration or safetensors, with code of its own, for a tokenizer
-    that is larger than the embedding, and for rows that are longer than the model's positions.
+    that is larger than the embedding, for rows that are longer than the model's positions, and for rows of pairs of
+    answers where `has_pairs` does not say so.
     """
+    if tokens.has_pairs and not has_pairs:
+        raise InvalidOption(
+            "the data has pairs of answers (chosen, rejected), and a fine-tuning would learn both. Train on them with "
+            "llm.train_dpo (jobs/dpo_llm.py)."
+        )
+    if has_pairs and not tokens.has_pairs:
+        raise InvalidOption(
+            "the data has no pairs of answers, and preferences are trained on the columns chosen and rejected, with "
+            "prompt. Rename them with columns=, or fine-tune on this data (jobs/finetune_llm.py)."
+        )
     config: Mapping[str, Any] = tiny_sizes(tokens.vocab_size) if name == TINY else read_config(name)
     if "vocab_size" in config:
         check_sizes(tokens.vocab_size, config["vocab_size"], name)

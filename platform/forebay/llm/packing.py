@@ -106,7 +106,8 @@ def num_targets(packed: PackedRows) -> NDArray[np.int32]:
 
 def _packed(document: Document) -> PackedRows:
     packed = document.ids | np.where(document.is_target, TARGET, 0).astype(np.int32)
-    packed[0] = (packed[0] & ~TARGET) | START
+    for begin in (0, document.second or 0):
+        packed[begin] = (packed[begin] & ~TARGET) | START
     return packed
 
 

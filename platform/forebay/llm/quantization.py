@@ -134,6 +134,8 @@ def _checksum(model: nn.Module) -> str:
     sums = xxhash.xxh3_128()
     for name, layer in quantized_layers(model):
         sums.update(name.encode())
-        values = local_part(layer.weight.data).contiguous().reshape(-1).view(torch.uint8)
+        # Under ZeRO-3 the rank's part is beside the parameter, which is gathered for some of the time (deepspeed 0.19).
+        own = getattr(layer.weight, "ds_tensor", layer.weight.data)
+        values = local_part(own).detach().contiguous().reshape(-1).view(torch.uint8)
         sums.update(values.cpu().numpy().data)
     return sums.hexdigest()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forebay.llm.packing import ID_BITS, START, TARGET
-from forebay.llm.tokens import token_arrays
+from forebay.llm.tokens import pair_arrays, token_arrays
 from forebay.transform.transform import Transform
 
 IGNORED = -100
@@ -32,6 +32,11 @@ class TokenBatch(NamedTuple):
 def token_rows() -> Transform:
     """Transform of prepared token rows: `tokens` int32 [rows, seq_len] and `targets` int32 [rows]."""
     return Transform(fn=token_arrays, version="1")
+
+
+def pair_rows() -> Transform:
+    """Transform of prepared pairs of answers: the arrays of `token_rows`, and `pairs` int32 [rows]."""
+    return Transform(fn=pair_arrays, version="1")
 
 
 def unpack(packed: Tensor) -> TokenBatch:

@@ -11,10 +11,10 @@ import pyarrow as pa
 from forebay.errors import InvalidOption
 from forebay.formatting import count_text
 from forebay.llm.chat import Document
-from forebay.llm.packing import PackedRows, RowLayout, arrange, num_targets
+from forebay.llm.packing import START, PackedRows, RowLayout, arrange, num_targets
 from forebay.transform.block import BlockArray
 
-TOKENS, TARGETS = "tokens", "targets"
+TOKENS, TARGETS, PAIRS = "tokens", "targets", "pairs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,14 @@ def token_arrays(batch: pa.RecordBatch) -> dict[str, BlockArray]:
     return {TOKENS: packed.copy(), TARGETS: batch.column(TARGETS).to_numpy(zero_copy_only=False).copy()}
 
 
+def pair_arrays(batch: pa.RecordBatch) -> dict[str, BlockArray]:
+    """Arrays of `token_arrays`, and `pairs` int32 [rows], the number of pairs of answers in each row."""
+    arrays = token_arrays(batch)
+    # The rest of a row is one more document.
+    texts = ((arrays[TOKENS] & START) != 0).sum(axis=1)
+    return arrays | {PAIRS: (texts // 2).astype(np.int32)}
+
+
 def _fitted(documents: Iterable[Document], layout: RowLayout) -> tuple[list[Document], TokenCounts]:
     """Documents with targets that fit into a row, and the counts of the others."""
     kept: list[Document] = []
@@ -119,7 +127,7 @@ def _fitted(documents: Iterable[Document], layout: RowLayout) -> tuple[list[Docu
             truncated += layout.overflow == "truncate"
             split += layout.overflow == "split"
             dropped += layout.overflow == "drop"
-        trained = [piece for piece in pieces if piece.is_target[1:].any()]
+        trained = [piece for piece in pieces if piece.is_trained]
         without += len(pieces) - len(trained)
         kept += trained
     return kept, TokenCounts(

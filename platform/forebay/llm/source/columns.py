@@ -35,6 +35,14 @@ class PlainText:
 
 
 @dataclass(frozen=True, slots=True)
+class Preference:
+    """Example of two answers to one prompt: the one that is preferred, and the other one."""
+
+    chosen: Conversation | Completion
+    rejected: Conversation | Completion
+
+
+@dataclass(frozen=True, slots=True)
 class TokenIds:
     """Example that is tokenised already. A label of -100 is no target. None: all tokens are."""
 
@@ -42,7 +50,7 @@ class TokenIds:
     labels: Sequence[int] | None
 
 
-Example: TypeAlias = Conversation | Completion | PlainText | TokenIds
+Example: TypeAlias = Conversation | Completion | PlainText | TokenIds | Preference
 Row: TypeAlias = Mapping[str, Any]
 
 
@@ -127,6 +135,22 @@ def _conversations(row: Row) -> Example:
     )
 
 
+def _preference(row: Row) -> Example:
+    return Preference(_answered(row, "chosen"), _answered(row, "rejected"))
+
+
+def _answered(row: Row, column: str) -> Conversation | Completion:
+    """Prompt of a row with the answer in `column`: both text, or messages, which may hold the prompt themselves."""
+    prompt, answer = row.get("prompt"), row[column]
+    if isinstance(answer, list):
+        return Conversation(check_messages([*(prompt if isinstance(prompt, list) else ()), *answer]))
+    if isinstance(prompt, list):
+        return Conversation(check_messages([*prompt, {"role": "assistant", "content": answer}]))
+    if prompt is None:
+        raise InvalidConversation(f"column {column!r} is text, and there is no column 'prompt'")
+    return Completion(_text(row, "prompt"), _text(row, column))
+
+
 def _ids(row: Row) -> Example:
     ids, labels = row["input_ids"], row.get("labels")
     for name, values in (("input_ids", ids), ("labels", labels)):
@@ -148,7 +172,9 @@ def _text(row: Row, name: str) -> str:
     return value
 
 
+PREFERENCES = Schema(required=("chosen", "rejected"), build=_preference)
 SCHEMAS = (
+    PREFERENCES,
     Schema(required=("messages",), build=_messages),
     Schema(required=("prompt", "completion"), build=_prompt),
     Schema(required=("instruction", "output"), build=_instruction),

@@ -22,6 +22,7 @@ class PreparedTokens:
         vocab_size: Entries of the tokenizer.
         counts: Counts of documents, tokens and targets.
         trained_tokenizer: Text of the tokenizer, if it was trained on the data.
+        has_pairs: Whether each document is a pair of answers, for `llm.train_dpo`.
     """
 
     prepared: Prepared
@@ -30,6 +31,7 @@ class PreparedTokens:
     vocab_size: int
     counts: TokenCounts
     trained_tokenizer: str | None
+    has_pairs: bool = False
 
     def spec(self, spec: TokenizerSpec) -> TokenizerSpec:
         """Tokenizer for other data of the same model: `spec`, or the one that was trained on this data."""
@@ -58,4 +60,5 @@ def prepared_tokens(prepared: Prepared) -> PreparedTokens:
         vocab_size=facts["vocab_size"],
         counts=TokenCounts.of(facts["counts"]),
         trained_tokenizer=facts["trained_tokenizer"],
+        has_pairs=facts.get("has_pairs", False),
     )

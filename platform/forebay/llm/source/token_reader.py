@@ -24,7 +24,17 @@ from forebay.llm.chat import (
     render,
 )
 from forebay.llm.packing import RowLayout
-from forebay.llm.source.columns import Completion, Conversation, Example, PlainText, Schema, TokenIds, renamed
+from forebay.llm.source.columns import (
+    PREFERENCES,
+    Completion,
+    Conversation,
+    Example,
+    PlainText,
+    Preference,
+    Schema,
+    TokenIds,
+    renamed,
+)
 from forebay.llm.source.text_files import Format, TextSpan
 from forebay.llm.source.text_rows import TextRow, rows_of
 from forebay.llm.tokens import TokenCounts, token_table
@@ -110,31 +120,47 @@ class TokenReader:
             "vocab_size": len(self.tokenizer),
             "counts": asdict(total),
             "trained_tokenizer": self.trained,
+            "has_pairs": self.has_pairs,
         }
 
     def documents(self, examples: Iterable[Example]) -> Iterator[Document]:
         """Token ids and targets of each example, in order."""
         examples = iter(examples)
         while some := list(islice(examples, _EXAMPLES)):
-            ready = [self._ready(example) for example in some]
+            ready = [self._ready(text) for example in some for text in _texts_of(example)]
             encoded = encode(self.tokenizer, [each for each in ready if isinstance(each, Rendered)])
-            yield from (next(encoded) if isinstance(each, Rendered) else each for each in ready)
+            found = (next(encoded) if isinstance(each, Rendered) else each for each in ready)
+            yield from (
+                _pair(next(found), next(found)) if isinstance(each, Preference) else next(found) for each in some
+            )
 
     def _ready(self, example: Example) -> Rendered | Document:
         """Text of an example, or its document where that needs no text."""
         begin, end = self._begin(), self.tokenizer.eos_token
         match example:
             case Conversation(messages) if has_generation_marks(self.tokenizer):
-                return encode_marked(self.tokenizer, messages, self.train_on)
+                return encode_marked(self.tokenizer, messages, self._train_on)
             case Conversation(messages):
-                return render(self.tokenizer, messages, self.train_on)
+                return render(self.tokenizer, messages, self._train_on)
             case Completion(prompt, completion):
                 rendered = prompt_and_completion(begin + prompt, completion + end)
-                return Rendered(rendered.text, None) if self.train_on == "all" else rendered
+                return Rendered(rendered.text, None) if self._train_on == "all" else rendered
             case PlainText(text):
                 return Rendered(begin + text + end, None)
             case TokenIds(ids, labels):
                 return self._given(ids, labels)
+            case Preference():
+                raise AssertionError("its answers are read one by one")
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether each document is a pair of answers."""
+        return self.rows.schema is PREFERENCES
+
+    @property
+    def _train_on(self) -> TrainOn:
+        # The answers differ in their last turn.
+        return "last" if self.has_pairs else self.train_on
 
     def _begin(self) -> str:
         """Text of the token that this tokenizer puts before a text, or none."""
@@ -169,3 +195,12 @@ class TokenReader:
         if not lengths:
             return ""
         return f", the median of the first {count_text(len(lengths))} has {count_text(lengths[len(lengths) // 2])}"
+
+
+def _texts_of(example: Example) -> Sequence[Example]:
+    return (example.chosen, example.rejected) if isinstance(example, Preference) else (example,)
+
+
+def _pair(chosen: Document, rejected: Document) -> Document:
+    ids = np.concatenate([chosen.ids, rejected.ids])
+    return Document(ids, np.concatenate([chosen.is_target, rejected.is_target]), second=len(chosen.ids))

@@ -10,7 +10,16 @@ from typing import Any, get_args
 from forebay.errors import InvalidDocument, InvalidOption, NoFiles
 from forebay.llm.chat import TrainOn, check_train_on
 from forebay.llm.packing import Overflow, Packing, RowLayout
-from forebay.llm.source.columns import Completion, Conversation, Example, PlainText, Schema, find_schema
+from forebay.llm.source.columns import (
+    PREFERENCES,
+    Completion,
+    Conversation,
+    Example,
+    PlainText,
+    Preference,
+    Schema,
+    find_schema,
+)
 from forebay.llm.source.text_files import TextFiles, TextSpan, cut_spans, find_text_files, scan_parquet
 from forebay.llm.source.text_rows import rows_of
 from forebay.llm.source.token_reader import ExampleRows, OnBadRows, TokenReader
@@ -62,7 +71,8 @@ class TokenSource:
     Args:
         data: File, folder, pattern, or several of these: Parquet, JSON Lines (also `.gz`, `.zst`), or a folder of
             `datasets.save_to_disk`. The columns of the first row decide what a row is: `messages`, `prompt` and
-            `completion`, `instruction` and `output` (and `input`), `conversations`, `input_ids` (and `labels`), `text`.
+            `completion`, `chosen` and `rejected` (and `prompt`), `instruction` and `output` (and `input`),
+            `conversations`, `input_ids` (and `labels`), `text`.
         tokenizer: From `llm.tokenizer(model)`.
         options: Fields of `TokenOptions`. `seq_len`: tokens of a row. `packing`: "bfd" (best fit decreasing),
             "wrapped" (documents end to end, the default for `text`) or "none" (one document a row). `overflow`:
@@ -118,6 +128,8 @@ class TokenSource:
         manifest = scan_parquet(files) if files.format == "parquet" else None
         spans = cut_spans(files, manifest)
         schema = self._schema(files, spans, manifest)
+        if schema is PREFERENCES:
+            self._check_pairs()
         rows = ExampleRows(
             format=files.format,
             schema=schema,
@@ -158,6 +170,17 @@ class TokenSource:
         found = train_tokenizer(chain.from_iterable(map(_texts, examples)), spec)
         return found, to_text(found)
 
+    def _check_pairs(self) -> None:
+        """Check that a pair stays whole: both of its answers lie in one row."""
+        for option, values in (("overflow", ("truncate", "split")), ("packing", ("wrapped",))):
+            value = getattr(self.options, option)
+            if value in values:
+                raise InvalidOption(
+                    f"the data has pairs of answers, and {option}={value!r} would cut them. Set overflow='drop' or "
+                    "'raise', and packing='bfd' or 'none'.",
+                    option=option,
+                )
+
     def _check_template(self, found: Any, schema: Schema) -> None:
         is_conversation = schema.required in {("messages",), ("conversations",), ("instruction", "output")}
         if is_conversation and not found.chat_template:
@@ -175,6 +198,9 @@ def _texts(example: Example) -> Iterator[str]:
             yield from (message["content"] for message in messages)
         case Completion(prompt, completion):
             yield from (prompt, completion)
+        case Preference(chosen, rejected):
+            yield from _texts(chosen)
+            yield from _texts(rejected)
         case PlainText(text):
             yield text
         case _:

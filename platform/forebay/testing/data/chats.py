@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,31 @@ def write_chats(folder: str | os.PathLike[str], *, chats: int = 4000, held_out: 
         write_atomically(str(files.held_out), _lines(rows[:held_out]))
         write_atomically(str(files.training), _lines(rows[held_out:]))
     return files
+
+
+def write_pairs(folder: str | os.PathLike[str], *, pairs: int = 2000, held_out: int = 128, seed: int = 0) -> ChatFiles:
+    """Write pairs of answers to the local `folder`: rows `{"prompt", "chosen", "rejected"}`, the first one right.
+
+    The other answer is right for another question. Files that are there already are kept. Raises as `write_chats`.
+    """
+    for option, value in (("pairs", pairs), ("held_out", held_out)):
+        if value < 1:
+            raise InvalidOption(f"write_pairs({option}={value}): give at least 1.", option=option)
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    name = f"{pairs}-{held_out}-{seed}.jsonl"
+    files = ChatFiles(training=place / f"pairs-{name}", held_out=place / f"held-out-pairs-{name}")
+    if not (files.training.exists() and files.held_out.exists()):
+        chats = unique_chats(pairs + held_out + 1, seed)
+        rows = [_pair(messages, other) for messages, other in pairwise(chats)]
+        for file, some in ((files.held_out, rows[:held_out]), (files.training, rows[held_out:])):
+            write_atomically(str(file), "".join(json.dumps(row) + "\n" for row in some).encode())
+    return files
+
+
+def _pair(messages: Sequence[Message], other: Sequence[Message]) -> dict[str, object]:
+    right, wrong = messages[-1]["content"], other[-1]["content"]
+    return {"prompt": messages[:-1], "chosen": right, "rejected": wrong if wrong != right else f"{wrong},{wrong}"}
 
 
 def unique_chats(count: int, seed: int) -> list[list[Message]]:

@@ -1,0 +1,92 @@
+"""Training loop of direct preference optimization (DPO). If it does not fit, copy it and change it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forebay.errors import InvalidOption
+from forebay.llm.adapters import without_adapter
+from forebay.llm.fine_tuning import set_up
+from forebay.llm.recipe import Recipe
+from forebay.llm.tokens import PAIRS
+from forebay.llm.training.preferences import pair_scores, preference_loss, preference_margins
+from forebay.loader.batch import Batch
+from forebay.train.worker import Worker
+
+
+def train_dpo(recipe: Recipe, worker: Worker, *, beta: float = 0.1) -> None:
+    """Train the adapter of `recipe` on pairs of answers, for all remaining epochs.
+
+    In a job: `fb.Job(train=partial(llm.train_dpo, recipe), ...)`, over data with `llm.pair_rows()`. The reference is
+    the model without its adapter: no memory of its own, and one more pass forward.
+
+    The loss is the mean over all pairs of the global batch. `accuracy` is the share of pairs whose preferred answer
+    gained more than the other one, `margin` the mean of the difference. Each epoch ends with those of held-out pairs.
+
+    Args:
+        recipe: Recipe with an adapter.
+        worker: Worker of the job.
+        beta: Weight of the reference: a larger one stays closer to it.
+
+    Raises as `llm.finetune`, and `InvalidOption` for a recipe without an adapter, and for a `beta` not above 0.
+    """
+    _check(recipe, beta)
+    built, model, optimizer = set_up(recipe, worker)
+
+    def margins_of(part: Batch) -> Tensor:
+        with recipe.autocast(worker.device):
+            with torch.no_grad(), without_adapter(built):
+                reference = pair_scores(model, part)
+            return preference_margins(pair_scores(model, part), reference)
+
+    seen: list[Tensor] = []
+
+    def loss_of(part: Batch) -> Tensor:
+        margins = margins_of(part)
+        seen.append(margins.detach())
+        return preference_loss(margins, beta)
+
+    for batch in worker.loader():
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(worker.progress)
+        loss = worker.backward(batch, loss_of, weigh_by=PAIRS, micro_rows=recipe.per_device_batch)
+        grad_norm = worker.clip_grad_norm(recipe.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        margins = beta * torch.cat(seen)
+        seen.clear()
+        metrics = _held_out(worker, model, margins_of, beta) if batch.ends_epoch else {}
+        worker.commit(
+            loss=loss, grad_norm=grad_norm, accuracy=(margins > 0).float().mean(), margin=margins.mean(), **metrics
+        )
+
+
+def _check(recipe: Recipe, beta: float) -> None:
+    if recipe.adapter is None:
+        raise InvalidOption(
+            "preferences are trained beside the model that the run starts from, which is the one without its adapter: "
+            "there is no adapter. Give adapter=llm.Lora(...) (finetuning=lora or qlora)."
+        )
+    if not beta > 0:
+        raise InvalidOption(f"beta={beta} cannot train. Give a number above 0, such as 0.1.", beta=beta)
+
+
+def _held_out(worker: Worker, model: Any, margins_of: Any, beta: float) -> dict[str, float]:
+    """`validation_loss` and `validation_accuracy` over all held-out pairs. Empty without such."""
+    batches = worker.held_out()
+    if batches is None:
+        return {}
+    sums = np.zeros(3)
+    model.eval()
+    with torch.no_grad():
+        for batch in batches:
+            margins = margins_of(batch)  # Also for a dummy row: all ranks call a model equally often.
+            if batch.weight > 0:
+                sums += [float(preference_loss(margins, beta)), int((margins > 0).sum()), len(margins)]
+    model.train()
+    loss, right, pairs = worker.all_reduce(sums)
+    return {"validation_loss": float(loss / max(pairs, 1)), "validation_accuracy": float(right / max(pairs, 1))}

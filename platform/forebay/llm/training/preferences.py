@@ -1,0 +1,46 @@
+"""Loss of direct preference optimization (DPO, Rafailov et al. 2023, arXiv 2305.18290) over pairs in token rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from forebay.llm.token_batch import IGNORED, document_numbers
+from forebay.llm.tokens import PAIRS, TOKENS
+from forebay.llm.training.token_loss import next_tokens
+from forebay.loader.batch import Batch
+
+
+class PairScores(NamedTuple):
+    """Log-probabilities, float [pairs], of all preferred answers of some rows, and of the other ones."""
+
+    chosen: Tensor
+    rejected: Tensor
+
+
+def pair_scores(model: Any, batch: Batch) -> PairScores:
+    """Sums of the log-probabilities of the targets of each answer, in the order of rows and pairs."""
+    logits, labels = next_tokens(model, batch)
+    pairs = batch[PAIRS]
+    most = int(pairs.max())
+    each = -functional.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
+    ).view_as(labels)
+    # The rest of a row belongs to no answer, and adds 0 to the last one.
+    numbers = document_numbers(batch[TOKENS])[:, 1:].clamp(max=max(2 * most - 1, 0))
+    sums = each.new_zeros(len(labels), max(2 * most, 1)).scatter_add(1, numbers, each)
+    is_pair = torch.arange(most, device=pairs.device) < pairs[:, None]
+    return PairScores(sums[:, 0 : 2 * most : 2][is_pair], sums[:, 1 : 2 * most : 2][is_pair])
+
+
+def preference_margins(policy: PairScores, reference: PairScores) -> Tensor:
+    """Log-ratio to the reference of each preferred answer, less that of the other one, float [pairs]."""
+    return (policy.chosen - policy.rejected) - (reference.chosen - reference.rejected)
+
+
+def preference_loss(margins: Tensor, beta: float) -> Tensor:
+    """Sum of the losses of all pairs, for `worker.backward(..., weigh_by="pairs")`."""
+    return -functional.logsigmoid(beta * margins).sum()
