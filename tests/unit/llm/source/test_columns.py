@@ -42,7 +42,10 @@ def test_columns_may_have_other_names() -> None:
 
 
 def test_data_without_text_is_refused() -> None:
-    with pytest.raises(InvalidOption, match=r"has the columns 'a', 'b', and needs one of: messages, prompt \+ compl"):
+    with pytest.raises(
+        InvalidOption,
+        match=r"has the columns 'a', 'b', and needs one of: chosen \+ rejected, messages, prompt \+ compl",
+    ):
         find_schema(["a", "b"], {})
 
 
