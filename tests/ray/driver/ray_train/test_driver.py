@@ -72,7 +72,7 @@ class TestRayTrain(UnderRay, ShardedSuite):
             "test_too_many_deaths_end_the_run_and_keep_its_commits",
         }
     )
-    varied_cases = frozenset({"mixture", "fsdp2", *ZERO} - {"zero3"})
+    varied_cases = frozenset({"mixture", *ZERO})
 
     def make_driver(self) -> Driver:
         return RayTrainDriver()
