@@ -54,7 +54,8 @@ class LocalBackend:
     def is_alive(self, submission: Submission) -> bool | None:
         started = _files(submission).started(submission.number)
         is_dead = None if started is None else started.is_dead()
-        return None if is_dead is None else not is_dead
+        # A suspended process answers nothing, and may go on.
+        return None if is_dead is None or (started is not None and started.is_suspended()) else not is_dead
 
     def end(self, submission: Submission) -> None:
         started = _files(submission).started(submission.number)

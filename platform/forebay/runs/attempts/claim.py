@@ -77,6 +77,10 @@ class Claim:
             return None
         return _started(self.pid) != self.started
 
+    def is_suspended(self) -> bool:
+        """Whether the process is a suspended one of this machine (SIGSTOP)."""
+        return self.is_dead() is False and _stat(self.pid)[0] == "T"
+
     @property
     def title(self) -> str:
         """Name of the process for messages."""
@@ -99,8 +103,13 @@ def _pid_namespace() -> str:
 
 def _started(pid: int) -> int | None:
     """Start time of a process in ticks since boot: a number may be given to a second process. None if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
+    fields = _stat(pid)
     return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def _stat(pid: int) -> list[str]:
+    """State and further facts of a process, as Linux has them. The state of one that has ended is X."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X"]
