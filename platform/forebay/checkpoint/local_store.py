@@ -8,6 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,6 +76,9 @@ class DirectStore(DirectoryStore):
             raise self._refused(step, error) from error
 
     def _refused(self, step: int, error: OSError) -> WriteFailed:
+        """Error for a refused write. Raises `Fenced` if a later attempt has removed the folder during the write."""
+        with suppress(OSError):  # storage does not answer: then that is the error
+            self._files.check_fence()
         return write_failed(
             f"the checkpoint of step {step}",
             self._files.uri,

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from forebay.checkpoint.checkpoint import found_in
+from forebay.checkpoint.checkpoint import Checkpoint, found_in
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
 from forebay.checkpoint.files import CheckpointFiles, SavedStep, lineage
 from forebay.checkpoint.local_store import open_local_checkpoints
 from forebay.checkpoint.uploader import Uploader
 from forebay.errors import Fenced
+from forebay.plan.cursor import Cursor
+from forebay.world import World
 
 
 def files_of(folder: Path, attempt: int | None, **options: int) -> CheckpointFiles:
@@ -100,6 +102,30 @@ def fenced_config(tmp_path: Path) -> CheckpointConfig:
 def test_fenced_attempt_saves_no_checkpoint(fenced_config: CheckpointConfig) -> None:
     with pytest.raises(Fenced, match=r"a later attempt has taken over this run \(.*000002.json\): attempt 1 ends"):
         open_local_checkpoints(fenced_config).save(None)  # type: ignore[arg-type] # asked before it is read
+
+
+def test_attempt_whose_folder_a_later_one_removed_is_fenced(
+    fenced_config: CheckpointConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was suspended between its question and the end of its write."""
+    store = open_local_checkpoints(fenced_config)
+    ask, asked = CheckpointFiles.check_fence, list[int]()
+
+    def ask_from_the_second_time(files: CheckpointFiles) -> None:
+        asked.append(1)
+        if len(asked) > 1:
+            ask(files)
+
+    monkeypatch.setattr(CheckpointFiles, "check_fence", ask_from_the_second_time)
+
+    def removed(*_: object) -> None:
+        raise FileNotFoundError("step-000000006/shard-00000.pt")
+
+    monkeypatch.setattr(CheckpointFiles, "write", removed)
+    cursor = Cursor(plan_id="9c02", epoch=1, position=60, global_batch=10)
+    checkpoint = Checkpoint(step=6, cursor=cursor, world=World(), shards={0: {}})
+    with pytest.raises(Fenced):
+        store.save(checkpoint)
 
 
 def test_fenced_attempt_uploads_only_at_its_end(fenced_config: CheckpointConfig) -> None:
