@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from forebay.errors import InvalidOption
+from forebay.llm.source.hub_data import HUB, hub_files
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.storage.filesystem import resolve
@@ -26,7 +27,6 @@ _FORMATS: dict[str, Format] = {
     ".jsonl.zst": "compressed",
     ".arrow": "arrow",
 }
-_HUB = "hf:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +56,14 @@ class TextSpan:
 
 
 def find_text_files(data: Uri | Sequence[Uri]) -> TextFiles:
-    """Files that `data` names: Parquet, JSON Lines (also `.gz` and `.zst`), or folders of `datasets.save_to_disk`.
+    """Files that `data` names: Parquet, JSON Lines (also `.gz` and `.zst`), folders of `datasets.save_to_disk`, or
+    data sets of the Hub (`hf:NAME`, `hf:NAME:SPLIT`).
 
     Raises `InvalidOption` for files of several formats or of another one, and as `find_files`.
     """
-    for each in [data] if isinstance(data, str) else []:
-        if each.startswith(_HUB):
-            raise InvalidOption(
-                f"data={each!r} names a data set of the Hugging Face Hub, which is not read here. Download it with "
-                "datasets.load_dataset(...).save_to_disk(folder), and give data=folder."
-            )
+    named = [data] if isinstance(data, str) else [str(each) for each in data]
+    if any(each.startswith(HUB) for each in named):
+        data = [file for each in named for file in (hub_files(each) if each.startswith(HUB) else [each])]
     suffixes = tuple(_FORMATS)
     files = tuple(file for file in find_files(data, suffixes=suffixes).files if not _is_cache(file.uri))
     formats = {_format_of(file.uri): file.uri for file in files}

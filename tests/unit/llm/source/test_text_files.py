@@ -88,8 +88,6 @@ def test_other_data_is_refused(write: Callable[..., Path], tmp_path: Path) -> No
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(InvalidOption, match="unknown format. Give Parquet, JSON Lines or a folder of datasets"):
         find_text_files(str(tmp_path / "a.txt"))
-    with pytest.raises(InvalidOption, match=r"Hugging Face Hub.*save_to_disk"):
-        find_text_files("hf:someone/chats")
     with pytest.raises(NoFiles, match=r"ending in .parquet, .parq, .pq, .jsonl"):
         find_text_files(str(tmp_path))
     write(ROWS, "a.jsonl")

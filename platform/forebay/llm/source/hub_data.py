@@ -1,0 +1,37 @@
+"""Data sets of the Hugging Face Hub, by the library `datasets` and its cache."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from forebay.errors import InvalidOption
+from forebay.foreign_code import replaced_errors
+
+HUB = "hf:"
+
+
+def hub_files(data: str) -> list[str]:
+    """Arrow files of `hf:NAME` or `hf:NAME:SPLIT` in the cache of `datasets`, which downloads what is missing.
+
+    NAME may be a local folder. The split is "train" unless it is given.
+
+    Raises `InvalidOption` without `datasets`, and for a data set that it cannot load.
+    """
+    try:
+        import datasets  # noqa: PLC0415 - an extra, which takes seconds to import
+    except ImportError as error:
+        raise InvalidOption(
+            f"data={data!r} needs the package datasets ({error}). Run: pip install 'forebay[hf-data]'"
+        ) from error
+    name, _, split = data.removeprefix(HUB).partition(":")
+    with replaced_errors(partial(_unloadable, data)):
+        found = datasets.load_dataset(name, split=split or "train")
+    return [str(file["filename"]) for file in found.cache_files]
+
+
+def _unloadable(data: str, error: Exception) -> Exception:
+    return InvalidOption(
+        f"data={data!r} cannot be loaded ({type(error).__name__}: {error}). Give hf:NAME or hf:NAME:SPLIT of a data "
+        "set of the Hugging Face Hub. Without a network, it has to be in the cache of datasets (HF_HOME).",
+        data=data,
+    )
