@@ -23,6 +23,8 @@ def hub_files(data: str) -> list[str]:
         raise InvalidOption(
             f"data={data!r} needs the package datasets ({error}). Run: pip install 'forebay[hf-data]'"
         ) from error
+    # Its bars would be mixed with the lines of the run.
+    datasets.disable_progress_bars()
     name, _, split = data.removeprefix(HUB).partition(":")
     with replaced_errors(partial(_unloadable, data)):
         found = datasets.load_dataset(name, split=split or "train")
