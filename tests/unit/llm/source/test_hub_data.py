@@ -27,6 +27,7 @@ def test_rows_are_those_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # its thread has no end
     (tmp_path / "chats").mkdir()
     lines = "".join(json.dumps({"messages": each}) + "\n" for each in unique_chats(20, 0))
     for split in ("train", "test"):
