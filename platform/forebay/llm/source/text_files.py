@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -61,7 +62,7 @@ def find_text_files(data: Uri | Sequence[Uri]) -> TextFiles:
 
     Raises `InvalidOption` for files of several formats or of another one, and as `find_files`.
     """
-    named = [data] if isinstance(data, str) else [str(each) for each in data]
+    named = [str(data)] if isinstance(data, str | PathLike) else [str(each) for each in data]
     if any(each.startswith(HUB) for each in named):
         data = [file for each in named for file in (hub_files(each) if each.startswith(HUB) else [each])]
     suffixes = tuple(_FORMATS)
