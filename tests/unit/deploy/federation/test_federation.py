@@ -107,7 +107,7 @@ def test_a_large_job_does_not_starve_behind_small_ones(monkeypatch: pytest.Monke
         bench.submit(f"first-{number}", 1, 0.2 + 0.1 * number)
     bench.run(60)
     bench.submit("large", 4, 0.1)
-    for number in range(40):
+    for number in range(24):
         bench.submit(f"small-{number}", 1, 0.5)
     bench.run(HOLD_AFTER_S + 2 * 3600)
     assert (bench.state("large") == "JobSucceeded") == holds

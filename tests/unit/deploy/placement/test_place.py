@@ -26,7 +26,7 @@ from forebay.errors import InvalidOption
 GIB = 1 << 30
 NOW = 1000.0
 NOTHING = PlacementHistory()
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 LONG = settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
 
 

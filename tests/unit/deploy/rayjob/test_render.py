@@ -226,7 +226,7 @@ def check(made: tuple[PlacedAttempt, Cluster]) -> None:
 
 
 @needs_crds
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(attempts())
 def test_generated_jobs_pass_the_schemas_and_the_operator(made: tuple[PlacedAttempt, Cluster]) -> None:
     check(made)
