@@ -46,10 +46,10 @@ def common_loss(turns: Sequence[Turn]) -> float:
 
 
 def ratios(turns: Sequence[Turn], over: str, under: str) -> list[float]:
-    """Rate of one system over that of another, in each round that has both."""
-    rates = {(turn["name"], turn["round"]): rate(turn) for turn in turns}
-    rounds = sorted({turn["round"] for turn in turns})
-    pairs = [((over, number), (under, number)) for number in rounds]
+    """Rate of one system over that of another, for each round and kind of chats that has both."""
+    rates = {(turn["name"], turn["kind"], turn["round"]): rate(turn) for turn in turns}
+    places = sorted({(turn["kind"], turn["round"]) for turn in turns})
+    pairs = [((over, *place), (under, *place)) for place in places]
     return [rates[first] / rates[second] for first, second in pairs if first in rates and second in rates]
 
 

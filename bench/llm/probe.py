@@ -38,21 +38,24 @@ class Probe:
         """Count what the models of a class of transformers see.
 
         Args:
-            whole: The class with the head: its newest object is the one that is trained.
+            whole: The class with the head, whose weights are kept.
             inner: The class below the head, which is called also by those that compute the loss themselves.
         """
         build, forward = whole.__init__, inner.forward
+        built: list[Any] = []
 
         @functools.wraps(build)
         def kept(model: Any, *arguments: Any, **options: Any) -> None:
             build(model, *arguments, **options)
-            self.model = model
+            built.append(model)
 
         # Trainers read the signature.
         @functools.wraps(forward)
         def counted(model: Any, *arguments: Any, **options: Any) -> Any:
-            if model.training:
-                ids = options["input_ids"] if "input_ids" in options else arguments[0]
+            ids = options["input_ids"] if "input_ids" in options else arguments[0]
+            # A model without memory is one whose FLOPs are counted.
+            if model.training and not ids.is_meta:
+                self.model = next((each for each in built if each.model is model), self.model)
                 self.see(ids, options.get("position_ids"))
             return forward(model, *arguments, **options)
 

@@ -82,15 +82,14 @@ def _introduction(found: Mapping[str, Any]) -> str:
 
 
 def _targets(turns: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
-    kinds = {kind: [turn for turn in turns if turn["kind"] == kind] for kind in ("usual", "heavy")}
-    ours = FOREBAY.name
+    heavy = [turn for turn in turns if turn["kind"] == "heavy"]
     lines = [("figure", "target", "measured", "")]
-    for title, kind, peer, least in (
-        (f"tokens/CPU s, over those of {ROWS.name}", "usual", ROWS.name, 1.0),
-        (f"tokens/CPU s, over those of {TORCHTUNE.name}", "usual", TORCHTUNE.name, 1.0),
-        (f"tokens/CPU s, over those of {PADDED.name}, heavy tail", "heavy", PADDED.name, 1.5),
+    for title, own, peer, least in (
+        (f"tokens/CPU s, over those of {ROWS.name}", turns, ROWS.name, 1.0),
+        (f"tokens/CPU s, over those of {TORCHTUNE.name}", turns, TORCHTUNE.name, 1.0),
+        (f"tokens/CPU s, over those of {PADDED.name}, heavy tail", heavy, PADDED.name, 1.5),
     ):
-        lines.append(_target(title, least, ratios(kinds[kind], ours, peer)))
+        lines.append(_target(title, least, ratios(own, FOREBAY.name, peer)))
     prepared = found["preparation"]
     is_measured = bool(prepared) and "error" not in prepared
     scaled = [preparation_rate(prepared, 2) / preparation_rate(prepared, 1)] if is_measured else []
