@@ -54,7 +54,7 @@ that leads."""
 def report(found: Mapping[str, Any]) -> str:
     """Text of llm.md from the contents of llm.json, also of a part of them."""
     turns = [turn for turn in found["turns"] if "error" not in turn]
-    parts = [_introduction(found), "## Targets", _targets(turns, found)]
+    parts = [_introduction(found), found.get("note", ""), "## Targets", _targets(turns, found)]
     for kind, title in (("usual", "Chats of usual lengths"), ("heavy", "Chats with a heavy tail")):
         own = [turn for turn in turns if turn["kind"] == kind]
         parts += [f"## {title}", _table(own)] if own else []
@@ -68,7 +68,7 @@ def report(found: Mapping[str, Any]) -> str:
     failures = [*_failures(found)]
     if failures:
         parts += ["## Failed", "\n".join(failures)]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
 def _introduction(found: Mapping[str, Any]) -> str:
