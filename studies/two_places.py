@@ -43,13 +43,14 @@ def demo(folder: Path, name: str, silent_s: float = 30.0) -> fb.JobSpec:
 
 
 def move(folder: Path) -> Moved:
-    """Run the job undisturbed, and once more with its first place cut off after the first checkpoint."""
+    """Run the job undisturbed, and once more with its first place cut off after the second checkpoint."""
     write_click_log(folder / "clicks", rows=60_000)
     undisturbed = fb.submit(demo(folder, "undisturbed"), folder=JOBS).wait(ENDS_WITHIN_S)
     job = fb.submit(demo(folder, "moved"), folder=JOBS)
     files = JobFiles(storage=job.submission.spec.storage, name="moved")
     deadline = time.monotonic() + ENDS_WITHIN_S
-    while not list(Path(files.folder, "checkpoints").glob("step-*/checkpoint.json")) and time.monotonic() < deadline:
+    checkpoints = Path(files.folder, "checkpoints")
+    while len(list(checkpoints.glob("step-*/checkpoint.json"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     claim = files.started(1)
     assert claim is not None
