@@ -14,18 +14,21 @@ import ray
 from ray._private import state as ray_state
 from ray.cluster_utils import Cluster
 
+from forebay.foreign_code import error_of
+
 NODES, NODE_CPUS = 2, 2
 KINDS = ("worker", "driver", "node")
 _SHARES = (0.6, 0.2, 0.2)
+_STARTS = 10
 
 
 class KilledCluster:
     """Head without workers, and nodes for them. `kill` ends a process of the scoring run, or a node."""
 
     def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
+        self._random, self._started = np.random.default_rng(seed), list[Any]()
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        self._nodes = [self._cluster.add_node(num_cpus=NODE_CPUS) for _ in range(NODES)]
+        self._nodes = [self._new_node() for _ in range(NODES)]
         ray.init(address=self._cluster.address, log_to_driver=False)
         self.counts = dict.fromkeys(KINDS, 0)
 
@@ -47,7 +50,7 @@ class KilledCluster:
         elif kind == "node":
             index = int(self._random.integers(len(self._nodes)))
             self._cluster.remove_node(self._nodes[index], allow_graceful=False)
-            self._nodes[index] = self._cluster.add_node(num_cpus=NODE_CPUS)
+            self._nodes[index] = self._new_node()
         else:
             processes = _actor_processes()
             if not processes:
@@ -55,6 +58,14 @@ class KilledCluster:
             os.kill(int(self._random.choice(processes)), signal.SIGKILL)
         self.counts[kind] += 1
         return kind
+
+    def _new_node(self) -> Any:
+        """Node that has started. On a busy machine Ray gives up after 30 s, and it is tried again."""
+        for _ in range(_STARTS):
+            if (error := error_of(lambda: self._started.append(self._cluster.add_node(num_cpus=NODE_CPUS)))) is None:
+                return self._started.pop()
+            print(f"a node did not start: {error}", flush=True)
+        raise RuntimeError(f"no node started in {_STARTS} attempts")
 
     def end(self) -> None:
         """End the cluster."""

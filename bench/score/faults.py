@@ -14,7 +14,7 @@ from forebay.score.answer_folder import AnswerFolder
 from forebay.score.request import ScoreRequest
 from forebay.score.scoring import score_rows
 
-SHARD_ROWS, MAX_TOKENS = 250, 12
+SHARD_ROWS, MAX_TOKENS = 500, 6
 _TURN_S = 0.05
 
 
@@ -38,7 +38,7 @@ def run_with_kills(model: Path, data: Path, folder: Path, kills: int) -> FaultCo
     began = time.monotonic()
     score_rows(_request(model, data, folder / "undisturbed", workers=1))
     undisturbed_s = time.monotonic() - began
-    words = [f"{name}={value}" for name, value in _options(model, data, folder / "killed", workers=3).items()]
+    words = [f"{name}={value}" for name, value in _options(model, data, folder / "killed", workers=2).items()]
     cluster, began = KilledCluster(seed=0), time.monotonic()
     try:
         starts = _score_under_kills(cluster, words, folder / "killed", kills)

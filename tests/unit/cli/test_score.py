@@ -65,6 +65,7 @@ def test_another_plan_is_refused_with_both(forebay: Callable[..., Any], words: C
     assert "holds the output of plan" in said.err and '"max_tokens": 4' in said.err
 
 
+@pytest.mark.variation
 def test_context_overflow_is_an_error_of_the_row(
     forebay: Callable[..., Any], words: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_every_row_is_there_once_in_the_order_of_the_source(request_of: Requests
     assert answers["error"].null_count == 48
     assert sorted(path.name for path in Path(request.to).iterdir()) == [
         "plan.json",
+        "scores.html",
         *(f"shard-{shard:08d}.parquet" for shard in range(5)),
     ]
     assert (result.rows, result.rows_scored, result.errors, result.workers_lost) == (48, 48, 0, 0)
@@ -126,6 +127,7 @@ def test_another_plan_in_the_folder_is_refused_with_both(
     assert name in error.value.differing  # type: ignore[operator]
 
 
+@pytest.mark.variation
 def test_changed_data_and_model_are_another_plan(request_of: Requests, model_folder: Path) -> None:
     request = request_of(max_tokens=1, data=f"{request_of().data}/1.parquet")
     score_rows(request)
@@ -182,6 +184,7 @@ def test_shard_with_other_answers_is_refused(request_of: Requests) -> None:
     assert replace(folder, is_exact=False).write(0, first.slice(1)) is False
 
 
+@pytest.mark.variation
 def test_prompts_by_template_function_and_conversation(request_of: Requests) -> None:
     base = {"data": f"{request_of().data}/1.parquet", "max_tokens": 2}
 
@@ -204,6 +207,7 @@ def test_prompts_by_template_function_and_conversation(request_of: Requests) -> 
     assert len({table["input_tokens"][0].as_py() for table in found}) == 3
 
 
+@pytest.mark.variation
 def test_progress_ends_with_all_rows(request_of: Requests) -> None:
     seen: list[ScoreProgress] = []
     score_rows(request_of(), listener=seen.append)
@@ -226,7 +230,7 @@ def test_interrupt_leaves_whole_shards(request_of: Requests) -> None:
         ({"prompt": "qestion"}, "no column 'qestion' .* Did you mean 'question'"),
         ({"keep": ("text",)}, "keep= names 'text', which is a column of the answers"),
         ({"keep": ("ids",)}, "no column 'ids'"),
-        ({"template": "no field"}, "needs fields that are names of columns"),
+        pytest.param({"template": "no field"}, "needs fields that are names of columns", marks=pytest.mark.variation),
         ({"template": "{question} {answer}"}, "no column 'answer'"),
         ({"engine": "hff"}, "engine='hff' is unknown. Choose one of 'hf'"),
         ({"task": "rank"}, "task='rank' is unknown"),
@@ -250,6 +254,7 @@ def test_public_names() -> None:
     assert [name for name in fb.score.__all__ if not (getattr(fb.score, name).__doc__ or "").strip()] == []
 
 
+@pytest.mark.variation
 def test_plan_is_read_by_people(request_of: Requests) -> None:
     score_rows(request_of(max_tokens=1))
     plan = json.loads(Path(request_of().to, "plan.json").read_text())

@@ -48,6 +48,7 @@ def test_what_the_server_refuses_is_an_error_of_the_row(server: OpenAiServer) ->
     engine.close()
 
 
+@pytest.mark.variation
 def test_schema_and_embeddings_reach_the_server(server: OpenAiServer, model_folder: Path) -> None:
     engine = OpenAiEngineSpec(model="tiny", base_url=server.base_url).open()
     schema = {"type": "object", "properties": {"good": {"type": "boolean"}}, "required": ["good"]}

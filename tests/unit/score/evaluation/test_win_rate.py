@@ -117,6 +117,7 @@ def test_exact_match_with_a_column_and_with_the_last_turn(
     assert by_turn.interval[0] < by_turn.share < by_turn.interval[1]
 
 
+@pytest.mark.variation
 def test_judge_with_a_schema_counts_what_is_no_verdict(
     request_of: Requests, write_rows: Callable[..., str], model_folder: Path
 ) -> None:
