@@ -58,9 +58,10 @@ def _map_on_ray(writer: SpanWriter, tasks: Sequence[tuple[int, Any]]) -> Iterato
         shared, left, waiting = ray.put(writer), iter(tasks), list[Any]()
         try:
             while True:
-                # New nodes may have come.
+                # Nodes come and go: there may be more tasks under way than the CPUs that are left need.
                 most = max(int(_IN_FLIGHT_PER_CPU * ray.cluster_resources().get("CPU", 1)), 1)
-                waiting += [submit.remote(shared, task) for task in itertools.islice(left, most - len(waiting))]
+                free = max(most - len(waiting), 0)
+                waiting += [submit.remote(shared, task) for task in itertools.islice(left, free)]
                 if not waiting:
                     return
                 done, waiting = ray.wait(waiting, num_returns=1)
