@@ -50,6 +50,8 @@ def job(
     attn: str = "auto",
     gradient_checkpointing: bool = False,
     profile: str = "exact",
+    check_memory: bool = True,
+    device_memory: str | None = None,
     workers: int = 2,
     min_workers: int | None = None,
     checkpoint_every: int = 50,
@@ -73,6 +75,8 @@ def job(
         global_batch: Rows of seq_len tokens per step, over all workers.
         per_device_batch: Rows of one pass through the model.
         profile: "exact", or "deepspeed" to count FLOPs as its profiler does.
+        check_memory: Refuse a run that does not fit into the memory of a worker's device.
+        device_memory: Memory of that device, such as "80GB". Without it, that of this machine.
         min_workers: Smallest number of workers. With it, the run is elastic.
     """
     if model == "smollm2":
@@ -107,6 +111,9 @@ def job(
         tokenizer=tokens.spec(tokenizer),
         profile=profile,
     )
+    if check_memory:
+        split = {"workers": min_workers or workers, "strategy": strategy, "offload": offload}
+        llm.check_memory(llm.memory_plan(recipe, seq_len=rows, **split), device_memory)
     transform = llm.token_rows()
     evaluated = None
     if held_out is not None:

@@ -13,6 +13,7 @@ from forebay.cli import cache, plan, run, scan, warm
 from forebay.cli import runs as steering
 from forebay.cli.deploy import cluster, explain, jobs, schema, submit
 from forebay.cli.language_models.export import export
+from forebay.cli.language_models.memory import memory
 from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
 from forebay.cli.scoring import commands as scoring
@@ -50,6 +51,7 @@ app.command("job-schema", rich_help_panel="Clusters")(schema.job_schema)
 app.command(rich_help_panel="Language models")(export)
 app.command(rich_help_panel="Language models")(scoring.score)
 app.command(rich_help_panel="Language models")(scoring.evaluate)
+app.command(rich_help_panel="Language models")(memory)
 
 
 @app.callback(invoke_without_command=True)

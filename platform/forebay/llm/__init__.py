@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forebay.llm.adapters import Lora as Lora
+    from forebay.llm.cost.flops import count_flops as count_flops
+    from forebay.llm.cost.known_models import model_config as model_config
+    from forebay.llm.cost.memory import MemoryPlan as MemoryPlan
+    from forebay.llm.cost.memory import estimate_memory as estimate_memory
+    from forebay.llm.cost.memory_check import check_memory as check_memory
+    from forebay.llm.cost.memory_check import memory_plan as memory_plan
+    from forebay.llm.cost.meter import Meter as Meter
     from forebay.llm.fine_tuning import finetune as finetune
     from forebay.llm.hf_folder.exporting import ExportedModel as ExportedModel
     from forebay.llm.hf_folder.exporting import export as export
@@ -30,6 +37,13 @@ if TYPE_CHECKING:
     from forebay.llm.training.token_loss import token_loss as token_loss
 
 _HOMES = {
+    "MemoryPlan": "cost.memory",
+    "Meter": "cost.meter",
+    "check_memory": "cost.memory_check",
+    "count_flops": "cost.flops",
+    "estimate_memory": "cost.memory",
+    "memory_plan": "cost.memory_check",
+    "model_config": "cost.known_models",
     "ExportedModel": "hf_folder.exporting",
     "Lora": "adapters",
     "ModelOrigin": "hf_folder.model_origin",

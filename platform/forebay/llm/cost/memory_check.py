@@ -1,0 +1,173 @@
+"""Refusal of a fine-tuning that does not fit into memory, with the smallest change that makes it fit."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, cast
+
+import torch
+
+from forebay.errors import InvalidOption
+from forebay.formatting import bytes_text
+from forebay.llm.cost.memory import MemoryEstimate, MemoryPlan, estimate_memory
+from forebay.llm.recipe import Recipe
+
+USABLE = 0.9
+"""Share of a device's memory that an estimate may fill: the rest is for the CUDA context, NCCL and gaps."""
+MOST_WORKERS = 1024
+_UNITS = {"": 1, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30, "TB": 10**12, "TiB": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(" + "|".join(_UNITS) + ")")
+_LOGGER = logging.getLogger(__name__)
+
+CHANGES: tuple[Mapping[str, Any], ...] = (
+    {"gradient_checkpointing": True},
+    {"per_device_batch": 1},
+    {"attn": "auto"},
+    {"loss_chunk": 1024},
+    {"strategy": "fsdp2"},
+    {"strategy": "zero3", "offload": "optimizer"},
+    {"finetuning": "lora"},
+    {"finetuning": "qlora"},
+)
+"""Changes to propose, the smallest first: those that keep what is trained, and then adapters."""
+
+
+def check_memory(plan: MemoryPlan, device_memory: str | None = None) -> None:
+    """Check that a run of `plan` fits into `device_memory`, such as "80GB". None: the memory of this machine.
+
+    A model that cannot be counted is not checked, with a warning. Raises `InvalidOption`, with the parts of the
+    estimate and the smallest change that fits, for a run that does not.
+    """
+    limit = local_memory() if device_memory is None else parse_bytes(device_memory)
+    try:
+        estimate = estimate_memory(plan)
+    except InvalidOption as error:
+        _LOGGER.warning("the memory of the run is not checked: %s", error)
+        return
+    if fits(estimate, limit):
+        return
+    parts = "\n".join(f"  {name:<12} {bytes_text(nbytes):>10}" for name, nbytes in estimate.device.items())
+    raise InvalidOption(
+        f"model={plan.model!r} needs {bytes_text(estimate.total)} on each of {plan.workers} workers:\n{parts}\n"
+        f"A device has {bytes_text(limit)}, of which {USABLE:.0%} count. {remedy(plan, limit)} "
+        "check_memory=False starts the run all the same.",
+        needed_bytes=estimate.total,
+        device_bytes=limit,
+    )
+
+
+def memory_plan(
+    recipe: Recipe, *, workers: int, seq_len: int, strategy: str = "ddp", offload: str = "none"
+) -> MemoryPlan:
+    """Plan of the memory of `recipe` on the devices of this machine. Raises `InvalidOption` for unknown options."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tuning = "full" if recipe.adapter is None else "lora" if recipe.model.quantization is None else "qlora"
+    return MemoryPlan(
+        model=recipe.model.name,
+        workers=workers,
+        strategy=cast(Any, strategy),
+        offload=cast(Any, offload),
+        finetuning=cast(Any, tuning),
+        lora_r=recipe.adapter.r if recipe.adapter else 1,
+        seq_len=seq_len,
+        per_device_batch=recipe.per_device_batch,
+        gradient_checkpointing=recipe.model.gradient_checkpointing,
+        attn=recipe.model.attn,
+        dtype="bf16" if recipe.compute_type(device) == torch.bfloat16 else "fp32",
+        vocab_size=recipe.model.vocab_size,
+    )
+
+
+def parse_bytes(text: str) -> int:
+    """Number of bytes of "80GB", "74.5 GiB" or "1000000". Raises `InvalidOption` for other text.
+
+    >>> parse_bytes("80GB"), parse_bytes("1.5 GiB"), parse_bytes("1000")
+    (80000000000, 1610612736, 1000)
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise InvalidOption(f"device_memory={text!r} is not a size. Write it as 80GB or 74.5GiB.")
+    return round(float(found[1]) * _UNITS[found[2]])
+
+
+def fits(estimate: MemoryEstimate, device_bytes: int) -> bool:
+    """Whether an estimate leaves a tenth of the device's memory."""
+    return estimate.total <= USABLE * device_bytes
+
+
+def smallest_change(plan: MemoryPlan, device_bytes: int) -> dict[str, Any] | None:
+    """Options that make `plan` fit: as few of `CHANGES` as possible, or else more workers. None if nothing does."""
+    for changes in _combinations(plan):
+        if fits(estimate_memory(replace(plan, **changes)), device_bytes):
+            return changes
+    sharded: dict[str, Any] = {"strategy": plan.strategy if plan.strategy in {"fsdp2", "zero3"} else "fsdp2"}
+    if sharded["strategy"] == "fsdp2":
+        sharded["offload"] = "none"
+    for checkpointing in (
+        {},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "per_device_batch": 1},
+    ):
+        workers = 2 * plan.workers
+        while workers <= MOST_WORKERS:
+            changes = _different(plan, sharded | checkpointing | {"workers": workers})
+            if fits(estimate_memory(replace(plan, **changes)), device_bytes):
+                return changes
+            workers *= 2
+    return None
+
+
+def largest_batch(plan: MemoryPlan, device_bytes: int) -> int:
+    """Most rows of a pass, `per_device_batch`, with which `plan` fits. 0 if not even one does."""
+    rows = 0
+    for step in (1 << power for power in reversed(range(12))):
+        if fits(estimate_memory(replace(plan, per_device_batch=rows + step)), device_bytes):
+            rows += step
+    return rows
+
+
+def local_memory() -> int:
+    """Bytes of this machine's first GPU, or of its main memory without one."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def option_text(changes: Mapping[str, Any]) -> str:
+    """Options as they are written on the command line."""
+    return " ".join(
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changes.items()
+    )
+
+
+def _combinations(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
+    useful = [changes for each in CHANGES if (changes := _different(plan, each))]
+    for number in range(1, len(useful) + 1):
+        for some in itertools.combinations(useful, number):
+            names = [name for changes in some for name in changes]
+            # Two changes of one option contradict each other.
+            if len(names) == len(set(names)):
+                yield {name: value for changes in some for name, value in changes.items()}
+
+
+def _different(plan: MemoryPlan, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `changes` that change something. None of them, if they would undo what `plan` does to fit."""
+    if plan.finetuning == "qlora" and "finetuning" in changes:
+        return {}
+    if plan.strategy == "zero3" and plan.offload == "optimizer" and changes.get("strategy") == "fsdp2":
+        return {}
+    known = {each.name for each in fields(plan)}
+    return {name: value for name, value in changes.items() if name in known and getattr(plan, name) != value}
+
+
+def remedy(plan: MemoryPlan, device_bytes: int) -> str:
+    """Sentence with the smallest change that fits."""
+    found = smallest_change(plan, device_bytes)
+    if found is None:
+        return f"No change fits, up to {MOST_WORKERS} workers: take a smaller model or larger devices."
+    return f"The smallest change that fits: {option_text(found)}."

@@ -1,0 +1,193 @@
+"""Memory by formula beside published figures, and beside bytes that a training holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import forebay as fb
+from forebay import llm
+from forebay.errors import InvalidOption
+from forebay.llm.cost.activations import _kept, count_activations
+from forebay.llm.cost.known_models import model_config
+from forebay.llm.cost.memory import MemoryPlan, estimate_memory, plan_of
+from forebay.llm.cost.memory_check import USABLE, check_memory, largest_batch, parse_bytes, smallest_change
+from forebay.llm.cost.skeleton import with_layers
+from forebay.testing.data.chats import write_chats
+from forebay.train.worker import Worker
+
+GB = 10**9
+SEED = {"model": "Llama-2-70B", "workers": 32, "strategy": "zero3", "seq_len": 4096, "gradient_checkpointing": True}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload", "small", "large", "host"),
+    [
+        ("ddp", "none", 107.8, 1103.6, 0),
+        ("zero1", "none", 47.2, 301.8, 0),
+        ("zero2", "none", 37.1, 168.1, 0),
+        ("zero3", "none", 27.0, 34.5, 0),
+        ("fsdp2", "none", 27.0, 34.5, 0),
+        ("zero3", "optimizer", 6.7, 8.6, 25.9),
+    ],
+)
+def test_states_of_llama_2(strategy: Any, offload: Any, small: float, large: float, host: float) -> None:
+    """Gigabytes of weights, gradients and optimizer: 7B on 4 ranks, 70B on 32, with DeepSpeed in bf16."""
+    plans = [
+        MemoryPlan(model=model, workers=workers, strategy=strategy, offload=offload, stored="bf16")
+        for model, workers in (("Llama-2-7B", 4), ("Llama-2-70B", 32))
+    ]
+    first, second = map(estimate_memory, plans)
+    assert [first.states / GB, second.states / GB] == pytest.approx([small, large], abs=0.06)
+    assert second.host / GB == pytest.approx(host, abs=0.06)
+
+
+def test_offload_saves_a_third_of_what_the_seed_used() -> None:
+    """The blog: 34 % or more of the 70 to 80 GB of a GPU saved on 70B, and batches 2 to 7 times larger."""
+    plain, offloaded = (MemoryPlan(**SEED, stored="bf16", offload=offload) for offload in ("none", "optimizer"))
+    saved = estimate_memory(plain).total - estimate_memory(offloaded).total
+    assert saved / GB == pytest.approx(25.9, abs=0.1)
+    assert [round(100 * saved / GB / used) for used in (80, 70)] == [32, 37]
+    batches = [largest_batch(plan, 80 * GB) for plan in (plain, offloaded)]
+    assert batches[0] >= 1 and 2 <= batches[1] / batches[0] <= 7
+
+
+def test_adapters_hold_no_gradient_of_the_frozen_model() -> None:
+    full, lora, qlora = (
+        estimate_memory(MemoryPlan(model="Llama-2-7B", finetuning=each)) for each in ("full", "lora", "qlora")
+    )
+    assert lora.device["weights"] == full.device["weights"] + 4 * lora.trained
+    assert lora.device["gradients"] == 4 * lora.trained
+    assert lora.trained < full.trained / 100
+    # 6.5 of the 6.7 billion weights have 4.5 bits, and the embeddings 32.
+    assert qlora.device["weights"] / GB == pytest.approx(6.476 * 0.5625 + 0.262 * 4 + 0.04 * 4, rel=0.01)
+
+
+@pytest.mark.parametrize("attn", [pytest.param("sdpa", marks=pytest.mark.variation), "eager"])
+def test_activations_of_two_layers_are_those_of_all(attn: str) -> None:
+    config, shape = with_layers(model_config("tiny"), 4), (2, 64)
+    counted = count_activations(config, None, shape, attn=attn, is_bf16=True, checkpointing=False)
+    assert counted.kept + counted.copies == _kept(None, attn, True, config, shape)
+    # Scores of each head, in both directions of the softmax.
+    assert (
+        attn == "sdpa"
+        or counted.kept
+        > count_activations(config, None, shape, attn="sdpa", is_bf16=True, checkpointing=False).kept
+        + 4 * 2 * 4 * 64 * 64
+    )
+
+
+@pytest.mark.variation("a large model")
+def test_checkpointing_keeps_an_input_per_layer_and_one_layer() -> None:
+    plain, checkpointed = (
+        estimate_memory(MemoryPlan(model="Llama-2-7B", seq_len=4096, gradient_checkpointing=each)).device
+        for each in (False, True)
+    )
+    inputs = 32 * 4 * 4096 * 4096
+    assert checkpointed["activations"] == pytest.approx(inputs + plain["activations"] / 32, rel=0.05)
+
+
+def test_logits_are_those_of_a_chunk() -> None:
+    whole, chunked = (
+        estimate_memory(MemoryPlan(model="Llama-3-8B", seq_len=8192, loss_chunk=chunk)) for chunk in (0, 1024)
+    )
+    assert whole.device["logits"] / GB == pytest.approx(10.5, abs=0.05)
+    assert chunked.device["logits"] == whole.device["logits"] // 8
+
+
+@pytest.mark.variation("a large model")
+def test_run_that_does_not_fit_is_refused_with_the_smallest_change() -> None:
+    plan = MemoryPlan(model="Llama-2-7B", workers=8, seq_len=4096)
+    with pytest.raises(InvalidOption, match=r"needs 16\d GiB on each of 8 workers") as refused:
+        check_memory(plan, "80GB")
+    text = str(refused.value)
+    assert "  optimizer      50.2 GiB" in text
+    assert "The smallest change that fits: strategy=fsdp2. check_memory=False starts" in text
+    check_memory(MemoryPlan(model="Llama-2-7B", workers=8, seq_len=4096, strategy="fsdp2"), "80GB")
+
+
+def test_changes_are_as_few_as_fit() -> None:
+    plan = MemoryPlan(model="tiny", workers=4, per_device_batch=4, dtype="fp32")
+    checkpointed, both = (
+        estimate_memory(replace(plan, gradient_checkpointing=True, per_device_batch=rows)).total for rows in (4, 1)
+    )
+    assert smallest_change(plan, round(checkpointed / USABLE) + 1) == {"gradient_checkpointing": True}
+    # Fewer rows alone save more than checkpointing does.
+    few = smallest_change(plan, round(checkpointed / USABLE) - 1)
+    assert few == {"per_device_batch": 1}
+    assert smallest_change(plan, round(both / USABLE) + 1) == {"gradient_checkpointing": True, "per_device_batch": 1}
+    assert smallest_change(plan, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "model= is missing"),
+        ({"model": "tiny", "worker": "2"}, "'worker' is not an option of the memory. Those are model, workers"),
+        ({"model": "tiny", "workers": "two"}, "workers='two' is not of type int"),
+        ({"model": "tiny", "strategy": "fsdp"}, "strategy='fsdp' is unknown. Choose one of 'ddp', 'fsdp2'"),
+        ({"model": "tiny", "offload": "optimizer"}, "offload='optimizer' needs strategy='zero1', 'zero2' or 'zero3'"),
+        ({"model": "tiny", "workers": "0"}, "workers=0"),
+    ],
+)
+def test_options_that_are_refused(values: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        plan_of(values)
+
+
+def test_sizes() -> None:
+    with pytest.raises(InvalidOption, match="device_memory='a lot' is not a size. Write it as 80GB"):
+        parse_bytes("a lot")
+
+
+def measure(recipe: llm.Recipe, worker: Worker) -> None:
+    """Commit the bytes that this rank holds at the end of a step, when all states exist."""
+    model, optimizer = worker.setup(recipe.build_model(), recipe.optimizer)
+    for batch in worker.loader():
+        loss = worker.backward(batch, partial(llm.token_loss, model), weigh_by="targets")
+        optimizer.step()
+        held = {
+            "weights": [getattr(each, "ds_tensor", each) for each in model.parameters()],
+            "gradients": [each.grad for each in model.parameters() if each.grad is not None],
+            "optimizer": [value for state in optimizer.state.values() for value in state.values()],
+        }
+        if base := getattr(optimizer, "base", None):
+            # DeepSpeed frees gradients in the step. Its optimizer has float32 copies of what it changes.
+            held = {"weights": held["weights"], "optimizer": []}
+            for copy, state in base.state.items():
+                held["optimizer"] += [copy, *state.values()]
+        optimizer.zero_grad()
+        worker.commit(loss=loss, **{name: float(sum(map(_nbytes, tensors))) for name, tensors in held.items()})
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    local = getattr(tensor, "to_local", lambda: tensor)()
+    return local.numel() * local.element_size()
+
+
+@pytest.mark.variation("two processes")
+@pytest.mark.parametrize("adapter", [None, llm.Lora(r=4)], ids=["full", "lora"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero3"])
+def test_estimate_is_what_a_rank_holds(tmp_path: Path, strategy: Any, adapter: llm.Lora | None) -> None:
+    chats = write_chats(tmp_path / "chats", chats=40, held_out=2)
+    source = llm.TokenSource(str(chats.training), llm.tokenizer("tiny"), seq_len=64, overflow="split")
+    tokens = llm.prepared_tokens(fb.prepare(source, into=str(tmp_path / "into")))
+    recipe = llm.Recipe(model=llm.ModelSpec(name="tiny", vocab_size=tokens.vocab_size), adapter=adapter)
+    data = fb.Data(plan=fb.build_plan(tokens.prepared.manifest), transform=llm.token_rows(), global_batch=16)
+    job = fb.Job(
+        train=partial(measure, recipe),
+        data=data,
+        workers=2,
+        strategy=strategy,
+        storage=str(tmp_path / "runs"),
+        cache=None,
+    )
+    measured = fb.run(job, driver="local").epochs[0].metrics
+    estimated = estimate_memory(llm.memory_plan(recipe, workers=2, seq_len=64, strategy=strategy)).device
+    for part in measured.keys() & {"weights", "gradients", "optimizer"}:
+        assert measured[part] == pytest.approx(estimated[part], rel=0.1)
