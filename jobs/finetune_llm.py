@@ -49,6 +49,7 @@ def job(
     dtype: str = "auto",
     attn: str = "auto",
     gradient_checkpointing: bool = False,
+    loss_chunk: int = 1024,
     profile: str = "exact",
     check_memory: bool = True,
     device_memory: str | None = None,
@@ -74,6 +75,7 @@ def job(
         reduction: "exact" gives the same bits for every number of workers, with strategy="ddp".
         global_batch: Rows of seq_len tokens per step, over all workers.
         per_device_batch: Rows of one pass through the model.
+        loss_chunk: Positions whose logits exist at a time. 0: those of all rows of a pass.
         profile: "exact", or "deepspeed" to count FLOPs as its profiler does.
         check_memory: Refuse a run that does not fit into the memory of a worker's device.
         device_memory: Memory of that device, such as "80GB". Without it, that of this machine.
@@ -109,6 +111,7 @@ def job(
         per_device_batch=per_device_batch or usual["per_device_batch"],
         dtype=dtype,
         tokenizer=tokens.spec(tokenizer),
+        loss_chunk=loss_chunk,
         profile=profile,
     )
     if check_memory:

@@ -115,6 +115,7 @@ VERBS = [
         "job-schema",
         "jobs",
         "logs",
+        "memory",
         "plan",
         "prepare job",
         "prepare ls",

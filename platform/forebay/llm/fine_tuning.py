@@ -30,7 +30,7 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
 
     def loss_of(part: Batch) -> Tensor:
         with recipe.autocast(worker.device):
-            return token_loss(model, part)
+            return token_loss(model, part, chunk=recipe.loss_chunk)
 
     for batch in worker.loader():
         for group in optimizer.param_groups:
@@ -40,7 +40,7 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
         optimizer.step()
         optimizer.zero_grad()
         rates = meter.step(batch)
-        metrics = evaluate_tokens(worker, model) if batch.ends_epoch else {}
+        metrics = evaluate_tokens(worker, model, chunk=recipe.loss_chunk) if batch.ends_epoch else {}
         worker.commit(loss=loss, grad_norm=grad_norm, **rates, **metrics)
         if batch.ends_epoch:
             meter.restart()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
+import torch
 from pyarrow import fs
 from torch import nn
 
@@ -17,13 +18,12 @@ from forebay.llm.quantization import NF4, quantized, quantized_copy, require_bit
 from forebay.llm.source.folders import local_copy
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.source.tokenizers import check_sizes, import_transformers
+from forebay.llm.training.attention import Attention, chosen_attention
 from forebay.storage.filesystem import resolve
 from forebay.storage.listing.globs import children
 
 TINY = "tiny"
 """Name of the model that is made on the spot, and needs neither files nor a network."""
-Attention = Literal["auto", "sdpa", "eager"]
-"""Implementation of attention. "auto" is "sdpa"."""
 Quantization = Literal["nf4"]
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -63,7 +63,7 @@ class ModelSpec:
         Raises `InvalidOption` for a folder that cannot be loaded.
         """
         transformers = import_transformers()
-        attn = "sdpa" if self.attn == "auto" else self.attn
+        attn = chosen_attention(self.attn, has_gpu=torch.cuda.is_available())
         if self.name == TINY:
             config = transformers.LlamaConfig(**tiny_sizes(self.vocab_size))
             model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attn)

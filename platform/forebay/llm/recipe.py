@@ -17,6 +17,7 @@ from forebay.llm.models import ModelSpec
 from forebay.llm.quantization import compute_in
 from forebay.llm.source.tokenizers import TokenizerSpec
 from forebay.llm.training.rate_schedule import Schedule, rate_factor
+from forebay.llm.training.token_loss import LOSS_CHUNK
 
 ComputeType = Literal["auto", "fp32", "bf16"]
 """Type of the computation. Weights and gradients are float32. "auto" is bf16 on a GPU, and fp32 elsewhere."""
@@ -42,6 +43,7 @@ class Recipe:
         per_device_batch: Rows of one pass through the model. It changes memory and speed, not the result.
         dtype: Type of the computation.
         tokenizer: Tokenizer of the data, for an export of what was trained.
+        loss_chunk: Positions whose logits exist at a time. 0: those of all rows of a pass.
         profile: Count of FLOPs behind `tflops_per_s` and `mfu`.
 
     Raises `InvalidOption` for values that can never work.
@@ -58,10 +60,12 @@ class Recipe:
     per_device_batch: int = 1
     dtype: ComputeType = "auto"
     tokenizer: TokenizerSpec | None = None
+    loss_chunk: int = LOSS_CHUNK
     profile: Profile = "exact"
 
     def __post_init__(self) -> None:
         whole_number("per_device_batch", self.per_device_batch, least=1)
+        whole_number("loss_chunk", self.loss_chunk, least=0)
         for option, known in (("schedule", Schedule), ("dtype", ComputeType), ("profile", Profile)):
             value = getattr(self, option)
             if value not in get_args(known):

@@ -78,6 +78,7 @@ def memory_plan(
         per_device_batch=recipe.per_device_batch,
         gradient_checkpointing=recipe.model.gradient_checkpointing,
         attn=recipe.model.attn,
+        loss_chunk=recipe.loss_chunk,
         dtype="bf16" if recipe.compute_type(device) == torch.bfloat16 else "fp32",
         vocab_size=recipe.model.vocab_size,
     )

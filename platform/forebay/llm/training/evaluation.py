@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from forebay.llm.token_batch import IGNORED
-from forebay.llm.training.token_loss import next_tokens
+from forebay.llm.training.token_loss import LOSS_CHUNK, of_positions
 from forebay.train.worker import Worker
 
 
-def evaluate_tokens(worker: Worker, model: nn.Module) -> dict[str, float]:
+def evaluate_tokens(worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK) -> dict[str, float]:
     """`validation_loss`, the mean over all targets of the job's held-out rows, and `exact_match`. Empty without rows.
 
     `exact_match` is the share of answers that the model gives exactly, with their end. An answer is a run of targets.
@@ -29,9 +29,11 @@ def evaluate_tokens(worker: Worker, model: nn.Module) -> dict[str, float]:
     model.eval()
     with torch.no_grad():
         for batch in batches:
-            logits, labels = next_tokens(model, batch)  # Also for a dummy row: all ranks call a model equally often.
+            # Also for a dummy row: all ranks call a model equally often.
+            found, labels = of_positions(model, batch, _loss_and_fault, chunk=chunk)
             if batch.weight > 0:
-                sums += [total_loss(logits, labels), int((labels != IGNORED).sum()), *exact_answers(logits, labels)]
+                loss = float(found[..., 0].double().sum())
+                sums += [loss, int((labels != IGNORED).sum()), *right_answers(found[..., 1] > 0, labels)]
     model.train(was_training)
     loss, targets, right, answers = worker.all_reduce(sums)
     return {"validation_loss": float(loss / max(targets, 1)), "exact_match": float(right / max(answers, 1))}
@@ -52,12 +54,23 @@ def exact_answers(logits: Tensor, labels: Tensor) -> tuple[int, int]:
         logits: Float [rows, n, entries].
         labels: Next tokens, int64 [rows, n], -100 for those that are no target. An answer is a run of targets in a row.
     """
+    return right_answers(logits.argmax(dim=-1) != labels, labels)
+
+
+def right_answers(is_fault: Tensor, labels: Tensor) -> tuple[int, int]:
+    """Number of answers without a fault, bool [rows, n], and of answers. `labels` are those of `exact_answers`."""
     is_target = labels != IGNORED
     begins = is_target.clone()
     begins[:, 1:] &= ~is_target[:, :-1]
     # The number of each answer, from 1 over all rows. Tokens that are no target belong to none.
     number = begins.flatten().cumsum(0).view_as(labels) * is_target
-    is_wrong = is_target & (logits.argmax(dim=-1) != labels)
+    is_wrong = is_target & is_fault
     answers = int(begins.sum())
     faults = torch.zeros(answers + 1, device=labels.device).index_add_(0, number.flatten(), is_wrong.flatten().float())
     return int((faults[1:] == 0).sum()), answers
+
+
+def _loss_and_fault(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of each position, and 1 where its label has not the largest logit, [positions, 2]."""
+    losses = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+    return torch.stack([losses, (logits.argmax(dim=-1) != labels).float()], dim=-1)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from forebay.errors import InvalidOption
+from forebay.llm.adapters import Lora
 from forebay.llm.chat import Document
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import ID_BITS, START, RowLayout, arrange, num_targets
@@ -93,3 +98,78 @@ def test_row_without_targets_has_the_loss_zero() -> None:
     loss.backward()
     assert loss.item() == 0
     assert all(each.grad is None or not each.grad.any() for each in model.parameters())
+
+
+def loss_in_chunks(model: Any, packed: np.ndarray, chunk: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    model.zero_grad()
+    loss = token_loss(model, batch_of(packed), chunk=chunk)
+    loss.backward()
+    return loss.detach(), [each.grad.clone() for each in model.parameters() if each.grad is not None]
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_loss_in_chunks_is_the_loss_and_its_gradient(lora: bool) -> None:
+    packed = arrange(documents(), RowLayout(seq_len=128))
+    model = model_of("sdpa")
+    model = Lora(r=2).add_to(model) if lora else model
+    whole, gradients = loss_in_chunks(model, packed, 0)
+    for chunk in (50, 1024, 10**6):  # several chunks with a rest, one that ends within a row, and all in one
+        loss, others = loss_in_chunks(model, packed, chunk)
+        torch.testing.assert_close(loss, whole, rtol=1e-6, atol=0)
+        torch.testing.assert_close(others, gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_logits_of_a_chunk_are_all_that_exist() -> None:
+    model, packed = model_of("sdpa"), arrange(documents(), RowLayout(seq_len=128))
+    largest = {}
+    for chunk in (0, 32):
+        seen: list[int] = []
+        with LargestTensor(seen):
+            token_loss(model, batch_of(packed), chunk=chunk).backward()
+        largest[chunk] = max(seen)
+    assert largest[0] >= packed.size * VOCABULARY
+    assert largest[32] < largest[0] / 2
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of every tensor with an entry of the vocabulary in its last dimension."""
+
+    def __init__(self, seen: list[int]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.shape[-1:] == (VOCABULARY,) and result.dim() == 2:
+            self.seen.append(result.numel())
+        return result
+
+
+def test_model_that_changes_its_logits_is_refused_in_chunks() -> None:
+    config = transformers.Gemma2Config(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, vocab_size=VOCABULARY, final_logit_softcapping=1.0,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    batch = batch_of(arrange(documents(), RowLayout(seq_len=128)))
+    with pytest.raises(InvalidOption, match=r"Gemma2ForCausalLM changes the logits .* Set loss_chunk=0"):
+        token_loss(model, batch, chunk=32)
+    assert token_loss(model, batch, chunk=0) > 0
+    assert "forward" not in model.get_output_embeddings().__dict__
+
+
+def test_rows_are_flattened_for_flash_attention_with_the_same_loss() -> None:
+    """Every row begins with a document, and its first token is no target. So one long row has the same loss."""
+    model, packed = model_of("eager"), arrange(documents(), RowLayout(seq_len=128))
+    loss, gradients = loss_in_chunks(model, packed, 1024)
+    flat, others = loss_in_chunks(model, packed.reshape(1, -1), 1024)
+    torch.testing.assert_close(flat, loss, rtol=1e-5, atol=0)
+    torch.testing.assert_close(others, gradients, rtol=1e-4, atol=1e-5)
+    shapes = []
+    model.register_forward_pre_hook(lambda _, __, given: shapes.append(given["input_ids"].shape), with_kwargs=True)
+    token_loss(model, batch_of(packed))
+    # Flash attention itself needs a GPU: eager attention computes here what it would be given.
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with contextlib.suppress(ImportError, RuntimeError, TypeError, ValueError, KeyError):
+        token_loss(model, batch_of(packed))
+    assert shapes == [packed.shape, (1, packed.size)]
