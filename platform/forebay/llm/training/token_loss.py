@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from forebay.errors import InvalidOption
-from forebay.llm.token_batch import IGNORED, unpack
+from forebay.llm.token_batch import IGNORED, TokenBatch, unpack
 from forebay.llm.tokens import TOKENS
 from forebay.loader.batch import Batch
 
@@ -47,17 +47,14 @@ def of_positions(model: Any, batch: Batch, of_logits: OfLogits, *, chunk: int = 
     The pass goes through `model` itself, as wrappers that shard or reduce need. Its output layer computes `of_logits`
     in the place of the logits. Raises as `token_loss`.
     """
-    tokens = unpack(batch[TOKENS])
-    causal = causal_model(model)
-    if causal.config._attn_implementation == FLASH:  # noqa: SLF001 - transformers has no public name for it
-        # Flash attention keeps documents apart in one row only. Every row begins with a document.
-        tokens = type(tokens)(*(each.reshape(1, -1) for each in tokens))
-    labels = tokens.labels[:, 1:]
-    inputs = {"input_ids": tokens.input_ids, "position_ids": tokens.position_ids, "use_cache": False}
     if not chunk:
-        logits = model(**inputs).logits[:, :-1]
+        logits, labels = next_tokens(model, batch)
         whole = of_logits(logits.flatten(0, 1).float(), labels.flatten())
         return whole.view(*labels.shape, *whole.shape[1:]), labels
+    causal, tokens = causal_model(model), unpack(batch[TOKENS])
+    inputs = _inputs(causal, tokens)
+    # As the model's input: rows are one row for flash attention.
+    labels = tokens.labels.view_as(inputs["input_ids"])[:, 1:]
     head: nn.Module = causal.get_output_embeddings()
     with _in_chunks(head, labels, of_logits, chunk) as computed:
         found: Tensor = model(**inputs).logits
@@ -71,9 +68,24 @@ def of_positions(model: Any, batch: Batch, of_logits: OfLogits, *, chunk: int = 
     return found, labels
 
 
+def next_tokens(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits [rows, seq_len - 1, entries], and the labels of the same positions, int64 [rows, seq_len - 1]."""
+    tokens = unpack(batch[TOKENS])
+    logits: Tensor = model(**_inputs(causal_model(model), tokens)).logits
+    return logits.view(*tokens.labels.shape, -1)[:, :-1], tokens.labels[:, 1:]
+
+
 def causal_model(model: Any) -> Any:
     """Model of transformers that `model` is, or wraps."""
     return next(each for each in model.modules() if hasattr(each, "get_output_embeddings") and hasattr(each, "config"))
+
+
+def _inputs(causal: Any, tokens: TokenBatch) -> dict[str, Any]:
+    ids, positions = tokens.input_ids, tokens.position_ids
+    if causal.config._attn_implementation == FLASH:  # noqa: SLF001 - transformers has no public name for it
+        # Flash attention keeps documents apart in one row only. Every row begins with a document.
+        ids, positions = ids.reshape(1, -1), positions.reshape(1, -1)
+    return {"input_ids": ids, "position_ids": positions, "use_cache": False}
 
 
 @contextmanager
