@@ -123,6 +123,7 @@ def test_adapter_alone_and_merged(train_run: TrainRun, tokens: llm.PreparedToken
     assert loss_of(load(tmp_path / "merged"), tokens) == pytest.approx(loss, abs=1e-5)
 
 
+@pytest.mark.variation
 def test_adapter_of_the_tiny_model_is_merged_into_the_weights_of_its_seed(
     train_run: TrainRun, tokens: llm.PreparedTokens, tmp_path: Path
 ) -> None:
@@ -205,6 +206,7 @@ def test_damaged_part_leaves_no_model(in_parts: dict[str, torch.Tensor], tmp_pat
     assert load(out)
 
 
+@pytest.mark.variation
 def test_flipped_bit_of_a_whole_checkpoint_is_found(train_run: TrainRun, tmp_path: Path) -> None:
     train_run(steps=2)
     shard = next((tmp_path / "runs").glob("mine/checkpoints/step-*2/shard-00000.pt"))
