@@ -1,0 +1,177 @@
+"""Clusters of a fleet by their API servers: RayJobs by KubeRay, and capacity by the agent of the chart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from forebay.deploy.agent.publisher import CAPACITY
+from forebay.deploy.federation.ports import ClusterView
+from forebay.deploy.fleet.cluster import Cluster
+from forebay.deploy.fleet.fleet import Fleet
+from forebay.deploy.kube.api import KubeApi, Object
+from forebay.deploy.kube.api_errors import AccessRefused, KubeError, ObjectMissing
+from forebay.deploy.kube.connection import by_context, in_cluster
+from forebay.deploy.kube.kuberay import KubeRay
+from forebay.deploy.lifecycle.decide import Phase, SeenRayJob
+from forebay.deploy.placement.capacity import Capacity
+from forebay.deploy.placement.counting import count
+from forebay.deploy.rayjob.attempt import DOMAIN, PlacedAttempt
+from forebay.deploy.rayjob.preflight import preflight
+from forebay.deploy.rayjob.render import render
+from forebay.errors import InvalidOption
+
+OURS = "app.kubernetes.io/managed-by=forebay"
+BEATS = 2
+"""Writes of the agent after which a pod that was seen is part of its figures."""
+
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+
+
+@dataclass(slots=True)
+class _Figures:
+    """Newest figures of a cluster's agent, and the beats at which pods of RayJobs were first seen."""
+
+    beat: int = -1
+    capacity: Capacity | None = None
+    first_seen: dict[str, int] = field(default_factory=dict)
+
+
+class KubeClusters:
+    """`ClusterPort` over the API servers of `fleet`.
+
+    Args:
+        fleet: The clusters. Each is reached by its context, or as the cluster that this process runs in.
+        connect: Called with a cluster once, when it is first needed.
+        complete: Called with an attempt before its RayJob is rendered: adds its token and its code.
+        delete_s: Seconds that a deletion may take before it counts as not done.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        connect: Callable[[Cluster], KubeApi] | None = None,
+        *,
+        complete: Callable[[PlacedAttempt], PlacedAttempt] | None = None,
+        delete_s: float = 10.0,
+    ) -> None:
+        self._fleet, self._connect, self._delete_s = fleet, connect or api_of, delete_s
+        self._complete = complete or (lambda attempt: attempt)
+        self._kuberays: dict[str, KubeRay] = {}
+        self._figures = {each.name: _Figures() for each in fleet.cluster}
+
+    def look(self, cluster: str, now: float) -> ClusterView:
+        """Return a view of a cluster. It does not raise: a cluster without an answer has a fault."""
+        try:
+            kuberay = self._kuberay(cluster)
+            jobs = {each["metadata"]["name"]: each for each in kuberay.jobs(OURS)}
+            pods = _by_job(jobs, kuberay.pods(OURS)) if jobs else {}
+            capacity, counted = self._capacity(cluster, now, pods)
+        except AccessRefused as error:
+            return ClusterView(capacity=_fault(cluster, now, error), ray_jobs=None, is_refused=True)
+        except (KubeError, InvalidOption) as error:
+            return ClusterView(capacity=_fault(cluster, now, error), ray_jobs=None)
+        seen = {name: seen_job(job, pods.get(name, ())) for name, job in jobs.items()}
+        return ClusterView(capacity=capacity, ray_jobs=seen, counted=counted)
+
+    def create(self, cluster: str, attempt: PlacedAttempt) -> None:
+        """Create the RayJob of an attempt, once. Raises `KubeError`, and `InvalidOption` for a job that cannot run."""
+        body = render(self._complete(attempt), self._fleet.named(cluster))
+        preflight(body)
+        self._kuberay(cluster).create_job(body)
+
+    def delete(self, cluster: str, name: str) -> None:
+        """Delete a RayJob with its pods. Raises `KubeError`."""
+        self._kuberay(cluster).delete_job(name, deadline_s=self._delete_s)
+
+    def _kuberay(self, cluster: str) -> KubeRay:
+        if cluster not in self._kuberays:
+            found = self._fleet.named(cluster)
+            self._kuberays[cluster] = KubeRay(self._connect(found), found.namespace)
+        return self._kuberays[cluster]
+
+    def _capacity(
+        self, cluster: str, now: float, pods: Mapping[str, tuple[Object, ...]]
+    ) -> tuple[Capacity, frozenset[str]]:
+        api, found = self._kuberay(cluster).api, self._fleet.named(cluster)
+        try:
+            data = api.get(f"/api/v1/namespaces/{found.namespace}/configmaps/{CAPACITY}").get("data") or {}
+        except ObjectMissing:
+            # A cluster without the chart's agent: two lists from outside, up to some 5,000 pods.
+            counted = count(found, api.items("/api/v1/nodes"), api.items("/api/v1/pods"), now)
+            return counted, frozenset(pods)
+        figures = self._figures[cluster]
+        beat = int(data.get("beat", "-1"))
+        if beat != figures.beat and "capacity.json" in data:
+            # The time at which new figures were first seen here: the clocks of two machines differ.
+            capacity = replace(Capacity.from_json(data["capacity.json"], now), cluster=cluster)
+            figures.beat, figures.capacity = beat, capacity
+        figures.first_seen = {name: figures.first_seen.get(name, beat) for name in pods}
+        if figures.capacity is None:
+            return Capacity(
+                cluster=cluster, observed_at=now, fault="its agent has not written figures yet"
+            ), frozenset()
+        seen = frozenset(name for name, first in figures.first_seen.items() if beat >= first + BEATS)
+        return figures.capacity, seen
+
+
+def api_of(cluster: Cluster) -> KubeApi:
+    """API server of a cluster. Raises `InvalidOption` without its context."""
+    connect = in_cluster if cluster.context is None else by_context(cluster.context)
+    return KubeApi(connect, cluster=cluster.name)
+
+
+def seen_job(job: Object, pods: tuple[Object, ...] = ()) -> SeenRayJob:
+    """RayJob as the lifecycle sees it. `pods` are its own."""
+    status = job.get("status") or {}
+    phase = _phase(status.get("jobDeploymentStatus") or "", status.get("jobStatus") or "")
+    words = ": ".join(str(status[name]) for name in ("reason", "message") if status.get(name))
+    if phase == "starting":
+        words = "; ".join(sorted(set(_unplaced(pods)))) or words
+    code = _EXIT_CODE.search(words)
+    return SeenRayJob(phase=phase, words=words, exit_code=int(code[1]) if code else None)
+
+
+def _phase(deployment: str, job: str) -> Phase:
+    match deployment, job:
+        case "Complete", "SUCCEEDED":
+            return "succeeded"
+        # A stopped job is complete, too.
+        case "Complete", "STOPPED":
+            return "stopped"
+        case (("Complete" | "Failed" | "ValidationFailed"), _):
+            return "failed"
+        case "Running", _:
+            return "running"
+        case _:
+            return "starting"
+
+
+def _unplaced(pods: tuple[Object, ...]) -> list[str]:
+    """Words of the scheduler about pods that it has not placed."""
+    return [
+        str(condition.get("message", ""))
+        for pod in pods
+        for condition in (pod.get("status") or {}).get("conditions") or ()
+        if condition["type"] == "PodScheduled" and condition["status"] == "False"
+    ]
+
+
+def _by_job(jobs: Mapping[str, Object], pods: list[Object]) -> dict[str, tuple[Object, ...]]:
+    """Pods by the name of their RayJob. Both have the labels of the attempt."""
+    names = {_labels(job): name for name, job in jobs.items()}
+    found: dict[str, tuple[Object, ...]] = {}
+    for pod in pods:
+        if (name := names.get(_labels(pod))) is not None:
+            found[name] = (*found.get(name, ()), pod)
+    return found
+
+
+def _labels(found: Object) -> tuple[str | None, ...]:
+    labels = found["metadata"].get("labels") or {}
+    return tuple(labels.get(f"{DOMAIN}/{each}") for each in ("job", "task", "attempt"))
+
+
+def _fault(cluster: str, now: float, error: Exception) -> Capacity:
+    return Capacity(cluster=cluster, observed_at=now, fault=str(error).splitlines()[0])

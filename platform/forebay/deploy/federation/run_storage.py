@@ -1,0 +1,108 @@
+"""Claims and ends of runs in the storage of their jobs, for the federation."""
+
+from __future__ import annotations
+
+from forebay.deploy.fleet.cluster import Market
+from forebay.deploy.lifecycle.decide import SeenClaim
+from forebay.deploy.lifecycle.states import Target
+from forebay.deploy.spec.canonical import key_of
+from forebay.deploy.spec.job_spec import JobSpec, Task
+from forebay.errors import InvalidOption, ReadFailed, WriteFailed
+from forebay.runs.attempts.files import AttemptFiles
+from forebay.runs.attempts.orders import load_orders
+from forebay.runs.attempts.start import create_attempt
+from forebay.storage.credentials import redact, redacted
+from forebay.storage.filesystem import below, resolve
+
+_MARKETS: dict[str, Market] = {"spot": "spot", "on-demand": "on-demand"}
+
+
+class RunStorage:
+    """`StoragePort` over the files of attempts. The place of an attempt is part of its claim, for whoever adopts it."""
+
+    def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None:
+        """Newest claim of a task's run, with its end. Raises `ReadFailed`."""
+        files = AttemptFiles(_run(spec, task))
+        try:
+            claim = files.newest()
+            end = None if claim is None else files.ended(claim.number)
+        except OSError as error:
+            raise _unread(spec, task, error) from redacted(error)
+        if claim is None:
+            return None
+        target = target_of(claim.cluster)
+        if end is None:
+            return SeenClaim(number=claim.number, target=target)
+        return SeenClaim(number=claim.number, target=target, how=end.how, why=end.why)
+
+    def is_finished(self, spec: JobSpec, task: Task) -> bool:
+        """Whether the newest attempt recorded that the run is finished. Raises `ReadFailed`."""
+        found = self.newest_claim(spec, task)
+        return found is not None and found.how == "finished"
+
+    def is_stopped(self, spec: JobSpec, task: Task) -> bool:
+        """Whether the newest attempt has an order to stop. Raises `ReadFailed`."""
+        run = _run(spec, task)
+        try:
+            orders, newest = load_orders(run), AttemptFiles(run).newest()
+        except OSError as error:
+            raise _unread(spec, task, error) from redacted(error)
+        return orders is not None and newest is not None and orders.stop is not None and orders.attempt == newest.number
+
+    def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool:
+        """Claim attempt `number` of a task's run for a place. Returns false if another process has it.
+
+        Raises `WriteFailed`, and `NoExclusiveCreation` for a store that cannot decide.
+        """
+        try:
+            made = create_attempt(_run(spec, task), number, key=key_of(spec), cluster=text_of(target))
+        except OSError as error:
+            raise WriteFailed(
+                f"attempt {number} of {spec.name} could not be claimed in {spec.storage} ({redact(str(error))}). Check "
+                "that the storage answers.",
+                name=spec.name,
+            ) from redacted(error)
+        return made is not None
+
+    def token(self, spec: JobSpec, task: Task, number: int) -> str:
+        """Token of attempt `number`, which its process shows to adopt it. Raises `ReadFailed`."""
+        try:
+            claim = AttemptFiles(_run(spec, task)).newest()
+        except OSError as error:
+            raise _unread(spec, task, error) from redacted(error)
+        if claim is None or claim.number != number:
+            raise ReadFailed(f"attempt {number} of {spec.name} is not the newest one in {spec.storage}.")
+        return claim.token
+
+
+def text_of(target: Target) -> str:
+    """Place as one text, for a claim.
+
+    >>> text_of(Target(cluster="west", sku="h100", market="spot", workers=4))
+    'west/h100/spot/4'
+    """
+    return f"{target.cluster}/{target.sku}/{target.market}/{target.workers}"
+
+
+def target_of(text: str) -> Target:
+    """Place of a claim. Raises `InvalidOption` for the claim of a plain run, which no fleet has placed."""
+    parts = text.split("/")
+    if len(parts) != 4 or parts[2] not in _MARKETS or not parts[3].isdecimal():
+        raise InvalidOption(
+            f"the run was started outside of the fleet ({text or 'no place'} is in its claim). Give the job a name "
+            "that no plain run has.",
+            place=text,
+        )
+    return Target(cluster=parts[0], sku=parts[1], market=_MARKETS[parts[2]], workers=int(parts[3]))
+
+
+def _run(spec: JobSpec, task: Task) -> str:
+    return below(resolve(spec.storage).uri, spec.run_name(task))
+
+
+def _unread(spec: JobSpec, task: Task, error: OSError) -> ReadFailed:
+    return ReadFailed(
+        f"the attempts of {spec.run_name(task)} in {spec.storage} cannot be read ({redact(str(error))}). Check that "
+        "the storage answers.",
+        name=spec.name,
+    )

@@ -1,0 +1,53 @@
+"""Claims of a fleet in the storage of its jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import forebay as fb
+from forebay.deploy.federation.run_storage import RunStorage
+from forebay.deploy.lifecycle.states import Target
+from forebay.errors import InvalidOption, ReadFailed
+from forebay.runs.attempts.files import AttemptEnd, AttemptFiles
+from forebay.runs.attempts.orders import give_orders
+from forebay.runs.attempts.start import create_attempt
+
+WEST = Target(cluster="west", sku="h100", market="spot", workers=4)
+EAST = Target(cluster="east", sku="h100", market="on-demand", workers=2)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> fb.JobSpec:
+    return fb.JobSpec(name="ctr", storage=str(tmp_path), task=(fb.Task(command=("true",)),))
+
+
+def test_one_of_two_claims_stands_with_its_place(spec: fb.JobSpec) -> None:
+    storage, task = RunStorage(), spec.task[0]
+    assert storage.newest_claim(spec, task) is None
+    assert storage.claim(spec, task, 1, WEST)
+    assert not storage.claim(spec, task, 1, EAST)
+    claim = storage.newest_claim(spec, task)
+    assert claim is not None
+    assert (claim.number, claim.target, claim.how) == (1, WEST, None)
+    assert storage.token(spec, task, 1)
+    with pytest.raises(ReadFailed, match="not the newest one"):
+        storage.token(spec, task, 2)
+
+
+def test_end_and_orders_are_seen(spec: fb.JobSpec, tmp_path: Path) -> None:
+    storage, task = RunStorage(), spec.task[0]
+    storage.claim(spec, task, 1, WEST)
+    assert not storage.is_stopped(spec, task)
+    give_orders(str(tmp_path), spec.run_name(task), stop="enough")
+    assert storage.is_stopped(spec, task)
+    assert not storage.is_finished(spec, task)
+    AttemptFiles(str(tmp_path / spec.run_name(task))).end(1, AttemptEnd(how="finished"))
+    assert storage.is_finished(spec, task)
+
+
+def test_run_that_no_fleet_has_placed_is_told(spec: fb.JobSpec, tmp_path: Path) -> None:
+    create_attempt(str(tmp_path / spec.run_name(spec.task[0])), 1)
+    with pytest.raises(InvalidOption, match="started outside of the fleet"):
+        RunStorage().newest_claim(spec, spec.task[0])
