@@ -109,6 +109,7 @@ VERBS = [
         "cluster apply",
         "cluster delete",
         "cluster publish-capacity",
+        "controller",
         "evaluate",
         "explain",
         "export",

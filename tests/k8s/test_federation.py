@@ -12,6 +12,7 @@ from tests.k8s.objects import IMAGE
 from tests.k8s.player import Player
 
 import forebay as fb
+from forebay.deploy.federation.controller import FleetController
 from forebay.deploy.federation.federation import Federation
 from forebay.deploy.federation.kube_clusters import KubeClusters
 from forebay.deploy.federation.run_storage import RunStorage
@@ -20,6 +21,7 @@ from forebay.deploy.fleet.fleet import Fleet
 from forebay.deploy.kube.kuberay import KubeRay
 from forebay.deploy.lifecycle.journal import JobJournal
 from forebay.deploy.lifecycle.states import AttemptRunning, JobState
+from forebay.runs.attempts.files import AttemptFiles
 
 pytestmark = pytest.mark.k8s
 
@@ -152,3 +154,38 @@ def test_ray_job_that_somebody_deleted_is_tried_again(bench: Bench, planes: dict
     kuberay.delete_job(job["metadata"]["name"])
     bench.until(lambda: isinstance(found := bench.states()["again"], AttemptRunning) and found.number == 2)
     assert "deleted by somebody else" in " ".join(each.why for each in bench.journal.reasons("again"))
+
+
+def test_submitted_job_is_placed_and_its_end_is_in_storage(
+    bench: Bench, planes: dict[str, ControlPlane], players: dict[str, Player], tmp_path: Path
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text("print('hello')")
+    task = fb.Task(command=("python", "train.py"), workers=fb.TaskWorkers(cpu="2", memory="1Gi", gpus=4))
+    spec = fb.JobSpec(name="sent", storage=str(tmp_path), task=(task,))
+    job = fb.submit(spec, "fleet", folder=code)
+    assert job.status().state == "starting"
+    clusters = KubeClusters(bench.fleet, lambda found: planes[found.name].api(), delete_s=1.0)
+    controller = FleetController(bench.fleet, [str(tmp_path)], JobJournal(":memory:"), clusters=clusters)
+
+    def rounds(until: Callable[[], bool]) -> None:
+        end = time.monotonic() + 90
+        while not until():
+            assert time.monotonic() < end, job.status()
+            bench.now += ROUND_S
+            controller.step(bench.now)
+            time.sleep(0.1)
+
+    rounds(lambda: job.status().state == "running")
+    (name,) = (name for name, jobs in bench.ray_jobs().items() if jobs)
+    (body,) = KubeRay(planes[name].api(), "default").jobs("forebay.dev/job=sent")
+    (container,) = body["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    claim = AttemptFiles(str(tmp_path / spec.run_name(spec.task[0]))).newest()
+    assert claim is not None
+    assert {"name": "FOREBAY_RUN_ATTEMPT", "value": f"1/{claim.token}"} in container["env"]
+    assert job.submission.code in container["args"][0]
+    for player in players.values():
+        player.run_job = lambda _: "SUCCEEDED"
+    rounds(lambda: job.status().state == "succeeded")
+    assert fb.submit(spec, "fleet", folder=code).status().submission == 1

@@ -13,7 +13,9 @@ from forebay.cli.deploy.explain import FleetFile, explain
 from forebay.cli.deploy.jobs import printable
 from forebay.cli.output import print_json
 
-Backend = Annotated[str, typer.Option(help="local (this machine) or ray (a Ray cluster's dashboard).")]
+Backend = Annotated[
+    str, typer.Option(help="local (this machine), ray (a dashboard) or fleet (Kubernetes, by a controller).")
+]
 Address = Annotated[str, typer.Option(help="Dashboard of the Ray cluster, http://HEAD:8265.", metavar="URL")]
 
 

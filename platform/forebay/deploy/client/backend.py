@@ -63,15 +63,42 @@ class LocalBackend:
             os.killpg(started.pid, 15)
 
 
+class FleetBackend:
+    """`JobBackend` of a fleet of Kubernetes clusters: a controller finds the submission in its storage, and follows it.
+
+    Only the controller ends it, in storage.
+    """
+
+    name = "fleet"
+    address = ""
+
+    def start(self, submission: Submission) -> None:
+        """Do nothing: `forebay controller` reads the submissions."""
+
+    def is_alive(self, submission: Submission) -> bool | None:  # noqa: ARG002 - of the protocol
+        """Return true: a submission that has not ended waits or runs."""
+        return True
+
+    def end(self, submission: Submission) -> None:
+        """Refuse. Raises `InvalidOption`: pods of a fleet are the controller's."""
+        raise InvalidOption(
+            f"job {submission.spec.name!r} runs in a fleet: leave out --now. Its controller deletes the pods when the "
+            "run has not ended by itself after 2 minutes.",
+            name=submission.spec.name,
+        )
+
+
 def backend_of(name: str, address: str = "") -> JobBackend:
     """Backend called `name`. Raises `InvalidOption` if there is none."""
     if name == "local":
         return LocalBackend()
+    if name == "fleet":
+        return FleetBackend()
     if name == "ray":
         from forebay.deploy.client.ray_backend import RayBackend  # noqa: PLC0415 - Ray takes a second to import
 
         return RayBackend(address)
-    raise InvalidOption(f"backend={name!r} is unknown. Choose 'local' or 'ray'.", backend=name)
+    raise InvalidOption(f"backend={name!r} is unknown. Choose 'local', 'ray' or 'fleet'.", backend=name)
 
 
 def _files(submission: Submission) -> JobFiles:

@@ -44,8 +44,10 @@ class KubeClusters:
     Args:
         fleet: The clusters. Each is reached by its context, or as the cluster that this process runs in.
         connect: Called with a cluster once, when it is first needed.
-        complete: Called with an attempt before its RayJob is rendered: adds its token and its code.
         delete_s: Seconds that a deletion may take before it counts as not done.
+
+    Attributes:
+        complete: Called with an attempt before its RayJob is rendered: adds its token and its code.
     """
 
     def __init__(
@@ -53,11 +55,10 @@ class KubeClusters:
         fleet: Fleet,
         connect: Callable[[Cluster], KubeApi] | None = None,
         *,
-        complete: Callable[[PlacedAttempt], PlacedAttempt] | None = None,
         delete_s: float = 10.0,
     ) -> None:
         self._fleet, self._connect, self._delete_s = fleet, connect or api_of, delete_s
-        self._complete = complete or (lambda attempt: attempt)
+        self.complete: Callable[[PlacedAttempt], PlacedAttempt] = lambda attempt: attempt
         self._kuberays: dict[str, KubeRay] = {}
         self._figures = {each.name: _Figures() for each in fleet.cluster}
 
@@ -77,7 +78,7 @@ class KubeClusters:
 
     def create(self, cluster: str, attempt: PlacedAttempt) -> None:
         """Create the RayJob of an attempt, once. Raises `KubeError`, and `InvalidOption` for a job that cannot run."""
-        body = render(self._complete(attempt), self._fleet.named(cluster))
+        body = render(self.complete(attempt), self._fleet.named(cluster))
         preflight(body)
         self._kuberay(cluster).create_job(body)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from forebay.deploy.fleet.cluster import Market
 from forebay.deploy.lifecycle.decide import SeenClaim
 from forebay.deploy.lifecycle.states import Target
@@ -17,8 +19,19 @@ from forebay.storage.filesystem import below, resolve
 _MARKETS: dict[str, Market] = {"spot": "spot", "on-demand": "on-demand"}
 
 
+STOP_S = 120.0
+"""Time in which a run obeys an order to stop itself: it saves a checkpoint first."""
+
+
 class RunStorage:
-    """`StoragePort` over the files of attempts. The place of an attempt is part of its claim, for whoever adopts it."""
+    """`StoragePort` over the files of attempts. The place of an attempt is part of its claim, for its next controller.
+
+    An order to stop counts after `stop_s` seconds: until then the run may end by itself.
+    """
+
+    def __init__(self, *, stop_s: float = STOP_S) -> None:
+        self._stop_s = stop_s
+        self._ordered_at: dict[str, float] = {}
 
     def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None:
         """Newest claim of a task's run, with its end. Raises `ReadFailed`."""
@@ -41,13 +54,16 @@ class RunStorage:
         return found is not None and found.how == "finished"
 
     def is_stopped(self, spec: JobSpec, task: Task) -> bool:
-        """Whether the newest attempt has an order to stop. Raises `ReadFailed`."""
+        """Whether the newest attempt has had an order to stop for long enough. Raises `ReadFailed`."""
         run = _run(spec, task)
         try:
             orders, newest = load_orders(run), AttemptFiles(run).newest()
         except OSError as error:
             raise _unread(spec, task, error) from redacted(error)
-        return orders is not None and newest is not None and orders.stop is not None and orders.attempt == newest.number
+        if orders is None or newest is None or orders.stop is None or orders.attempt != newest.number:
+            self._ordered_at.pop(run, None)
+            return False
+        return time.monotonic() - self._ordered_at.setdefault(run, time.monotonic()) >= self._stop_s
 
     def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool:
         """Claim attempt `number` of a task's run for a place. Returns false if another process has it.

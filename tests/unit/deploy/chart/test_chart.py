@@ -150,6 +150,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "annotation that is no text": {"accounts": {"annotations": {"a": True}}},
     "address without a mask": {"networkPolicy": {"egressCIDRs": ["10.0.0.0"]}},
     "monitor with a typo": {"monitoring": {"podMonitors": True}},
+    "controller without a fleet": {"controller": {"enabled": True, "storages": ["s3://lake/runs"]}},
+    "controller without a storage": {"controller": {"enabled": True, "fleetSecret": "fleet"}},
+    "relative storage": {"controller": {"storages": ["runs"]}},
     "list as a quota": {"quota": ["pods"]},
     "memory of the notebook": {"notebook": {"memory": "much"}},
 }

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from tests.unit.deploy.chart.conftest import CHART, render_with
 
+from forebay.deploy.fleet.fleet import parse_fleet
+
 DOCS = CHART.parents[2] / "docs" / "deployment"
 PAGES = sorted(each.name for each in DOCS.glob("*.md"))
 
@@ -27,3 +29,10 @@ def test_values_of_a_page_install(helms: list[str], page: str, tmp_path: Path) -
     for each in values:
         each["image"] |= {"digest": "sha256:" + "0" * 64} if "digest" in each["image"] else {}
         assert "forebay-catalogue" in render_with(each, tmp_path)
+
+
+def test_fleet_of_the_page_is_a_fleet() -> None:
+    text = (DOCS.parent / "submit.md").read_text()
+    (block,) = (each for each in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[[cluster]]" in each)
+    found = parse_fleet(block.replace("sha256:...", "sha256:" + "0" * 64))
+    assert found.named("west").sku["h100"].gpus == 8

@@ -1,0 +1,120 @@
+"""Controller of a fleet: follows the jobs that were submitted to it, and records their ends in their storage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from forebay.deploy.client.submission import JobFiles, Submission, SubmissionEnd, jobs_below
+from forebay.deploy.federation.federation import Federation
+from forebay.deploy.federation.kube_clusters import KubeClusters
+from forebay.deploy.federation.run_storage import RunStorage
+from forebay.deploy.fleet.fleet import Fleet
+from forebay.deploy.lifecycle.journal import JobJournal, JournalEntry
+from forebay.deploy.lifecycle.states import (
+    AttemptRunning,
+    JobEnd,
+    JobFailed,
+    JobQueued,
+    JobStopped,
+)
+from forebay.deploy.rayjob.attempt import PlacedAttempt
+
+FLEET = "fleet"
+"""Name of the backend whose submissions a controller follows."""
+ROUND_S = 5.0
+"""Time between two rounds."""
+
+
+class FleetController:
+    """Rounds over all jobs that were submitted to the fleet with one of `storages`.
+
+    Any number of controllers may run: claims in storage decide between them. One may be killed at any point.
+
+    Args:
+        fleet: Clusters to place on.
+        storages: Storages whose jobs are followed.
+        journal: What this controller knows. A new one is filled from storage and the clusters.
+        clusters: Requests to the clusters. By default those of `fleet`.
+        only: Name of the only job to follow. By default all.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        storages: Sequence[str],
+        journal: JobJournal,
+        *,
+        clusters: KubeClusters | None = None,
+        only: str | None = None,
+    ) -> None:
+        self._storages, self._journal, self._only = tuple(storages), journal, only
+        self._storage = RunStorage()
+        self._submissions: dict[str, Submission] = {}
+        ports = clusters or KubeClusters(fleet)
+        ports.complete = self._complete
+        self._federation = Federation(fleet, ports, self._storage, journal)
+
+    def step(self, now: float | None = None) -> bool:
+        """Make one round. Returns whether a job is left to follow. Raises `OSError` if a storage does not answer.
+
+        `now` is in seconds, by default of this machine's clock, which the journal keeps.
+        """
+        now = time.time() if now is None else now
+        followed = list(self._open())
+        for _, submission in followed:
+            self._add(submission, now)
+        self._federation.step(now)
+        for files, submission in followed:
+            self._record(files, submission)
+        return bool(followed)
+
+    def reasons(self, name: str) -> tuple[str, ...]:
+        """Reasons for which a run waits, one per cluster."""
+        return self._federation.reasons(name)
+
+    def _open(self) -> Iterator[tuple[JobFiles, Submission]]:
+        """Submissions to the fleet that have not ended."""
+        for storage in self._storages:
+            for files in jobs_below(storage):
+                if self._only not in (None, files.name):
+                    continue
+                submission = files.newest()
+                if submission is not None and submission.backend == FLEET and files.ended(submission.number) is None:
+                    yield files, submission
+
+    def _add(self, submission: Submission, now: float) -> None:
+        known = self._submissions.get(submission.spec.name)
+        self._submissions[submission.spec.name] = submission
+        self._federation.submit(submission.spec, now)
+        if known is not None and known.number != submission.number:
+            # It was submitted again after its end, and continues from its newest checkpoint.
+            for entry in self._entries(submission):
+                if isinstance(entry.state, JobFailed | JobStopped):
+                    again = JobQueued(since=now, number=entry.state.number)
+                    self._journal.record(entry.name, again, now, "it was submitted again")
+
+    def _record(self, files: JobFiles, submission: Submission) -> None:
+        """Record the start and the end of a submission."""
+        states = [entry.state for entry in self._entries(submission)]
+        if any(isinstance(state, AttemptRunning) for state in states) and files.started(submission.number) is None:
+            files.start(submission.number)
+        if all(isinstance(state, JobEnd) for state in states):
+            failed = next((state for state in states if isinstance(state, JobFailed)), None)
+            if failed is not None:
+                files.end(submission.number, SubmissionEnd(how="failed", why=failed.why))
+            elif any(isinstance(state, JobStopped) for state in states):
+                files.end(submission.number, SubmissionEnd(how="stopped", why="stopped by its user"))
+            else:
+                files.end(submission.number, SubmissionEnd(how="succeeded"))
+
+    def _entries(self, submission: Submission) -> list[JournalEntry]:
+        names = [submission.spec.run_name(task) for task in submission.spec.task]
+        return [entry for name in names if (entry := self._journal.entry(name)) is not None]
+
+    def _complete(self, attempt: PlacedAttempt) -> PlacedAttempt:
+        """Attempt with the token of its claim, by which its process adopts it, and the digest of its code."""
+        token = self._storage.token(attempt.spec, attempt.task, attempt.number)
+        submission = self._submissions.get(attempt.spec.name)
+        return replace(attempt, token=token, code=None if submission is None else submission.code)
