@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from forebay.deploy.agent.publisher import CAPACITY
+from forebay.deploy.federation.observed import seen_ray_job
 from forebay.deploy.federation.ports import ClusterView
 from forebay.deploy.fleet.cluster import Cluster
 from forebay.deploy.fleet.fleet import Fleet
@@ -14,7 +14,7 @@ from forebay.deploy.kube.api import KubeApi, Object
 from forebay.deploy.kube.api_errors import AccessRefused, KubeError, ObjectMissing
 from forebay.deploy.kube.connection import by_context, in_cluster
 from forebay.deploy.kube.kuberay import KubeRay
-from forebay.deploy.lifecycle.decide import Phase, SeenRayJob
+from forebay.deploy.lifecycle.decide import SeenRayJob
 from forebay.deploy.placement.capacity import Capacity
 from forebay.deploy.placement.counting import count
 from forebay.deploy.rayjob.attempt import DOMAIN, PlacedAttempt
@@ -25,8 +25,6 @@ from forebay.errors import InvalidOption
 OURS = "app.kubernetes.io/managed-by=forebay"
 BEATS = 2
 """Writes of the agent after which a pod that was seen is part of its figures."""
-
-_EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
 @dataclass(slots=True)
@@ -124,29 +122,10 @@ def api_of(cluster: Cluster) -> KubeApi:
 
 
 def seen_job(job: Object, pods: tuple[Object, ...] = ()) -> SeenRayJob:
-    """RayJob as the lifecycle sees it. `pods` are its own."""
-    status = job.get("status") or {}
-    phase = _phase(status.get("jobDeploymentStatus") or "", status.get("jobStatus") or "")
-    words = ": ".join(str(status[name]) for name in ("reason", "message") if status.get(name))
-    if phase == "starting":
-        words = "; ".join(sorted(set(_unplaced(pods)))) or words
-    code = _EXIT_CODE.search(words)
-    return SeenRayJob(phase=phase, words=words, exit_code=int(code[1]) if code else None)
-
-
-def _phase(deployment: str, job: str) -> Phase:
-    match deployment, job:
-        case "Complete", "SUCCEEDED":
-            return "succeeded"
-        # A stopped job is complete, too.
-        case "Complete", "STOPPED":
-            return "stopped"
-        case (("Complete" | "Failed" | "ValidationFailed"), _):
-            return "failed"
-        case "Running", _:
-            return "running"
-        case _:
-            return "starting"
+    """RayJob as the lifecycle sees it. While it starts, its words are those of the scheduler about its own `pods`."""
+    seen = seen_ray_job(job)
+    words = "; ".join(sorted(set(_unplaced(pods)))) if seen.phase == "starting" else ""
+    return replace(seen, words=words) if words else seen
 
 
 def _unplaced(pods: tuple[Object, ...]) -> list[str]:
