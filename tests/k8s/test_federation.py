@@ -43,7 +43,7 @@ def cluster(name: str) -> Cluster:
     )
 
 
-class Bench:
+class FleetOfPlanes:
     """One controller over both clusters, whose clock a test moves."""
 
     def __init__(self, planes: dict[str, ControlPlane], folder: Path) -> None:
@@ -88,10 +88,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench(planes: dict[str, ControlPlane], players: dict[str, Player], tmp_path: Path) -> Iterator[Bench]:
+def bench(planes: dict[str, ControlPlane], players: dict[str, Player], tmp_path: Path) -> Iterator[FleetOfPlanes]:
     for player in players.values():
         player.run_job = lambda _: "RUNNING"
-    yield Bench(planes, tmp_path)
+    yield FleetOfPlanes(planes, tmp_path)
     for name, player in players.items():
         player.run_job = lambda _: "SUCCEEDED"
         kuberay = KubeRay(planes[name].api(), "default")
@@ -99,7 +99,9 @@ def bench(planes: dict[str, ControlPlane], players: dict[str, Player], tmp_path:
             kuberay.delete_job(each["metadata"]["name"])
 
 
-def test_jobs_fill_the_fleet_and_the_others_wait_with_their_reason(bench: Bench, players: dict[str, Player]) -> None:
+def test_jobs_fill_the_fleet_and_the_others_wait_with_their_reason(
+    bench: FleetOfPlanes, players: dict[str, Player]
+) -> None:
     for number in range(10):
         bench.submit(f"job-{number}")
     bench.until(lambda: bench.count("AttemptRunning") == 4)
@@ -115,7 +117,7 @@ def test_jobs_fill_the_fleet_and_the_others_wait_with_their_reason(bench: Bench,
     assert {state.number for state in bench.states().values()} == {1}
 
 
-def test_controller_without_its_journal_adopts_what_runs(bench: Bench) -> None:
+def test_controller_without_its_journal_adopts_what_runs(bench: FleetOfPlanes) -> None:
     spec = bench.submit("kept")
     bench.until(lambda: bench.count("AttemptRunning") == 1)
     before = bench.ray_jobs()
@@ -126,7 +128,7 @@ def test_controller_without_its_journal_adopts_what_runs(bench: Bench) -> None:
     assert bench.states()["kept"].number == 1
 
 
-def test_job_of_a_frozen_cluster_goes_on_in_the_other(bench: Bench, planes: dict[str, ControlPlane]) -> None:
+def test_job_of_a_frozen_cluster_goes_on_in_the_other(bench: FleetOfPlanes, planes: dict[str, ControlPlane]) -> None:
     spec = bench.submit("moves", clusters=("west", "east"), unreachable=fb.Unreachable(after=60))
     bench.until(lambda: bench.count("AttemptRunning") == 1)
     state = bench.states()["moves"]
@@ -145,7 +147,7 @@ def test_job_of_a_frozen_cluster_goes_on_in_the_other(bench: Bench, planes: dict
     assert bench.ray_jobs() == {first: ["moves"], second: ["moves"]}
 
 
-def test_ray_job_that_somebody_deleted_is_tried_again(bench: Bench, planes: dict[str, ControlPlane]) -> None:
+def test_ray_job_that_somebody_deleted_is_tried_again(bench: FleetOfPlanes, planes: dict[str, ControlPlane]) -> None:
     bench.submit("again")
     bench.until(lambda: bench.count("AttemptRunning") == 1)
     cluster_name = bench.states()["again"].target.cluster
@@ -157,7 +159,7 @@ def test_ray_job_that_somebody_deleted_is_tried_again(bench: Bench, planes: dict
 
 
 def test_submitted_job_is_placed_and_its_end_is_in_storage(
-    bench: Bench, planes: dict[str, ControlPlane], players: dict[str, Player], tmp_path: Path
+    bench: FleetOfPlanes, planes: dict[str, ControlPlane], players: dict[str, Player], tmp_path: Path
 ) -> None:
     code = tmp_path / "code"
     code.mkdir()
