@@ -77,7 +77,8 @@ def next_tokens(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def causal_model(model: Any) -> Any:
     """Model of transformers that `model` is, or wraps."""
-    return next(each for each in model.modules() if hasattr(each, "get_output_embeddings") and hasattr(each, "config"))
+    # A DeepSpeed engine lends itself the model's methods, and has a configuration of its own.
+    return next(each for each in model.modules() if hasattr(getattr(each, "config", None), "_attn_implementation"))
 
 
 def _inputs(causal: Any, tokens: TokenBatch) -> dict[str, Any]:
