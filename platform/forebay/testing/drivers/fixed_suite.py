@@ -145,7 +145,7 @@ class FixedSuite:
 
             worker.setup(nn.Linear(1, 1), build_optimizer, strategy="zero9")
 
-        with pytest.raises(InvalidOption, match=r"strategy='zero9', .*'ddp'.* Set strategy=") as refusal:
+        with pytest.raises(InvalidOption, match=r"strategy='zero9' .*'ddp'") as refusal:
             self.run(bench, "strategy", train=train, workers=1)
         assert refusal.value.facts["strategy"] == "zero9"
 

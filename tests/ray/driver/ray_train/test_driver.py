@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +39,10 @@ from forebay.train.worker import Worker
 
 
 class Other:
-    """Has a name."""
+    """Coordinator of a run of this name in another storage."""
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(path="elsewhere")
 
 
 @pytest.fixture
