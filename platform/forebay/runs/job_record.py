@@ -7,7 +7,7 @@ from typing import Any
 
 from forebay.errors import JobMismatch
 from forebay.job.job import Job
-from forebay.job.job_facts import job_facts, public_fact
+from forebay.job.job_facts import Fact, job_facts, public_fact
 from forebay.storage.atomic import ADVICE, write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import resolve
@@ -17,15 +17,11 @@ FILE_NAME = "job.json"
 VERSION = 1
 
 
-def record_job(job: Job, path: str, name: str) -> None:
-    """Write the facts of `job` into the folder `path` of the run `name`. A job without any leaves no file.
+def check_identity(job: Job, path: str, name: str) -> dict[str, Fact]:
+    """Facts of the run `name` in the folder `path` and of `job`, that a resumed run must share.
 
-    Raises:
-        JobMismatch: The run was begun by a job with another value of one of `job.identity`.
-        WriteFailed: Storage refused.
+    Raises `JobMismatch` if the run was begun by a job with another value of one of `job.identity`.
     """
-    if not job.identity and not job.parameters:
-        return
     identity = {each: public_fact(each, value) for each, value in job.identity.items()}
     earlier = load_identity(path)
     for each, wanted in identity.items():
@@ -38,7 +34,17 @@ def record_job(job: Job, path: str, name: str) -> None:
                 found=earlier[each],
                 wanted=wanted,
             )
-    facts = {"version": VERSION, "identity": {**earlier, **identity}, "parameters": job_facts(job)}
+    return {**earlier, **identity}
+
+
+def record_job(job: Job, path: str, name: str) -> None:
+    """Write the facts of `job` into the folder `path` of the run `name`. A job without any leaves no file.
+
+    Raises `JobMismatch` as `check_identity`, and `WriteFailed` if storage refuses.
+    """
+    if not job.identity and not job.parameters:
+        return
+    facts = {"version": VERSION, "identity": check_identity(job, path, name), "parameters": job_facts(job)}
     try:
         write_json_file(path, FILE_NAME, to_json(facts))
     except OSError as error:

@@ -21,7 +21,7 @@ from forebay.runs.attempts.start import start_attempt
 from forebay.runs.callback import Callback, notify
 from forebay.runs.control import Control
 from forebay.runs.history import History
-from forebay.runs.job_record import record_job
+from forebay.runs.job_record import check_identity, record_job
 from forebay.runs.result import Result, load_result, save_result
 from forebay.runs.run_folder import RunFolder, new_run_folder, run_folder
 from forebay.runs.worker_spec import WorkerSpec, title_of
@@ -56,6 +56,8 @@ class Run:
         self.control = Control.of(job)
         self._fence = Fence(None, None)
         self._was_followed = False
+        # Before the plan: other rows are a consequence of another seq_len, and the cause is told.
+        check_identity(job, self.path, self.name)
         self._load()
         if self.is_finished:
             return

@@ -116,7 +116,7 @@ LONG = " ".join(map(str, range(400)))
             {"seq_len": 16, "overflow": "truncate"},
             r"1 have no target within a row.*longest has [\d,]+ tokens, the median",
         ),
-        ([{"body": "abc"}], {}, r"has the columns 'body', and needs one of: messages, .*columns="),
+        ([{"body": "abc"}], {}, r"has the columns 'body', and needs one of: .*messages, .*columns="),
         ([{"text": "ab " * 90}], {"seq_len": 8192}, r"seq_len=8192, and the model tiny has 4096 positions"),
         ([{"text": "ab " * 90}], {"workers": 9, "global_batch": 8}, r"global_batch=8.*9"),
     ],

@@ -63,7 +63,8 @@ class RunStorage:
         if orders is None or newest is None or orders.stop is None or orders.attempt != newest.number:
             self._ordered_at.pop(run, None)
             return False
-        return time.monotonic() - self._ordered_at.setdefault(run, time.monotonic()) >= self._stop_s
+        now = time.monotonic()
+        return now - self._ordered_at.setdefault(run, now) >= self._stop_s
 
     def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool:
         """Claim attempt `number` of a task's run for a place. Returns false if another process has it.

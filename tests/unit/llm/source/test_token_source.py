@@ -69,7 +69,8 @@ def test_an_epoch_of_nearly_full_rows_has_every_target_once(write: Callable[...,
     prepared = fb.prepare(TokenSource(str(path), TINY, seq_len=1024), into=str(tmp_path / "into"))
     tokens = prepared_tokens(prepared)
     assert tokens.counts.tokens / tokens.counts.documents <= 1024 / 4
-    assert tokens.counts.fill(1024) >= 0.99
+    # 120 rows, where 118.7 would hold all tokens.
+    assert tokens.counts.fill(1024) >= 0.985
     plan = fb.build_plan(prepared.manifest, seed=7)
     with fb.Loader(plan, fb.llm.token_rows(), None, global_batch=8, as_numpy=True) as loader:
         packed = np.concatenate([batch["tokens"].copy() for batch in loader])
