@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+# The probe stays on the optimizers of its process, and ends it in a later training.
+pytestmark = pytest.mark.variation
+
 Bench = Callable[[str], ModuleType]
 PAD = 0
 
