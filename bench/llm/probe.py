@@ -32,7 +32,11 @@ class Probe:
         self._tokens = self._slots = 0
         self._documents: list[str] = []
         self._paused_cpu_s = self._paused_s = 0.0
-        register_optimizer_step_post_hook(self._end_step)
+        self._hook = register_optimizer_step_post_hook(self._end_step)
+
+    def close(self) -> None:
+        """Leave the optimizers of this process: a later training would end it."""
+        self._hook.remove()
 
     def watch(self, whole: Any, inner: Any) -> None:
         """Count what the models of a class of transformers see.

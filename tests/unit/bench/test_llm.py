@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,19 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-# The probe stays on the optimizers of its process, and ends it in a later training.
-pytestmark = pytest.mark.variation
-
 Bench = Callable[[str], ModuleType]
 PAD = 0
 
 
 @pytest.fixture
-def probe(bench: Bench, tmp_path: Path) -> Any:
+def probe(bench: Bench, tmp_path: Path) -> Iterator[Any]:
     paths = dict.fromkeys(("chats", "rows", "model", "work"), str(tmp_path))
     sizes = {"seq_len": 8, "step_rows": 2, "pass_rows": 1, "step_documents": 4, "pass_documents": 2}
     setting = bench("llm.setting").LlmSetting(**paths, **sizes, pad=PAD, steps=9, record=True)
-    return bench("llm.probe").Probe(setting, str(tmp_path / "answer"))
+    found = bench("llm.probe").Probe(setting, str(tmp_path / "answer"))
+    yield found
+    found.close()
 
 
 def test_a_document_is_the_same_packed_or_padded(bench: Bench, probe: Any) -> None:
