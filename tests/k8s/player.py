@@ -6,6 +6,7 @@ import datetime
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from forebay.deploy.kube.api import KubeApi, Object
 from forebay.deploy.kube.api_errors import KubeError, ObjectMissing
@@ -142,6 +143,11 @@ class Player(threading.Thread):
                 say(jobDeploymentStatus="Initializing", jobId=name, rayClusterName=name, startTime=stamp())
             case "Initializing":
                 self._initialize(job, status["rayClusterName"], spec, say)
+            case "Complete" | "Failed" if spec.get("shutdownAfterJobFinishes"):
+                # At once, and not after `ttlSecondsAfterFinished`: its pods end.
+                cluster = f"{RAY}/namespaces/{meta['namespace']}/rayclusters/{status.get('rayClusterName')}"
+                with suppress(ObjectMissing):
+                    self.api.delete(cluster)
             case "Running":
                 result = self.run_job(job)
                 if result != "RUNNING":

@@ -48,8 +48,9 @@ def run_identity(
 
 
 def _model(recipe: Recipe) -> str:
-    name = recipe.model.name
-    return name if name == TINY else f"{PurePosixPath(name).name} ({folder_digest(name)[:_DIGITS]})"
+    name, bits = recipe.model.name, recipe.model.quantization
+    base = name if name == TINY else f"{PurePosixPath(name).name} ({folder_digest(name)[:_DIGITS]})"
+    return f"{base} in {bits}" if bits else base
 
 
 def _adapter(adapter: Lora | None) -> str:

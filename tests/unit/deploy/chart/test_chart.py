@@ -105,7 +105,7 @@ def test_shared_cluster_is_applied_by_hooks(render: Render) -> None:
 
 def test_image_by_digest_wins_and_a_tag_alone_is_said(helms: list[str], render: Render) -> None:
     images = {container["image"] for _, pod in pods(render("gpu-spot")) for container in pod["containers"]}
-    assert images == {"ghcr.io/forebay/forebay@sha256:" + "0" * 64}
+    assert images == {"forebay@sha256:" + "0" * 64}
     for values, is_said in (("defaults", True), ("gpu-spot", False)):
         file = CHART / "ci" / f"{values}-values.yaml"
         notes = helm("install", "fb", CHART, "--dry-run=client", "-f", file)
