@@ -11,13 +11,13 @@ from typing import Any
 from pyarrow import fs
 
 from forebay.llm.adapters import ALL_LINEAR
+from forebay.llm.hf_folder.generation_defaults import FILE, generation_defaults
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
 from forebay.llm.models import TINY, read_config, tiny_sizes
 from forebay.llm.source.tokenizers import from_text, tokenizer_files
 from forebay.storage.filesystem import below, resolve
 
-_GENERATION = "generation_config.json"
 _TEMPLATE = "chat_template.jinja"
 _OF_TEMPLATE = "chat_template.json"
 _NOT_COPIED = ("quantization_config", "torch_dtype")
@@ -51,8 +51,10 @@ def adapter_config(origin: ModelOrigin, weights: Sequence[Weight]) -> dict[str, 
 def side_files(origin: ModelOrigin, *, has_generation: bool) -> dict[str, bytes]:
     """Contents of the tokenizer's files and, with `has_generation`, of the defaults of generation, by name."""
     found = _tokenizer_files(origin)
-    if has_generation and origin.model.name != TINY and (content := _content(origin.model.name, _GENERATION)):
-        found[_GENERATION] = content
+    if has_generation:
+        of_base = None if origin.model.name == TINY else _content(origin.model.name, FILE)
+        if content := generation_defaults(origin, of_base):
+            found[FILE] = content
     return found
 
 

@@ -21,6 +21,7 @@ from forebay.checkpoint.parts.part import LocalChunk
 from forebay.checkpoint.parts.table import TABLE, PartsTable, named
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.llm.hf_folder import safetensors_files
+from forebay.llm.hf_folder.generation_defaults import end_tokens
 from forebay.llm.hf_folder.model_origin import TRACKED
 from forebay.plan.cursor import Cursor
 from forebay.storage.filesystem import resolve
@@ -56,7 +57,7 @@ def base(tokens: llm.PreparedTokens, tmp_path: Path) -> Path:
     )
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(tmp_path / "base")
-    transformers.GenerationConfig(do_sample=True, top_k=7).save_pretrained(tmp_path / "base")
+    transformers.GenerationConfig(do_sample=True, top_k=7, eos_token_id=5).save_pretrained(tmp_path / "base")
     torch.manual_seed(2)
     state = transformers.AutoModelForCausalLM.from_config(config).state_dict()
     del state["lm_head.weight"]
@@ -77,6 +78,8 @@ def test_tiny_model_loads_with_the_loss_and_the_tokenizer_of_its_run(
     assert found.apply_chat_template(chat, tokenize=False) == own.apply_chat_template(chat, tokenize=False)
     assert found("reverse xyz").input_ids == own("reverse xyz").input_ids
     assert (found.eos_token, found.pad_token) == (own.eos_token, own.pad_token)
+    defaults = load(tmp_path / "out").generation_config
+    assert (defaults.eos_token_id, defaults.pad_token_id) == (own.eos_token_id, own.pad_token_id)
     # The seal is there, so the same export has nothing to do.
     before = (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns
     assert not llm.export("mine", str(tmp_path / "out"), storage=str(tmp_path / "runs")).is_new
@@ -96,7 +99,17 @@ def test_model_of_a_folder_in_several_files_without_its_tied_output(
     assert "lm_head.weight" not in index["weight_map"]
     assert loss_of(load(tmp_path / "last"), tokens) == pytest.approx(loss, abs=1e-6)
     assert abs(loss_of(load(tmp_path / "out"), tokens) - loss) > 1e-3
-    assert json.loads((tmp_path / "last" / "generation_config.json").read_text())["top_k"] == 7
+    defaults = json.loads((tmp_path / "last" / "generation_config.json").read_text())
+    own = tokens.tokenizer(llm.tokenizer("tiny"))
+    assert (defaults["top_k"], defaults["eos_token_id"]) == (7, [5, own.eos_token_id])
+
+
+def test_answer_also_ends_where_the_template_ends_a_turn(tokens: llm.PreparedTokens) -> None:
+    found = tokens.tokenizer(llm.tokenizer("tiny"))
+    of_turn = found.convert_tokens_to_ids("<|im_end|>")
+    assert end_tokens(found) == [of_turn]
+    found.eos_token = "<|endoftext|>"
+    assert end_tokens(found) == [found.convert_tokens_to_ids("<|endoftext|>"), of_turn]
 
 
 def test_adapter_alone_and_merged(train_run: TrainRun, tokens: llm.PreparedTokens, base: Path, tmp_path: Path) -> None:
