@@ -20,6 +20,7 @@ from forebay.train.setup import LocalParts
 from forebay.train.state.stateful import Stateful
 from forebay.train.strategies.clipping import clip_gradients
 from forebay.train.strategies.named_state import whole_region, whole_states
+from forebay.train.strategies.saved_model import FrozenBase
 from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions
 
 
@@ -37,12 +38,13 @@ class DataParallel(ABC):
         self._exact: ExactReduction | None = None
 
     def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
+        self._base = FrozenBase(model)
         model = model.to(self._collective.device)
         self._optimizer = optimizer(model.parameters())
         return model, self._optimizer
 
     def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
-        return whole_states(model, optimizer)
+        return whole_states(model, optimizer, self._base)
 
     def restored(self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor:  # noqa: ARG002
         return read(whole_region(shape))

@@ -14,11 +14,12 @@ from forebay.errors import BadJob
 from forebay.loader.batch import Batch
 from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.micro_batches import LossOf, MicroBatches
-from forebay.train.setup import LocalParts
+from forebay.train.setup import LocalParts, local_part
 from forebay.train.state.stateful import Stateful
 from forebay.train.strategies.clipping import clip_gradients
-from forebay.train.strategies.named_state import whole_region, whole_states
+from forebay.train.strategies.named_state import agreement, whole_region, whole_states, with_base
 from forebay.train.strategies.rank_zero_values import broadcast_values, follow_statistics
+from forebay.train.strategies.saved_model import FrozenBase, SavedModel
 from forebay.train.strategies.sharded_state import ShardedModel, ShardedOptimizer, sharded, sharded_region
 from forebay.train.strategies.strategy import BuildOptimizer, StrategyOptions
 
@@ -40,6 +41,7 @@ class FullySharded:
 
     def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
         _refuse_unsplittable(model)
+        self._base = FrozenBase(model)
         model = model.to(self._collective.device)
         if self._collective.world.size > 1:
             self._mesh = init_device_mesh(self._collective.device.type, (self._collective.world.size,))
@@ -49,8 +51,9 @@ class FullySharded:
 
     def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
         if self._mesh is None:
-            return whole_states(model, optimizer)
-        return {"model": ShardedModel(model), "optimizer": ShardedOptimizer(model, optimizer)}
+            return whole_states(model, optimizer, self._base)
+        saved = SavedModel(model, ShardedModel(model), local_part, agreement(self._collective))
+        return with_base({"model": saved, "optimizer": ShardedOptimizer(model, optimizer)}, self._base)
 
     def restored(self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor:  # noqa: ARG002
         if self._mesh is None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forebay.checkpoint.parts.contents import Region
+from forebay.train.collectives.collective import Collective
 from forebay.train.state.stateful import Stateful
+from forebay.train.strategies.saved_model import FrozenBase, SavedModel
 
 
 class NamedOptimizer:
@@ -40,9 +42,20 @@ class NamedOptimizer:
         return {key if isinstance(key, int) else numbers[key]: values for key, values in state.items()}
 
 
-def whole_states(model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
-    """Return the states of a model and its optimizer that each rank holds as a whole."""
-    return {"model": model, "optimizer": NamedOptimizer(model, optimizer)}
+def whole_states(model: nn.Module, optimizer: Optimizer, base: FrozenBase) -> Mapping[str, Stateful]:
+    """Return the states of a model and its optimizer that each rank holds as a whole. Rank 0 alone saves them."""
+    saved = SavedModel(model, model, lambda parameter: parameter, lambda names: names)
+    return with_base({"model": saved, "optimizer": NamedOptimizer(model, optimizer)}, base)
+
+
+def with_base(states: Mapping[str, Stateful], base: FrozenBase) -> Mapping[str, Stateful]:
+    """Return `states` with that of frozen parameters, if there are any: first, so that another base loads nothing."""
+    return {"frozen_base": base, **states} if base else states
+
+
+def agreement(collective: Collective) -> Callable[[set[str]], set[str]]:
+    """Return the function that unites names over all ranks."""
+    return lambda names: set().union(*collective.all_gather_object(names))
 
 
 def whole_region(shape: tuple[int, ...]) -> Region:

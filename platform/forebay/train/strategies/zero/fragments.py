@@ -92,6 +92,13 @@ def held_span(parameter: Any, rank: int) -> tuple[int, int]:
     return min(rank * share, size), min((rank + 1) * share, size)
 
 
+def held_part(parameter: Any, rank: int) -> Tensor:
+    """Return the elements of a parameter that a rank holds in stage 3, in the type it computes with."""
+    start, stop = held_span(parameter, rank)
+    held: Tensor = parameter.ds_tensor.data.view(-1)[: stop - start]
+    return held
+
+
 def is_partitioned(parameter: Tensor) -> bool:
     """Whether stage 3 has split a parameter."""
     return hasattr(parameter, "ds_tensor")

@@ -14,6 +14,7 @@ from forebay.train.strategies.zero.fragments import (
     Fragment,
     ZeroFragments,
     flat_states,
+    held_part,
     held_span,
     is_partitioned,
     shape_of,
@@ -53,8 +54,8 @@ class ZeroModel:
         if (fragment := self._fragments.of(tensor)) is not None:
             return FlatPart(shape=shape_of(tensor), start=fragment.start, values=fragment.of(fragment.flat).detach())
         if is_partitioned(tensor):
-            start, stop = held_span(tensor, self._rank)
-            return FlatPart(shape=shape_of(tensor), start=start, values=_held(tensor)[: stop - start])
+            start, _ = held_span(tensor, self._rank)
+            return FlatPart(shape=shape_of(tensor), start=start, values=held_part(tensor, self._rank))
         return tensor.detach()
 
     def _load(self, tensor: Tensor, value: Tensor | FlatPart) -> None:
@@ -62,7 +63,7 @@ class ZeroModel:
             fragment.of(fragment.flat).copy_(flat_span(value, fragment.start, fragment.size))
         elif is_partitioned(tensor):
             start, stop = held_span(tensor, self._rank)
-            _held(tensor)[: stop - start].copy_(flat_span(value, start, stop - start))
+            held_part(tensor, self._rank).copy_(flat_span(value, start, stop - start))
         else:
             assert isinstance(value, Tensor), "only what ranks hold in parts is read in parts"
             tensor.copy_(value)
@@ -120,8 +121,3 @@ def _part_of(value: Any, fragment: Fragment, shape: tuple[int, ...]) -> Any:
 
 def _counts(key: str) -> bool:
     return key == "step"
-
-
-def _held(parameter: Any) -> Tensor:
-    held: Tensor = parameter.ds_tensor.data.view(-1)
-    return held

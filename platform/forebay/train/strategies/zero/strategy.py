@@ -20,8 +20,9 @@ from forebay.train.state.stateful import Stateful
 from forebay.train.strategies.choice import require_package
 from forebay.train.strategies.ddp import UnsplitModel
 from forebay.train.strategies.flat_part import FlatPart
-from forebay.train.strategies.named_state import named_tensor, whole_region
+from forebay.train.strategies.named_state import agreement, named_tensor, whole_region, with_base
 from forebay.train.strategies.rank_zero_values import broadcast_values, follow_statistics
+from forebay.train.strategies.saved_model import FrozenBase, SavedModel
 from forebay.train.strategies.strategy import Strategy, StrategyFactory, StrategyOptions
 from forebay.train.strategies.zero.engine import (
     ZeroStage,
@@ -30,7 +31,7 @@ from forebay.train.strategies.zero.engine import (
     forget_engine,
     lone_process_group,
 )
-from forebay.train.strategies.zero.fragments import ZeroFragments, held_span, is_partitioned, shape_of
+from forebay.train.strategies.zero.fragments import ZeroFragments, held_part, held_span, is_partitioned, shape_of
 from forebay.train.strategies.zero.optimizer import ZeroOptimizer
 from forebay.train.strategies.zero.state import ZeroModel, ZeroOptimizerState
 
@@ -55,6 +56,7 @@ class ZeroSharded:
         self._open.enter_context(lone_process_group(self._collective.device))
         self._open.enter_context(engine_environment(self._collective.device))
         require_package(f"zero{self._stage.number}")
+        self._base = FrozenBase(model)
         model = model.to(self._collective.device)
         broadcast_values(model)
         follow_statistics(model)
@@ -69,10 +71,11 @@ class ZeroSharded:
 
     def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
         assert isinstance(optimizer, ZeroOptimizer), "prepare() has made it"
-        return {
-            "model": ZeroModel(model, self._fragments, self._collective.world.rank),
-            "optimizer": ZeroOptimizerState(model, optimizer, self._fragments),
-        }
+        inner = ZeroModel(model, self._fragments, self._collective.world.rank)
+        saved = SavedModel(model, inner, self._value, agreement(self._collective))
+        return with_base(
+            {"model": saved, "optimizer": ZeroOptimizerState(model, optimizer, self._fragments)}, self._base
+        )
 
     def restored(self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor | FlatPart:
         parameter = self._parameters.get(named_tensor(name))
@@ -121,8 +124,9 @@ class ZeroSharded:
         return held_span(parameter, self._collective.world.rank) if is_partitioned(parameter) else None
 
     def _value(self, parameter: Tensor) -> Tensor:
-        fragment = self._fragments.of(parameter)
-        return parameter if fragment is None else fragment.of(fragment.flat)
+        if (fragment := self._fragments.of(parameter)) is not None:
+            return fragment.of(fragment.flat)
+        return held_part(parameter, self._collective.world.rank) if is_partitioned(parameter) else parameter
 
 
 def zero(stage: int) -> StrategyFactory:
