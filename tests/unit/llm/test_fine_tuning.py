@@ -15,12 +15,14 @@ import transformers
 import forebay as fb
 from forebay import llm
 from forebay.checkpoint.checkpoint import DirectoryStore
+from forebay.errors import BadJob
 from forebay.events import Commands, Event
 from forebay.testing.data.chats import write_chats
 from forebay.train.collectives.collective import SingleProcessCollective
 from forebay.train.metric import scalar
 from forebay.train.spec import TrainSpec
 from forebay.train.state.rng import seed_everything
+from forebay.train.state.snapshot import Snapshot
 from forebay.train.worker import Worker
 
 SEQ_LEN, ROWS, STEPS = 64, 8, 20
@@ -154,6 +156,28 @@ def test_losses_and_gradients_are_those_of_the_trainer_of_transformers(
     for step, (loss, norm) in zip(worker.steps, theirs, strict=False):
         assert step["loss"] == pytest.approx(loss, abs=1e-5)
         assert step["grad_norm"] == pytest.approx(norm, abs=1e-5)
+    if recipe.adapter is not None:
+        assert_adapter_only(recipe, tmp_path / "ours")
+        with pytest.raises(BadJob, match=r"frozen_base .* are not those that the run started with"):
+            train(recipe, TrainSpec(data=data, seed=4, epochs=2), tmp_path / "ours")
+
+
+def assert_adapter_only(recipe: llm.Recipe, store: Path) -> None:
+    """Assert that a checkpoint has the adapter and its moments, and less than 64 KiB beside them."""
+    model = recipe.build_model()
+    adapter = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    found = DirectoryStore(str(store)).newest()
+    assert found is not None
+    objects = Snapshot.from_checkpoint(found).objects
+    assert objects["model"].keys() == adapter.keys()
+    moments = [each for state in objects["optimizer"]["state"].values() for each in state.values() if each.dim()]
+    values = sum(each.numel() for each in adapter.values())
+    assert sum(each.numel() for each in moments) == 2 * values
+    checkpoint = store / f"step-{found.step:09d}"
+    num_bytes = sum(each.stat().st_size for each in checkpoint.iterdir())
+    assert 3 * 4 * values <= num_bytes < 3 * 4 * values + (64 << 10)
+    base = sum(4 * each.numel() for name, each in model.named_parameters() if name not in adapter)
+    assert num_bytes < base / 2, "the base alone, without moments"
 
 
 def test_bf16_has_the_losses_of_fp32(

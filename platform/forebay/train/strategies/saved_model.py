@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from forebay.train.state.stateful import Stateful
 
+BLOCK = 1 << 20
+"""Elements of a frozen parameter that are added up at a time."""
+FACTOR = 1_000_003
 Agree = Callable[[set[str]], set[str]]
 """Function that returns the union of the names on all ranks that call it."""
 
@@ -78,9 +81,8 @@ class SavedModel:
     def _changed(self) -> set[str]:
         return {name for name, mark in self._marked().items() if mark != self._marks[name]}
 
-    def _marked(self) -> Mapping[str, int]:
-        """A number for each frozen parameter, at the speed of memory: the sum of its bits."""
-        return {name: _sum_of_bits(self._value_of(each).detach()) for name, each in self._frozen.items()}
+    def _marked(self) -> Mapping[str, str | int]:
+        return {name: _mark(self._value_of(each).detach()) for name, each in self._frozen.items()}
 
 
 def _frozen(model: nn.Module) -> dict[str, Tensor]:
@@ -88,10 +90,23 @@ def _frozen(model: nn.Module) -> dict[str, Tensor]:
     return {name: each for name, each in tensors if isinstance(each, nn.Parameter) and not each.requires_grad}
 
 
-def _checksum(parameter: Tensor) -> str:
-    return xxhash.xxh3_128_hexdigest(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+def _mark(values: Tensor) -> str | int:
+    """Return a number that changes with values: on a CPU their checksum, which is fast there, or else a sum."""
+    return _checksum(values) if values.device.type == "cpu" else sum_of_bits(values)
 
 
-def _sum_of_bits(values: Tensor) -> int:
+def _checksum(values: Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def sum_of_bits(values: Tensor) -> int:
+    """Return a weighted sum of the bits of `values`, computed on their device: order and signs count too.
+
+    It takes one block at a time: all values as int64 could take the memory of a parameter twice.
+    """
     size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
-    return int(values.contiguous().reshape(-1).view(size).sum(dtype=torch.int64)) if values.numel() else 0
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    weights = torch.arange(1, 2 * BLOCK, 2, device=values.device)
+    for block in torch.split(values.contiguous().reshape(-1).view(size), BLOCK):
+        total = total * FACTOR + (block * weights[: len(block)]).sum()
+    return int(total)

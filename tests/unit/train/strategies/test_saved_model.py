@@ -17,6 +17,7 @@ from forebay.loader.data import Data
 from forebay.train.collectives.collective import SingleProcessCollective
 from forebay.train.spec import TrainSpec
 from forebay.train.state.snapshot import Snapshot
+from forebay.train.strategies.saved_model import BLOCK, sum_of_bits
 from forebay.train.worker import Worker
 
 
@@ -87,3 +88,14 @@ def test_frozen_parameter_that_changes_is_saved(data: Data, tmp_path: Path, make
     assert torch.equal(saved(tmp_path)["teacher"], before.teacher)
     again = trained(data, tmp_path, make_recorder, epochs=2)
     assert torch.equal(again.teacher, before.teacher), "the second run changed nothing in it"
+
+
+def test_sum_of_bits_tells_values_orders_and_signs_apart() -> None:
+    values = torch.arange(-BLOCK, BLOCK + 5, dtype=torch.float32)
+    swapped = values.clone()
+    swapped[[3, BLOCK + 3]] = swapped[[BLOCK + 3, 3]]
+    sums = {sum_of_bits(each) for each in (values, -values, values.flip(0), swapped, values + 1, values[:-1])}
+    assert len(sums) == 6
+    assert sum_of_bits(values) == sum_of_bits(values.clone())
+    assert {sum_of_bits(torch.empty(0)), sum_of_bits(torch.zeros(2, 2, dtype=torch.uint8))} == {0}
+    assert sum_of_bits(torch.ones(3, dtype=torch.bfloat16)) != sum_of_bits(torch.zeros(3, dtype=torch.bfloat16))
