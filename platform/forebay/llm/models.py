@@ -19,6 +19,7 @@ from forebay.llm.source.folders import local_copy
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.source.tokenizers import check_sizes, import_transformers
 from forebay.llm.training.attention import Attention, chosen_attention
+from forebay.llm.training.document_attention import DOCUMENTS, attend_by_documents, can_attend_by_documents
 from forebay.storage.filesystem import resolve
 from forebay.storage.listing.globs import children
 
@@ -64,28 +65,35 @@ class ModelSpec:
         """
         transformers = import_transformers()
         attn = chosen_attention(self.attn, has_gpu=torch.cuda.is_available())
-        if self.name == TINY:
-            config = transformers.LlamaConfig(**tiny_sizes(self.vocab_size))
-            model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attn)
-            if self.quantization is not None:
-                model = quantized_copy(transformers, model, attn_implementation=attn)
-        else:
-            plain = transformers.AutoModelForCausalLM.from_pretrained
-            load = plain if self.quantization is None else partial(quantized, transformers)
-            with replaced_errors(partial(_unloadable, self.name)):
-                model = load(
-                    local_copy(self.name),
-                    dtype="float32",
-                    attn_implementation=attn,
-                    local_files_only=True,
-                    use_safetensors=True,
-                )
+        # Attention by documents is sdpa with another mask, and can be set where a model is known only.
+        model = self._made(transformers, "sdpa" if attn == DOCUMENTS else attn)
+        if self.attn == DOCUMENTS or (attn == DOCUMENTS and can_attend_by_documents(model)):
+            attend_by_documents(model)
         model.config.use_cache = False
         if self.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # A loaded model is in evaluation mode.
         trained: nn.Module = model.train()
         return trained
+
+    def _made(self, transformers: Any, attn: str) -> Any:
+        """Model of transformers, whose weights are drawn or loaded."""
+        if self.name == TINY:
+            config = transformers.LlamaConfig(**tiny_sizes(self.vocab_size))
+            model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attn)
+            if self.quantization is None:
+                return model
+            return quantized_copy(transformers, model, attn_implementation=attn)
+        plain = transformers.AutoModelForCausalLM.from_pretrained
+        load = plain if self.quantization is None else partial(quantized, transformers)
+        with replaced_errors(partial(_unloadable, self.name)):
+            return load(
+                local_copy(self.name),
+                dtype="float32",
+                attn_implementation=attn,
+                local_files_only=True,
+                use_safetensors=True,
+            )
 
 
 def tiny_sizes(vocab_size: int) -> dict[str, Any]:

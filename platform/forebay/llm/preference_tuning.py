@@ -40,8 +40,8 @@ def train_dpo(recipe: Recipe, worker: Worker, *, beta: float = 0.1) -> None:
     def margins_of(part: Batch) -> Tensor:
         with recipe.autocast(worker.device):
             with torch.no_grad(), without_adapter(built):
-                reference = pair_scores(model, part)
-            return preference_margins(pair_scores(model, part), reference)
+                reference = pair_scores(model, part, chunk=recipe.loss_chunk)
+            return preference_margins(pair_scores(model, part, chunk=recipe.loss_chunk), reference)
 
     seen: list[Tensor] = []
 

@@ -43,7 +43,7 @@ class Recipe:
         per_device_batch: Rows of one pass through the model. It changes memory and speed, not the result.
         dtype: Type of the computation.
         tokenizer: Tokenizer of the data, for an export of what was trained.
-        loss_chunk: Positions whose logits exist at a time. 0: those of all rows of a pass.
+        loss_chunk: Targets whose logits exist at a time. 0: the logits of all positions of a pass.
         profile: Count of FLOPs behind `tflops_per_s` and `mfu`.
 
     Raises `InvalidOption` for values that can never work.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def train(recipe: llm.Recipe, spec: TrainSpec, store: Path) -> tuple[RecordingWo
 def steps_of_trainer(recipe: llm.Recipe, words: np.ndarray, seed: int, folder: Path) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step of transformers' own Trainer on the same rows in the same order."""
     seed_everything(seed)
-    model = recipe.build_model()
+    model = replace(recipe, model=replace(recipe.model, attn="sdpa")).build_model()
     rows = [
         {name: values[0] for name, values in llm.unpack(torch.from_numpy(row[None]))._asdict().items()} for row in words
     ]

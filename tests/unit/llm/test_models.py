@@ -90,7 +90,7 @@ def test_damaged_weights_are_named(folder: Path) -> None:
 
 
 def test_unknown_attention_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="attn='flash' is unknown. Choose one of 'auto', 'sdpa', 'eager'"):
+    with pytest.raises(InvalidOption, match="attn='flash' is unknown. Choose one of 'auto', 'documents', 'sdpa'"):
         ModelSpec(name="tiny", vocab_size=300, attn="flash")  # type: ignore[arg-type]
 
 

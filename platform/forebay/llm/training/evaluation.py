@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from forebay.llm.token_batch import IGNORED
-from forebay.llm.training.token_loss import LOSS_CHUNK, of_positions
+from forebay.llm.training.token_loss import LOSS_CHUNK, cross_entropy, of_targets
 from forebay.train.worker import Worker
 
 
@@ -30,10 +30,10 @@ def evaluate_tokens(worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK
     with torch.no_grad():
         for batch in batches:
             # Also for a dummy row: all ranks call a model equally often.
-            found, labels = of_positions(model, batch, _loss_and_fault, chunk=chunk)
+            found, labels = of_targets(model, batch, _loss_and_fault, chunk=chunk)
             if batch.weight > 0:
-                loss = float(found[..., 0].double().sum())
-                sums += [loss, int((labels != IGNORED).sum()), *right_answers(found[..., 1] > 0, labels)]
+                is_fault = torch.zeros_like(labels, dtype=torch.bool).masked_scatter(labels != IGNORED, found[:, 1] > 0)
+                sums += [float(found[:, 0].double().sum()), len(found), *right_answers(is_fault, labels)]
     model.train(was_training)
     loss, targets, right, answers = worker.all_reduce(sums)
     return {"validation_loss": float(loss / max(targets, 1)), "exact_match": float(right / max(answers, 1))}
@@ -71,6 +71,5 @@ def right_answers(is_fault: Tensor, labels: Tensor) -> tuple[int, int]:
 
 
 def _loss_and_fault(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of each position, and 1 where its label has not the largest logit, [positions, 2]."""
-    losses = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-    return torch.stack([losses, (logits.argmax(dim=-1) != labels).float()], dim=-1)
+    """Cross entropy of each target, and 1 where its label has not the largest logit, [targets, 2]."""
+    return torch.stack([cross_entropy(logits, labels), (logits.argmax(dim=-1) != labels).float()], dim=-1)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from forebay.llm.token_batch import IGNORED, document_numbers
 from forebay.llm.tokens import PAIRS, TOKENS
-from forebay.llm.training.token_loss import next_tokens
+from forebay.llm.training.token_loss import LOSS_CHUNK, cross_entropy, of_targets
 from forebay.loader.batch import Batch
 
 
@@ -21,14 +21,15 @@ class PairScores(NamedTuple):
     rejected: Tensor
 
 
-def pair_scores(model: Any, batch: Batch) -> PairScores:
-    """Sums of the log-probabilities of the targets of each answer, in the order of rows and pairs."""
-    logits, labels = next_tokens(model, batch)
+def pair_scores(model: Any, batch: Batch, *, chunk: int = LOSS_CHUNK) -> PairScores:
+    """Sums of the log-probabilities of the targets of each answer, in the order of rows and pairs.
+
+    `chunk` is that of `token_loss`.
+    """
+    losses, labels = of_targets(model, batch, cross_entropy, chunk=chunk)
     pairs = batch[PAIRS]
     most = int(pairs.max())
-    each = -functional.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
-    ).view_as(labels)
+    each = losses.new_zeros(labels.shape).masked_scatter(labels != IGNORED, -losses)
     # The rest of a row belongs to no answer, and adds 0 to the last one.
     numbers = document_numbers(batch[TOKENS])[:, 1:].clamp(max=max(2 * most - 1, 0))
     sums = each.new_zeros(len(labels), max(2 * most, 1)).scatter_add(1, numbers, each)

@@ -18,11 +18,11 @@ from forebay.llm.tokens import TOKENS
 from forebay.loader.batch import Batch
 
 LOSS_CHUNK = 1024
-"""Positions whose logits exist at a time."""
+"""Targets whose logits exist at a time."""
 FLASH = "flash_attention_2"
 
 OfLogits = Callable[[Tensor, Tensor], Tensor]
-"""Function of logits [positions, entries] in float32 and labels [positions], which returns [positions, ...]."""
+"""Function of logits [targets, entries] in float32 and labels [targets], which returns [targets, ...]."""
 
 _CHECKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Output layers whose models were seen to return what the layer returns."""
@@ -31,38 +31,40 @@ _CHECKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def token_loss(model: Any, batch: Batch, *, chunk: int = LOSS_CHUNK) -> Tensor:
     """Sum of the cross entropy over all targets of a batch, for `worker.backward(..., weigh_by="targets")`.
 
-    `model` is a causal language model of the transformers library, or a wrapper of one. The logits of at most `chunk`
-    positions exist at a time: those of a long row and a large vocabulary would take more memory than the rest. They are
-    computed again in the backward pass, with the same result. 0 keeps the logits of all positions.
+    `model` is a causal language model of the transformers library, or a wrapper of one. Its last layer computes the
+    logits of targets only, and those of at most `chunk` targets exist at a time: all logits of a long row and a large
+    vocabulary would take more memory than the rest. Those of several chunks are computed again in the backward pass,
+    with the same result. 0 computes and keeps the logits of all positions.
 
     Raises `InvalidOption` for a model that changes the output of its last layer, unless `chunk` is 0.
     """
-    losses, _ = of_positions(model, batch, _cross_entropy, chunk=chunk)
+    losses, _ = of_targets(model, batch, cross_entropy, chunk=chunk)
     return losses.sum()
 
 
-def of_positions(model: Any, batch: Batch, of_logits: OfLogits, *, chunk: int = LOSS_CHUNK) -> tuple[Tensor, Tensor]:
-    """`of_logits` of every position but the last of each row, [rows, n, ...], and the labels of the next tokens.
+def of_targets(model: Any, batch: Batch, of_logits: OfLogits, *, chunk: int = LOSS_CHUNK) -> tuple[Tensor, Tensor]:
+    """`of_logits` of all targets, [targets, ...] row by row, and the labels of the next tokens, int64 [rows, n].
 
-    The pass goes through `model` itself, as wrappers that shard or reduce need. Its output layer computes `of_logits`
-    in the place of the logits. Raises as `token_loss`.
+    Where a label is not -100, there is a target. The pass goes through `model` itself, as wrappers that shard or reduce
+    need. Its output layer computes `of_logits` in the place of the logits. Raises as `token_loss`.
     """
     if not chunk:
         logits, labels = next_tokens(model, batch)
-        whole = of_logits(logits.flatten(0, 1).float(), labels.flatten())
-        return whole.view(*labels.shape, *whole.shape[1:]), labels
+        is_target = labels != IGNORED
+        return of_logits(logits[is_target].float(), labels[is_target]), labels
     causal, tokens = causal_model(model), unpack(batch[TOKENS])
     inputs = _inputs(causal, tokens)
-    # As the model's input: rows are one row for flash attention.
-    labels = tokens.labels.view_as(inputs["input_ids"])[:, 1:]
+    labels = tokens.labels[:, 1:]
+    # The last position of a row has no next token. Flash attention is given all rows as one, with the same positions.
+    targets = functional.pad(labels != IGNORED, (0, 1)).flatten().nonzero().flatten()
     head: nn.Module = causal.get_output_embeddings()
-    with _in_chunks(head, labels, of_logits, chunk) as computed:
+    with _in_chunks(head, targets, labels[labels != IGNORED], of_logits, chunk) as computed:
         found: Tensor = model(**inputs).logits
-    if head not in _CHECKED:
+    if head not in _CHECKED and len(targets):
         if not torch.equal(found.detach(), computed[0].detach()):
             raise InvalidOption(
                 f"{type(causal).__name__} changes the logits behind its last layer, so they cannot be computed in "
-                f"chunks of {chunk} positions. Set loss_chunk=0."
+                f"chunks of {chunk} targets. Set loss_chunk=0."
             )
         _CHECKED.add(head)
     return found, labels
@@ -90,23 +92,25 @@ def _inputs(causal: Any, tokens: TokenBatch) -> dict[str, Any]:
 
 
 @contextmanager
-def _in_chunks(head: Any, labels: Tensor, of_logits: OfLogits, chunk: int) -> Iterator[list[Tensor]]:
-    """Let the layer `head` return `of_logits` of its output, chunk by chunk. Yields the list of what it returned."""
+def _in_chunks(head: Any, targets: Tensor, labels: Tensor, of_logits: OfLogits, chunk: int) -> Iterator[list[Tensor]]:
+    """Let the layer `head` return `of_logits` of its output for `targets`, positions over all rows, chunk by chunk.
+
+    Yields the list of what it returned.
+    """
     own, plain, computed = head.__dict__.get("forward"), head.forward, list[Tensor]()
 
     def of_chunk(hidden: Tensor, chunk_labels: Tensor) -> Tensor:
         return of_logits(plain(hidden).float(), chunk_labels)
 
     def forward(hidden: Tensor) -> Tensor:
-        pieces = zip(
-            torch.split(hidden[:, :-1].flatten(0, 1), chunk), torch.split(labels.flatten(), chunk), strict=True
-        )
-        if labels.numel() <= chunk or not torch.is_grad_enabled():
+        needed = hidden.flatten(0, 1).index_select(0, targets)
+        # Also without targets there is one piece: all ranks use the weights of the layer equally often.
+        pieces = zip(torch.split(needed, chunk), torch.split(labels, chunk), strict=True)
+        if len(targets) <= chunk or not torch.is_grad_enabled():
             parts = [of_chunk(*each) for each in pieces]
         else:
             parts = [checkpoint(of_chunk, *each, use_reentrant=False) for each in pieces]
-        joined = torch.cat(parts)
-        computed.append(joined.view(*labels.shape, *joined.shape[1:]))
+        computed.append(torch.cat(parts))
         return computed[-1]
 
     head.forward = forward
@@ -119,5 +123,6 @@ def _in_chunks(head: Any, labels: Tensor, of_logits: OfLogits, chunk: int) -> It
             head.forward = own
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of each target."""
+    return functional.cross_entropy(logits, labels, reduction="none")

@@ -18,7 +18,7 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_choice_without_flash_attention() -> None:
-    assert chosen_attention("auto", has_gpu=False) == "sdpa"
+    assert chosen_attention("auto", has_gpu=False) == "documents"
     assert chosen_attention("auto", has_gpu=True) == "flex_attention"
     assert chosen_attention("eager", has_gpu=True) == "eager"
     with pytest.raises(InvalidOption, match="needs the package flash_attn, which is missing. Install it: pip install"):
@@ -29,6 +29,6 @@ def test_choice_without_flash_attention() -> None:
 
 def test_choice_with_flash_attention(flash: None) -> None:
     assert chosen_attention("auto", has_gpu=True) == "flash_attention_2"
-    assert chosen_attention("auto", has_gpu=False) == "sdpa"
+    assert chosen_attention("auto", has_gpu=False) == "documents"
     with pytest.raises(InvalidOption, match="runs on GPUs only"):
         chosen_attention("flash_attention_2", has_gpu=False)

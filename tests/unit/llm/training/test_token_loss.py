@@ -21,7 +21,7 @@ from forebay.llm.training.token_loss import token_loss
 from forebay.loader.batch import Batch
 
 VOCABULARY = 300
-ATTENTION = ["sdpa", pytest.param("eager", marks=pytest.mark.variation)]
+ATTENTION = ["documents", *(pytest.param(each, marks=pytest.mark.variation) for each in ("sdpa", "eager"))]
 
 
 def documents() -> list[Document]:
@@ -97,7 +97,8 @@ def test_row_without_targets_has_the_loss_zero() -> None:
     loss = token_loss(model, batch_of(np.array([[START | 5, 6, 7]], np.int32)))
     loss.backward()
     assert loss.item() == 0
-    assert all(each.grad is None or not each.grad.any() for each in model.parameters())
+    # Each parameter has a gradient: ranks reduce the same ones.
+    assert all(each.grad is not None and not each.grad.any() for each in model.parameters())
 
 
 def loss_in_chunks(model: Any, packed: np.ndarray, chunk: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -129,6 +130,14 @@ def test_logits_of_a_chunk_are_all_that_exist() -> None:
         largest[chunk] = max(seen)
     assert largest[0] >= packed.size * VOCABULARY
     assert largest[32] < largest[0] / 2
+
+
+def test_logits_are_those_of_targets_only() -> None:
+    model, packed = model_of("documents"), arrange(documents(), RowLayout(seq_len=128))
+    seen: list[int] = []
+    with LargestTensor(seen):
+        token_loss(model, batch_of(packed)).backward()
+    assert max(seen) == num_targets(packed).sum() * VOCABULARY < packed.size * VOCABULARY
 
 
 class LargestTensor(TorchDispatchMode):

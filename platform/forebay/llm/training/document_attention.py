@@ -1,0 +1,109 @@
+"""Attention that computes each document of packed rows by itself, without a mask: the cheapest on a CPU.
+
+A dense mask makes sdpa compute the scores of all pairs of tokens of a row. Here, scores exist within documents only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from forebay.errors import InvalidOption
+
+DOCUMENTS = "documents"
+"""Name of this attention in transformers."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentLengths:
+    """Lengths of all documents of packed rows, row by row. It takes the place of an attention mask."""
+
+    lengths: list[int]
+
+
+def can_attend_by_documents(model: Any) -> bool:
+    """Whether a model of transformers takes masks and attention by name."""
+    # The flags of its class have no public names.
+    return bool(model._supports_attention_backend and model._supports_sdpa)  # noqa: SLF001
+
+
+def attend_by_documents(model: Any) -> None:
+    """Let `model`, which computes with sdpa, attend document by document. Raises `InvalidOption` if it cannot."""
+    import transformers  # noqa: PLC0415 - an extra, which takes seconds to import
+
+    if not can_attend_by_documents(model):
+        raise InvalidOption(
+            f"attn={DOCUMENTS!r} does not work with {type(model).__name__}, which has an attention of its own. Set "
+            "attn='auto'.",
+            attn=DOCUMENTS,
+        )
+    transformers.AttentionInterface.register(DOCUMENTS, document_attention)
+    transformers.AttentionMaskInterface.register(DOCUMENTS, document_mask)
+    model.set_attn_implementation(DOCUMENTS)
+
+
+def document_mask(**given: Any) -> DocumentLengths | Tensor | None:
+    """Lengths of the documents, where each token sees its document up to itself. Else the mask of sdpa.
+
+    The arguments are those of a mask function of transformers.
+    """
+    from transformers.masking_utils import sdpa_mask  # noqa: PLC0415 - an extra, which takes seconds to import
+
+    is_training_pass = given["q_length"] == given["kv_length"] and given.get("attention_mask") is None
+    # Skips are not allowed for packed rows, nor for masks that a model has changed by functions of its own.
+    if is_training_pass and not given.get("allow_is_causal_skip") and not given.get("use_vmap"):
+        starts = _starts(given["mask_function"], given["batch_size"], given["q_length"], given["device"])
+        if starts is not None:
+            begins = starts.flatten().nonzero().flatten()
+            return DocumentLengths(begins.diff(append=begins.new_tensor([starts.numel()])).tolist())
+    found: Tensor | None = sdpa_mask(**given)
+    return found
+
+
+def document_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """Attention of transformers: tensors [rows, heads, tokens, width], the result [rows, tokens, heads, width].
+
+    `attention_mask` is what `document_mask` returned.
+    """
+    if not isinstance(attention_mask, DocumentLengths):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: PLC0415 - as above
+
+        found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return found
+    queries, keys, values = (
+        torch.split(each.transpose(1, 2).flatten(0, 1), attention_mask.lengths) for each in (query, key, value)
+    )
+    attended = [
+        functional.scaled_dot_product_attention(
+            each.transpose(0, 1)[None],
+            its_keys.transpose(0, 1)[None],
+            its_values.transpose(0, 1)[None],
+            dropout_p=options.get("dropout", 0.0),
+            is_causal=True,
+            scale=options.get("scaling"),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )[0].transpose(0, 1)
+        for each, its_keys, its_values in zip(queries, keys, values, strict=True)
+    ]
+    return torch.cat(attended).view(query.shape[0], query.shape[2], *attended[0].shape[1:]), None
+
+
+def _starts(sees: Callable[..., Tensor], rows: int, length: int, device: torch.device) -> Tensor | None:
+    """Whether a document begins at each token, bool [rows, length]. None for a mask that is not one of documents.
+
+    `sees(row, head, query, key)` is the mask. A window that is shorter than a document hides its first token.
+    """
+    row = torch.arange(rows, device=device)[:, None]
+    head, place = torch.zeros_like(row), torch.arange(length, device=device).expand(rows, length)
+    before, behind = (place - 1).clamp(min=0), (place + 1).clamp(max=length - 1)
+    starts = ~sees(row, head, place, before) | (place == 0)
+    first = torch.where(starts, place, 0).cummax(dim=1).values
+    is_whole = sees(row, head, place, first).all() and not (sees(row, head, place, behind) & (behind != place)).any()
+    return starts if is_whole else None

@@ -1,0 +1,128 @@
+"""Attention by documents is attention with a mask: same logits and gradients, for all masks that a model asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from forebay.errors import InvalidOption
+from forebay.llm.models import ModelSpec
+from forebay.llm.training.document_attention import (
+    DOCUMENTS,
+    DocumentLengths,
+    attend_by_documents,
+    document_attention,
+    document_mask,
+)
+
+POSITIONS = torch.tensor([[*range(5), *range(1), *range(10)], [*range(16)]])
+SIZES = {
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+IDS = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def masks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Masks that attention by documents was given."""
+    seen: list[Any] = []
+
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        seen.append(mask)
+        return document_attention(module, query, key, value, mask, **options)
+
+    monkeypatch.setattr("forebay.llm.training.document_attention.document_attention", attend)
+    return seen
+
+
+def llama(**options: Any) -> transformers.LlamaConfig:
+    return transformers.LlamaConfig(**SIZES, **options)
+
+
+def made(config: Any, attn: str) -> Any:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    if attn == DOCUMENTS:
+        attend_by_documents(model)
+    else:
+        model.set_attn_implementation(attn)
+    return model.train()
+
+
+def logits_and_gradients(model: Any, **inputs: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    logits = model(input_ids=IDS, use_cache=False, **inputs).logits
+    logits.square().mean().backward()
+    return logits.detach(), [each.grad for each in model.parameters()]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_documents_of_grouped_heads(masks: list[Any], checkpointing: bool) -> None:
+    model = made(llama(), DOCUMENTS)
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    found = logits_and_gradients(model, position_ids=POSITIONS)
+    torch.testing.assert_close(found, logits_and_gradients(made(llama(), "eager"), position_ids=POSITIONS))
+    assert masks and all(mask.lengths == [5, 1, 10, 16] for mask in masks)
+
+
+@pytest.mark.parametrize(
+    ("config", "inputs", "has_lengths"),
+    [
+        pytest.param(llama(), {"position_ids": torch.arange(16).expand(2, 16)}, False, id="one document a row"),
+        pytest.param(llama(), {"attention_mask": (POSITIONS < 12).long()}, False, id="padded rows"),
+        pytest.param(
+            transformers.MistralConfig(**SIZES, sliding_window=16), {"position_ids": POSITIONS}, True, id="wide window"
+        ),
+        pytest.param(
+            transformers.MistralConfig(**SIZES, sliding_window=7), {"position_ids": POSITIONS}, False, id="window"
+        ),
+        pytest.param(
+            llama(is_causal=False),
+            {"position_ids": POSITIONS},
+            False,
+            id="both directions",
+            marks=pytest.mark.variation,
+        ),
+    ],
+)
+def test_other_masks_are_those_of_sdpa(
+    masks: list[Any], config: Any, inputs: dict[str, Any], has_lengths: bool
+) -> None:
+    found = logits_and_gradients(made(config, DOCUMENTS), **inputs)
+    torch.testing.assert_close(found, logits_and_gradients(made(config, "sdpa"), **inputs))
+    assert {isinstance(mask, DocumentLengths) for mask in masks} == {has_lengths}
+
+
+def test_a_mask_with_the_future_is_not_one_of_documents() -> None:
+    """As models have it that let the tokens of an image see each other."""
+    given = {"batch_size": 1, "q_length": 4, "kv_length": 4, "device": torch.device("cpu")}
+
+    def sees(row: Any, head: Any, query: Any, key: Any) -> Any:
+        return (key <= query) | ((query >= 1) & (key == 2))
+
+    found = document_mask(**given, mask_function=sees, allow_is_causal_skip=False)
+    assert isinstance(found, torch.Tensor)
+    assert found[0, 0].tolist() == [[sees(0, 0, query, key) for key in range(4)] for query in range(4)]
+
+
+FALCON = transformers.FalconConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+
+
+def test_model_with_an_attention_of_its_own_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="attn='documents' does not work with FalconForCausalLM"):
+        attend_by_documents(transformers.AutoModelForCausalLM.from_config(FALCON))
+
+
+@pytest.mark.variation("one more model, from a folder")
+def test_model_with_an_attention_of_its_own_has_sdpa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # its thread has no end
+    transformers.AutoModelForCausalLM.from_config(FALCON).save_pretrained(tmp_path)
+    model: Any = ModelSpec(name=str(tmp_path), vocab_size=50).build()
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(InvalidOption, match="attn='documents' does not work with FalconForCausalLM"):
+        ModelSpec(name=str(tmp_path), vocab_size=50, attn="documents").build()
