@@ -1,26 +1,109 @@
 """One job at two places: the first is cut off in an epoch, the job goes on at the second, and the first is
 fenced when it comes back. Compared with an undisturbed run: same rows, same losses.
 
-python studies/two_places.py --folder /tmp/two-places
+python studies/two_places.py --folder /tmp/two-places          # two processes of this machine
+python studies/two_places.py --folder /tmp/two-places --ray    # two Ray clusters of one node each
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import psutil
 
 import forebay as fb
-from forebay.deploy.client.backend import LocalBackend
+from forebay.deploy.client.backend import JobBackend, LocalBackend
 from forebay.deploy.client.places import wait_at_places
+from forebay.deploy.client.ray_backend import RayBackend
 from forebay.deploy.client.submission import JobFiles, SubmissionEnd
+from forebay.errors import InvalidOption
 from forebay.testing.data.click_log import write_click_log
 
 JOBS = Path(__file__).parents[1] / "jobs"
+RAY = str(Path(sys.executable).parent / "ray")
 ENDS_WITHIN_S = 600.0
+
+
+class StudyPlace(Protocol):
+    """Place whose processes can be suspended, as a machine that nobody reaches: it may come back."""
+
+    backend: JobBackend
+
+    def signal(self, number: int, files: JobFiles) -> None:
+        """Send a signal to all processes of the place, which runs the first submission of `files`."""
+
+
+class LocalPlace:
+    """This machine: its processes are those of the job."""
+
+    def __init__(self) -> None:
+        self.backend: JobBackend = LocalBackend()
+
+    def signal(self, number: int, files: JobFiles) -> None:
+        claim = files.started(1)
+        assert claim is not None
+        os.killpg(claim.pid, number)
+
+
+class RayPlace:
+    """Ray cluster of one node, whose processes are all of its daemons and workers."""
+
+    def __init__(self, head: int, address: str) -> None:
+        self.backend: JobBackend = RayBackend(address)
+        self._head = head
+
+    def signal(self, number: int, files: JobFiles) -> None:  # noqa: ARG002 - of the protocol
+        for process in self.processes():
+            process.send_signal(number)
+
+    def processes(self) -> list[psutil.Process]:
+        """The head and all that it started, directly or not."""
+        head = psutil.Process(self._head)
+        return [head, *head.children(recursive=True)]
+
+
+@contextmanager
+def ray_place(folder: Path) -> Iterator[RayPlace]:
+    """Start a Ray cluster with 4 logical CPUs that accepts jobs, and end it."""
+    folder.mkdir(parents=True)
+    names = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
+    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    options = [f"--{name}={port}" for name, port in ports.items()]
+    # A job finds its cluster by the newest one of the temporary folder, whose path has to be short for its sockets.
+    temp = tempfile.mkdtemp(prefix="fb-")
+    options += ["--num-cpus=4", "--disable-usage-stats", f"--temp-dir={temp}/ray"]
+    # The job's entry point is `python` of the cluster's PATH.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    # Ray 2.60 turns token authentication on when it starts a cluster, and leaves it off when it submits to one.
+    environment = {**os.environ, "RAY_TMPDIR": temp, "PATH": path, "RAY_AUTH_MODE": "disabled"}
+    with (folder / "ray.log").open("w") as log:
+        head = subprocess.Popen(  # noqa: S603 - words of this file
+            [RAY, "start", "--head", "--block", *options],
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+    place = RayPlace(head.pid, f"http://127.0.0.1:{ports['dashboard-port']}")
+    try:
+        yield place
+    finally:
+        for process in place.processes():
+            process.kill()
+        shutil.rmtree(temp, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,23 +125,23 @@ def demo(folder: Path, name: str, silent_s: float = 30.0) -> fb.JobSpec:
     return fb.JobSpec(name=name, storage=str(folder / "runs"), task=(train,), place=place)
 
 
-def move(folder: Path) -> Moved:
-    """Run the job undisturbed, and once more with its first place cut off after the second checkpoint."""
+def move(folder: Path, places: tuple[StudyPlace, StudyPlace]) -> Moved:
+    """Run the job undisturbed on this machine, and once more with its first place cut off after the first
+    checkpoint.
+    """
     write_click_log(folder / "clicks", rows=60_000)
     undisturbed = fb.submit(demo(folder, "undisturbed"), folder=JOBS).wait(ENDS_WITHIN_S)
-    job = fb.submit(demo(folder, "moved"), folder=JOBS)
+    job = _submitted(demo(folder, "moved"), places[0].backend)
     files = JobFiles(storage=job.submission.spec.storage, name="moved")
     deadline = time.monotonic() + ENDS_WITHIN_S
     checkpoints = Path(files.folder, "checkpoints")
-    while len(list(checkpoints.glob("step-*/checkpoint.json"))) < 2 and time.monotonic() < deadline:
+    while len(list(checkpoints.glob("step-*/checkpoint.json"))) < 1 and time.monotonic() < deadline:
         time.sleep(0.02)
-    claim = files.started(1)
-    assert claim is not None
-    os.killpg(claim.pid, signal.SIGSTOP)  # as a machine that nobody reaches: it may come back
+    places[0].signal(signal.SIGSTOP, files)
     try:
-        result = wait_at_places(job, [LocalBackend(), LocalBackend()], silent_s=2.0)
+        result = wait_at_places(job, [each.backend for each in places], silent_s=2.0)
     finally:
-        os.killpg(claim.pid, signal.SIGCONT)
+        places[0].signal(signal.SIGCONT, files)
     while (first := files.ended(1)) is None and time.monotonic() < deadline:
         time.sleep(0.1)
     assert undisturbed is not None
@@ -67,11 +150,39 @@ def move(folder: Path) -> Moved:
     return Moved(undisturbed=undisturbed, moved=result, first=first, attempts=job.status().attempt)
 
 
+def _submitted(spec: fb.JobSpec, backend: JobBackend) -> fb.SubmittedJob:
+    """Submit. A Ray cluster that has just started accepts no jobs for some seconds."""
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            return fb.submit(spec, backend.name, address=backend.address, folder=JOBS)
+        except InvalidOption:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(1)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
 def main() -> None:
     """Print both results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("two-places"))
-    moved = move(parser.parse_args().folder.absolute())
+    parser.add_argument("--ray", action="store_true", help="the places are two Ray clusters")
+    options = parser.parse_args()
+    folder = options.folder.absolute()
+    with ExitStack() as clusters:
+        places: tuple[StudyPlace, StudyPlace] = (LocalPlace(), LocalPlace())
+        if options.ray:
+            first, second = (clusters.enter_context(ray_place(folder / name)) for name in ("first", "second"))
+            places = (first, second)
+        moved = move(folder, places)
     for name, result in (("undisturbed", moved.undisturbed), ("moved", moved.moved)):
         losses = ", ".join(f"{epoch.metrics['loss']:.6f}" for epoch in result.epochs)
         print(f"{name}: {sum(epoch.rows for epoch in result.epochs)} rows, losses {losses}")

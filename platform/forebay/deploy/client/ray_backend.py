@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 from typing import TypeVar
 
+from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from forebay.deploy.client.submission import VARIABLE, Submission
@@ -42,7 +43,7 @@ class RayBackend:
 
         try:
             call_with_deadline(submit, 6 * ANSWER_S)
-        except (RuntimeError, ConnectionError, OSError) as error:
+        except (RuntimeError, RayError, OSError) as error:
             if self.is_alive(submission) is None:
                 raise InvalidOption(
                     f"the Ray cluster at {self.address} does not take the job ({redact(str(error))[:300]}). Check the "
@@ -52,8 +53,7 @@ class RayBackend:
                 ) from None
 
     def is_alive(self, submission: Submission) -> bool | None:
-        status = self._ask(lambda client: client.get_job_status(submission.id))
-        return None if status is None else status not in _ENDED
+        return self._ask(lambda client: _is_there(client, submission.id))
 
     def end(self, submission: Submission) -> None:
         self._ask(lambda client: client.stop_job(submission.id))
@@ -62,5 +62,15 @@ class RayBackend:
         try:
             # Requests of Ray's client have no deadline of their own.
             return call_with_deadline(lambda: question(JobSubmissionClient(self.address)), ANSWER_S)
-        except (RuntimeError, OSError):
+        except (RuntimeError, RayError, OSError):
             return None
+
+
+def _is_there(client: JobSubmissionClient, job: str) -> bool:
+    """Whether the cluster has a job, and it has not ended. A cluster that was asked before it was ready has none."""
+    try:
+        return client.get_job_status(job) not in _ENDED
+    except RuntimeError as error:
+        if "status code 404" in str(error):
+            return False
+        raise

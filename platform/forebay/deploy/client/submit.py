@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forebay.deploy.client.backend import JobBackend, backend_of
 from forebay.deploy.client.submission import JobFiles, Submission
-from forebay.deploy.client.submitted_job import SubmittedJob
+from forebay.deploy.client.submitted_job import JobState, SubmittedJob
 from forebay.deploy.code.archive import pack
 from forebay.deploy.code.stored_code import store_code
 from forebay.deploy.spec.canonical import require_same
@@ -40,7 +40,8 @@ def submit(
         replace_spec: Accept another specification under the same name.
 
     A second submission of the same name and specification starts nothing while the first runs or has succeeded. One
-    that has failed, was stopped or lost starts again, and continues from its newest checkpoint.
+    that has failed, was stopped or lost starts again, and continues from its newest checkpoint. So does one at another
+    address that does not answer: its run trains once (`place.unreachable`).
 
     Raises:
         InvalidJobSpec: The specification or its program cannot work.
@@ -60,7 +61,9 @@ def submit(
         earlier = files.newest()
         if earlier is not None and not replace_spec:
             require_same(earlier.spec, spec)
-        if earlier is not None and not _needs_start(job):
+        if earlier is not None and not _needs_start(state := job.status().state, earlier, place):
+            if state == "unreachable" and files.started(earlier.number) is None:
+                place.start(earlier)  # the place may not have answered before
             return job
         for task in spec.task:
             load_program(spec, task, root)
@@ -79,9 +82,10 @@ def resubmit(job: SubmittedJob, backend: JobBackend) -> None:
     _start(JobFiles(storage=earlier.spec.storage, name=earlier.spec.name), backend, following)
 
 
-def _needs_start(job: SubmittedJob) -> bool:
-    """Whether the newest submission has ended without success, or never began."""
-    return job.status().state in ("failed", "stopped", "lost")
+def _needs_start(state: JobState, earlier: Submission, place: JobBackend) -> bool:
+    """Whether the newest submission has ended without success, never began, or is at another place, which is silent."""
+    is_elsewhere = (earlier.backend, earlier.address) != (place.name, place.address)
+    return state in ("failed", "stopped", "lost") or (state == "unreachable" and is_elsewhere)
 
 
 def _next(spec: JobSpec, place: JobBackend, root: str, earlier: Submission | None) -> Submission:

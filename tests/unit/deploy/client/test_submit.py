@@ -122,10 +122,30 @@ def test_job_of_another_machine_says_nothing_of_its_end(write_job: Callable[...,
     files.start(1)
     assert job.status().state == "running"
     claim = json.loads(Path(files.folder, "submissions", "000001.started.json").read_text())
-    for facts, state in (({"kernel": "another"}, "unreachable"), ({"started": 1}, "lost")):
+    for facts, state, number in (({"kernel": "another"}, "unreachable", 1), ({"started": 1}, "lost", 2)):
         Path(files.folder, "submissions", "000001.started.json").write_text(json.dumps(claim | facts))
         assert job.status().state == state
-    assert fb.submit(write_job()).submission.number == 2, "a lost job is started again"
+        assert fb.submit(write_job()).submission.number == number, "a lost job is started again, a silent one may run"
+
+
+def test_silent_job_starts_at_another_place(write_job: Callable[..., str], quiet: Quiet) -> None:
+    job = fb.submit(write_job())
+    files = JobFiles(storage=job.submission.spec.storage, name="words")
+    files.start(1)
+    started = Path(files.folder, "submissions", "000001.started.json")
+    started.write_text(json.dumps(json.loads(started.read_text()) | {"kernel": "another"}))
+    quiet.address = "elsewhere"
+    assert fb.submit(write_job()).submission.address == "elsewhere"
+
+
+def test_job_that_its_place_did_not_take_is_started_there(
+    write_job: Callable[..., str], quiet: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet.name = "ray"
+    monkeypatch.setattr(quiet, "is_alive", lambda _: None)
+    first, again = fb.submit(write_job()), fb.submit(write_job())
+    assert first.status().state == "unreachable"
+    assert [each.id for each in quiet.begun] == [again.submission.id] * 2
 
 
 def test_wrong_names_are_refused(tmp_path: Path) -> None:
