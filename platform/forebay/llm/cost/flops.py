@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
-from forebay.llm.cost.skeleton import num_layers, num_parameters, over_layers, skeleton
+from forebay.llm.cost.skeleton import num_layers, num_parameters, over_layers, skeleton, with_layers
 
 SHORT, LONG = 256, 512
 """Lengths of the two documents that are counted."""
@@ -24,11 +24,13 @@ SHORT, LONG = 256, 512
 class TokenFlops:
     """FLOPs of a forward and backward pass: `linear` of each token, and `squared` of the square of a document's length.
 
-    Attention is thereby charged for documents, and not for the row that they are packed in.
+    Attention is thereby charged for documents, and not for the row that they are packed in. `output` is the part of
+    `linear` that is the output layer's, which a loss over targets computes for targets only.
     """
 
     linear: float
     squared: float
+    output: float = 0.0
 
     def of_documents(self, lengths: Iterable[int]) -> float:
         """FLOPs of documents of these lengths, packed or not."""
@@ -48,7 +50,7 @@ def count_flops(config: Any, adapter: Lora | None = None) -> TokenFlops:
     Raises `InvalidOption` for a model that looks at its data, as peft's adapters of fused experts do.
     """
     short, long = (over_layers(config, partial(_counted, adapter, length)) for length in (SHORT, LONG))
-    return of_two_counts(short, long)
+    return replace(of_two_counts(short, long), output=_of_output_layer(adapter, config))
 
 
 def of_two_counts(short: float, long: float) -> TokenFlops:
@@ -83,6 +85,13 @@ def _counted(adapter: Lora | None, length: int, config: Any) -> int:
             f"FLOPs of {type(config).__name__} cannot be counted without data ({type(error).__name__}: {error})."
         ) from error
     return int(counter.get_total_flops())
+
+
+def _of_output_layer(adapter: Lora | None, config: Any) -> float:
+    """FLOPs of the output layer for one token: its result, the gradient of its input, and that of a trained weight."""
+    model: Any = skeleton(with_layers(config, 1), adapter)
+    weight: torch.Tensor = model.get_output_embeddings().weight
+    return 2.0 * weight.numel() * (3 if weight.requires_grad else 2)
 
 
 def one_document(model: nn.Module, length: int) -> dict[str, torch.Tensor]:

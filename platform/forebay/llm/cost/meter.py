@@ -48,7 +48,8 @@ class Meter:
 
     - `tokens_per_s`: tokens of rows, per worker.
     - `document_tokens_per_s`: the same without the empty ends of rows.
-    - `tflops_per_s`: FLOPs of the documents' tokens, by `count_flops`, per device.
+    - `tflops_per_s`: FLOPs of the documents, by `count_flops`, per device. With `targets_only`, the output layer
+      counts for targets alone, as `token_loss` computes it.
     - `mfu`: their share of the device's peak. Left out for an unknown device.
     - `peak_memory_bytes`: most memory that was allocated on the GPU, or that the process had without one.
 
@@ -57,8 +58,11 @@ class Meter:
     memory is found there.
     """
 
-    def __init__(self, flops: TokenFlops | None, peak: float | None, device: torch.device) -> None:
+    def __init__(
+        self, flops: TokenFlops | None, peak: float | None, device: torch.device, *, targets_only: bool = False
+    ) -> None:
         self._flops, self._peak, self._device = flops, peak, device
+        self._targets_only = targets_only
         self._since: float | None = None
 
     @classmethod
@@ -70,14 +74,15 @@ class Meter:
         except InvalidOption as error:
             _LOGGER.warning("%s MFU is left out.", error)
             return cls(None, None, device)
-        return cls(flops, device_peak(device, recipe.compute_type(device)), device)
+        peak = device_peak(device, recipe.compute_type(device))
+        return cls(flops, peak, device, targets_only=recipe.loss_chunk > 0)
 
     def step(self, batch: Batch) -> dict[str, Metric]:
         """Metrics of the step of `batch`. Call it once per step, before `commit`."""
         now = time.perf_counter()
         before, self._since = self._since, now
         seconds = 0.0 if before is None else now - before
-        cost = step_cost(batch, self._flops)
+        cost = step_cost(batch, self._flops, targets_only=self._targets_only)
         rates: dict[str, float | Tensor] = {
             "tokens_per_s": cost.tokens,
             "document_tokens_per_s": cost.document_tokens,
@@ -95,8 +100,10 @@ class Meter:
             self._since = time.perf_counter()
 
 
-def step_cost(batch: Batch, flops: TokenFlops | None) -> StepCost:
+def step_cost(batch: Batch, flops: TokenFlops | None, *, targets_only: bool = False) -> StepCost:
     """Tokens and FLOPs of a batch of token rows. A dummy row costs nothing.
+
+    With `targets_only`, the output layer is charged for targets, and else for all tokens of documents.
 
     The end of a row is empty if it is a document without targets, all of whose tokens are the same.
     """
@@ -114,6 +121,8 @@ def step_cost(batch: Batch, flops: TokenFlops | None) -> StepCost:
     # 1 + 3 + 5 + ... to n numbers is the square of n.
     squares = ((2 * position + 1) * counts).sum().double()
     total = 0.0 if flops is None else flops.linear * documents + flops.squared * squares
+    if flops is not None and targets_only:
+        total = total - flops.output * (documents - ((packed & TARGET) != 0).sum())
     return StepCost(tokens=float(packed.numel()), document_tokens=documents, flops=total)
 
 

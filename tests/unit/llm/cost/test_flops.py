@@ -6,13 +6,16 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 import transformers
+from torch.utils.flop_counter import FlopCounterMode
 
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.cost.deepspeed_profile import deepspeed_flops
-from forebay.llm.cost.flops import TokenFlops, _counted, count_flops, formula_flops
+from forebay.llm.cost.flops import TokenFlops, _counted, count_flops, formula_flops, one_document
 from forebay.llm.cost.known_models import KNOWN_MODELS, model_config
+from forebay.llm.cost.skeleton import skeleton
 
 H100 = 989e12
 VARIATION = pytest.mark.variation("another model of the same count")
@@ -116,6 +119,19 @@ def test_counts_of_two_layers_are_those_of_all(adapter: Lora | None) -> None:
     config = small(num_hidden_layers=5)
     whole = _counted(adapter, 512, config)
     assert count_flops(config, adapter).of_documents([512]) == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("adapter", [None, Lora(r=4)])
+def test_output_layer_is_what_the_model_costs_beside_its_layers(adapter: Lora | None) -> None:
+    config = small(num_hidden_layers=1)
+    model = skeleton(config, adapter)
+    with torch.device("meta"):
+        inputs = one_document(model, 256)
+    layers = model if adapter is None else model.get_base_model()
+    with FlopCounterMode(display=False) as counter:
+        layers.model(**inputs, use_cache=False).last_hidden_state.sum().backward()
+    whole = _counted(adapter, 256, config)
+    assert count_flops(config, adapter).output == (whole - counter.get_total_flops()) / 256
 
 
 def test_models_of_unequal_layers_are_counted_whole() -> None:

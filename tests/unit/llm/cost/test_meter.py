@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,8 @@ def test_flops_of_packed_rows_are_those_of_each_document(packing) -> None:
     assert cost.tokens == rows.size
     assert cost.document_tokens == sum(lengths)
     assert float(cost.flops) == FLOPS.of_documents(lengths)
+    of_targets = step_cost(batch_of(rows), replace(FLOPS, output=10.0), targets_only=True)
+    assert float(of_targets.flops) == float(cost.flops) - 10.0 * (sum(lengths) - len(lengths))
 
 
 def test_last_document_without_targets_counts_unless_the_row_ends_there() -> None:
