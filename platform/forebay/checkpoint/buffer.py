@@ -29,6 +29,11 @@ class ReusableBuffer:
         self._at = end
         return len(data)
 
+    def reserve(self, num_bytes: int) -> None:
+        """Have room for `num_bytes` bytes in all, so that they are written without moving the memory."""
+        if num_bytes > len(self._memory):
+            self._memory = self.grow(num_bytes)
+
     def flush(self) -> None:
         """Do nothing: no data is buffered. `torch.save` calls it."""
 

@@ -51,7 +51,7 @@ class RankCheckpoints:
         receipts = gathered_from_all(write, self._collective)
         if world.is_first:
             checkpoint = replace(snapshot, objects=rest).to_checkpoint(world)
-            state = {**checkpoint.shards[WHOLE], TABLE: PartsTable.of(receipts).to_plain()}
+            state = {**checkpoint.shards[WHOLE], TABLE: PartsTable.of(receipts).to_text()}
             self._store.save(replace(checkpoint, shards={WHOLE: state}), receipts)
 
     def newest(self) -> Checkpoint | None:

@@ -49,7 +49,7 @@ def save_in_parts(ranks: Sequence[CheckpointStore], step: int) -> None:
 
 def in_parts(step: int, receipts: Sequence[PartReceipt]) -> Checkpoint:
     """Checkpoint of `step` whose tensors lie in the parts of `receipts`."""
-    table = PartsTable.of(receipts).to_plain()
+    table = PartsTable.of(receipts).to_text()
     state = {"model": {"rows": named("model.rows"), "bias": named("model.bias")}, TABLE: table}
     return replace(checkpoint_at(step), shards={0: state})
 

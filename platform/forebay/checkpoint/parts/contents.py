@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -58,14 +59,20 @@ def flat_regions(shape: tuple[int, ...], start: int, stop: int) -> list[Region]:
     return [*found, *flat_regions(shape, end * row, stop)]
 
 
-def merged(parts: Iterable[Sequence[StoredTensor]]) -> list[StoredTensor]:
-    """Return each tensor once, with its chunks of all parts."""
-    found: dict[str, StoredTensor] = {}
-    for tensor in (each for part in parts for each in part):
-        before = found.get(tensor.name)
-        chunks = (*(before.chunks if before else ()), *tensor.chunks)
-        found[tensor.name] = StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, chunks=chunks)
-    return list(found.values())
+def contents_text(tensors: Iterable[StoredTensor]) -> str:
+    """Return the tensors of one part as JSON, for `merged`."""
+    return json.dumps(to_plain(tensors))
+
+
+def merged(parts: Iterable[str]) -> dict[str, StoredTensor]:
+    """Return each tensor by its name, with its chunks of all parts. Raises `CorruptCheckpoint`."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, facts in (each for part in parts for each in json.loads(part).items()):
+        if name in found:
+            found[name]["chunks"] += facts["chunks"]
+        else:
+            found[name] = facts
+    return from_plain(found)
 
 
 def to_plain(tensors: Iterable[StoredTensor]) -> dict[str, Any]:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from forebay.checkpoint.buffer import ReusableBuffer
-from forebay.checkpoint.encoded import PartFacts, block_sums, sum_of
-from forebay.checkpoint.parts.contents import Region, StoredChunk, StoredTensor, flat_regions
+from forebay.checkpoint.encoded import BLOCK_BYTES, Bytes, PartFacts, block_sums, sum_of
+from forebay.checkpoint.parts.contents import Region, StoredChunk, StoredTensor, contents_text, flat_regions
 from forebay.checkpoint.parts.verified_part import VerifiedPart
+
+_PIECE_BYTES = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +42,15 @@ class FlatChunk(LocalChunk):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartReceipt:
-    """Facts of a written part: its size, the checksums of its blocks, and the tensors in it."""
+    """Facts of a written part: its size, the checksums of its blocks, and the tensors in it (`contents_text`).
+
+    Ranks exchange receipts at every checkpoint. As text, a thousand tensors cost them a few milliseconds.
+    """
 
     number: int
     num_bytes: int
     sums: tuple[int, ...] = field(repr=False)
-    tensors: tuple[StoredTensor, ...] = field(repr=False)
+    contents: str = field(repr=False)
 
     @property
     def facts(self) -> PartFacts:
@@ -55,18 +60,20 @@ class PartReceipt:
 def write_part(number: int, chunks: Mapping[str, LocalChunk], buffer: ReusableBuffer) -> PartReceipt:
     """Write `chunks`, by name, into `buffer`, which has nothing else. Chunks without elements take no place."""
     buffer.reset()
-    tensors = []
+    buffer.reserve(sum(chunk.values.numel() * chunk.values.dtype.itemsize for chunk in chunks.values()))
+    tensors, sums = [], list[int]()
     for name, chunk in chunks.items():
         begin, values, stored = buffer.num_bytes, chunk.values, list[StoredChunk]()
         for offsets, sizes in chunk.regions() if values.numel() else ():
             stored.append(StoredChunk(offsets=offsets, sizes=sizes, part=number, begin=begin))
             begin += prod(sizes) * values.dtype.itemsize
         if stored:
-            buffer.write(_bytes_of(values))
+            _write(_bytes_of(values), buffer, sums)
         dtype = str(values.dtype).removeprefix("torch.")
         tensors.append(StoredTensor(name=name, dtype=dtype, shape=chunk.shape, chunks=tuple(stored)))
     written = buffer.written()
-    return PartReceipt(number=number, num_bytes=len(written), sums=tuple(block_sums(written)), tensors=tuple(tensors))
+    sums += block_sums(written[len(sums) * BLOCK_BYTES :])
+    return PartReceipt(number=number, num_bytes=len(written), sums=tuple(sums), contents=contents_text(tensors))
 
 
 def read_region(tensor: StoredTensor, region: Region, parts: Mapping[int, VerifiedPart]) -> Tensor:
@@ -100,6 +107,19 @@ def _rows(
     content = bytearray(part.read(chunk.begin + first * row, chunk.begin + stop * row))
     shape = [stop - first, *chunk.sizes[1:]] if chunk.sizes else []
     return torch.frombuffer(content, dtype=dtype).reshape(shape)
+
+
+def _write(content: Bytes, buffer: ReusableBuffer, sums: list[int]) -> None:
+    """Append `content`, and add the checksums of the blocks that it completes to `sums`.
+
+    A block is read again while it is in the processor's cache: in one pass after the last byte, checksums take a third
+    of the time.
+    """
+    for begin in range(0, len(content), _PIECE_BYTES):
+        buffer.write(content[begin : begin + _PIECE_BYTES])
+        complete = buffer.num_bytes // BLOCK_BYTES
+        if complete > len(sums):
+            sums += block_sums(buffer.written()[len(sums) * BLOCK_BYTES : complete * BLOCK_BYTES])
 
 
 def _bytes_of(values: Tensor) -> memoryview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +28,7 @@ class PartsTable:
     @classmethod
     def of(cls, receipts: Sequence[PartReceipt]) -> PartsTable:
         """Build the table from the receipts of all ranks."""
-        tensors = {tensor.name: tensor for tensor in merged([receipt.tensors for receipt in receipts])}
-        for tensor in tensors.values():
-            tensor.validate()
+        tensors = merged(receipt.contents for receipt in receipts)
         return cls(tensors=tensors, parts={each.number: (each.num_bytes, each.sums) for each in receipts})
 
     @classmethod
@@ -37,14 +36,15 @@ class PartsTable:
         """Return the table that a head has, or None for a state with all of its tensors."""
         if TABLE not in state:
             return None
-        plain = state[TABLE]
-        parts = {number: (facts["bytes"], tuple(facts["sums"])) for number, facts in plain["parts"].items()}
+        text = state[TABLE]
+        plain = json.loads(text) if isinstance(text, str) else text  # Containers, in heads of former commits.
+        parts = {int(number): (facts["bytes"], tuple(facts["sums"])) for number, facts in plain["parts"].items()}
         return cls(tensors=from_plain(plain["tensors"]), parts=parts)
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return the table as plain containers."""
+    def to_text(self) -> str:
+        """Return the table as JSON, for a head. As containers, it would take most of the time of writing the head."""
         parts = {number: {"bytes": size, "sums": list(sums)} for number, (size, sums) in self.parts.items()}
-        return {"tensors": to_plain(self.tensors.values()), "parts": parts}
+        return json.dumps({"tensors": to_plain(self.tensors.values()), "parts": parts})
 
     def facts(self) -> list[PartFacts]:
         """Return the facts of all parts."""

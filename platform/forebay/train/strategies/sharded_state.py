@@ -26,7 +26,13 @@ class ShardedModel:
         self._model = model
 
     def state_dict(self) -> dict[str, Any]:
-        return self._model.state_dict()
+        state = self._model.state_dict()
+        first: dict[int, str] = {}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            # A tied weight is one object here, so it is written once.
+            if name in state and (other := first.setdefault(id(parameter), name)) != name:
+                state[name] = state[other]
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> object:
         own = self._model.state_dict()
@@ -58,16 +64,23 @@ class ShardedOptimizer:
 def split_shards(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, LocalChunk]]:
     """Split `state` into what every rank has and this rank's chunks of sharded tensors, by logical name.
 
-    The former names the sharded tensors in their places (`forebay.checkpoint.parts.table`).
+    The former names the sharded tensors in their places (`forebay.checkpoint.parts.table`). One tensor in several
+    places has the name of the first.
     """
     chunks: dict[str, LocalChunk] = {}
+    names: dict[int, str] = {}
+    places: dict[tuple[Any, ...], tuple[int, ...]] = {}
 
     def name(path: str, leaf: DTensor | FlatPart) -> dict[str, str]:
+        if (known := names.setdefault(id(leaf), path)) != path:
+            return named(known)
         if isinstance(leaf, FlatPart):
             chunks[path] = FlatChunk(shape=leaf.shape, offsets=(leaf.start,), values=leaf.values)
             return named(path)
-        _, offsets = compute_local_shape_and_global_offset(leaf.shape, leaf.device_mesh, leaf.placements)
-        chunks[path] = LocalChunk(shape=tuple(leaf.shape), offsets=tuple(offsets), values=_local(leaf))
+        layout = (leaf.shape, leaf.device_mesh, leaf.placements)
+        if layout not in places:  # Few layouts are different, and finding the offsets takes most of the time here.
+            places[layout] = tuple(compute_local_shape_and_global_offset(*layout)[1])
+        chunks[path] = LocalChunk(shape=tuple(leaf.shape), offsets=places[layout], values=_local(leaf))
         return named(path)
 
     return {key: _mapped(value, key, name) for key, value in state.items()}, chunks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.checkpoint.buffer import ReusableBuffer
-from forebay.checkpoint.encoded import BLOCK_BYTES, Bytes, CorruptCheckpoint
+from forebay.checkpoint.encoded import BLOCK_BYTES, Bytes, CorruptCheckpoint, block_sums
 from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, read_region, write_part
 from forebay.checkpoint.parts.table import PartsTable
 
@@ -65,7 +66,25 @@ def test_scalars_and_empty_chunks() -> None:
     assert read_region(table.tensors["scalar"], ((), ()), parts).item() == 3.0
     assert read_region(table.tensors["t"], ((0,), (2,)), parts).tolist() == [1.0, 1.0]
     assert contents[2] == b""
-    assert PartsTable.in_state({"parts": table.to_plain()}) == table
+    assert PartsTable.in_state({"parts": table.to_text()}) == table
+    as_containers = json.loads(table.to_text())
+    assert PartsTable.in_state({"parts": as_containers}) == table, "heads were written so before"
+
+
+@pytest.mark.parametrize("rest", [0, 1, BLOCK_BYTES - 1])
+def test_checksums_are_those_of_blocks_however_tensors_lie_across_them(rest: int) -> None:
+    sizes = [3, BLOCK_BYTES // 2, 2 * BLOCK_BYTES - 3, BLOCK_BYTES // 2 + rest]
+    tensors = [torch.randint(256, (size,), dtype=torch.uint8) for size in sizes]
+    buffer = ReusableBuffer()
+    buffer.write(bytes(BLOCK_BYTES))
+    chunks = {
+        str(number): LocalChunk(shape=tuple(each.shape), offsets=(0,), values=each)
+        for number, each in enumerate(tensors)
+    }
+    receipt = write_part(1, chunks, buffer)
+    assert buffer.written() == torch.cat(tensors).numpy().tobytes()
+    assert list(receipt.sums) == block_sums(buffer.written())
+    assert len(receipt.sums) == 3 + bool(rest)
 
 
 def test_only_the_blocks_that_are_needed_are_read_and_each_copy_is_tried() -> None:

@@ -162,7 +162,7 @@ def save_in_parts(state: dict[str, Any], folder: Path | str, step: int = 3) -> N
             )
             half[name] = named(f"model.{name}")
         receipts.append(store.save_part(step, number, chunks))
-    head = {"objects": {**state["objects"], "model": half}, TABLE: PartsTable.of(receipts).to_plain()}
+    head = {"objects": {**state["objects"], "model": half}, TABLE: PartsTable.of(receipts).to_text()}
     cursor = Cursor(plan_id="9c02", epoch=1, position=10, global_batch=10)
     store.save(Checkpoint(step=step, cursor=cursor, world=World(rank=0, size=2), shards={0: head}), receipts)
 

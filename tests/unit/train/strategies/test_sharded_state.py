@@ -23,6 +23,8 @@ from forebay.train.monitors.nan_guard import NanGuard
 from forebay.train.spec import TrainSpec
 from forebay.train.state.snapshot import WHOLE, Snapshot
 from forebay.train.strategies.choice import INSTALL
+from forebay.train.strategies.flat_part import FlatPart
+from forebay.train.strategies.sharded_state import ShardedModel, split_shards
 from forebay.train.strategies.strategy import StrategyOptions, build_strategy
 from forebay.train.strategies.torch_strategies import TORCH_STRATEGIES
 from forebay.train.worker import Worker
@@ -144,6 +146,17 @@ def test_other_worlds_and_strategies_continue_from_parts(
         for answer in answers:
             assert answer["norms"] == pytest.approx({at: straight[0]["norms"][at] for at in answer["norms"]}, abs=CLOSE)
     assert difference(model_of(tmp_path / "moved"), model_of(tmp_path / "straight")) < CLOSE
+
+
+def test_tied_weight_is_written_once() -> None:
+    tied = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    tied[1].weight = tied[0].weight
+    state = ShardedModel(tied).state_dict()
+    assert list(state) == ["0.weight", "1.weight"] and state["0.weight"] is state["1.weight"]
+    part = FlatPart(shape=(4,), start=0, values=torch.ones(4))
+    rest, chunks = split_shards({"model": {"a": part, "b": part}})
+    assert list(chunks) == ["model.a"]
+    assert rest["model"]["b"] == rest["model"]["a"]
 
 
 def damage(folder: Path, step: int, number: int, *, is_missing: bool) -> None:
