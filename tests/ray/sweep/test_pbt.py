@@ -14,6 +14,7 @@ import torch
 from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.job.job import Job
@@ -24,6 +25,7 @@ from forebay.runs.result import load_result
 from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial.fork import Origin, origin_of
+from forebay.train.state.snapshot import Snapshot
 from forebay.train.worker import Worker
 from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
@@ -35,8 +37,9 @@ STEPS = 4
 def train(worker: Worker, lr: float, starts: str) -> None:
     model, optimizer = worker.setup(nn.Linear(3, 1), partial(torch.optim.Adam, lr=lr))
     (group,) = optimizer.param_groups
-    state = {"model": model.state_dict(), "lr": group["lr"], "step": worker.step}
-    torch.save(state, Path(starts) / f"{uuid.uuid4().hex}.pt")
+    state = {"model": whole(model.state_dict()), "lr": group["lr"], "step": worker.step}
+    if worker.world.is_first:
+        torch.save(state, Path(starts) / f"{uuid.uuid4().hex}.pt")
     for batch in worker.loader():
         loss = (model(batch["x"])[:, 0] - batch["label"]).square().mean() * batch.weight
         loss.backward()
@@ -45,7 +48,11 @@ def train(worker: Worker, lr: float, starts: str) -> None:
         worker.commit(loss=loss, score=lr)
 
 
-def job(lr: float, data: str, starts: str) -> Job:
+def whole(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in state.items()}
+
+
+def job(lr: float, data: str, starts: str, strategy: str, workers: int) -> Job:
     transform = Transform(x=Dense(["x1", "x2", "x3"]), label=Label("clicked", dtype="float32"))
     plan = build_plan(scan(data), seed=3, lanes=4)
     return Job(
@@ -55,6 +62,8 @@ def job(lr: float, data: str, starts: str) -> Job:
         checkpoint_every=STEPS,  # and no later checkpoint for which the one at the epoch's end is deleted
         keep_last=1,
         cache=None,
+        strategy=strategy,
+        workers=workers,
     )
 
 
@@ -66,8 +75,9 @@ def starts(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(("strategy", "workers"), [("ddp", 1), pytest.param("fsdp2", 2, marks=[pytest.mark.variation])])
 def test_the_worse_trial_goes_on_from_the_better_one(
-    parquet_folder: Callable[..., Path], starts: Path, tmp_path: Path
+    parquet_folder: Callable[..., Path], starts: Path, tmp_path: Path, strategy: str, workers: int
 ) -> None:
     random.seed(0)
     # After two epochs, the worse half takes over the model of the better half, and half its rate.
@@ -81,13 +91,14 @@ def test_the_worse_trial_goes_on_from_the_better_one(
         synch=True,
         log_config=False,
     )
+    data = str(parquet_folder({"a.parquet": [20], "b.parquet": [12]}))
     sweep = Sweep(
         job,
         {"lr": {"grid_search": [0.01, 0.1]}},
         "score",
         "max",
         num_trials=2,
-        fixed={"data": str(parquet_folder({"a.parquet": [20], "b.parquet": [12]})), "starts": str(starts)},
+        fixed={"data": data, "starts": str(starts), "strategy": strategy, "workers": workers},
         driver="local",
         scheduler=scheduler,
         name="pbt",
@@ -108,13 +119,14 @@ def assert_branched(target: str, donor: str, starts: Path) -> None:
     begun = [torch.load(path) for path in starts.iterdir()]
     (fork,) = [each for each in begun if each["lr"] == 0.05]
     assert fork["step"] == pinned.step == step
-    for name, value in pinned.shards[0]["objects"]["model"].items():
+    for name, value in Snapshot.from_checkpoint(pinned).objects["model"].items():
         assert torch.equal(fork["model"][name], value)
     assert {each["lr"] for each in begun if each["step"] == 0} == {0.01, 0.1}
     trained: Any = DirectoryStore(Path(target) / "checkpoints").newest()
     assert trained.step == 4 * STEPS
-    assert trained.shards[0]["objects"]["optimizer"]["param_groups"][0]["lr"] == 0.05
-    assert trained.shards[0]["objects"]["optimizer"]["state"][0]["step"] == 4 * STEPS, "the donor's moments went on"
+    optimizer = Snapshot.from_checkpoint(trained).objects["optimizer"]
+    assert optimizer["param_groups"][0]["lr"] == 0.05
+    assert {each["step"].item() for each in optimizer["state"].values()} == {4 * STEPS}, "the donor's moments went on"
     ours, theirs = load_result(target), load_result(donor)
     assert ours is not None and theirs is not None
     scores = [[epoch.metrics["score"] for epoch in each.epochs] for each in (ours, theirs)]

@@ -38,8 +38,10 @@ class SpanReader(Protocol):
 class SpanSource(Protocol):
     """Source of a data set for `fb.prepare`, which is cut into spans, such as `forebay.llm.TokenSource`."""
 
-    row_group_rows: int
-    """Rows of a row group, unless the caller says otherwise."""
+    @property
+    def row_group_rows(self) -> int:
+        """Rows of a row group, unless the caller says otherwise."""
+        ...
 
     def origin(self) -> PreparedOrigin:
         """Everything that decides the rows. Lists the input files, and opens none."""

@@ -45,23 +45,34 @@ class Disturbance:
     event: str = ""
 
 
+class StepRecord:
+    """Log of the steps of one rank in the folder `log`, which all ranks share. `disturbance` happens at its step."""
+
+    def __init__(self, worker: Worker, log: str, disturbance: Disturbance, step_s: float) -> None:
+        self._worker, self._log, self._disturbance, self._step_s = worker, Path(log), disturbance, step_s
+
+    def write(self, values: object) -> None:
+        """Write `values` of the present step, before its commit: a file per step and rank, and one line."""
+        time.sleep(self._step_s)
+        step, world = self._worker.step, self._worker.world
+        (self._log / f"{step:05}-{world.rank}").write_text(json.dumps(values))
+        attempt = StepAttempt(
+            time=time.time(), step=step, rank=world.rank, size=world.size, pid=os.getpid(), node=world.node
+        )
+        with (self._log / ATTEMPTS).open("ab", buffering=0) as attempts:  # One write per line: ranks share the file.
+            attempts.write(attempt.to_line().encode())
+        if step == self._disturbance.at_step and world.rank == world.size - 1:
+            _happen(self._disturbance.event, self._log / HAPPENED)
+
+
 def recording_train(worker: Worker, *, num_rows: int, log: str, disturbance: Disturbance, step_s: float) -> None:
     """Train by least squares. Writes per step and rank one file with the ids of its rows, and one line."""
     model, optimizer = worker.setup(CountingModel(num_rows), build_optimizer)
-    world = worker.world
-    with Path(log, ATTEMPTS).open("ab", buffering=0) as attempts:  # One write per line: ranks share the file.
-        for batch in worker.loader():
-            loss = train_step(model, optimizer, batch, world.size)
-            time.sleep(step_s)
-            rows = [int(row) for row in batch["row"][:, 0]] if batch.weight else []
-            Path(log, f"{worker.step:05}-{world.rank}").write_text(json.dumps(rows))
-            attempt = StepAttempt(
-                time=time.time(), step=worker.step, rank=world.rank, size=world.size, pid=os.getpid(), node=world.node
-            )
-            attempts.write(attempt.to_line().encode())
-            if worker.step == disturbance.at_step and world.rank == world.size - 1:
-                _happen(disturbance.event, Path(log, HAPPENED))
-            worker.commit(loss=loss)
+    steps = StepRecord(worker, log, disturbance, step_s)
+    for batch in worker.loader():
+        loss = train_step(model, optimizer, batch, worker.world.size)
+        steps.write([int(row) for row in batch["row"][:, 0]] if batch.weight else [])
+        worker.commit(loss=loss)
 
 
 def happened_at(log: Path) -> float:

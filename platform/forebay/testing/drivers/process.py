@@ -1,6 +1,6 @@
 """Driver in a process of its own, so that a test can kill it.
 
-python -m forebay.testing.drivers.process forebay.driver.local.driver:LocalDriver FOLDER rows NAME '{"workers": 2}'
+python -m forebay.testing.drivers.process DRIVER forebay.testing.drivers.bench:DriverBench FOLDER rows NAME '{}'
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 from forebay.errors import Fenced
 from forebay.job.start_policy import StartPolicy
 from forebay.runs.attempts import fence
-from forebay.testing.drivers.bench import BenchOrder, DriverBench
+from forebay.testing.drivers.bench import DriverBench
 
 PATIENCE_S = 300.0
 FENCED_CODE = 75
@@ -32,11 +31,12 @@ class DriverProcess:
         self, driver: str, bench: DriverBench, name: str, environment: Mapping[str, str], **options: object
     ) -> None:
         self._bench, self._name = bench, name
-        command = [sys.executable, "-m", __name__, driver, str(bench.folder), bench.order, name, json.dumps(options)]
+        maker = f"{type(bench).__module__}:{type(bench).__qualname__}"
+        arguments = [driver, maker, str(bench.folder), bench.order, name, json.dumps(options)]
         self._log = bench.folder / f"{name}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                command, stdout=log, stderr=log, env={**os.environ, **environment}
+                [sys.executable, "-m", __name__, *arguments], stdout=log, stderr=log, env={**os.environ, **environment}
             )
 
     @property
@@ -82,12 +82,12 @@ def main() -> None:
 
     Of its options, `start` are those of `StartPolicy`, and `ask_s` is the time between two questions of the fence.
     """
-    driver, folder, order, name, text = sys.argv[1:]
+    driver, maker, folder, order, name, text = sys.argv[1:]
     options = json.loads(text)
     fence.ASK_S = options.pop("ask_s", fence.ASK_S)
     if "start" in options:
         options["start"] = StartPolicy(**options["start"])
-    job = DriverBench(Path(folder), cast("BenchOrder", order)).job(name, **options)
+    job = pkgutil.resolve_name(maker)(Path(folder), order).job(name, **options)
     try:
         pkgutil.resolve_name(driver)().run(job)
     except Fenced:

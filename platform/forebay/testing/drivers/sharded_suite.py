@@ -69,17 +69,20 @@ class ShardedSuite(DriverSuite):
         calm, heard = self.run(bench, undisturbed, **options), Heard()
         first = self.run(bench, name, heard, epochs=1, at_step=5, event="kill", **options)
         assert first.failures == len([event for event in heard if isinstance(event, Failed)]) == 1
-        flip_bit_of_newest_part(Path(first.path) / "checkpoints")
+        damage_newest_part(Path(first.path) / "checkpoints")
         damaged = self.run(bench, name, **options)
         assert bench.steps_redone(name) > 0
         assert bench.rows(name) == bench.rows(undisturbed)
         assert_same_model(damaged, calm)
 
 
-def flip_bit_of_newest_part(folder: Path) -> None:
-    """Flip one bit of part 2 of the newest checkpoint in a local folder."""
-    step = CheckpointFiles(CheckpointConfig(uri=str(folder))).complete_steps()[0]
-    file = folder / f"step-{step:09d}" / part_file(2)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+def damage_newest_part(folder: Path, *, is_missing: bool = False) -> None:
+    """Flip one bit of part 2 of the newest checkpoint in a local folder, or remove the part."""
+    files = CheckpointFiles(CheckpointConfig(uri=str(folder)))
+    file = Path(files.uri_of(files.complete_steps()[0]), part_file(2))
+    if is_missing:
+        file.unlink()
+    else:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)

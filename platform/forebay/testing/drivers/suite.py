@@ -103,6 +103,17 @@ class DriverSuite(FixedSuite):
         bench.assert_like_undisturbed(result)
         return result, heard
 
+    def take_over(self, bench: DriverBench, name: str, **options: object) -> Result:
+        """Run a job whose driver was killed."""
+        deadline = time.monotonic() + TAKE_OVER_S
+        while True:
+            try:
+                return self.run(bench, name, **options)
+            except InvalidOption as refusal:
+                if "under way" not in str(refusal) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)  # Its workers take a moment to notice.
+
     @in_each_order
     def test_grows_and_shrinks_as_asked(self, bench: DriverBench) -> None:
         cues = [
@@ -178,16 +189,7 @@ class DriverSuite(FixedSuite):
         options = {"workers": WORKERS, "epochs": 8, "checkpoint_every": 1, "step_s": STEP_S, "storage_every_s": 0.2}
         slow = options | {"step_s": 4 * STEP_S, "at_step": 13, "event": "hang"}  # it can still be killed there
         DriverProcess(self.driver_path, bench, "orphaned", self.environment(), **slow).kill_at(12)
-        deadline = time.monotonic() + TAKE_OVER_S
-        heard = Heard()
-        while True:
-            try:
-                result = self.run(bench, "orphaned", heard, **(options | {"step_s": 0.0}))
-                break
-            except InvalidOption as refusal:
-                if "under way" not in str(refusal) or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)  # Its workers take a moment to notice.
+        result = self.take_over(bench, "orphaned", **(options | {"step_s": 0.0}))
         assert result.is_finished
         assert [epoch.epoch for epoch in result.epochs] == list(range(8))
         bench.assert_every_row_once(result)

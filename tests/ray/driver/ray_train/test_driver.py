@@ -33,8 +33,9 @@ from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.counting_model import MOST_EPOCHS
 from forebay.testing.drivers.fixed_suite import Heard
 from forebay.testing.drivers.nodes import SmallNodes
-from forebay.testing.drivers.sharded_suite import ZERO, ShardedSuite
+from forebay.testing.drivers.sharded_suite import ZERO
 from forebay.testing.drivers.suite import Nodes
+from forebay.testing.language.suite import LanguageSuite
 from forebay.train.worker import Worker
 
 
@@ -51,7 +52,7 @@ def bench(tmp_path: Path) -> DriverBench:
 
 
 @pytest.mark.usefixtures("ray_session")
-class TestRayTrain(UnderRay, ShardedSuite):
+class TestRayTrain(UnderRay, LanguageSuite):
     driver_path = "forebay.driver.ray_train.driver:RayTrainDriver"
     titles = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
     # The local driver has the laws of a run. Horovod has those of the elastic core, where a new world costs half as
@@ -60,17 +61,24 @@ class TestRayTrain(UnderRay, ShardedSuite):
         {
             "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",
             "test_callback_that_raises_ends_the_run_and_the_others_are_told",
+            "test_change_of_the_strategy_between_runs_changes_no_loss",
+            "test_change_of_the_world_changes_no_loss",
             "test_changes_of_mind_come_to_the_last_one",
+            "test_exact_reduction_has_the_same_bits_in_every_world",
             "test_forebay_error_of_a_train_function_arrives_as_itself",
             "test_grows_and_shrinks_as_asked",
             "test_hang_ends_the_run_and_is_named",
+            "test_killed_driver_changes_no_bit",
             "test_killed_driver_is_taken_over_from_storage",
             "test_killed_or_damaged_sharded_run_repeats_every_bit",
+            "test_killed_worker_and_damaged_parts_change_no_bit",
             "test_killed_worker_is_replaced_and_changes_nothing",
+            "test_lost_node_changes_no_bit",
             "test_nodes_are_left_before_they_go_and_may_be_lost",
-            "test_stop_is_not_kept_waiting_by_workers_that_are_to_come",
             "test_run_that_died_goes_on_in_other_worlds",
+            "test_stop_is_not_kept_waiting_by_workers_that_are_to_come",
             "test_stopped_run_goes_on_under_its_name",
+            "test_strategies_have_equal_losses",
             "test_strategy_may_change_between_runs_of_one_name",
             "test_strategy_that_the_driver_lacks_is_refused_before_anything_is_built",
             "test_too_many_deaths_end_the_run_and_keep_its_commits",

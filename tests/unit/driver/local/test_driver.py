@@ -26,20 +26,28 @@ from forebay.runs.control import Control
 from forebay.runs.result import Result, load_result, save_result
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.fixed_suite import assert_same_model, in_each_order
-from forebay.testing.drivers.sharded_suite import ZERO, ShardedSuite
+from forebay.testing.drivers.sharded_suite import ZERO
+from forebay.testing.language.suite import LanguageSuite
 from forebay.train.worker import TrainFunction, Worker
 
 
-class TestLocalProcesses(ShardedSuite):
+class TestLocalProcesses(LanguageSuite):
     driver_path = "forebay.driver.local.driver:LocalDriver"
     # Every change starts new processes. test_elastic.py has each kind of change, and other tests here kill a worker.
     variations = frozenset(
         {
             "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",
+            "test_change_of_the_strategy_between_runs_changes_no_loss",
+            "test_change_of_the_world_changes_no_loss",
             "test_changes_of_mind_come_to_the_last_one",
+            "test_exact_reduction_has_the_same_bits_in_every_world",
             "test_grows_and_shrinks_as_asked",
+            "test_killed_driver_changes_no_bit",
             "test_killed_or_damaged_sharded_run_repeats_every_bit",
+            "test_killed_worker_and_damaged_parts_change_no_bit",
             "test_killed_workers_are_replaced_one_or_all",
+            "test_lost_node_changes_no_bit",
+            "test_strategies_have_equal_losses",
             "test_strategy_may_change_between_runs_of_one_name",
         }
     )

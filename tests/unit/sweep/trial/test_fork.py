@@ -24,6 +24,8 @@ from forebay.plan.plan import build_plan
 from forebay.runs.result import load_result
 from forebay.storage.filesystem import resolve
 from forebay.sweep.trial.fork import Origin, fork, newest_stored_step, origin_of, pin
+from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
+from forebay.testing.drivers.sharded_suite import needs_deepspeed
 from forebay.train.batch_size.lr_scaling import LinearScaling
 from forebay.train.batch_size.schedule import BatchSchedule
 from forebay.train.worker import Worker
@@ -99,6 +101,21 @@ def test_a_branch_without_a_change_is_the_donor_gone_on(make: Make, runs: Path) 
     assert donor is not None and kept is not None
     assert [epoch.metrics for epoch in kept.epochs[:2]] == [epoch.metrics for epoch in donor.epochs]
     assert (kept.name, kept.path, kept.num_epochs) == ("fork", str(runs / "fork"), 4)
+
+
+@pytest.mark.variation
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero3", marks=[needs_deepspeed])])
+def test_branch_of_a_sharded_run_goes_on_with_any_workers(tmp_path: Path, strategy: str) -> None:
+    bench, options = DriverBench(tmp_path), {"strategy": strategy, "workers": 2}
+    run(bench.job("donor", epochs=1, **options), "local")
+    donor = str(tmp_path / "runs" / "donor")
+    assert pin(donor) == STEPS_PER_EPOCH
+    for name, other in (("same", options), ("other", {"workers": 1})):
+        assert fork(donor, STEPS_PER_EPOCH, str(tmp_path / "runs" / name)) == STEPS_PER_EPOCH
+        result = run(bench.job(name, **other), "local")
+        assert result.is_finished
+        bench.assert_every_row_once(result)
+        bench.assert_like_undisturbed(result, tolerance=1e-5)
 
 
 def test_a_branch_trains_under_its_own_configuration(make: Make, runs: Path) -> None:
