@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,9 @@ import ray
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
+from studies.elastic_llm import language_model_job
 
+from forebay.driver.local.driver import LocalDriver
 from forebay.driver.ray_train.driver import RayTrainDriver
 from forebay.events import Event, Preempted, Reported, Started
 from forebay.job.elastic import Elastic
@@ -25,8 +28,10 @@ from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.counting_model import MOST_EPOCHS
 from forebay.testing.drivers.fixed_suite import Heard
 from forebay.testing.drivers.nodes import STORE_BYTES, SmallNodes
+from forebay.testing.drivers.recorded_worker import recorded_losses
 
 STEPS = 10
+CHATS = 300
 
 
 @pytest.fixture
@@ -147,9 +152,11 @@ def test_unmet_target_is_demand_while_training_goes_on(autoscaling_cluster: None
 
 
 @pytest.mark.variation
-def test_fixed_run_moves_from_a_node_that_is_taken_back(small_nodes: SmallNodes, bench: DriverBench) -> None:
-    """The run keeps its size: there is room on other nodes."""
+@pytest.mark.parametrize("kind", ["clicks", "language model"])
+def test_fixed_run_moves_from_a_node_that_is_taken_back(small_nodes: SmallNodes, bench: DriverBench, kind: str) -> None:
+    """The run keeps its size: there is room on other nodes. No step is lost."""
     heard, drained = Heard(), list[str]()
+    make_job = bench.job if kind == "clicks" else partial(language_model_job, bench.folder, chats=CHATS)
 
     def drain(event: Event, control: Control) -> None:
         if not isinstance(event, Reported):
@@ -162,11 +169,31 @@ def test_fixed_run_moves_from_a_node_that_is_taken_back(small_nodes: SmallNodes,
             small_nodes.kill(drained[0])
             control.stop("moved")
 
-    job = bench.job("fixed", workers=2, epochs=MOST_EPOCHS, checkpoint_every=1, step_s=0.2, max_failures=0)
+    job = make_job("fixed", workers=2, epochs=MOST_EPOCHS, checkpoint_every=1, step_s=0.2, max_failures=0)
     result = RayTrainDriver().run(job, [heard, drain])
     assert result.stopped == "moved"
     assert [(event.node, event.workers) for event in heard if isinstance(event, Preempted)] == [(drained[0], 1)]
     assert [event.world_size for event in heard if isinstance(event, Started)] == [2, 2]
     assert result.failures == 0
     assert bench.steps_redone("fixed") == 0
-    bench.assert_every_row_once(result)
+    if kind == "clicks":
+        bench.assert_every_row_once(result)
+    else:
+        assert_like_undisturbed(bench)
+
+
+def assert_like_undisturbed(bench: DriverBench) -> None:
+    """Assert that the language model had the rows and the losses of a run on one worker."""
+    found = bench.trained("fixed")
+
+    def stop(event: Event, control: Control) -> None:
+        if isinstance(event, Reported) and event.step >= len(found):
+            control.stop("enough")
+
+    # The same number of epochs, because the learning rate follows it.
+    job = language_model_job(bench.folder, "undisturbed", chats=CHATS, epochs=MOST_EPOCHS, workers=1)
+    LocalDriver().run(job, [stop])
+    wanted = bench.trained("undisturbed")
+    assert found == {step: wanted[step] for step in found}
+    losses, undisturbed = (recorded_losses(bench.folder / "rows" / name) for name in ("fixed", "undisturbed"))
+    assert losses == pytest.approx({step: undisturbed[step] for step in losses}, abs=1e-5)

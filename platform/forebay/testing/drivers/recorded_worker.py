@@ -1,0 +1,73 @@
+"""Worker of any train function that records the rows and the loss of every step, in the form of `DriverBench`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import xxhash
+
+from forebay.loader.batch import Batch
+from forebay.testing.drivers.events import ATTEMPTS, StepAttempt
+from forebay.train.metric import Metric, WeightedMean
+from forebay.train.worker import Worker
+
+LOSSES = "losses"
+
+
+def recorded(train: Callable[[Worker], None], log: str, step_s: float, worker: Worker) -> None:
+    """Call `train` with a worker that writes into the folder `log`. Each step takes at least `step_s` seconds."""
+    train(cast(Worker, _RecordedWorker(worker, Path(log), step_s)))
+
+
+def recorded_losses(log: Path) -> dict[int, float]:
+    """Loss of each step, the mean over its ranks. A repeated step counts as its last attempt."""
+    found: dict[int, tuple[float, ...]] = {}
+    for line in (log / LOSSES).read_text().splitlines():
+        step, rank, size, loss = json.loads(line)
+        before = found.get(step, ())
+        kept = before if len(before) == size else (0.0,) * size
+        found[step] = (*kept[:rank], loss, *kept[rank + 1 :])
+    return {step: sum(values) / len(values) for step, values in sorted(found.items())}
+
+
+class _RecordedWorker:
+    """Worker in all but `loader` and `commit`. A row is known by a checksum of its arrays."""
+
+    def __init__(self, worker: Worker, log: Path, step_s: float) -> None:
+        self._worker, self._log, self._step_s = worker, log, step_s
+        self._rows: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    def loader(self) -> Iterator[Batch]:
+        for batch in self._worker.loader():
+            self._rows = _checksums(batch) if batch.weight else []
+            yield batch
+
+    def commit(self, **metrics: Metric) -> None:
+        time.sleep(self._step_s)
+        step, world = self._worker.step, self._worker.world
+        (self._log / f"{step:05}-{world.rank}").write_text(json.dumps(self._rows))
+        attempt = StepAttempt(
+            time=time.time(), step=step, rank=world.rank, size=world.size, pid=os.getpid(), node=world.node
+        )
+        self._append(ATTEMPTS, attempt.to_line())
+        loss = metrics["loss"]
+        assert not isinstance(loss, WeightedMean), "a loss is one number"
+        self._append(LOSSES, json.dumps([step, world.rank, world.size, float(loss)]) + "\n")
+        self._worker.commit(**metrics)
+
+    def _append(self, name: str, line: str) -> None:
+        with (self._log / name).open("ab", buffering=0) as file:  # One write per line: ranks share the file.
+            file.write(line.encode())
+
+
+def _checksums(batch: Batch) -> list[int]:
+    arrays = [batch[name].numpy() for name in sorted(batch)]
+    return [xxhash.xxh3_64_intdigest(b"".join(each[row].tobytes() for each in arrays)) for row in range(batch.rows)]

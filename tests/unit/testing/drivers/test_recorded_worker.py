@@ -1,0 +1,53 @@
+"""Recorded worker: its files are what `DriverBench` reads, whatever function trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.checkpoint.checkpoint import DirectoryStore
+from forebay.events import Commands
+from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
+from forebay.testing.drivers.recorded_worker import LOSSES, recorded, recorded_losses
+from forebay.train.collectives.collective import SingleProcessCollective
+from forebay.train.worker import Worker
+
+
+class Silent:
+    """Reporter that listens to nothing and asks for nothing."""
+
+    def report(self, _event: Any) -> None: ...
+
+    def commands(self) -> Commands:
+        return Commands()
+
+    synced_commands = commands
+
+
+def commit_positions(worker: Worker) -> None:
+    for batch in worker.loader():
+        worker.commit(loss=float(batch.position))
+
+
+def test_rows_and_losses_of_every_step_are_recorded(tmp_path: Path) -> None:
+    bench = DriverBench(tmp_path)
+    job = bench.job("run", epochs=2)
+    worker = Worker(job.train_spec, SingleProcessCollective(), None, DirectoryStore(tmp_path / "saved"), Silent())
+    log = tmp_path / "rows" / "run"
+    recorded(commit_positions, str(log), 0.0, worker)
+    worker.close()
+    trained, losses = bench.trained("run"), recorded_losses(log)
+    assert list(trained) == list(losses) == list(range(2 * STEPS_PER_EPOCH))
+    assert [losses[step] for step in range(3)] == [0.0, 15.0, 30.0]
+    first, second = ([row for step in epoch for row in trained[step]] for epoch in (range(8), range(8, 16)))
+    assert len(set(first)) == len(first) == 120
+    assert sorted(second) == sorted(first) and second != first
+    assert bench.steps_redone("run") == 0
+
+
+def test_loss_of_a_repeated_step_is_that_of_its_last_world(tmp_path: Path) -> None:
+    lines = ["[0, 0, 2, 1.0]", "[0, 1, 2, 3.0]", "[1, 1, 2, 8.0]", "[1, 0, 1, 5.0]"]
+    (tmp_path / LOSSES).write_text("\n".join(lines))
+    assert recorded_losses(tmp_path) == pytest.approx({0: 2.0, 1: 5.0})
