@@ -65,6 +65,7 @@ def job(
     if data is None:
         made = write_pairs(Path(storage) / "data" / "pairs", pairs=pairs, seed=seed)
         data, held_out = str(made.training), held_out or str(made.held_out)
+    model = llm.pinned_model(model)
     tokenizer = llm.tokenizer(model, template=template)
     options = {"seq_len": seq_len or (256 if is_tiny else 2048), "overflow": "drop", "on_bad_rows": on_bad_rows}
     tokens = prepare(data, tokenizer, storage, options)

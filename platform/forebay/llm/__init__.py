@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from forebay.llm.models import check_model as check_model
     from forebay.llm.preference_tuning import train_dpo as train_dpo
     from forebay.llm.recipe import Recipe as Recipe
+    from forebay.llm.source.hub_model import pinned_model as pinned_model
     from forebay.llm.source.prepared_tokens import PreparedTokens as PreparedTokens
     from forebay.llm.source.prepared_tokens import prepared_tokens as prepared_tokens
     from forebay.llm.source.token_source import TokenSource as TokenSource
@@ -60,6 +61,7 @@ _HOMES = {
     "pair_rows": "token_batch",
     "prepared_tokens": "source.prepared_tokens",
     "run_identity": "identity",
+    "pinned_model": "source.hub_model",
     "smollm2": "hf_folder.smollm2",
     "token_loss": "training.token_loss",
     "token_rows": "token_batch",

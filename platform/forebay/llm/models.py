@@ -15,12 +15,13 @@ from torch import nn
 from forebay.errors import InvalidOption
 from forebay.foreign_code import replaced_errors
 from forebay.llm.quantization import NF4, quantized, quantized_copy, require_bitsandbytes
-from forebay.llm.source.folders import local_copy
+from forebay.llm.source.folders import local_copy, small_files_of
+from forebay.llm.source.hub_model import hub_model, hub_names
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.source.tokenizers import check_sizes, import_transformers
 from forebay.llm.training.attention import Attention, chosen_attention
 from forebay.llm.training.document_attention import DOCUMENTS, attend_by_documents, can_attend_by_documents
-from forebay.storage.filesystem import resolve
+from forebay.storage.filesystem import Location
 from forebay.storage.listing.globs import children
 
 TINY = "tiny"
@@ -36,7 +37,7 @@ class ModelSpec:
     """Causal language model.
 
     Attributes:
-        name: "tiny", or the folder of a model, on any storage.
+        name: "tiny", or the folder of a model, on any storage, or "org/name" of the Hugging Face Hub.
         vocab_size: Entries of the tokenizer, for the tiny model.
         attn: Implementation of attention.
         gradient_checkpointing: Whether activations are computed again in the backward pass, which saves memory.
@@ -143,32 +144,37 @@ def check_model(name: str, tokens: PreparedTokens, *, has_pairs: bool = False) -
 
 
 def read_config(folder: str) -> dict[str, Any]:
-    """Configuration of a model's folder, which has weights as safetensors and no code. Raises `InvalidOption`."""
-    place = resolve(folder)
+    """Configuration of a model's folder, which has weights as safetensors and no code. Raises `InvalidOption`.
+
+    Of a model of the Hub, no weights are downloaded.
+    """
+    place, hub = small_files_of(folder), hub_model(folder)
     names = {info.base_name for info in children(place.fs, place.path) if info.type == fs.FileType.File}
+    named = place.uri
+    if hub is not None:
+        names, named = names | hub_names(hub), str(hub)
     seen = ", ".join(sorted(names)[:10]) or "no files"
     needs = "It needs config.json and model.safetensors, as save_pretrained() of transformers writes them."
     if _CONFIG not in names:
-        raise InvalidOption(f"{place.uri} is not the folder of a model: it holds {seen}. {needs}", path=place.uri)
-    config: dict[str, Any] = _read_json(folder, _CONFIG)
+        raise InvalidOption(f"{named} is not the folder of a model: it holds {seen}. {needs}", path=named)
+    config: dict[str, Any] = _read_json(place, _CONFIG)
     if "auto_map" in config:
         raise InvalidOption(
-            f"{place.uri} brings code of its own (auto_map in config.json), which is never run. Give a model that the "
+            f"{named} brings code of its own (auto_map in config.json), which is never run. Give a model that the "
             "transformers library has itself.",
-            path=place.uri,
+            path=named,
         )
-    missing = sorted(set(_read_json(folder, _INDEX)["weight_map"].values()) - names) if _INDEX in names else []
+    missing = sorted(set(_read_json(place, _INDEX)["weight_map"].values()) - names) if _INDEX in names else []
     if missing:
-        raise InvalidOption(f"{place.uri} lacks {', '.join(missing)} of its weights. Copy the folder again.")
+        raise InvalidOption(f"{named} lacks {', '.join(missing)} of its weights. Copy the folder again.")
     if _INDEX not in names and _WEIGHTS not in names:
         pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
         why = f"{pickles[0]} is a pickle, which may run any code, and is not read" if pickles else f"it holds {seen}"
-        raise InvalidOption(f"{place.uri} has no weights as safetensors: {why}. {needs}", path=place.uri)
+        raise InvalidOption(f"{named} has no weights as safetensors: {why}. {needs}", path=named)
     return config
 
 
-def _read_json(folder: str, name: str) -> Any:
-    place = resolve(folder)
+def _read_json(place: Location, name: str) -> Any:
     with place.fs.open_input_stream(f"{place.path}/{name}", compression=None) as stream:
         return json.loads(stream.read())
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import InvalidOption
 from forebay.llm.chat import Document
-from forebay.llm.packing import ID_BITS, START, TARGET, RowLayout, arrange, best_fit, num_targets
+from forebay.llm.packing import ID_BITS, START, TARGET, RowLayout, arrange, best_fit, fullest_rows, num_targets
 
 
 def documents_of(lengths: list[int], seed: int = 0) -> list[Document]:
@@ -29,13 +29,14 @@ def unpacked(rows: np.ndarray) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]
 
 
 @given(st.integers(2, 40).flatmap(lambda room: st.tuples(st.just(room), st.lists(st.integers(1, room), max_size=60))))
-def test_best_fit_places_every_document_once(case: tuple[int, list[int]]) -> None:
+def test_rows_hold_every_document_once(case: tuple[int, list[int]]) -> None:
     room, lengths = case
-    rows = best_fit(lengths, room)
-    assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
-    assert all(sum(lengths[number] for number in row) <= room for row in rows)
-    assert all(row == sorted(row) for row in rows)
-    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    for rows in (best_fit(lengths, room), fullest_rows(lengths, room)):
+        assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
+        assert all(sum(lengths[number] for number in row) <= room for row in rows)
+        assert all(row == sorted(row) for row in rows)
+        assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    assert len(rows) <= len(best_fit(lengths, room))
 
 
 def test_best_fit_takes_the_row_with_the_least_room() -> None:
@@ -43,11 +44,18 @@ def test_best_fit_takes_the_row_with_the_least_room() -> None:
     assert best_fit([3, 3, 3], 3) == [[0], [1], [2]]
 
 
-def test_rows_are_nearly_full() -> None:
+def test_rows_are_filled_up_by_any_number_of_documents() -> None:
+    # Best fit puts 4 beside 5, and then no row has room for both of 3.
+    assert fullest_rows([5, 4, 3, 3, 3, 2], 10) == [[0, 2, 5], [1, 3, 4]]
+    assert len(best_fit([5, 4, 3, 3, 3, 2], 10)) == 3
+
+
+@pytest.mark.parametrize(("room", "scale", "spread"), [(512, 64, 0.9), (256, 56, 0.4)])
+def test_rows_are_nearly_full(room: int, scale: int, spread: float) -> None:
     rng = np.random.default_rng(0)
-    lengths = np.clip(rng.lognormal(np.log(64), 0.9, 2000).astype(int), 1, 512).tolist()
-    assert np.mean(lengths) <= 512 / 4
-    assert sum(lengths) / (len(best_fit(lengths, 512)) * 512) >= 0.99
+    lengths = np.clip(rng.lognormal(np.log(scale), spread, 2000).astype(int), 1, room).tolist()
+    assert np.mean(lengths) <= room / 4
+    assert sum(lengths) / (len(fullest_rows(lengths, room)) * room) >= 0.998
 
 
 @pytest.mark.parametrize("packing", ["bfd", "none"])

@@ -15,6 +15,8 @@ from forebay.llm.hf_folder.generation_defaults import FILE, generation_defaults
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
 from forebay.llm.models import TINY, read_config, tiny_sizes
+from forebay.llm.source.folders import small_files_of
+from forebay.llm.source.hub_model import hub_model
 from forebay.llm.source.tokenizers import from_text, tokenizer_files
 from forebay.storage.filesystem import below, resolve
 
@@ -42,7 +44,10 @@ def adapter_config(origin: ModelOrigin, weights: Sequence[Weight]) -> dict[str, 
     layers = sorted({each.name.split(".lora_")[0].rpartition(".")[2] for each in weights})
     targets = layers if adapter.targets == ALL_LINEAR else adapter.targets
     config = adapter.peft_config(targets if isinstance(targets, str) else tuple(targets))
-    config.base_model_name_or_path = resolve(origin.model.name).uri
+    if hub := hub_model(origin.model.name):
+        config.base_model_name_or_path, config.revision = hub.repo, hub.revision
+    else:
+        config.base_model_name_or_path = resolve(origin.model.name).uri
     config.inference_mode = True
     facts: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=_plain))
     return facts
@@ -75,7 +80,7 @@ def _tokenizer_files(origin: ModelOrigin) -> dict[str, bytes]:
 
 
 def _content(folder: str, name: str) -> bytes | None:
-    place = resolve(below(resolve(folder).uri, name))
+    place = resolve(below(small_files_of(folder).uri, name))
     if place.fs.get_file_info(place.path).type != fs.FileType.File:
         return None
     with place.fs.open_input_stream(place.path, compression=None) as stream:

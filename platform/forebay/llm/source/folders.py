@@ -1,4 +1,4 @@
-"""Folders of models on any storage, as local folders."""
+"""Folders of models on any storage or the Hub, as local folders."""
 
 from __future__ import annotations
 
@@ -10,20 +10,34 @@ from pathlib import Path
 from pyarrow import fs
 
 from forebay.errors import InvalidOption
-from forebay.storage.filesystem import resolve
+from forebay.llm.source.hub_model import hub_copy, hub_model
+from forebay.storage.filesystem import Location, resolve
 from forebay.storage.listing.globs import children
 from forebay.transform.fingerprint.values import digest
 
 _SAMPLES, _SAMPLE_BYTES = 9, 1 << 16
 
 
-def local_copy(folder: str) -> str:
+def small_files_of(model: str) -> Location:
+    """Folder of a model, on any storage. For one of the Hub, a copy that may lack the weights.
+
+    Raises `InvalidOption` for a model that the Hub does not give.
+    """
+    hub = hub_model(model)
+    return resolve(model if hub is None else hub_copy(hub, with_weights=False))
+
+
+def local_copy(folder: str, *, with_weights: bool = True) -> str:
     """Path of a local folder with the files of `folder`: itself, or a copy that all processes of the machine share.
 
     The copy is named after the URI, sizes and times of all files, and appears by a rename. Subfolders are left out.
+    `folder` may name a model of the Hub, which is downloaded, its weights only `with_weights`.
 
     Raises `InvalidOption` for a folder that does not exist.
     """
+    hub = hub_model(folder)
+    if hub is not None:
+        return hub_copy(hub, with_weights=with_weights)
     place = resolve(folder)
     if place.is_local:
         if not Path(place.path).is_dir():
@@ -52,8 +66,12 @@ def local_copy(folder: str) -> str:
 def folder_digest(folder: str) -> str:
     """SHA-256 of the names and sizes of a folder's files, and of samples of their content: 64 KiB at 9 places of each.
 
-    Copies of a model have the same digest. Models that were trained in other ways differ in nearly all weights.
+    Copies of a model have the same digest. Models that were trained in other ways differ in nearly all weights. That of
+    a model of the Hub is of its name and commit: its weights are not needed here.
     """
+    hub = hub_model(folder)
+    if hub is not None:
+        return digest(str(hub).encode())
     place = resolve(folder)
     facts: list[object] = []
     for info in sorted(children(place.fs, place.path), key=lambda each: str(each.base_name)):

@@ -28,7 +28,7 @@ from forebay.manifest.prepared import PreparedOrigin
 from forebay.storage.credentials import Access
 from forebay.transform.fingerprint.values import canonical, digest, value_identity
 
-VERSION = 1
+VERSION = 2
 """Part of every fingerprint. Raised when equal data would give other rows."""
 ROW_GROUP_TOKENS = 1 << 18
 _TRAINING_EXAMPLES = 2000
@@ -74,7 +74,7 @@ class TokenSource:
             `completion`, `chosen` and `rejected` (and `prompt`), `instruction` and `output` (and `input`),
             `conversations`, `input_ids` (and `labels`), `text`.
         tokenizer: From `llm.tokenizer(model)`.
-        options: Fields of `TokenOptions`. `seq_len`: tokens of a row. `packing`: "bfd" (best fit decreasing),
+        options: Fields of `TokenOptions`. `seq_len`: tokens of a row. `packing`: "bfd" (rows filled up),
             "wrapped" (documents end to end, the default for `text`) or "none" (one document a row). `overflow`:
             "truncate", "split", "drop" or "raise" for longer documents. `train_on`: targets are the tokens of the
             "assistant", of its "last" turn, or "all". `columns`: names of the data's columns by the names above.

@@ -14,9 +14,9 @@ from forebay.errors import InvalidOption, whole_number
 from forebay.foreign_code import replaced_errors
 from forebay.formatting import count_text
 from forebay.llm.chat import CHATML, TEMPLATES
-from forebay.llm.source.folders import local_copy
+from forebay.llm.source.folders import local_copy, small_files_of
 from forebay.preparation.progress import tell
-from forebay.storage.filesystem import Location, resolve
+from forebay.storage.filesystem import Location
 from forebay.storage.listing.globs import children
 from forebay.transform.fingerprint.values import digest
 
@@ -94,7 +94,7 @@ def tokenizer(model: str = "tiny", *, template: str | None = None) -> TokenizerS
 
 def tokenizer_files(folder: str) -> dict[str, bytes]:
     """Content of the tokenizer's files in a model's folder, by name. Raises `InvalidOption` if there are none."""
-    place = resolve(folder)
+    place = small_files_of(folder)
     present = {info.base_name: info for info in children(place.fs, place.path) if info.type == fs.FileType.File}
     names = [name for name in _FILES if name in present]
     if not {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}.intersection(names):
@@ -116,7 +116,9 @@ def load_folder(folder: str, template: str | None = None) -> Any:
     transformers = import_transformers()
     refusal = partial(_unloadable, folder)
     with replaced_errors(refusal):
-        found = transformers.AutoTokenizer.from_pretrained(local_copy(folder), local_files_only=True)
+        found = transformers.AutoTokenizer.from_pretrained(
+            local_copy(folder, with_weights=False), local_files_only=True
+        )
     if not found.is_fast:
         raise InvalidOption(
             f"the tokenizer of {folder} has no fast version, which tells where in the text a token lies. Add a "

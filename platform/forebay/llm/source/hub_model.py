@@ -1,0 +1,98 @@
+"""Models of the Hugging Face Hub: a name becomes a folder in the cache of its library, once on each node."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import InvalidOption
+from forebay.foreign_code import outcome_of, replaced_errors
+
+_NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w.-]+))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SMALL = ("*.json", "*.jinja", "tokenizer.model", "vocab.txt", "merges.txt")
+_WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
+_LEFT_OUT = ("*/*", "consolidated*")
+"""Copies of the weights in other forms."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """Repository of a model on the Hub, and its branch, tag or commit."""
+
+    repo: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"{self.repo}@{self.revision}"
+
+
+def hub_model(model: str) -> HubModel | None:
+    """Model of the Hub that "org/name" or "org/name@revision" names. None for all else, and for local folders."""
+    found = _NAME.fullmatch(model)
+    if found is None or Path(model).exists():
+        return None
+    return HubModel(found["repo"], found["revision"] or "main")
+
+
+def pinned_model(model: str) -> str:
+    """Name of a model of the Hub with its present commit, which all workers and later runs share. Else `model` itself.
+
+    Downloads the configuration and the tokenizer. Raises `InvalidOption` for a model that the Hub does not give.
+    """
+    hub = hub_model(model)
+    if hub is None or _COMMIT.fullmatch(hub.revision):
+        return model
+    return str(HubModel(hub.repo, Path(hub_copy(hub, with_weights=False)).name))
+
+
+def hub_copy(hub: HubModel, *, with_weights: bool) -> str:
+    """Folder with the configuration and the tokenizer, and the safetensors of a model: downloads what is missing.
+
+    Processes of one machine share the folder, and wait for each other. Without a network, it has to be in the cache.
+
+    Raises `InvalidOption`.
+    """
+    download = _library().snapshot_download
+    patterns = [*_SMALL, *(_WEIGHTS if with_weights else ())]
+    with replaced_errors(partial(_unreachable, hub)):
+        folder: str = download(
+            hub.repo, revision=hub.revision, allow_patterns=patterns, ignore_patterns=list(_LEFT_OUT)
+        )
+    return folder
+
+
+def hub_names(hub: HubModel) -> set[str]:
+    """Names of all files of a model on the Hub, without subfolders. Without a network, those in the cache."""
+    listing = partial(_library().HfApi().list_repo_files, hub.repo, revision=hub.revision)
+    names = outcome_of(listing)
+    if names.error is None and names.value is not None:
+        return {name for name in names.value if "/" not in name}
+    return {path.name for path in Path(hub_copy(hub, with_weights=True)).iterdir()}
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise InvalidOption(
+            f"models of the Hugging Face Hub need the package huggingface_hub ({error}). Install the extra: "
+            'pip install "forebay[llm]".'
+        ) from error
+    library: Any = huggingface_hub
+    # Its bars would be mixed with the lines of the run.
+    library.utils.disable_progress_bars()
+    return library
+
+
+def _unreachable(hub: HubModel, error: Exception) -> Exception:
+    return InvalidOption(
+        f"model={hub.repo!r} is no folder here, and the Hugging Face Hub does not give it as {hub} "
+        f"({type(error).__name__}: {' '.join(str(error).split())}). Give a folder or a URI with config.json and "
+        "safetensors, or the name of a model of the Hub: this machine needs a network then, or the model in its cache "
+        "(HF_HOME), and a token for a model that asks for one (HF_TOKEN).",
+        model=hub.repo,
+    )
