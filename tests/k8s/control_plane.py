@@ -55,14 +55,23 @@ class ControlPlane:
     def start(self) -> None:
         make_pki(self.pki)
         for user in ("admin", "scheduler", "controllers", "extensions"):
-            path = self.folder / f"{user}.kubeconfig"
-            path.write_text(kubeconfig(self.pki, user, self.port, self.context))
-            path.chmod(0o600)
+            self._write_kubeconfig(user)
         self._start_core()
         self._start_extensions()
         self._install_crds()
         # After the CRDs: the garbage collector looks for new kinds only every 30 s.
-        self._start_controllers()
+        self._start_scheduler()
+        self._start_controller_manager()
+
+    def start_scheduler(self) -> None:
+        """Start an API server and a scheduler alone: no CRDs, and nodes need no sign of life."""
+        make_pki(self.pki)
+        for user in ("admin", "scheduler"):
+            self._write_kubeconfig(user)
+        self._start_core()
+        self._start_scheduler()
+        account = {"metadata": {"name": "default"}, "automountServiceAccountToken": False}
+        self._await(lambda: self.api().create("/api/v1/namespaces/default/serviceaccounts", account), "its account")
 
     def api(self, **options: object) -> KubeApi:
         return KubeApi(by_context(self.context, self.kubeconfig), cluster=self.context, **options)
@@ -117,18 +126,24 @@ class ControlPlane:
                   kubeconfig=own, authentication_kubeconfig=own, authorization_kubeconfig=own,
                   disable_admission_plugins=OFF)  # fmt: skip
 
-    def _start_controllers(self) -> None:
-        for name, port, more in (
-            ("scheduler", self._scheduler, {}),
-            ("controller-manager", self._controllers, {
-                "service_account_private_key_file": self.pki / "sa.key", "root_ca_file": self.pki / "ca.crt",
-                "use_service_account_credentials": "true", "node_monitor_period": "1s",
-                "node_monitor_grace_period": "5s"}),
-        ):  # fmt: skip
-            own = self.folder / f"{name.replace('controller-manager', 'controllers')}.kubeconfig"
-            self._run(f"kube-{name}", kubeconfig=own, leader_elect="false", bind_address="127.0.0.1", port=0,
-                      secure_port=port, authentication_kubeconfig=own, authorization_kubeconfig=own,
-                      **more)  # fmt: skip
+    def _start_scheduler(self) -> None:
+        self._start_controller("scheduler", self._scheduler)
+
+    def _start_controller_manager(self) -> None:
+        self._start_controller("controller-manager", self._controllers, user="controllers",
+                               service_account_private_key_file=self.pki / "sa.key", root_ca_file=self.pki / "ca.crt",
+                               use_service_account_credentials="true", node_monitor_period="1s",
+                               node_monitor_grace_period="5s")  # fmt: skip
+
+    def _start_controller(self, name: str, port: int, *, user: str | None = None, **more: object) -> None:
+        own = self.folder / f"{user or name}.kubeconfig"
+        self._run(f"kube-{name}", kubeconfig=own, leader_elect="false", bind_address="127.0.0.1", port=0,
+                  secure_port=port, authentication_kubeconfig=own, authorization_kubeconfig=own, **more)  # fmt: skip
+
+    def _write_kubeconfig(self, user: str) -> None:
+        path = self.folder / f"{user}.kubeconfig"
+        path.write_text(kubeconfig(self.pki, user, self.port, self.context))
+        path.chmod(0o600)
 
     def _install_crds(self) -> None:
         extensions = self.folder / "direct.kubeconfig"

@@ -144,7 +144,7 @@ class Player(threading.Thread):
             case "Initializing":
                 self._initialize(job, status["rayClusterName"], spec, say)
             case "Complete" | "Failed" if spec.get("shutdownAfterJobFinishes"):
-                # At once, and not after `ttlSecondsAfterFinished`: its pods end.
+                assert not spec.get("ttlSecondsAfterFinished"), "a time to wait is not played"
                 cluster = f"{RAY}/namespaces/{meta['namespace']}/rayclusters/{status.get('rayClusterName')}"
                 with suppress(ObjectMissing):
                     self.api.delete(cluster)

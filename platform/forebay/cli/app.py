@@ -11,7 +11,7 @@ import typer
 from forebay import __version__
 from forebay.cli import cache, plan, run, scan, warm
 from forebay.cli import runs as steering
-from forebay.cli.deploy import cluster, controller, explain, jobs, schema, submit
+from forebay.cli.deploy import cluster, clusters, controller, explain, jobs, schema, submit
 from forebay.cli.language_models.export import export
 from forebay.cli.language_models.memory import memory
 from forebay.cli.output import print_error
@@ -47,6 +47,7 @@ app.command(rich_help_panel="Clusters")(jobs.jobs)
 app.command(rich_help_panel="Clusters")(jobs.watch)
 app.command(rich_help_panel="Clusters")(jobs.logs)
 app.command(rich_help_panel="Clusters")(explain.explain)
+app.command(rich_help_panel="Clusters")(clusters.clusters)
 app.command(rich_help_panel="Clusters")(controller.controller)
 app.command("job-schema", rich_help_panel="Clusters")(schema.job_schema)
 app.command(rich_help_panel="Language models")(export)

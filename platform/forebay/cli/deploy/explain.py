@@ -25,14 +25,17 @@ FleetFile = Annotated[Path, typer.Option("--fleet", help="Fleet file in TOML: cl
 def explain(
     job: Annotated[Path, typer.Argument(help="Job file in TOML.", metavar="JOB.toml")],
     fleet: FleetFile = Path("fleet.toml"),
+    live: Annotated[bool, typer.Option("--live", help="By the room that the clusters have now.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a job, rank the clusters of a fleet as if all were empty, and render it. Sends no request.
 
+    With `--live`, the clusters are asked for their free room, and for the Secrets and ConfigMaps that the job names.
     The job's Python file is imported and called. With `--json`, the rendered RayJobs are part of the document.
     """
     # Imported here: they take seconds, and the other commands do not need them.
     from forebay.deploy.federation.dry_run import dry_run  # noqa: PLC0415
+    from forebay.deploy.federation.survey import figures_for, survey  # noqa: PLC0415
     from forebay.deploy.fleet.fleet import load_fleet  # noqa: PLC0415
     from forebay.deploy.spec.canonical import key_of  # noqa: PLC0415
     from forebay.deploy.spec.job_toml import load_job_spec  # noqa: PLC0415
@@ -42,7 +45,8 @@ def explain(
     with only_the_document(as_json):
         for task in spec.task:
             load_program(spec, task, job.absolute().parent)
-    plans = dry_run(spec, load_fleet(fleet))
+    found = load_fleet(fleet)
+    plans = dry_run(spec, found, figures_for(spec, found, survey(found)) if live else None)
     if as_json:
         print_json({"name": spec.name, "key": key_of(spec), "tasks": [_facts(plan) for plan in plans]})
         return
@@ -63,6 +67,7 @@ def _facts(plan: TaskPlan) -> dict[str, Any]:
             for choice in plan.placement.choices
         ],
         "refusals": [asdict(refusal) for refusal in plan.placement.refusals],
+        "too_large": plan.too_large,
         "ray_job": plan.ray_job,
     }
 
@@ -71,16 +76,19 @@ def _lines(spec: JobSpec, plan: TaskPlan) -> Iterator[str]:
     workers = plan.task.workers
     size = f"{workers.min}" if workers.min == workers.largest else f"{workers.min} to {workers.largest}"
     yield ""
-    yield from _wrapped(f"task {plan.task.name}, run {spec.run_name(plan.task)}: {size} workers", 0)
+    yield from wrapped(f"task {plan.task.name}, run {spec.run_name(plan.task)}: {size} workers", 0)
     for number, choice in enumerate(plan.placement.choices, start=1):
         price = "" if choice.price_per_hour is None else f", {choice.price_per_hour:.2f}/h for {workers.min}"
-        yield from _wrapped(f"{number}. {choice.cluster}: {choice.sku}, {choice.market}{price}", 2)
+        yield from wrapped(f"{number}. {choice.cluster}: {choice.sku}, {choice.market}{price}", 2)
     for refusal in plan.placement.refusals:
-        yield from _wrapped(f"-  {refusal.cluster}: {refusal.reason}", 2)
+        yield from wrapped(f"-  {refusal.cluster}: {refusal.reason}", 2)
+    if plan.too_large is not None:
+        yield from wrapped(plan.too_large, 2)
     if plan.ray_job is not None:
-        yield from _wrapped(f"RayJob {plan.ray_job['metadata']['name']}", 2)
-        yield from _wrapped(f"entrypoint: {plan.ray_job['spec']['entrypoint']}", 4)
+        yield from wrapped(f"RayJob {plan.ray_job['metadata']['name']}", 2)
+        yield from wrapped(f"entrypoint: {plan.ray_job['spec']['entrypoint']}", 4)
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
+def wrapped(text: str, indent: int) -> list[str]:
+    """Lines of a text that fit a terminal of 80 columns."""
     return textwrap.wrap(text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + 3))

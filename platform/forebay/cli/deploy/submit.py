@@ -38,11 +38,13 @@ def submit(
     The same job submitted twice is one job. Ctrl-C never ends a job that was placed.
     """
     if dry_run:
-        explain(Path(job), fleet, as_json)
+        explain(Path(job), fleet, as_json=as_json)
         return
     from forebay.deploy.client.submit import submit as submit_job  # noqa: PLC0415 - imports what only this needs
     from forebay.deploy.spec.job_toml import load_job_spec  # noqa: PLC0415
 
+    if backend == "fleet" and fleet.is_file():
+        _require_room(Path(job), fleet)
     try:
         made = submit_job(job, backend, address=address, replace_spec=replace)
         status = made.status()
@@ -64,6 +66,16 @@ def submit(
         typer.echo(f"{made.name} was placed and goes on.", err=True)
         raise typer.Exit(130) from None
     made.wait()
+
+
+def _require_room(job: Path, fleet: Path) -> None:
+    """Refuse a job that no cluster could start. Without a fleet file here, only the controller can tell."""
+    from forebay.deploy.federation.survey import figures_for, require_room, survey  # noqa: PLC0415
+    from forebay.deploy.fleet.fleet import load_fleet  # noqa: PLC0415
+    from forebay.deploy.spec.job_toml import load_job_spec  # noqa: PLC0415
+
+    spec, found = load_job_spec(job), load_fleet(fleet)
+    require_room(spec, found, figures_for(spec, found, survey(found)))
 
 
 def _after_interrupt(storage: str, name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from forebay.deploy.fleet.cluster import Cluster
 from forebay.deploy.fleet.fleet import Fleet
 from forebay.deploy.placement.capacity import HEAD_POOL, Capacity, NodeGroup, Shape
-from forebay.deploy.placement.place import FleetView, Placement, PlacementHistory, place
+from forebay.deploy.placement.place import FleetView, Placement, PlacementHistory, place, too_large
 from forebay.deploy.rayjob.attempt import PlacedAttempt
 from forebay.deploy.rayjob.preflight import preflight
 from forebay.deploy.rayjob.render import render
@@ -19,11 +19,15 @@ from forebay.deploy.spec.quantity import millicpus, nbytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
-    """Ranked clusters for one task, and the RayJob of its first attempt on the best one. None if none may be used."""
+    """Ranked clusters for one task, and the RayJob of its first attempt on the best one. None if none may be used.
+
+    `too_large` says why no cluster could hold it even when empty.
+    """
 
     task: Task
     placement: Placement
     ray_job: Mapping[str, Any] | None
+    too_large: str | None = None
 
 
 def dry_run(spec: JobSpec, fleet: Fleet, capacities: Mapping[str, Capacity] | None = None) -> tuple[TaskPlan, ...]:
@@ -33,6 +37,7 @@ def dry_run(spec: JobSpec, fleet: Fleet, capacities: Mapping[str, Capacity] | No
     operator would refuse.
     """
     fleet.check(spec)
+    # Figures count as new: they were read for this.
     found = capacities or {each.name: _empty(each) for each in fleet.cluster}
     view = FleetView(clusters=fleet.cluster, capacities=found)
     return tuple(_plan(spec, task, fleet, view) for task in ordered(spec.task))
@@ -42,7 +47,8 @@ def _plan(spec: JobSpec, task: Task, fleet: Fleet, view: FleetView) -> TaskPlan:
     placement = place(spec, task, view, PlacementHistory(), now=0.0)
     best = placement.best
     if best is None:
-        return TaskPlan(task=task, placement=placement, ray_job=None)
+        reason = too_large(spec, task, view, 0.0)
+        return TaskPlan(task=task, placement=placement, ray_job=None, too_large=reason)
     attempt = PlacedAttempt(spec=spec, task=task, number=1, sku=best.sku, market=best.market, workers=best.workers)
     ray_job = render(attempt, fleet.named(best.cluster))
     preflight(ray_job)
@@ -50,10 +56,12 @@ def _plan(spec: JobSpec, task: Task, fleet: Fleet, view: FleetView) -> TaskPlan:
 
 
 def _empty(cluster: Cluster) -> Capacity:
-    """Capacity of a cluster whose machines are all free, with more of them than any job takes."""
+    """Capacity of a cluster whose machines are all free: as many as its SKUs allow, or more than any job takes."""
     plenty = 1_000_000
     nodes = [
-        NodeGroup(Shape(millicpus(sku.cpu), nbytes(sku.memory), sku.gpus), (f"{name}/{market}",), plenty)
+        NodeGroup(
+            Shape(millicpus(sku.cpu), nbytes(sku.memory), sku.gpus), (f"{name}/{market}",), sku.most_nodes or plenty
+        )
         for name, sku in cluster.sku.items()
         for market in sku.markets
     ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ from forebay.deploy.fleet.cluster import Cluster
 from forebay.deploy.fleet.fleet import Fleet
 from forebay.deploy.kube.api_errors import KubeError
 from forebay.deploy.lifecycle.decide import (
+    ENDED_PHASES,
     AttemptRules,
     ClaimAttempt,
     CreateRayJob,
@@ -34,6 +36,7 @@ from forebay.deploy.lifecycle.states import (
     Target,
 )
 from forebay.deploy.placement.capacity import Capacity
+from forebay.deploy.placement.hold import Holds, WaitingTask, choose_holds
 from forebay.deploy.placement.place import (
     FleetView,
     Placement,
@@ -46,8 +49,10 @@ from forebay.deploy.rayjob.attempt import PlacedAttempt
 from forebay.deploy.spec.job_spec import JobSpec, Task
 from forebay.errors import ReadFailed, WriteFailed
 
-HOLD_AFTER_S = 900.0
-"""Wait after which a job gets all room that becomes free in one cluster, so that smaller jobs do not pass it."""
+KEEP_ENDED_S = 3600.0
+"""Time for which the RayJob of an ended attempt stays, with the log of its submitter. KubeRay deletes only its pods."""
+MOST_DELETED = 10
+"""Ended RayJobs that one round deletes at most: a deletion may take seconds."""
 ABSENT = SeenRayJob(phase="absent")
 
 Placer: TypeAlias = Callable[[JobSpec, Task, FleetView, PlacementHistory, float], Placement]
@@ -81,9 +86,10 @@ class Federation:
         self._fleet, self._clusters, self._storage, self._journal = fleet, clusters, storage, journal
         self._placer = placer
         self._history: dict[str, PlacementHistory] = {}
-        self._holds: dict[str, str] = {}
+        self._holds: Holds = {}
         self._waits: dict[str, tuple[str, ...]] = {}
         self._prefixes: dict[str, str] = {}
+        self._ended_at: dict[tuple[str, str], float] = {}
 
     def submit(self, spec: JobSpec, now: float | None = None) -> None:
         """Add a job. One of the same name stays as it is."""
@@ -105,6 +111,7 @@ class Federation:
             self._record(entry, decision, now)
             for action in decision.actions:
                 self._act(entry, action)
+        self._delete_ended(entries, round_)
 
     def _decide(self, entry: JournalEntry, round_: _Round) -> FleetDecision:
         before = self._before(entry)
@@ -150,7 +157,6 @@ class Federation:
         try:
             return JobObservation(
                 claim=self._storage.newest_claim(entry.spec, entry.task),
-                is_finished=self._storage.is_finished(entry.spec, entry.task),
                 ray_job=ray_job,
                 is_refused=is_refused,
                 target=target,
@@ -171,7 +177,7 @@ class Federation:
         is_usual = not history.turned_away and not history.ran and not key[-1]
         if is_usual and key in round_.full:
             return None, self._why(round_.full[key])
-        placement = self._placer(entry.spec, entry.task, self._view(entry.name, round_), history, round_.now)
+        placement = self._placer(entry.spec, entry.task, self._view(round_), history, round_.now)
         best = placement.best
         if best is None:
             if is_usual:
@@ -188,15 +194,8 @@ class Federation:
     def _why(self, placement: Placement) -> tuple[str, ...]:
         return tuple(f"{each.cluster}: {each.reason}" for each in placement.refusals)
 
-    def _view(self, name: str, round_: _Round) -> FleetView:
-        """Room for one job. Clusters that are held for another one have none."""
-        capacities = {
-            cluster: replace(left, fault=f"its free room is held for {self._holds[cluster]}, which waited longer")
-            if self._holds.get(cluster, name) != name
-            else left
-            for cluster, left in round_.left.items()
-        }
-        return FleetView(clusters=self._fleet.cluster, capacities=capacities)
+    def _view(self, round_: _Round) -> FleetView:
+        return FleetView(clusters=self._fleet.cluster, capacities=round_.left, held=self._holds)
 
     def _reserve(self, entries: list[JournalEntry], round_: _Round) -> None:
         """Take the room of attempts that are placed and whose pods are not in the figures yet."""
@@ -214,34 +213,12 @@ class Federation:
                 round_.left[state.target.cluster] = replace(left, nodes=taken(left.nodes, gang))
 
     def _hold(self, entries: list[JournalEntry], round_: _Round) -> None:
-        """Hold one cluster for each of the jobs that waited longest, and at most every fourth cluster."""
-        queued = {entry.name: entry for entry in entries if isinstance(entry.state, JobQueued)}
-        self._holds = {
-            cluster: name
-            for cluster, name in self._holds.items()
-            if name in queued and round_.left[cluster].fault is None
-        }
-        most = max(1, len(self._fleet.cluster) // 4)
-        for name, entry in queued.items():
-            if len(self._holds) >= most:
-                return
-            if round_.now - entry.submitted_at < HOLD_AFTER_S or name in self._holds.values():
-                continue
-            cluster = max(self._could_hold(entry, round_), default=None)
-            if cluster is not None:
-                self._holds[cluster[1]] = name
-
-    def _could_hold(self, entry: JournalEntry, round_: _Round) -> Iterator[tuple[int, str]]:
-        """Clusters that a waiting job may use and that are not held yet, each with the workers that fit now."""
-        place_ = entry.spec.place
-        for cluster in self._fleet.cluster:
-            left = round_.left[cluster.name]
-            is_open = cluster.is_allowed(place_.clusters, place_.deny) is None and left.fault is None
-            if is_open and cluster.name not in self._holds and cluster.kind == "cluster":
-                for sku in entry.task.workers.sku or cluster.sku:
-                    if sku in cluster.sku and cluster.sku[sku].gpus >= entry.task.workers.gpus:
-                        gangs = [gang_of(entry.spec, entry.task, cluster, sku, m) for m in cluster.sku[sku].markets]
-                        yield max(left.free_slots(gang.pool, gang.worker) for gang in gangs), cluster.name
+        waiting = [
+            WaitingTask(name=entry.name, spec=entry.spec, task=entry.task, submitted_at=entry.submitted_at)
+            for entry in entries
+            if isinstance(entry.state, JobQueued)
+        ]
+        self._holds = choose_holds(waiting, self._view(round_), self._holds, round_.now)
 
     def _record(self, entry: JournalEntry, decision: FleetDecision, now: float) -> None:
         if decision.turned_away is not None:
@@ -272,6 +249,23 @@ class Federation:
                     self._clusters.delete(action.target.cluster, attempt.name)
         except (KubeError, ReadFailed, WriteFailed) as error:
             self._waits[entry.name] = (str(error),)
+
+    def _delete_ended(self, entries: list[JournalEntry], round_: _Round) -> None:
+        """Delete RayJobs that ended long ago, unless they are attempts of jobs that were live in this round."""
+        live = {self._name(entry, entry.state.number) for entry in entries if not isinstance(entry.state, JobEnd)}
+        ended = {
+            (cluster, name)
+            for cluster, view in round_.views.items()
+            for name, ray_job in (view.ray_jobs or {}).items()
+            if ray_job.phase in ENDED_PHASES and name not in live
+        }
+        # A deletion that did not succeed is tried again after the same time.
+        self._ended_at = {each: self._ended_at.get(each, round_.now) for each in ended}
+        due = [each for each, at in self._ended_at.items() if round_.now - at >= KEEP_ENDED_S]
+        for cluster, name in sorted(due)[:MOST_DELETED]:
+            self._ended_at[cluster, name] = round_.now
+            with suppress(KubeError):
+                self._clusters.delete(cluster, name)
 
     def _cluster(self, target: Target) -> Cluster:
         return self._fleet.named(target.cluster)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from forebay.deploy.agent.publisher import CAPACITY
@@ -23,6 +23,8 @@ from forebay.deploy.rayjob.render import render
 from forebay.errors import InvalidOption
 
 OURS = "app.kubernetes.io/managed-by=forebay"
+UNSTARTABLE_REASONS = ("CreateContainerConfigError", "ImagePullBackOff", "InvalidImageName")
+"""Reasons of the kubelet that end a start at once. `ErrImagePull` is not one: the kubelet pulls again."""
 BEATS = 2
 """Writes of the agent after which a pod that was seen is part of its figures."""
 
@@ -124,8 +126,22 @@ def api_of(cluster: Cluster) -> KubeApi:
 def seen_job(job: Object, pods: tuple[Object, ...] = ()) -> SeenRayJob:
     """RayJob as the lifecycle sees it. While it starts, its words are those of the scheduler about its own `pods`."""
     seen = seen_ray_job(job)
-    words = "; ".join(sorted(set(_unplaced(pods)))) if seen.phase == "starting" else ""
+    if seen.phase != "starting":
+        return seen
+    if faults := sorted(set(_unstartable(pods))):
+        return replace(seen, words="; ".join(faults), is_unstartable=True)
+    words = "; ".join(sorted(set(_unplaced(pods))))
     return replace(seen, words=words) if words else seen
+
+
+def _unstartable(pods: tuple[Object, ...]) -> Iterator[str]:
+    """Words of the kubelet about containers that do not start by waiting: a missing Secret, an image it cannot pull."""
+    for pod in pods:
+        status = pod.get("status") or {}
+        for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") in UNSTARTABLE_REASONS:
+                yield f"{waiting['reason']}: {waiting.get('message') or 'without a message'}"
 
 
 def _unplaced(pods: tuple[Object, ...]) -> list[str]:

@@ -48,11 +48,6 @@ class RunStorage:
             return SeenClaim(number=claim.number, target=target)
         return SeenClaim(number=claim.number, target=target, how=end.how, why=end.why)
 
-    def is_finished(self, spec: JobSpec, task: Task) -> bool:
-        """Whether the newest attempt recorded that the run is finished. Raises `ReadFailed`."""
-        found = self.newest_claim(spec, task)
-        return found is not None and found.how == "finished"
-
     def is_stopped(self, spec: JobSpec, task: Task) -> bool:
         """Whether the newest attempt has had an order to stop for long enough. Raises `ReadFailed`."""
         run = _run(spec, task)

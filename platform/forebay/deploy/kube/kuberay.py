@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from forebay.deploy.kube.api import KubeApi, Object, by_label, versions
+from forebay.deploy.kube.api import KubeApi, Object, by_label
 from forebay.deploy.kube.api_errors import ApiUnreachable, KubeError, ObjectChanged, ObjectExists, ObjectMissing
 
 JOBS, CLUSTERS = "rayjobs", "rayclusters"
@@ -67,10 +67,6 @@ class KubeRay:
     def jobs(self, selector: str = "") -> Iterator[Object]:
         """Yield RayJobs whose labels fit `selector`."""
         return self.api.items(self._path(JOBS), **by_label(selector))
-
-    def watch_jobs(self, selector: str = "") -> Iterator[tuple[str, Object]]:
-        """Yield RayJobs and their changes, without end."""
-        return versions(self.api, self._path(JOBS), selector)
 
     def suspend_job(self, name: str) -> None:
         """Suspend a RayJob: KubeRay deletes its pods at once. `forebay stop` lets a run save its state first."""

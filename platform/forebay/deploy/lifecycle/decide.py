@@ -32,6 +32,7 @@ FENCED = 75
 """Exit code of an attempt that a later one took over."""
 
 Phase = Literal["absent", "starting", "running", "succeeded", "failed", "stopped"]
+ENDED_PHASES: tuple[Phase, ...] = ("succeeded", "failed", "stopped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +47,15 @@ class SeenClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRayJob:
-    """RayJob of the attempt. `words` are the last ones of the scheduler or of the run."""
+    """RayJob of the attempt. `words` are the last ones of the scheduler, of a kubelet or of the run.
+
+    `is_unstartable` means that a container of it cannot start on this cluster.
+    """
 
     phase: Phase
     words: str = ""
     exit_code: int | None = None
+    is_unstartable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +64,7 @@ class JobObservation:
 
     Attributes:
         claim: Newest claim in storage. None without one.
-        is_finished: Whether its result is in storage.
-        storage_answers: Whether the two above are known.
+        storage_answers: Whether that is known.
         ray_job: RayJob of the state's attempt. None if its cluster gives no answer.
         is_refused: Whether the cluster refused us. Then silence of the attempt means nothing.
         target: Best place now. None without room.
@@ -69,13 +73,17 @@ class JobObservation:
     """
 
     claim: SeenClaim | None = None
-    is_finished: bool = False
     storage_answers: bool = True
     ray_job: SeenRayJob | None = None
     is_refused: bool = False
     target: Target | None = None
     reasons: tuple[str, ...] = ()
     is_stopped: bool = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the newest attempt recorded that the run is finished."""
+        return self.claim is not None and self.claim.how == "finished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +215,9 @@ def _starting(state: AttemptStarting, seen: JobObservation, rules: AttemptRules,
         return _silent(state, seen, now)
     if seen.ray_job.phase == "running":
         return _runs(state, now)
-    if now >= state.deadline:
-        return _withdrawn(state, now, f"it did not start in time: {seen.ray_job.words or 'no reason is known'}")
+    if seen.ray_job.is_unstartable or now >= state.deadline:
+        what = f"cannot start in {state.target.cluster}" if seen.ray_job.is_unstartable else "did not start in time"
+        return _withdrawn(state, now, f"it {what}: {seen.ray_job.words or 'no reason is known'}")
     if seen.ray_job.phase == "absent":
         create = CreateRayJob(number=state.number, target=state.target)
         return FleetDecision(state=state, actions=(create,), why="its RayJob is created")

@@ -111,7 +111,9 @@ class JobJournal:
             ) from error
 
 
+@functools.lru_cache(maxsize=16_384)
 def _entry(row: tuple[str, str, str, float]) -> JournalEntry:
+    # A state changes a few times in hours, and every round reads all jobs.
     spec_text, name, state, at = row
     spec = _spec(spec_text)
     task = next(each for each in spec.task if each.name == name)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from forebay.errors import InvalidOption
 
@@ -15,8 +14,7 @@ HEAD_POOL = "head"
 """Pool of the nodes that may run the head of a Ray cluster."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Shape:
+class Shape(NamedTuple):
     """Thousandths of a CPU, bytes of memory and GPUs: what a pod asks for, or what a node has free."""
 
     cpu: int
@@ -29,8 +27,11 @@ class Shape:
 
     def slots(self, pod: Shape) -> int:
         """Number of such pods that fit."""
-        parts = ((self.cpu, pod.cpu), (self.memory, pod.memory), (self.gpus, pod.gpus))
-        return max(0, min((free // asked for free, asked in parts if asked), default=0))
+        most = -1
+        for free, asked in zip(self, pod, strict=True):
+            if asked and (most < 0 or free // asked < most):
+                most = max(0, free // asked)
+        return max(0, most)
 
     def less(self, pod: Shape, count: int = 1) -> Shape:
         """Room that is left after `count` such pods."""
@@ -67,11 +68,14 @@ class Capacity:
     pending_gpus: int = 0
     queue_gpus: Mapping[str, int] = field(default_factory=dict)
     fault: str | None = None
+    _most: dict[tuple[str, Shape, Shape | None], int] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def to_json(self) -> str:
         """One JSON document. The age of the figures is not in it: the clocks of two machines differ."""
-        facts = {**asdict(self), "nodes": [[asdict(each.free), each.pools, each.count] for each in self.nodes]}
-        del facts["observed_at"]
+        facts = {**asdict(self), "nodes": [[each.free._asdict(), each.pools, each.count] for each in self.nodes]}
+        del facts["observed_at"], facts["_most"]
         return json.dumps({"version": VERSION, **facts}, sort_keys=True)
 
     @classmethod
@@ -89,6 +93,13 @@ class Capacity:
                 "cluster."
             ) from error
 
+    def most(self, gang: Gang) -> int:
+        """Largest number of workers with which a gang fits now. Counted once for each kind of gang."""
+        key = (gang.pool, gang.worker, gang.head)
+        if (found := self._most.get(key)) is None:
+            found = self._most[key] = gang.most(self.nodes)
+        return found
+
     def free_slots(self, pool: str, worker: Shape) -> int:
         """Number of workers that fit now, each on a node of `pool`."""
         return sum(each.count * each.free.slots(worker) for each in self.nodes if pool in each.pools)
@@ -105,7 +116,18 @@ def grouped(nodes: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
     for each in nodes:
         key = (each.free, each.pools)
         counts[key] = counts.get(key, 0) + each.count
-    return tuple(sorted(NodeGroup(free, pools, count) for (free, pools), count in counts.items() if count))
+    return tuple(NodeGroup(free, pools, count) for (free, pools), count in sorted(counts.items()) if count)
+
+
+class PoolRemainder(NamedTuple):
+    """Effect of a gang on a pool: empty nodes that it begins, empty nodes and GPUs (or CPUs) that it leaves.
+
+    The smaller one keeps more nodes and clusters whole for large gangs.
+    """
+
+    begun: int
+    empty: int
+    room: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,18 +161,37 @@ class Gang:
         return None if best is None else self._fill(best[1])
 
     def most(self, nodes: Iterable[NodeGroup]) -> int:
-        """Largest number of workers with which the gang fits."""
-        groups = tuple(nodes)
-        low, high = 0, sum(each.count * each.free.slots(self.worker) for each in groups if self.pool in each.pools)
-        while low < high:
-            middle = math.ceil((low + high) / 2)
-            fits = replace(self, workers=middle).pack(groups) is not None
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+        """Largest number of workers with which the gang fits. 0 if there is no room for the head."""
+        slots, least_lost = 0, None
+        for group in nodes:
+            here = group.free.slots(self.worker) if self.pool in group.pools else 0
+            slots += group.count * here
+            if self.head is not None and group.count and HEAD_POOL in group.pools and group.free.holds(self.head):
+                lost = here - group.free.less(self.head).slots(self.worker) if here else 0
+                least_lost = lost if least_lost is None else min(lost, least_lost)
+        if self.head is None:
+            return slots
+        return 0 if least_lost is None else slots - least_lost
+
+    def remainder(self, nodes: Iterable[NodeGroup], machine: Shape) -> PoolRemainder:
+        """Room of the pool after the workers were packed. `machine` is an empty node."""
+        begun = empty = room = 0
+        left = self.workers
+        for group in sorted((each for each in nodes if self.pool in each.pools), key=_by_room):
+            free, whole = (group.free.gpus, machine.gpus) if machine.gpus else (group.free.cpu, machine.cpu)
+            # Pods of the cluster itself take a little of the CPUs of each node.
+            is_empty = free >= 0.9 * whole
+            slots = group.free.slots(self.worker)
+            used = min(group.count, -(-left // slots)) if slots else 0
+            left -= used * slots
+            room += group.count * free
+            if is_empty:
+                begun, empty = begun + used, empty + group.count - used
+        return PoolRemainder(begun, empty, room)
 
     def _fill(self, groups: list[NodeGroup]) -> tuple[NodeGroup, ...] | None:
         left, result = self.workers, []
-        for group in sorted(groups):
+        for group in sorted(groups, key=_by_room):
             slots = group.free.slots(self.worker) if self.pool in group.pools and left else 0
             if not slots or not group.count:
                 result.append(group)
@@ -164,3 +205,7 @@ class Gang:
                 rest, left = rest - 1, 0
             result.append(NodeGroup(group.free, group.pools, rest))
         return None if left else grouped(result)
+
+
+def _by_room(group: NodeGroup) -> tuple[Shape, tuple[str, ...]]:
+    return group.free, group.pools

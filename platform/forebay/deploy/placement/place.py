@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from forebay.deploy.fleet.cluster import Cluster, Market, Sku
-from forebay.deploy.placement.capacity import Capacity, Gang, NodeGroup, Shape
+from forebay.deploy.placement.capacity import Capacity, Gang, NodeGroup, PoolRemainder, Shape
 from forebay.deploy.spec.job_spec import JobSpec, Task
 from forebay.deploy.spec.quantity import millicpus, nbytes
 
@@ -17,6 +18,8 @@ OLDEST_S = 90.0
 """Age above which figures place nothing."""
 COOL_DOWN_S = 600.0
 """Time for which a cluster that turned an attempt away is skipped, for machines of that kind."""
+PRICE_STEP = 1.25
+"""Prices within this factor of the cheapest choice count as equal: filled nodes are worth more than the difference."""
 WARM_S = 3 * 86_400.0
 """Time for which a cluster that ran the job may still have its blocks."""
 _KEPT_CACHES = ("hostPath", "claim")
@@ -53,11 +56,28 @@ class PlacementHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """Facts of a fleet for placement."""
+    """Facts of a fleet for placement. `held` is by cluster and pool: the name of the run that waits for its room."""
 
     clusters: tuple[Cluster, ...]
     capacities: Mapping[str, Capacity]
     reservations: tuple[CapacityReservation, ...] = ()
+    held: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolChoice:
+    """Pool of a cluster that a task may use, whether it has room or not. `gang` is its smallest one."""
+
+    cluster: Cluster
+    sku: str
+    market: Market
+    gang: Gang
+    price_per_hour: float | None
+
+    @property
+    def machine(self) -> Shape:
+        """An empty machine of the pool."""
+        return machine_of(self.cluster.sku[self.sku])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +92,7 @@ class PlacementChoice:
     gang: Gang
     price_per_hour: float | None
     reason: str
+    remainder: PoolRemainder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +120,23 @@ def place(spec: JobSpec, task: Task, view: FleetView, history: PlacementHistory,
     """Rank the clusters of a fleet for one task of a job.
 
     The order: whether the largest or the smallest gang fits now or after growth, the order of SKUs in the job file,
-    clusters that may have the data on their disks, spot machines where they are preferred, price, GPUs that others wait
-    for, and a hash, so that equal clusters share the jobs.
+    clusters that may have the data on their disks, spot machines where they are preferred, the price in steps of
+    `PRICE_STEP`, the fewest empty nodes to begin, the least room left in the pool, the price, GPUs that others wait
+    for, and a hash.
     """
     return _Question(spec, task, view, history, now).answer()
+
+
+def usable_pools(
+    spec: JobSpec, task: Task, view: FleetView, history: PlacementHistory, now: float
+) -> Iterator[PoolChoice]:
+    """Pools that a task may use, whether they have room or not."""
+    question = _Question(spec, task, view, history, now)
+    for cluster in view.clusters:
+        if cluster.kind == "cluster" and question.closed(cluster) is None:
+            for found in question.pools(cluster):
+                if isinstance(found, PoolChoice):
+                    yield found
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +151,23 @@ class _Question:
         choices: list[PlacementChoice] = []
         refusals: list[Refusal] = []
         for cluster in self.view.clusters:
-            capacity = self.view.capacities.get(cluster.name)
-            reason = self._closed(cluster, capacity)
-            if reason is not None or capacity is None:
-                refusals.append(Refusal(cluster=cluster.name, reason=reason or ""))
+            reason = self.closed(cluster)
+            if reason is not None:
+                refusals.append(Refusal(cluster=cluster.name, reason=reason))
                 continue
-            tried = list(self._tried(cluster, self._left(capacity)))
+            left = self._left(self.view.capacities[cluster.name])
+            tried = [each if isinstance(each, str) else self._try(each, left) for each in self.pools(cluster)]
             found = [each for each in tried if isinstance(each, PlacementChoice)]
             choices += found
             if not found:
                 text = "; ".join(dict.fromkeys(str(each) for each in tried)) or self._no_option(cluster)
                 refusals.append(Refusal(cluster=cluster.name, reason=text))
         return Placement(
-            choices=tuple(sorted(choices, key=self._rank)),
+            choices=tuple(self._ranked(choices)),
             refusals=tuple(sorted(refusals, key=lambda each: each.cluster)),
         )
 
-    def _closed(self, cluster: Cluster, capacity: Capacity | None) -> str | None:
+    def closed(self, cluster: Cluster) -> str | None:
         """Reason why nothing of the job may go to a cluster, whatever has room there."""
         place = self.spec.place
         reason = cluster.is_allowed(place.clusters, place.deny)
@@ -145,7 +179,7 @@ class _Question:
             return f"it has no priority class {place.priority}"
         if place.cluster == "shared" and cluster.shared_cluster is None:
             return "it has no shared Ray cluster"
-        return self._unknown(capacity)
+        return self._unknown(self.view.capacities.get(cluster.name))
 
     def _unknown(self, capacity: Capacity | None) -> str | None:
         if capacity is None:
@@ -153,12 +187,13 @@ class _Question:
         age = self.now - capacity.observed_at
         return capacity.fault or (f"its figures are {age:.0f} s old" if age > OLDEST_S else None)
 
-    def _tried(self, cluster: Cluster, left: Capacity) -> Iterator[PlacementChoice | str]:
+    def pools(self, cluster: Cluster) -> Iterator[PoolChoice | str]:
+        """Pools of a cluster that the task may use, or the reason why it may not."""
         for sku in self._skus(cluster):
             for market in self._markets(cluster.sku[sku]):
-                yield self._try(cluster, left, sku, market)
+                yield self._pool(cluster, sku, market)
 
-    def _try(self, cluster: Cluster, left: Capacity, sku: str, market: Market) -> PlacementChoice | str:
+    def _pool(self, cluster: Cluster, sku: str, market: Market) -> PoolChoice | str:
         where = f"{sku} {market}"
         away = self.history.turned_away.get((cluster.name, sku, market))
         if away is not None and self.now - away < COOL_DOWN_S:
@@ -169,46 +204,52 @@ class _Question:
         if limit is not None and (price is None or price > limit):
             shown = "has no known price" if price is None else f"costs {price:.2f}/h, more than {limit:g}"
             return f"{where} {shown}"
-        fit, workers = self._fit(cluster, left, gang, cluster.sku[sku])
+        holder = self.view.held.get((cluster.name, gang.pool))
+        if holder is not None and holder != self.spec.run_name(self.task):
+            return f"the room on {where} is held for {holder}, which waited longer"
+        return PoolChoice(cluster=cluster, sku=sku, market=market, gang=gang, price_per_hour=price)
+
+    def _try(self, pool: PoolChoice, left: Capacity) -> PlacementChoice | str:
+        cluster, gang, where = pool.cluster, pool.gang, f"{pool.sku} {pool.market}"
+        fit, workers = self._fit(pool, left)
         if fit is Fit.NOT_NOW:
             free = left.free_slots(gang.pool, gang.worker)
             lack = "for the head beside them" if free >= gang.workers else f"for {free} workers"
             return f"{where} has room {lack} now, and {gang.workers} are needed"
         return PlacementChoice(
             cluster=cluster.name,
-            sku=sku,
-            market=market,
+            sku=pool.sku,
+            market=pool.market,
             fit=fit,
             workers=workers,
             gang=replace(gang, workers=workers),
-            price_per_hour=price,
-            reason=self._reason(cluster, where, fit, workers, price),
+            price_per_hour=pool.price_per_hour,
+            reason=self._reason(cluster, where, fit, workers, pool.price_per_hour),
+            remainder=replace(gang, workers=workers).remainder(left.nodes, pool.machine),
         )
 
-    def _fit(self, cluster: Cluster, left: Capacity, gang: Gang, sku: Sku) -> tuple[Fit, int]:
+    def _fit(self, pool: PoolChoice, left: Capacity) -> tuple[Fit, int]:
         least, largest = self.task.workers.min, self.task.workers.largest
-        if cluster.kind == "manager":
+        gang = pool.gang
+        if pool.cluster.kind == "manager":
             return Fit.AFTER_GROWTH, least
         queue = self.spec.place.queue
         if queue is not None and queue in left.queue_gpus and left.queue_gpus[queue] < least * gang.worker.gpus:
             return Fit.NOT_NOW, least
-        most = gang.most(left.nodes) if largest > least else largest
-        if most >= largest and replace(gang, workers=largest).pack(left.nodes) is not None:
-            return Fit.LARGEST_NOW, largest
-        if largest > least and most >= least:
-            return Fit.SMALLEST_NOW, most
-        machine = Shape(millicpus(sku.cpu), nbytes(sku.memory), sku.gpus)
-        if gang.pack(left.grown(gang.pool, machine).nodes) is not None:
+        most = left.most(gang)
+        if most >= least:
+            return (Fit.LARGEST_NOW, largest) if most >= largest else (Fit.SMALLEST_NOW, most)
+        if left.can_add and gang.most(left.grown(gang.pool, pool.machine).nodes) >= least:
             return Fit.AFTER_GROWTH, least
         return Fit.NOT_NOW, least
 
     def _left(self, capacity: Capacity) -> Capacity:
         """Capacity without what is reserved. Of a gang that no longer fits, as many workers as fit are taken."""
+        here = [each for each in self.view.reservations if each.cluster == capacity.cluster]
         nodes = capacity.nodes
-        for each in sorted(self.view.reservations, key=lambda one: one.attempt):
-            if each.cluster == capacity.cluster:
-                nodes = taken(nodes, each.gang)
-        return replace(capacity, nodes=nodes)
+        for each in sorted(here, key=lambda one: one.attempt):
+            nodes = taken(nodes, each.gang)
+        return replace(capacity, nodes=nodes) if here else capacity
 
     def _skus(self, cluster: Cluster) -> list[str]:
         named = self.task.workers.sku or tuple(sorted(cluster.sku))
@@ -253,17 +294,24 @@ class _Question:
         ran = self.history.ran.get(cluster.name)
         return ran is not None and self.now - ran < WARM_S and cluster.cache.mode in _KEPT_CACHES
 
-    def _rank(self, choice: PlacementChoice) -> tuple[float | int | str, ...]:
-        cluster = next(each for each in self.view.clusters if each.name == choice.cluster)
+    def _ranked(self, choices: list[PlacementChoice]) -> list[PlacementChoice]:
+        prices = [each.price_per_hour for each in choices if each.price_per_hour]
+        cheapest = min(prices, default=1.0)
+        clusters = {each.name: each for each in self.view.clusters}
+        return sorted(choices, key=lambda each: self._rank(each, clusters[each.cluster], cheapest))
+
+    def _rank(self, choice: PlacementChoice, cluster: Cluster, cheapest: float) -> tuple[object, ...]:
         named = self.task.workers.sku
-        price = choice.price_per_hour
+        price = math.inf if choice.price_per_hour is None else choice.price_per_hour
         tie = hashlib.sha256(f"{self.spec.name} {self.task.name} {choice.cluster}".encode()).hexdigest()
         return (
             choice.fit,
             named.index(choice.sku) if named else 0,
             not self._is_warm(cluster),
             self.task.workers.spot == "prefer" and choice.market != "spot",
-            math.inf if price is None else price,
+            _price_step(price, cheapest),
+            choice.remainder,
+            price,
             self.view.capacities[choice.cluster].pending_gpus,
             tie,
             choice.sku,
@@ -271,13 +319,32 @@ class _Question:
         )
 
 
+def _price_step(price: float, cheapest: float) -> float:
+    """Number of whole steps from the cheapest choice to a price."""
+    if not 0 < price < math.inf:
+        return price
+    # A price of exactly one step counts as that step, whatever the last bit of its logarithm is.
+    return math.floor(math.log(price / cheapest, PRICE_STEP) + 1e-9)
+
+
 def gang_of(spec: JobSpec, task: Task, cluster: Cluster, sku: str, market: Market) -> Gang:
     """Smallest gang of a task on machines of one SKU and market of a cluster."""
     workers, machine = task.workers, cluster.sku[sku]
-    worker = Shape(millicpus(workers.cpu), nbytes(workers.memory or machine.memory), workers.gpus)
-    head = Shape(millicpus(cluster.head_cpu), nbytes(cluster.head_memory))
+    worker = _shape(workers.cpu, workers.memory or machine.memory, workers.gpus)
+    head = _shape(cluster.head_cpu, cluster.head_memory, 0)
     is_shared = spec.place.cluster == "shared"
     return Gang(pool=f"{sku}/{market}", worker=worker, workers=workers.min, head=None if is_shared else head)
+
+
+def machine_of(sku: Sku) -> Shape:
+    """Room of an empty machine of a SKU."""
+    return _shape(sku.cpu, sku.memory, sku.gpus)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shape(cpu: str, memory: str, gpus: int) -> Shape:
+    # A round asks for the same few shapes for each waiting job and cluster, and a quantity takes microseconds to read.
+    return Shape(millicpus(cpu), nbytes(memory), gpus)
 
 
 def taken(nodes: tuple[NodeGroup, ...], gang: Gang) -> tuple[NodeGroup, ...]:
@@ -289,23 +356,31 @@ def taken(nodes: tuple[NodeGroup, ...], gang: Gang) -> tuple[NodeGroup, ...]:
     return nodes if after is None else after
 
 
-def too_large(spec: JobSpec, task: Task, clusters: Iterable[Cluster], view: FleetView) -> str | None:
-    """Reason why no cluster could hold the smallest gang, even when all of them were empty. None if one could.
+def most_when_empty(pool: PoolChoice, capacity: Capacity) -> int:
+    """Workers that a pool could hold if its nodes were empty, with those that it may add. Closed nodes do not count."""
+    nodes = sum(each.count for each in capacity.nodes if pool.gang.pool in each.pools)
+    return (nodes + capacity.can_add.get(pool.gang.pool, 0)) * pool.machine.slots(pool.gang.worker)
 
-    A cluster counts with the nodes it has and may add, each as large as its SKU says.
+
+def too_large(spec: JobSpec, task: Task, view: FleetView, now: float) -> str | None:
+    """Reason why no cluster could hold the smallest gang, even if all of them were empty. None if one could.
+
+    None also while the figures of a cluster that the task may use are not known.
     """
     lacks: list[str] = []
-    for cluster in clusters:
+    question = _Question(spec, task, view, PlacementHistory(), now)
+    for cluster in view.clusters:
+        if cluster.is_allowed(spec.place.clusters, spec.place.deny) is not None:
+            continue
         capacity = view.capacities.get(cluster.name)
-        if capacity is None or cluster.kind == "manager":
+        if capacity is None or capacity.fault is not None or cluster.kind == "manager":
             return None
-        for name, sku in cluster.sku.items():
-            machine = Shape(millicpus(sku.cpu), nbytes(sku.memory), sku.gpus)
-            for market in sku.markets:
-                gang = gang_of(spec, task, cluster, name, market)
-                here = sum(each.count for each in capacity.nodes if gang.pool in each.pools)
-                slots = (here + capacity.can_add.get(gang.pool, 0)) * machine.slots(gang.worker)
-                if slots >= gang.workers:
+        for pool in question.pools(cluster):
+            if isinstance(pool, PoolChoice):
+                most = most_when_empty(pool, capacity)
+                if most >= pool.gang.workers:
                     return None
-                lacks.append(f"{cluster.name} {name} {market}: {slots} of {gang.workers} workers")
-    return f"no cluster is large enough, even when it is empty: {'; '.join(lacks)}"
+                lacks.append(f"{cluster.name} {pool.sku} {pool.market} holds {most}")
+    if not lacks:
+        return None
+    return f"{task.workers.min} workers are more than any cluster holds when it is empty: {', '.join(lacks)}"

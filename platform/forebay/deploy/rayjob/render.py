@@ -18,8 +18,8 @@ from forebay.deploy.rayjob.pod import (
 )
 from forebay.deploy.spec.quantity import nbytes
 
-TTL_S = 600
-"""Time that a RayJob stays after its end, in which the end is read."""
+CLUSTER_TTL_S = 0
+"""Time that KubeRay keeps the pods of a RayJob after its end. The RayJob and the log of its submitter stay."""
 IDLE_S = 60
 ALLOCATE_S = 300
 """Time after which a machine that does not come is looked for in the next group. Ray's default is an hour."""
@@ -43,7 +43,7 @@ def render(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
     if place.cluster == "shared":
         spec |= _on_shared(attempt, cluster)
     else:
-        spec |= {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": TTL_S}
+        spec |= {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": CLUSTER_TTL_S}
         spec["rayClusterSpec"] = ray_cluster_spec(attempt, cluster)
         if cluster.scheduler == "kueue":
             spec["suspend"] = True

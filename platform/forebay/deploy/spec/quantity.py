@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from decimal import Decimal
@@ -20,6 +21,7 @@ _FORM = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?\d+|[numkMGTPE]|[KMG
 _BYTES = re.compile(r"[kMGTPE]|[KMGTPE]i")
 
 
+@functools.lru_cache(maxsize=4096)
 def quantity(text: str) -> Decimal:
     """Number that a quantity stands for. Raises `InvalidOption` for a text that Kubernetes would refuse.
 

@@ -25,6 +25,7 @@ class SimulatedNodes:
         self._free: list[Shape] = []
         self._pools: list[tuple[str, ...]] = []
         self._buckets: dict[Bucket, set[int]] = {}
+        self._groups: tuple[NodeGroup, ...] | None = None
         for group in groups:
             for _ in range(group.count):
                 self._free.append(group.free)
@@ -38,11 +39,13 @@ class SimulatedNodes:
     @property
     def groups(self) -> tuple[NodeGroup, ...]:
         """Free room, grouped."""
-        return grouped(NodeGroup(free, pools, len(nodes)) for (free, pools), nodes in self._buckets.items())
+        if self._groups is None:
+            self._groups = grouped(NodeGroup(free, pools, len(nodes)) for (free, pools), nodes in self._buckets.items())
+        return self._groups
 
     def bind(self, gang: Gang) -> list[BoundPod] | None:
         """Bind all pods of a gang, or none."""
-        if gang.pack(self.groups) is None:
+        if gang.most(self.groups) < gang.workers:
             return None
         pods = [self._bind(self._head_bucket(gang), gang.head)] if gang.head is not None else []
         while len(pods) < gang.workers + (gang.head is not None):
@@ -84,4 +87,5 @@ class SimulatedNodes:
         self._put(node)
 
     def _put(self, node: int) -> None:
+        self._groups = None
         self._buckets.setdefault((self._free[node], self._pools[node]), set()).add(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forebay.deploy.lifecycle.decide import SeenClaim
 from forebay.deploy.lifecycle.states import Target
@@ -39,12 +39,11 @@ class SimulatedStorage:
 
     def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None:
         self._request()
-        claims = self.run(spec, task).claims
-        return claims[-1] if claims else None
-
-    def is_finished(self, spec: JobSpec, task: Task) -> bool:
-        self._request()
-        return self.run(spec, task).finished_by is not None
+        run = self.run(spec, task)
+        if not run.claims:
+            return None
+        newest = run.claims[-1]
+        return replace(newest, how="finished") if run.finished_by == newest.number else newest
 
     def is_stopped(self, spec: JobSpec, task: Task) -> bool:
         return spec.run_name(task) in self.stopped

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import forebay as fb
-from forebay.deploy.federation.federation import HOLD_AFTER_S, Federation
+from forebay.deploy.federation.federation import Federation
 from forebay.deploy.lifecycle.journal import JobJournal
 from forebay.deploy.lifecycle.states import JobState
 from forebay.testing.fleet.clusters import SimulatedFleet
@@ -100,6 +100,7 @@ def test_a_job_that_waits_has_a_reason_per_cluster() -> None:
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_large_job_does_not_starve_behind_small_ones(monkeypatch: pytest.MonkeyPatch, holds: bool) -> None:
+    monkeypatch.setattr("forebay.deploy.placement.hold.HOLD_AFTER_S", 900.0)
     if not holds:
         monkeypatch.setattr(Federation, "_hold", lambda *_: None)
     bench = FleetBench()
@@ -109,8 +110,22 @@ def test_a_large_job_does_not_starve_behind_small_ones(monkeypatch: pytest.Monke
     bench.submit("large", 4, 0.1)
     for number in range(24):
         bench.submit(f"small-{number}", 1, 0.5)
-    bench.run(HOLD_AFTER_S + 2 * 3600)
+    bench.run(900 + 2 * 3600)
     assert (bench.state("large") == "JobSucceeded") == holds
+
+
+def test_a_ray_job_is_deleted_some_time_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.testing.fleet.clusters.TTL_S", 1e9)
+    monkeypatch.setattr("forebay.deploy.federation.federation.KEEP_ENDED_S", 600.0)
+    bench = FleetBench()
+    bench.submit("short", 1, 0.1)
+    bench.submit("long", 1, 10)
+    bench.run(900)
+    (cluster,) = bench.clusters.clusters.values()
+    assert bench.state("short") == "JobSucceeded"
+    assert sorted(job.phase for job in cluster.jobs.values()) == ["running", "succeeded"]
+    bench.run(900)
+    assert [job.run for job in cluster.jobs.values()] == ["long"]
 
 
 def test_a_hundred_jobs_at_once_take_the_room_of_sixty() -> None:

@@ -44,9 +44,9 @@ def test_end_and_orders_are_seen(spec: fb.JobSpec, tmp_path: Path) -> None:
     assert storage.is_stopped(spec, task)
     # A run has time to end by itself.
     assert not RunStorage().is_stopped(spec, task)
-    assert not storage.is_finished(spec, task)
     AttemptFiles(str(tmp_path / spec.run_name(task))).end(1, AttemptEnd(how="finished"))
-    assert storage.is_finished(spec, task)
+    claim = storage.newest_claim(spec, task)
+    assert claim is not None and claim.how == "finished"
 
 
 def test_run_that_no_fleet_has_placed_is_told(spec: fb.JobSpec, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from forebay.deploy.kube.api import KubeApi, versions
+from forebay.deploy.kube.api import KubeApi
 from forebay.deploy.kube.api_errors import (
     AccessRefused,
     ApiUnreachable,
@@ -167,22 +167,20 @@ def test_list_is_read_in_pages(server, api) -> None:
     assert "continue=more" in server.requests[1][1]
 
 
-def test_watch_goes_on_from_its_last_version_and_lists_again(server, api) -> None:
+def test_watch_yields_changes_until_its_version_expired(server, api) -> None:
     def event(kind: str, version: str) -> str:
         return json.dumps({"type": kind, "object": {"metadata": {"resourceVersion": version}}})
 
-    gone = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
-    listed = json.dumps({"metadata": {"resourceVersion": "5"}, "items": [{"metadata": {"resourceVersion": "4"}}]})
-    server.answers = [
-        (200, listed, {}),
-        (200, f"{event('MODIFIED', '6')}\n{event('BOOKMARK', '9')}\n", {}),
-        (200, f"{gone}\n", {}),
-        (200, listed, {}),
+    expired = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
+    server.answers = [(200, f"{event('MODIFIED', '6')}\n{event('BOOKMARK', '9')}\n{expired}\n", {})]
+    found = api.watch("/api/v1/nodes", version="5")
+    assert [(kind, each["metadata"]["resourceVersion"]) for kind, each in (next(found), next(found))] == [
+        ("MODIFIED", "6"),
+        ("BOOKMARK", "9"),
     ]
-    found = versions(api, "/apis/ray.io/v1/rayjobs")
-    seen = [(kind, each["metadata"]["resourceVersion"]) for kind, each in (next(found) for _ in range(3))]
-    assert seen == [("ADDED", "4"), ("MODIFIED", "6"), ("ADDED", "4")]
-    assert ["resourceVersion=5" in server.requests[1][1], "resourceVersion=9" in server.requests[2][1]] == [True, True]
+    with pytest.raises(VersionExpired):
+        next(found)
+    assert "resourceVersion=5" in server.requests[0][1]
 
 
 def test_server_that_is_not_there(tmp_path) -> None:

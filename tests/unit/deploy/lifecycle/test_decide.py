@@ -64,12 +64,13 @@ def ended(how: Any) -> JobObservation:
     return seen(claim=SeenClaim(number=2, target=A, how=how, why="as it says"), ray_job=ray("absent"))
 
 
+NO_SECRET = seen(ray_job=ray("starting", words='secret "hf" not found', is_unstartable=True))
 NONE = JobObservation(claim=SeenClaim(number=1, target=B))
 HELD: list[tuple[str, JobState, JobObservation, type, str]] = [
     ("no room", QUEUED, JobObservation(reasons=("full",)), JobQueued, ""),
     ("room", QUEUED, JobObservation(target=A), AttemptPlacing, "claim"),
     ("storage is silent", QUEUED, JobObservation(target=A, storage_answers=False), JobQueued, ""),
-    ("result of an earlier controller", QUEUED, JobObservation(is_finished=True), JobSucceeded, ""),
+    ("result of an earlier controller", QUEUED, ended("finished"), JobSucceeded, ""),
     ("claim of another controller", QUEUED, seen(), AttemptStarting, ""),
     ("stop in the queue", QUEUED, JobObservation(is_stopped=True), JobStopped, ""),
     ("claim lost", PLACING, NONE, AttemptPlacing, "claim"),
@@ -79,6 +80,7 @@ HELD: list[tuple[str, JobState, JobObservation, type, str]] = [
     ("pods run", STARTING, seen(ray_job=ray("running")), AttemptRunning, ""),
     ("too late", LATE, seen(ray_job=ray("starting")), AttemptWithdrawing, "delete"),
     ("too late, but it runs", LATE, seen(ray_job=ray("running")), AttemptRunning, ""),
+    ("a Secret is missing", STARTING, NO_SECRET, AttemptWithdrawing, "delete"),
     ("silence while it starts", STARTING, seen(), AttemptLost, ""),
     ("it runs", RUNNING, seen(ray_job=ray("running")), AttemptRunning, ""),
     ("silence while it runs", RUNNING, seen(), AttemptLost, ""),
@@ -99,7 +101,7 @@ HELD: list[tuple[str, JobState, JobObservation, type, str]] = [
     ("back, and it runs", LOST, seen(ray_job=ray("running")), AttemptRunning, ""),
     ("back, and it starts", LOST, seen(ray_job=ray("starting")), AttemptStarting, ""),
     ("back without it", LOST, seen(ray_job=ray("absent")), AttemptWithdrawing, "delete"),
-    ("its result came by storage", LONG_LOST, seen(is_finished=True), JobSucceeded, ""),
+    ("its result came by storage", LONG_LOST, ended("finished"), JobSucceeded, ""),
     ("deletion goes on", LEAVING, seen(ray_job=ray("starting")), AttemptWithdrawing, "delete"),
     ("deleted", LEAVING, seen(ray_job=ray("absent")), JobQueued, ""),
     ("deletion stuck", STUCK, seen(ray_job=ray("starting")), JobQueued, ""),

@@ -100,6 +100,21 @@ def test_within_a_class_sku_then_data_then_spot_then_price_then_the_queue() -> N
     assert best(named, view((both, dataclasses.replace(capacity("b"), nodes=nodes)))).sku == "a100"
 
 
+def test_the_place_that_stays_most_whole_comes_first_at_like_prices() -> None:
+    def at(name: str, price: float, *free: int) -> tuple[Cluster, Capacity]:
+        sku = Sku(cpu="64", memory="512Gi", gpus=8, price_per_hour=price, markets=("on-demand",))
+        nodes = [NodeGroup(Shape(8000 * gpus, 64 * GIB * gpus, gpus), ("h100/on-demand",)) for gpus in free]
+        head = NodeGroup(Shape(8000, 32 * GIB), ("head",))
+        return cluster(name, sku={"h100": sku}), capacity(name, count=0, nodes=(*nodes, head))
+
+    begun, empty, large = at("begun", 12, 8, 3), at("empty", 10, 8), at("large", 10, 8, 8, 8)
+    part, whole = job({"gpus": 1, "min": 3}), job({"gpus": 8, "cpu": 32, "memory": "64Gi"})
+    assert best(part, view(empty, begun, large)).cluster == "begun"
+    assert best(whole, view(empty, begun, large)).cluster == "empty"
+    # A quarter more is not a like price.
+    assert best(part, view(empty, at("begun", 12.5, 8, 3), large)).cluster == "empty"
+
+
 @pytest.mark.parametrize(
     ("spec", "one", "reason"),
     [
@@ -144,9 +159,15 @@ def test_reserved_room_is_not_given_twice() -> None:
 def test_a_gang_that_no_empty_cluster_holds_is_named() -> None:
     spec = job({"min": 17})
     seen = view((cluster("a"), capacity("a")))
-    reason = too_large(spec, spec.task[0], seen.clusters, seen)
-    assert reason is not None and "a h100 spot: 16 of 17 workers" in reason
-    assert too_large(job({"min": 16}), job({"min": 16}).task[0], seen.clusters, seen) is None
+    reason = too_large(spec, spec.task[0], seen, NOW)
+    assert reason == (
+        "17 workers are more than any cluster holds when it is empty: a h100 spot holds 16, a h100 on-demand holds 0"
+    )
+    assert too_large(job({"min": 16}), job({"min": 16}).task[0], seen, NOW) is None
+    grows = view((cluster("a"), capacity("a", can_add={"h100/spot": 1})))
+    assert too_large(spec, spec.task[0], grows, NOW) is None
+    unknown = view((cluster("a"), capacity("a", fault="no answer")))
+    assert too_large(spec, spec.task[0], unknown, NOW) is None
 
 
 def test_a_capacity_is_one_small_document() -> None:

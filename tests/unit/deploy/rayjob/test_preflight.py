@@ -32,7 +32,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
         {"spec.suspend": True, "spec.shutdownAfterJobFinishes": False, "spec.ttlSecondsAfterFinished": 0},
     ),
     ("is negative", {"spec.ttlSecondsAfterFinished": -1}),
-    ("ttlSecondsAfterFinished needs", {"spec.shutdownAfterJobFinishes": False}),
+    ("ttlSecondsAfterFinished needs", {"spec.shutdownAfterJobFinishes": False, "spec.ttlSecondsAfterFinished": 5}),
     ("backoffLimit is not 0", {"spec.backoffLimit": 3}),
     ("activeDeadlineSeconds is not above 0", {"spec.activeDeadlineSeconds": 0}),
     ("preRunningDeadlineSeconds is not above 0", {"spec.preRunningDeadlineSeconds": -5}),

@@ -43,7 +43,7 @@ def env_of(group: dict[str, Any]) -> dict[str, Any]:
 def test_one_attempt_is_one_ray_job_that_is_never_retried_by_kuberay() -> None:
     job = render(attempt(place={"start_within": "10m", "finish_within": "24h"}), cluster())
     spec, metadata = job["spec"], job["metadata"]
-    assert (spec["backoffLimit"], spec["shutdownAfterJobFinishes"], spec["ttlSecondsAfterFinished"]) == (0, True, 600)
+    assert (spec["backoffLimit"], spec["shutdownAfterJobFinishes"], spec["ttlSecondsAfterFinished"]) == (0, True, 0)
     assert (spec["preRunningDeadlineSeconds"], spec["activeDeadlineSeconds"]) == (660, 86_400)
     assert metadata["name"].startswith("fb-ctr-7-") and metadata["name"].endswith("-2")
     assert metadata["labels"]["app.kubernetes.io/managed-by"] == "forebay"
