@@ -109,6 +109,7 @@ VERBS = [
         "cluster apply",
         "cluster delete",
         "cluster publish-capacity",
+        "clusters",
         "controller",
         "evaluate",
         "explain",
