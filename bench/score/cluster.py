@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,19 @@ _STARTS = 10
 
 
 class KilledCluster:
-    """Head without workers, and nodes for them. `kill` ends a process of the scoring run, or a node."""
+    """Head without workers, and nodes for them. `kill` ends an actor of class `actors`, the driver, or a node."""
 
-    def __init__(self, seed: int) -> None:
-        self._random, self._started = np.random.default_rng(seed), list[Any]()
+    def __init__(self, seed: int, actors: str) -> None:
+        self._random, self._started, self._actors = np.random.default_rng(seed), list[Any](), actors
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         self._nodes = [self._new_node() for _ in range(NODES)]
         ray.init(address=self._cluster.address, log_to_driver=False)
         self.counts = dict.fromkeys(KINDS, 0)
 
-    def score(self, words: list[str]) -> subprocess.Popen[str]:
-        """Start `forebay score` on the cluster."""
+    def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
+        """Start a driver on the cluster."""
         return subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", "forebay", "score", *words, "--json"],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -52,12 +52,22 @@ class KilledCluster:
             self._cluster.remove_node(self._nodes[index], allow_graceful=False)
             self._nodes[index] = self._new_node()
         else:
-            processes = _actor_processes()
+            processes = self._actor_processes()
             if not processes:
                 return None
             os.kill(int(self._random.choice(processes)), signal.SIGKILL)
         self.counts[kind] += 1
         return kind
+
+    def end(self) -> None:
+        """End the cluster."""
+        ray.shutdown()
+        self._cluster.shutdown()
+
+    def _actor_processes(self) -> list[int]:
+        found: list[dict[str, Any]] = list(ray_state.actors().values())
+        alive = [each["Pid"] for each in found if each["State"] == "ALIVE" and self._actors in each["ActorClassName"]]
+        return [pid for pid in alive if Path(f"/proc/{pid}").exists()]
 
     def _new_node(self) -> Any:
         """Node that has started. On a busy machine Ray gives up after 30 s, and it is tried again."""
@@ -66,14 +76,3 @@ class KilledCluster:
                 return self._started.pop()
             print(f"a node did not start: {error}", flush=True)
         raise RuntimeError(f"no node started in {_STARTS} attempts")
-
-    def end(self) -> None:
-        """End the cluster."""
-        ray.shutdown()
-        self._cluster.shutdown()
-
-
-def _actor_processes() -> list[int]:
-    found: list[dict[str, Any]] = list(ray_state.actors().values())
-    processes = [each["Pid"] for each in found if each["State"] == "ALIVE" and "ScoreActor" in each["ActorClassName"]]
-    return [pid for pid in processes if Path(f"/proc/{pid}").exists()]

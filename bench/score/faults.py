@@ -2,94 +2,151 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.score.cluster import KilledCluster
-from forebay.score.answer_folder import AnswerFolder
-from forebay.score.request import ScoreRequest
-from forebay.score.scoring import score_rows
+import numpy as np
+import pyarrow.parquet as pq
 
-SHARD_ROWS, MAX_TOKENS = 500, 6
-_TURN_S = 0.05
+from bench.score.cluster import KINDS, KilledCluster
+
+SHARD_ROWS, MAX_TOKENS = 250, 6
+_TURN_S, _STATE = 0.05, "kills.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KilledJob:
+    """Program that scores `data` into `folder`, and is started again until it ends well. `actors` are its workers."""
+
+    name: str
+    command: Sequence[str]
+    actors: str
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultCounts:
-    """Outcome of a run with kills, beside an undisturbed one."""
+    """Outcome of a job that was killed: `read` rows were there at the end, and `scored` rows were generated for them.
 
-    rows: int
-    kills: dict[str, int]
-    starts: int
-    lost: int
-    doubled: int
-    is_equal: bool
-    rerun_rows: int
-    undisturbed_s: float
-    killed_s: float
+    `scored` is None for a job that does not count them.
+    """
+
+    name: str
+    kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    starts: int = 0
+    seconds: float = 0.0
+    is_done: bool = False
+    read: int = 0
+    lost: int = 0
+    doubled: int = 0
+    changed: int = 0
+    scored: int | None = None
 
 
-def run_with_kills(model: Path, data: Path, folder: Path, kills: int) -> FaultCounts:
-    """Score `data` undisturbed in this process, and then on a cluster of which something is killed `kills` times."""
-    began = time.monotonic()
-    score_rows(_request(model, data, folder / "undisturbed", workers=1))
-    undisturbed_s = time.monotonic() - began
-    words = [f"{name}={value}" for name, value in _options(model, data, folder / "killed", workers=2).items()]
-    cluster, began = KilledCluster(seed=0), time.monotonic()
-    try:
-        starts = _score_under_kills(cluster, words, folder / "killed", kills)
-        killed_s = time.monotonic() - began
-        rerun: dict[str, Any] = json.loads(cluster.score(words).communicate()[0])
-    finally:
-        cluster.end()
-    expected, found = _rows_of(folder / "undisturbed"), _rows_of(folder / "killed")
-    numbers = [row["row"] for row in found]
-    return FaultCounts(
-        rows=len(expected),
-        kills=dict(cluster.counts),
-        starts=starts,
-        lost=len({row["row"] for row in expected} - set(numbers)),
-        doubled=len(numbers) - len(set(numbers)),
-        is_equal=_digest(expected) == _digest(found),
-        rerun_rows=int(rerun["rows_scored"]),
-        undisturbed_s=undisturbed_s,
-        killed_s=killed_s,
+def forebay_job(model: Path, data: Path, folder: Path, workers: int = 2) -> KilledJob:
+    """`forebay score` with answers that are drawn."""
+    asked = {"shard_rows": SHARD_ROWS, "max_tokens": MAX_TOKENS, "temperature": 0.8, "seed": 3, "keep": "id,"}
+    options = {"model": model, "data": data, "to": folder, "workers": workers, **asked}
+    words = [f"{name}={value}" for name, value in options.items()]
+    command = (sys.executable, "-m", "forebay", "score", *words, "--json")
+    return KilledJob(name="forebay", command=command, actors="ScoreActor", folder=folder)
+
+
+def ray_data_job(model: Path, data: Path, folder: Path, *, is_checkpointed: bool) -> KilledJob:
+    """A loop over `map_batches` of Ray Data, started again as it is, or with Ray Data's checkpoints."""
+    command = [sys.executable, "-m", "bench.score.ray_data", str(model), str(data), str(folder)]
+    name = "ray.data, checkpoints" if is_checkpointed else "ray.data"
+    more = ["--checkpoint"] * is_checkpointed
+    return KilledJob(name=name, command=(*command, *more), actors="MapWorker", folder=folder)
+
+
+def run_with_kills(job: KilledJob, expected: dict[int, str], kills: int, seconds: float) -> FaultCounts:
+    """Kill something each time that another file of answers is there, `kills` times, and start the job again.
+
+    Ends after about `seconds`. Another call goes on where this one ended. `expected` are the texts by `id`, empty if
+    they are not compared.
+    """
+    before = _before(job)
+    if not before.is_done:
+        cluster, began = KilledCluster(seed=sum(before.kills.values()), actors=job.actors), time.monotonic()
+        try:
+            starts, is_done = _score_under_kills(cluster, job, kills - sum(before.kills.values()), seconds)
+        finally:
+            cluster.end()
+        counts = {kind: before.kills[kind] + cluster.counts[kind] for kind in KINDS}
+        elapsed = before.seconds + time.monotonic() - began
+        before = replace(before, kills=counts, starts=before.starts + starts, seconds=elapsed, is_done=is_done)
+        _state_file(job).write_text(json.dumps({name: getattr(before, name) for name in FaultCounts.__slots__}))
+    return _compared(before, job, expected) if before.is_done else before
+
+
+def texts_of(folder: Path) -> list[tuple[int, str]]:
+    """`id` and text of each row of the answers that are there."""
+    found: list[tuple[int, str]] = []
+    for path in sorted(folder.glob("**/*.parquet")):
+        table = pq.read_table(path, columns=["id", "text"])
+        found += zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)
+    return found
+
+
+def _before(job: KilledJob) -> FaultCounts:
+    """Counts of earlier calls. A file of counts without answers is none."""
+    path = _state_file(job)
+    return FaultCounts(**json.loads(path.read_text())) if path.exists() else FaultCounts(name=job.name)
+
+
+def _score_under_kills(cluster: KilledCluster, job: KilledJob, kills: int, seconds: float) -> tuple[int, bool]:
+    """Starts of the driver, and whether the last one ended well."""
+    until, starts, driver = time.monotonic() + seconds, 1, cluster.start(job.command)
+    there = _num_files(job.folder)
+    while time.monotonic() < until:
+        if driver.poll() is not None:
+            if driver.returncode == 0:
+                return starts, True
+            driver.wait()
+            starts, driver = starts + 1, cluster.start(job.command)
+        present, done = _num_files(job.folder), sum(cluster.counts.values())
+        if present != there and done < kills:
+            there, kind = present, cluster.kill(driver)
+            print(f"{job.name}: {present} files, {done + 1} of {kills} kills, now: {kind}", flush=True)
+        time.sleep(_TURN_S)
+    driver.kill()
+    driver.wait()
+    return starts, False
+
+
+def _compared(found: FaultCounts, job: KilledJob, expected: dict[int, str]) -> FaultCounts:
+    rows = texts_of(job.folder)
+    ids, counts = np.unique([number for number, _ in rows], return_counts=True)
+    log = _scored_log(job.folder)
+    return replace(
+        found,
+        read=len(rows),
+        lost=len(expected) - len(ids),
+        doubled=int((counts - 1).sum()),
+        changed=sum(expected[number] != text for number, text in rows),
+        scored=sum(map(int, log.read_text().split())) if log.exists() else None,
     )
 
 
-def _score_under_kills(cluster: KilledCluster, words: list[str], folder: Path, kills: int) -> int:
-    """Kill something each time that another shard is there, and start the driver again. Returns the starts."""
-    starts, there, driver = 1, 0, cluster.score(words)
-    while True:
-        if driver.poll() is not None:
-            if driver.returncode == 0:
-                return starts
-            driver.wait()
-            starts, driver = starts + 1, cluster.score(words)
-        present = len(list(folder.glob("shard-*.parquet")))
-        if present > there and sum(cluster.counts.values()) < kills:
-            there = present
-            kind = cluster.kill(driver)
-            print(f"{present} shards, {sum(cluster.counts.values())} kills, now: {kind}", flush=True)
-        time.sleep(_TURN_S)
+def _num_files(folder: Path) -> int:
+    return len(list(folder.glob("**/*.parquet")))
 
 
-def _options(model: Path, data: Path, folder: Path, *, workers: int) -> dict[str, Any]:
-    asked = {"shard_rows": SHARD_ROWS, "max_tokens": MAX_TOKENS, "temperature": 0.8, "seed": 3, "workers": workers}
-    return {"model": str(model), "data": str(data), "to": str(folder), **asked}
+def _state_file(job: KilledJob) -> Path:
+    return job.folder.with_name(f"{job.folder.name}-{_STATE}")
 
 
-def _request(model: Path, data: Path, folder: Path, *, workers: int) -> ScoreRequest:
-    return ScoreRequest(**_options(model, data, folder, workers=workers))
+def _scored_log(folder: Path) -> Path:
+    """File to which a job appends the rows of each batch that it has generated."""
+    return folder.with_name(f"{folder.name}-scored.txt")
 
 
-def _rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [row for table in AnswerFolder(uri=str(folder), plan="").read() for row in table.to_pylist()]
-
-
-def _digest(rows: list[dict[str, Any]]) -> str:
-    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+def describe(counts: FaultCounts) -> dict[str, Any]:
+    """Counts as plain data."""
+    return {name: getattr(counts, name) for name in FaultCounts.__slots__}
