@@ -66,7 +66,7 @@ def ray_data_job(model: Path, data: Path, folder: Path, *, is_checkpointed: bool
 
 
 def run_with_kills(job: KilledJob, expected: dict[int, str], kills: int, seconds: float) -> FaultCounts:
-    """Kill something each time that another file of answers is there, `kills` times, and start the job again.
+    """Kill something each time that more is scored, `kills` times, and start the job again where it was killed.
 
     Ends after about `seconds`. Another call goes on where this one ended. `expected` are the texts by `id`, empty if
     they are not compared.
@@ -103,17 +103,17 @@ def _before(job: KilledJob) -> FaultCounts:
 def _score_under_kills(cluster: KilledCluster, job: KilledJob, kills: int, seconds: float) -> tuple[int, bool]:
     """Starts of the driver, and whether the last one ended well."""
     until, starts, driver = time.monotonic() + seconds, 1, cluster.start(job.command)
-    there = _num_files(job.folder)
+    there = _progress(job.folder)
     while time.monotonic() < until:
         if driver.poll() is not None:
             if driver.returncode == 0:
                 return starts, True
             driver.wait()
             starts, driver = starts + 1, cluster.start(job.command)
-        present, done = _num_files(job.folder), sum(cluster.counts.values())
+        present, done = _progress(job.folder), sum(cluster.counts.values())
         if present != there and done < kills:
             there, kind = present, cluster.kill(driver)
-            print(f"{job.name}: {present} files, {done + 1} of {kills} kills, now: {kind}", flush=True)
+            print(f"{job.name}: {present[0]} files, {done + 1} of {kills} kills, now: {kind}", flush=True)
         time.sleep(_TURN_S)
     driver.kill()
     driver.wait()
@@ -134,8 +134,10 @@ def _compared(found: FaultCounts, job: KilledJob, expected: dict[int, str]) -> F
     )
 
 
-def _num_files(folder: Path) -> int:
-    return len(list(folder.glob("**/*.parquet")))
+def _progress(folder: Path) -> tuple[int, int]:
+    """Files of answers, and bytes of the file in which a job counts its rows."""
+    log = _scored_log(folder)
+    return len(list(folder.glob("**/*.parquet"))), log.stat().st_size if log.exists() else 0
 
 
 def _state_file(job: KilledJob) -> Path:

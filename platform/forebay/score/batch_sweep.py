@@ -11,7 +11,6 @@ from forebay.llm.chat import InvalidConversation
 from forebay.score.engines.engine import Prompt
 from forebay.score.request import ScoreRequest
 from forebay.score.scoring import ScoreSetup, set_up
-from forebay.score.source_rows import SourceRows
 
 LEAST_ROWS, ROWS_PER_BATCH = 64, 4
 
@@ -78,7 +77,10 @@ def _prompts(setup: ScoreSetup, count: int) -> list[Prompt]:
     """First `count` prompts of the data. Rows without one are left out, and a small data set is repeated."""
     stop = min(count, setup.layout.rows)
     found = []
-    for row, values in enumerate(SourceRows(setup.spec.manifest, setup.spec.columns).read(0, stop).to_pylist()):
+    block = setup.spec.source.open(setup.spec.columns, ()).read(0, stop)
+    for row, values in enumerate(block.rows):
+        if row in block.errors:
+            continue
         try:
             found.append(setup.spec.prompts.prompt(row, values))
         except InvalidConversation:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.score.engines.engine import EngineSpec, Pooling, Sampling
@@ -19,7 +20,8 @@ class ScoreRequest:
 
     Attributes:
         model: Folder of a Hugging Face model, on any storage. For `engine="openai"`: the server's name of the model.
-        data: Parquet file, folder or pattern, on any storage.
+        data: File, folder or pattern, on any storage: Parquet, JSON Lines (also `.gz` and `.zst`), a folder of
+            `datasets.save_to_disk`, or `hf:NAME`.
         to: Folder of the answers. A run that was stopped goes on where it is started again with the same arguments.
         task: "generate", "log_likelihood", "embed" or "judge".
         engine: "hf", "vllm" or "openai".
@@ -39,6 +41,7 @@ class ScoreRequest:
         dtype: Type of weights and activations: "float32", "bfloat16" or "float16".
         tensor_parallel: GPUs of one engine, for `engine="vllm"`.
         cpus_per_worker, gpus_per_worker: Resources of one engine on the Ray cluster.
+        engine_options: More arguments of the engine's own library, for `engine="vllm"` those of `vllm.LLM`.
         base_url: Address of the server, for `engine="openai"`: `http://host:port/v1`.
     """
 
@@ -69,6 +72,7 @@ class ScoreRequest:
     tensor_parallel: int = 1
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
+    engine_options: dict[str, Any] = field(default_factory=dict)
     base_url: str | None = None
 
     def __post_init__(self) -> None:
@@ -121,6 +125,7 @@ class ScoreRequest:
                 "dtype": self.dtype,
                 "chat_template": self.chat_template,
                 "tensor_parallel": self.tensor_parallel,
+                "engine_options": self.engine_options,
                 "base_url": self.base_url,
             },
         )

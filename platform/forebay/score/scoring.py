@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 
 from forebay.errors import InvalidOption
-from forebay.manifest.scan import scan
 from forebay.manifest.schemas import missing_column
 from forebay.score.answer_folder import AnswerFolder
 from forebay.score.engines.engine import EngineSpec
@@ -20,6 +19,7 @@ from forebay.score.request import ScoreRequest
 from forebay.score.result import ScoreResult
 from forebay.score.shard_scorer import ScoreSpec
 from forebay.score.shards import ShardLayout
+from forebay.score.source.finding import find_source
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve
 
@@ -88,21 +88,21 @@ def score_rows(
 def set_up(request: ScoreRequest, prompt: PromptFunction | None = None, engine: EngineSpec | None = None) -> ScoreSetup:
     """Check a request without opening its engine. Raises as `score_rows`."""
     spec, task = engine or request.engine_spec(), request.scoring_task()
-    source = request.prompt_source(prompt)
-    manifest = scan(request.data)
-    prompts = find_prompt(source, manifest.columns, manifest.root)
+    asked = request.prompt_source(prompt)
+    source = find_source(request.data)
+    prompts = find_prompt(asked, source.columns, source.name)
     for name in request.keep:
         if name in task.answer_names:
             raise InvalidOption(f"keep= names {name!r}, which is a column of the answers. Leave it out, or rename it.")
-        if name not in manifest.columns:
-            raise missing_column(name, manifest.columns, manifest.root)
+        if name not in source.columns:
+            raise missing_column(name, source.columns, source.name)
     spec.check()
     folder = resolve(request.to).uri
-    layout = ShardLayout(rows=manifest.num_rows, shard_rows=request.shard_rows)
+    layout = ShardLayout(rows=source.num_rows, shard_rows=request.shard_rows)
     identity = spec.identity()
     plan = ScorePlan(
         {
-            "data": manifest.id,
+            "data": source.identity,
             "rows": layout.rows,
             "shard_rows": layout.shard_rows,
             "prompt": prompts.identity(),
@@ -111,17 +111,18 @@ def set_up(request: ScoreRequest, prompt: PromptFunction | None = None, engine: 
             **identity,
         }
     )
-    columns = tuple(dict.fromkeys((*prompts.columns(manifest.columns), *request.keep)))
+    columns = tuple(dict.fromkeys((*prompts.columns(source.columns), *request.keep)))
+    source.open(columns, request.keep)  # raises what can be found without rows
     return ScoreSetup(
         spec=ScoreSpec(
-            manifest=manifest,
+            source=source,
             columns=columns,
             keep=request.keep,
             prompts=prompts,
             task=task,
             engine=spec,
             folder=AnswerFolder(uri=folder, plan=plan.fingerprint, is_exact=bool(identity.get("exact", True))),
-            access=Access([request.model, request.to]),
+            access=Access([request.model, request.data, request.to]),
         ),
         layout=layout,
         plan=plan,

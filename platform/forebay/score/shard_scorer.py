@@ -12,12 +12,11 @@ import pyarrow as pa
 from forebay.errors import ForebayError
 from forebay.foreign_code import outcome_of
 from forebay.llm.chat import InvalidConversation
-from forebay.manifest.manifest import Manifest
 from forebay.score.answer_folder import AnswerFolder
 from forebay.score.engines.engine import Engine, EngineSpec, Prompt, RowAnswer
 from forebay.score.prompts import PromptSource
 from forebay.score.shards import Piece
-from forebay.score.source_rows import SourceRows
+from forebay.score.source.row_source import RowBlock, RowSource
 from forebay.score.tasks import ERROR, ROW, ScoreTask
 from forebay.storage.credentials import Access
 
@@ -32,7 +31,7 @@ class ScoreSpec:
     credentials of model and folder.
     """
 
-    manifest: Manifest
+    source: RowSource
     columns: tuple[str, ...]
     keep: tuple[str, ...]
     prompts: PromptSource
@@ -59,7 +58,7 @@ class ShardScorer:
 
     def __init__(self, spec: ScoreSpec) -> None:
         self._spec = spec
-        self._rows = SourceRows(spec.manifest, spec.columns)
+        self._rows = spec.source.open(spec.columns, spec.keep)
         self._engine: Engine | None = None
 
     def open(self) -> None:
@@ -107,16 +106,16 @@ class ShardScorer:
             piece=piece, errors=piece.num_rows, input_tokens=0, output_tokens=0, seconds=0.0, error=error
         )
 
-    def _assemble(self, piece: Piece, source: pa.Table, answers: Sequence[RowAnswer]) -> pa.Table:
-        kept = {name: source[name] for name in self._spec.keep}
+    def _assemble(self, piece: Piece, source: RowBlock, answers: Sequence[RowAnswer]) -> pa.Table:
         numbers = pa.array(range(piece.start, piece.stop), pa.int64())
-        return pa.table({ROW: numbers, **kept, **self._spec.task.columns(answers)})
+        return pa.table({ROW: numbers, **source.kept, **self._spec.task.columns(answers)})
 
-    def _answers(self, piece: Piece, source: pa.Table) -> list[RowAnswer]:
+    def _answers(self, piece: Piece, source: RowBlock) -> list[RowAnswer]:
         answers: list[RowAnswer | None] = [None] * piece.num_rows
         asked: list[Prompt] = []
-        for number, row in enumerate(source.to_pylist(), start=piece.start):
-            prompt = self._prompt(number, row)
+        for at, row in enumerate(source.rows):
+            number, error = piece.start + at, source.errors.get(at)
+            prompt = self._prompt(number, row) if error is None else RowAnswer(error=error[:_LONGEST_ERROR])
             if isinstance(prompt, RowAnswer):
                 answers[number - piece.start] = prompt
             else:

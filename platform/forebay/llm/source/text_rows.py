@@ -44,6 +44,16 @@ def rows_of(span: TextSpan, file_format: Format, manifest: Manifest | None) -> I
     return readers[file_format](span)
 
 
+def count_rows(span: TextSpan, file_format: Format) -> int:
+    """Number of the rows of a span that is not Parquet, which are not decoded. Raises `ReadFailed`."""
+    counters: Mapping[str, Callable[[TextSpan], int]] = {
+        "jsonl": lambda span: _num_lines(io.BytesIO(_lines_from(span)[1])),
+        "compressed": lambda span: _num_lines(_compressed_lines(span)),
+        "arrow": lambda span: sum(1 for _ in _arrow_rows(span)),
+    }
+    return read(f"the rows of {span.uri}", partial(counters[file_format], span))
+
+
 def _parquet_rows(span: TextSpan, manifest: Manifest) -> Iterator[TextRow]:
     reader = RowGroupReader(manifest)
     for index in range(span.start, span.stop or 0):
@@ -55,6 +65,11 @@ def _arrow_rows(span: TextSpan) -> Iterator[TextRow]:
     location = resolve(span.uri)
     with location.fs.open_input_stream(location.path, compression=None) as stream:
         yield from _table_rows(pa.ipc.open_stream(stream), span.uri)
+
+
+def _num_lines(lines: Iterable[bytes]) -> int:
+    """Lines that are rows: those that are not empty."""
+    return sum(bool(line.strip()) for line in lines)
 
 
 def _table_rows(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[TextRow]:
@@ -102,12 +117,16 @@ def _line_place(uri: str, position: int) -> str:
 
 
 def _compressed_rows(span: TextSpan) -> Iterator[TextRow]:
+    for number, line in enumerate(_compressed_lines(span), start=1):
+        if line.strip():
+            yield _json_row(line, partial("{}, line {}".format, span.uri, number))
+
+
+def _compressed_lines(span: TextSpan) -> Iterator[bytes]:
     location = resolve(span.uri)
     codec = next(codec for suffix, codec in _CODECS.items() if location.path.endswith(suffix))
     with location.fs.open_input_stream(location.path, compression=codec) as stream:
-        for number, line in enumerate(io.BufferedReader(stream), start=1):
-            if line.strip():
-                yield _json_row(line, partial("{}, line {}".format, span.uri, number))
+        yield from io.BufferedReader(stream)
 
 
 def _json_row(line: bytes, place: Callable[[], str]) -> TextRow:

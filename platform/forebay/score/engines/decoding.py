@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forebay.score.engines.answer_text import AnswerText
 from forebay.score.engines.choices import Choices
 from forebay.score.engines.engine import RowAnswer, Sampling
 from forebay.score.engines.sampling import choose
@@ -34,36 +35,35 @@ class Decoder:
 
     def answers(self, questions: list[list[int]], rows: list[int]) -> list[RowAnswer]:
         """RowAnswer of each question, which has at least one token. Generates until the last one has ended."""
-        generated = self._generate(questions, np.asarray(rows, np.int64))
-        return [self._answer(question, ids) for question, ids in zip(questions, generated, strict=True)]
+        text = AnswerText(tokenizer=self.tokenizer, stop=self.sampling.stop)
+        generated = self._generate(questions, np.asarray(rows, np.int64), text)
+        return [
+            text.answer(len(question), ids, is_ended=ids[-1] in self.ends)
+            for question, ids in zip(questions, generated, strict=True)
+        ]
 
-    def _generate(self, questions: list[list[int]], rows: Ids) -> list[list[int]]:
-        device = self.model.device
+    def _generate(self, questions: list[list[int]], rows: Ids, text: AnswerText) -> list[list[int]]:
         lengths = np.array([len(each) for each in questions])
         limits = self._limits(lengths)
-        tokens, mask, cache = *_left_padded(questions, lengths, device), None
+        batch = _Batch(self.model, *_left_padded(questions, lengths, self.model.device))
         generated: list[list[int]] = [[] for _ in questions]
-        is_alive = np.ones(len(questions), bool)
-        places = (mask.cumsum(dim=1) - 1).clamp_min(0)
+        there, is_alive = np.arange(len(questions)), np.ones(len(questions), bool)
         for position in range(int(limits.max())):
-            out = self.model(
-                input_ids=tokens,
-                attention_mask=mask,
-                position_ids=places,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            cache, logits = out.past_key_values, self._allowed(out.logits[:, -1].float(), generated)
-            chosen = choose(logits, rows, position, self.sampling)
-            for number, token in enumerate(chosen.tolist()):
+            logits = self._allowed(batch.logits(), [generated[number] for number in there])
+            chosen = choose(logits, rows[there], position, self.sampling)
+            for number, token in zip(there.tolist(), chosen.tolist(), strict=True):
                 if is_alive[number]:
                     generated[number].append(token)
-                    is_alive[number] = position + 1 < limits[number] and not self._ended(generated[number])
-            if not is_alive.any():
+                    is_alive[number] = position + 1 < limits[number] and not (
+                        token in self.ends or text.has_stop(generated[number])
+                    )
+            left = np.flatnonzero(is_alive[there])
+            if not len(left):
                 break
-            tokens, places = chosen[:, None], places[:, -1:] + 1
-            mask = torch.cat([mask, mask.new_ones(len(questions), 1)], dim=1)
+            if batch.can_shrink and 2 * len(left) <= len(there):
+                there, chosen = there[left], chosen[torch.from_numpy(left).to(chosen.device)]
+                batch.keep(torch.from_numpy(left))
+            batch.append(chosen)
         return generated
 
     def _limits(self, lengths: Ids) -> Ids:
@@ -80,27 +80,50 @@ class Decoder:
             kept[number, allowed] = logits[number, allowed]
         return kept
 
-    def _ended(self, ids: list[int]) -> bool:
-        return ids[-1] in self.ends or (bool(self.sampling.stop) and self._cut(self._text(ids)) is not None)
 
-    def _answer(self, question: list[int], ids: list[int]) -> RowAnswer:
-        is_ended = ids[-1] in self.ends
-        text = self._text(ids[:-1] if is_ended else ids)
-        cut = self._cut(text)
-        return RowAnswer(
-            text=text if cut is None else text[:cut],
-            finish_reason="stop" if is_ended or cut is not None else "length",
-            input_tokens=len(question),
-            output_tokens=len(ids),
+class _Batch:
+    """Rows that are generated together, and what the model keeps of them. `mask` is int64 [rows, tokens so far]."""
+
+    def __init__(self, model: Any, tokens: Tensor, mask: Tensor) -> None:
+        from forebay.score.engines.growing_cache import growing_cache  # noqa: PLC0415 - slow to import
+
+        self._model, self._tokens, self._mask = model, tokens, mask
+        self._places = (mask.cumsum(dim=1) - 1).clamp_min(0)
+        self._cache = growing_cache(model)
+        self.can_shrink = self._cache is not None
+        """Whether rows can leave."""
+
+    def logits(self) -> Tensor:
+        """Logits float32 [rows, entries] behind the newest tokens."""
+        out = self._model(
+            input_ids=self._tokens,
+            attention_mask=self._attended(),
+            position_ids=self._places,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
         )
+        self._cache = out.past_key_values
+        logits: Tensor = out.logits[:, -1].float()
+        return logits
 
-    def _cut(self, text: str) -> int | None:
-        """Place of the first stop text, None if there is none."""
-        found = [place for stop in self.sampling.stop if (place := text.find(stop)) >= 0]
-        return min(found, default=None)
+    def append(self, chosen: Tensor) -> None:
+        """Add the next token of each row."""
+        self._tokens, self._places = chosen[:, None], self._places[:, -1:] + 1
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(chosen), 1)], dim=1)
 
-    def _text(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+    def keep(self, rows: Tensor) -> None:
+        """Let all other rows leave."""
+        rows = rows.to(self._mask.device)
+        self._mask, self._places = self._mask[rows], self._places[rows]
+        assert self._cache is not None
+        self._cache.batch_select_indices(rows)
+
+    def _attended(self) -> Tensor:
+        """Mask of the model. For one new token, it is the tokens themselves: transformers takes longer to find that."""
+        implementation = self._model.config._attn_implementation  # noqa: SLF001 - it has no public name
+        is_plain = self.can_shrink and implementation == "sdpa"
+        return self._mask.bool()[:, None, None] if is_plain and self._tokens.shape[1] == 1 else self._mask
 
 
 def _left_padded(questions: list[list[int]], lengths: Ids, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from forebay.score.engines.engine import Pooling, Prompt, RowAnswer, Sampling
 from forebay.score.engines.model_files import model_identity
 from forebay.score.engines.prompt_tokens import PromptTokens
 
-VERSION = 1
+VERSION = 2
 """Part of every plan. Raised when equal prompts would get other answers."""
 DTYPES = ("float32", "bfloat16", "float16")
 _LOGIT_TOKENS = 4096

@@ -9,12 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.errors import InvalidOption
-from forebay.manifest.manifest import Manifest
-from forebay.manifest.scan import scan
 from forebay.score.evaluation.answer_files import plan_facts, read_answers
 from forebay.score.evaluation.win_rate_request import WinRateRequest
 from forebay.score.prompts import PromptSource, find_prompt
-from forebay.score.source_rows import SourceRows
+from forebay.score.source.finding import find_source
+from forebay.score.source.row_source import RowSource
 from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import resolve
 
@@ -27,14 +26,14 @@ def judged_pairs(request: WinRateRequest) -> tuple[pa.Table, int]:
 
     Raises `InvalidOption` for answers to other data, and as `read_answers`.
     """
-    manifest = scan(request.data)
-    _check_same_data(request, manifest)
+    data = find_source(request.data)
+    _check_same_data(request, data)
     ours = read_answers(request.answers, ["text", *([request.by] if request.by else [])])
     theirs = read_answers(request.against, ["text"])
     groups = ours[request.by].to_pylist() if request.by else [None] * ours.num_rows
     made: list[dict[str, Any]] = []
     unanswered = 0
-    rows = zip(_questions(request, manifest), ours["text"].to_pylist(), theirs["text"].to_pylist(), groups, strict=True)
+    rows = zip(_questions(request, data), ours["text"].to_pylist(), theirs["text"].to_pylist(), groups, strict=True)
     for number, (question, a, b, group) in enumerate(rows):
         if question is None or a is None or b is None:
             unanswered += 1
@@ -64,24 +63,24 @@ def write_pairs(pairs: pa.Table, uri: str) -> None:
         raise write_failed("The pairs of the judge", uri, error) from error
 
 
-def _questions(request: WinRateRequest, manifest: Manifest) -> list[str | None]:
+def _questions(request: WinRateRequest, data: RowSource) -> list[str | None]:
     """Text of each question: the last turn of a conversation. None where there is none."""
-    source = find_prompt(PromptSource(column=request.prompt), manifest.columns, manifest.root)
-    rows = SourceRows(manifest, source.columns(manifest.columns))
+    source = find_prompt(PromptSource(column=request.prompt), data.columns, data.name)
+    reader = data.open(source.columns(data.columns), ())
     found: list[str | None] = []
-    for start in range(0, manifest.num_rows, _ROWS_AT_A_TIME):
-        table = rows.read(start, min(start + _ROWS_AT_A_TIME, manifest.num_rows))
-        found += [source.question(row) for row in table.to_pylist()]
+    for start in range(0, data.num_rows, _ROWS_AT_A_TIME):
+        block = reader.read(start, min(start + _ROWS_AT_A_TIME, data.num_rows))
+        found += [None if at in block.errors else source.question(row) for at, row in enumerate(block.rows)]
     return found
 
 
-def _check_same_data(request: WinRateRequest, manifest: Manifest) -> None:
+def _check_same_data(request: WinRateRequest, data: RowSource) -> None:
     for folder in (request.answers, request.against):
         answered = plan_facts(resolve(folder).uri)["data"]
-        if answered != manifest.id:
+        if answered != data.identity:
             raise InvalidOption(
-                f"{folder} answers data {answered[:16]}, and {request.data} is data {manifest.id[:16]}. Give the data "
-                "that both answer, unchanged.",
+                f"{folder} answers data {answered[:16]}, and {request.data} is data {data.identity[:16]}. Give the "
+                "data that both answer, unchanged.",
                 found=answered,
-                data=manifest.id,
+                data=data.identity,
             )

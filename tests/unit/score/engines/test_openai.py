@@ -62,6 +62,7 @@ def test_schema_and_embeddings_reach_the_server(server: OpenAiServer, model_fold
     engine.close()
 
 
+@pytest.mark.variation
 def test_errors_of_the_server(server: OpenAiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.score.engines.openai._RETRIES", 1)
     engine = OpenAiEngineSpec(model="tiny", base_url=server.base_url).open()
