@@ -82,13 +82,19 @@ def test_seed_row_and_options_change_what_is_drawn(engine: HfEngine, prompts: li
     assert texts_of(engine.generate(some, Sampling(max_tokens=8, temperature=0.8, top_p=1e-6))) == greedy
 
 
-def test_rows_that_end_leave_the_batch(model_folder: Path, engine: HfEngine, prompts: list[Prompt]) -> None:
-    """Answers of many lengths, long enough for the cache to grow: those of each prompt alone."""
-    long = Sampling(max_tokens=70, temperature=1.0, seed=5, stop=("e",))
-    together = engine.generate(prompts[:8], long)
+def test_rows_that_end_leave_the_batch(engine: HfEngine, prompts: list[Prompt]) -> None:
+    some = prompts[:8]
+    ending = Sampling(max_tokens=40, temperature=1.0, seed=5, stop=("e",))
+    together = engine.generate(some, ending)
     assert len({each.output_tokens for each in together}) > 3
-    assert max(each.output_tokens for each in together) > 40
-    assert [engine.generate([prompt], long)[0] for prompt in prompts[:8]] == together
+    assert [engine.generate([prompt], ending)[0] for prompt in some] == together
+
+
+def test_long_answers_need_more_room_than_a_batch_begins_with(engine: HfEngine, prompts: list[Prompt]) -> None:
+    long = Sampling(max_tokens=80)
+    together = engine.generate(prompts[:3], long)
+    assert max(each.output_tokens for each in together) > 70
+    assert [engine.generate([prompt], long)[0] for prompt in prompts[:3]] == together
 
 
 def test_stop_text_ends_an_answer_and_is_left_out(engine: HfEngine, prompts: list[Prompt]) -> None:
