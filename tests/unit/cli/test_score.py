@@ -13,7 +13,6 @@ import torch
 from forebay.llm.models import ModelSpec
 from forebay.llm.source.tokenizers import TokenizerSpec, train_tokenizer
 
-
 TEXTS = [f"question number {number}" for number in range(12)]
 
 
