@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bench.score.batches import own_rates, plain_rates, prompts_of
+from bench.score.batches import own_rates, plain_rates, prompts_of, short_prompts
 from bench.score.data import write_model, write_questions
 from bench.score.faults import describe, forebay_job, ray_data_job, run_with_kills, texts_of
 
@@ -38,10 +38,11 @@ def main() -> None:
 def _print_rates(model: Path, data: Path, rows: int) -> None:
     torch.set_num_threads(1)
     prompts = prompts_of(data, rows)
-    for name, rates in (("forebay", own_rates), ("generate", plain_rates)):
-        for rate in rates(model, prompts, BATCHES, MAX_TOKENS):
+    parts = (("forebay", own_rates, prompts), ("generate", plain_rates, prompts))
+    for name, rates, asked in (*parts, ("forebay, short prompts", own_rates, short_prompts(prompts))):
+        for rate in rates(model, asked, BATCHES, MAX_TOKENS):
             print(
-                f"{name:9} batch {rate.batch:4}: {rate.requests_per_s:7.0f} requests and "
+                f"{name} batch {rate.batch:4}: {rate.requests_per_s:7.0f} requests and "
                 f"{rate.tokens_per_s:7.0f} tokens per CPU second",
                 flush=True,
             )

@@ -33,6 +33,11 @@ def prompts_of(data: Path, rows: int) -> list[Prompt]:
     return [Prompt(row=row, content=turns) for row, turns in enumerate(questions)]
 
 
+def short_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """First 24 characters of the last turn of each prompt, as a text to continue."""
+    return [Prompt(row=each.row, content=str(each.content[-1]["content"])[:24]) for each in prompts]  # type: ignore[index]
+
+
 def own_rates(model: Path, prompts: Sequence[Prompt], batches: Sequence[int], max_tokens: int) -> list[BatchRate]:
     """Rates of the hf engine. Small batches answer fewer prompts."""
     found = []

@@ -6,7 +6,7 @@ from forebay.errors import NoFiles
 from forebay.llm.source.hub_data import HUB
 from forebay.llm.source.text_files import find_text_files
 from forebay.manifest.scan import scan
-from forebay.score.source.parquet_rows import ParquetRows
+from forebay.score.source.parquet_rows import ManifestRows
 from forebay.score.source.row_source import RowSource
 from forebay.score.source.text_rows import count_text_rows
 
@@ -22,7 +22,7 @@ def find_source(data: str) -> RowSource:
     if data.startswith(HUB) or data.endswith(_TEXT):
         return _text_source(data)
     try:
-        return ParquetRows(scan(data))
+        return ManifestRows(scan(data))
     except NoFiles as error:
         # A folder without Parquet may hold text.
         try:
@@ -34,5 +34,5 @@ def find_source(data: str) -> RowSource:
 def _text_source(data: str) -> RowSource:
     found = find_text_files(data)
     if found.format == "parquet":
-        return ParquetRows(scan([file.uri for file in found.files]))
+        return ManifestRows(scan([file.uri for file in found.files]))
     return count_text_rows(data, found)

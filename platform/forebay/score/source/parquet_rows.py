@@ -14,7 +14,7 @@ from forebay.score.source.row_source import RowBlock, RowReader
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetRows:
+class ManifestRows:
     """Rows of a manifest. A `RowSource`."""
 
     manifest: Manifest
