@@ -47,6 +47,7 @@ def test_states_of_llama_2(strategy: Any, offload: Any, small: float, large: flo
     assert second.host / GB == pytest.approx(host, abs=0.06)
 
 
+@pytest.mark.variation("a large model at several batches")
 def test_offload_saves_a_third_of_what_the_seed_used() -> None:
     """The blog: 34 % or more of the 70 to 80 GB of a GPU saved on 70B, and batches 2 to 7 times larger."""
     plain, offloaded = (MemoryPlan(**SEED, stored="bf16", offload=offload) for offload in ("none", "optimizer"))
