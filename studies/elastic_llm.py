@@ -13,10 +13,11 @@ import runpy
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,24 +62,21 @@ def language_model_job(folder: Path, name: str, *, chats: int, step_s: float = 0
     return replace(made, train=partial(recorded, made.train, str(log), step_s), **options)
 
 
-def study(folder: Path, *, chats: int, step_s: float) -> Found:
-    """Train twice under Ray: with 2 workers, and with 2, 1 and 3."""
+def study(folder: Path, *, chats: int, step_s: float, driver: str) -> Found:
+    """Train twice: with 2 workers, and with 2, 1 and 3."""
     bench = DriverBench(folder)
     straight = language_model_job(folder, "straight", chats=chats, workers=2)
     steps = -(-straight.data.plan.num_rows // straight.data.global_batch)
     targets = {round(share * steps): workers for share, workers in CHANGES}
     elastic = fb.Elastic(min_workers=1, max_workers=3, start=2)
     changed = language_model_job(folder, "changed", chats=chats, step_s=step_s, workers=1, elastic=elastic)
-    with train_environment():
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        try:
-            fb.run(straight, "ray")
-            fb.run(changed, "ray", [Resize(targets)])
-        finally:
-            ray.shutdown()
+    with _cluster(driver):
+        fb.run(straight, driver)
+        fb.run(changed, driver, [Resize(targets)])
     changes = gaps(firsts(bench, "changed"))
     assert len(changes) == len(CHANGES), "the run ended before its workers were ready: give more with --step-s"
     return {
+        "driver": driver,
         "rows": straight.data.plan.num_rows,
         "losses": {name: list(recorded_losses(folder / "rows" / name).values()) for name in ("straight", "changed")},
         "workers": [each.size for each in firsts(bench, "changed")],
@@ -87,6 +85,19 @@ def study(folder: Path, *, chats: int, step_s: float) -> Found:
         "same_rows": bench.trained("changed") == bench.trained("straight"),
         "most_of_a_row": most_of_a_row(bench, "changed"),
     }
+
+
+@contextmanager
+def _cluster(driver: str) -> Iterator[None]:
+    """Ray of four logical CPUs for the block, unless the driver needs none."""
+    with train_environment():
+        if driver == "ray":
+            options = {"num_cpus": 4, "include_dashboard": False, "log_to_driver": False}
+            ray.init(address="local", logging_level=logging.ERROR, **options)
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def firsts(bench: DriverBench, name: str) -> list[StepAttempt]:
@@ -115,6 +126,11 @@ def difference(found: Found) -> float:
     return max(abs(one - other) for one, other in zip(*found["losses"].values(), strict=True))
 
 
+def worlds(found: Found) -> str:
+    """Numbers of workers of the changed run, one after another."""
+    return ", then ".join(str(size) for size, _ in groupby(found["workers"]))
+
+
 def picture(found: Found) -> Figure:
     """Workers and losses over steps, and the difference of the losses."""
     figure = Figure(figsize=(9, 6), layout="constrained")
@@ -124,7 +140,7 @@ def picture(found: Found) -> Figure:
     workers.step(steps, found["workers"], where="mid", color="#1f77b4")
     workers.set(ylabel="workers", ylim=(0, 3.5), yticks=(1, 2, 3))
     losses.plot(steps, straight, color="#bbbbbb", linewidth=4, label="2 workers throughout")
-    losses.plot(steps, changed, color="#d1495b", linewidth=1, label="2, 1, then 3 workers")
+    losses.plot(steps, changed, color="#d1495b", linewidth=1, label=f"{worlds(found)} workers")
     losses.set(ylabel="loss")
     losses.legend(frameon=False)
     apart.plot(steps, [max(abs(a - b), 1e-9) for a, b in zip(straight, changed, strict=True)], color="#22313f")
@@ -148,9 +164,10 @@ def page(found: Found) -> str:
     ]
     rows_text = "every step has the same rows" if found["same_rows"] else "STEPS DIFFER in their rows"
     return "\n".join([
-        "# A language model on 2, 1 and 3 workers",
-        "`python studies/elastic_llm.py` runs `jobs/finetune_llm.py` (tiny model) twice under Ray Train.",
-        "One run has 2 workers, the other 2, then 1, then 3. Both changes are in the middle of an epoch.",
+        f"# A language model on {worlds(found)} workers",
+        "`python studies/elastic_llm.py` runs `jobs/finetune_llm.py` (tiny model) twice.",
+        f"These figures are of `--driver {found['driver']}`.",
+        f"One run has 2 workers, the other {worlds(found)}. Changes are in the middle of an epoch.",
         f"The epoch has {found['rows']:,} packed rows in {steps} steps. A checkpoint is saved at every step.",
         "",
         "| workers | step | gap, s |",
@@ -182,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chats", type=int, default=3000)
     parser.add_argument("--step-s", type=float, default=0.5, help="least seconds of a step of the changed run")
+    parser.add_argument("--driver", default="ray", choices=("ray", "local"))
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "experiments")
     parser.add_argument("--report", action="store_true", help="only the page and the picture, from the numbers")
     chosen = parser.parse_args(arguments)
@@ -189,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = json.loads((chosen.out / "elastic-llm.json").read_text())
     else:
         with tempfile.TemporaryDirectory() as folder:
-            found = study(Path(folder), chats=chosen.chats, step_s=chosen.step_s)
+            found = study(Path(folder), chats=chosen.chats, step_s=chosen.step_s, driver=chosen.driver)
     for path in write_report(found, chosen.out):
         print(path)
 

@@ -31,6 +31,7 @@ def test_gap_is_what_a_change_adds_to_a_usual_step(study: ModuleType) -> None:
 
 def test_report_says_what_was_found_and_keeps_what_was_written_below_it(study: ModuleType, tmp_path: Path) -> None:
     found = {
+        "driver": "ray",
         "rows": 24,
         "losses": {"straight": [3.0, 2.0], "changed": [3.0, 2.000001]},
         "workers": [2, 1],
