@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,15 @@ from forebay.testing.data.chats import made_up_chats
 Requests = Callable[..., ScoreRequest]
 JOB = Path(__file__).parents[4] / "jobs" / "finetune_llm.py"
 GREEDY = Sampling(max_tokens=16)
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """vLLM compiles with torch, which leaves variables behind."""
+    before = set(os.environ)
+    yield
+    for name in set(os.environ) - before:
+        del os.environ[name]
 
 
 @pytest.fixture(scope="module")
