@@ -34,7 +34,8 @@ TAINTS: dict[str, Object] = {
     "tolerated": {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},
     "of another team": {"key": "team", "value": "search", "effect": "NoSchedule"},
     "that is a wish": {"key": "team", "value": "ads", "effect": "PreferNoSchedule"},
-    "of a lost node": {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"},
+    # Every pod tolerates the effect NoExecute of this key for 300 s, so a lost node has both.
+    "of a lost node": {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"},
 }
 
 
@@ -62,6 +63,11 @@ class GeneratedCase:
     pods: list[Object]
     spec: fb.JobSpec
     is_whole_node: bool
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the scheduler has no choice that matters: workers take whole nodes, and the head has its own ones."""
+        return self.is_whole_node and "sku" in self.cluster.head_node_selector
 
     def mine(self, found: list[Object]) -> list[Object]:
         return [each for each in found if each["metadata"].get("labels", {}).get("case") == str(self.number)]
@@ -215,7 +221,7 @@ def test_three_hundred_gangs_fit_where_the_scheduler_binds_them(plane: ControlPl
         for case in cases:
             gang = [each for each in case.mine(listed) if each["metadata"]["labels"]["how"] == "gang"]
             theirs = all(each["spec"].get("nodeName") for each in gang)
-            found[case.is_whole_node, ours[case.number], theirs] += 1
+            found[case.is_exact, ours[case.number], theirs] += 1
             if ours[case.number] != theirs:
                 different.append(f"case {case.number}: ours {ours[case.number]}, the scheduler's {theirs}")
             at = {each["metadata"]["name"]: each["metadata"]["labels"]["sku"] for each in case.nodes}
@@ -224,15 +230,16 @@ def test_three_hundred_gangs_fit_where_the_scheduler_binds_them(plane: ControlPl
             ]
             assert all(at[each["spec"]["nodeName"]] == "box" for each in bound)
         clear(api, cases)
-    print(f"whole node, ours, the scheduler's: {dict(found)}; {different}")
-    assert agreement(found, is_whole_node=True) == 1.0, different
-    assert agreement(found, is_whole_node=False) >= 0.98, different
+    print(f"exact, ours, the scheduler's: {dict(found)}; {different}")
+    assert agreement(found, is_exact=True) == 1.0, different
+    # The scheduler may put the head on a node that a worker needs, or spread workers, and so miss a packing.
+    assert agreement(found, is_exact=False) >= 0.98, different
     # Both answers occur often.
-    assert min(sum(found[whole, fits, fits] for whole in (True, False)) for fits in (True, False)) > NUM_CASES // 5
+    assert min(sum(found[exact, fits, fits] for exact in (True, False)) for fits in (True, False)) > NUM_CASES // 5
 
 
-def agreement(found: Counter[tuple[bool, bool, bool]], *, is_whole_node: bool) -> float:
-    of_kind = {key: number for key, number in found.items() if key[0] == is_whole_node}
+def agreement(found: Counter[tuple[bool, bool, bool]], *, is_exact: bool) -> float:
+    of_kind = {key: number for key, number in found.items() if key[0] == is_exact}
     return sum(number for (_, ours, theirs), number in of_kind.items() if ours == theirs) / sum(of_kind.values())
 
 
