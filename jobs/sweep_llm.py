@@ -84,7 +84,8 @@ def sweep(
 
     Args:
         deadline: Time until all trials end. Workers move to the best trials meanwhile.
-        model: Folder of a model. Without it, a tiny one is tuned on the made-up words for `base_epochs`, and exported.
+        model: Folder of a model, or its name on the Hugging Face Hub. Without it, a tiny one is tuned on the made-up
+            words for `base_epochs`, and exported.
         words: First data set of the mixture. Without data, conversations are made up.
         numbers: Second data set, which the base model does not know.
         held_out: Data that is only evaluated on.
@@ -100,6 +101,7 @@ def sweep(
     places = {"cache": cache, "storage": storage}
     if model is None:
         model = tuned_base(words, epochs=base_epochs, name=f"base-{chats}-{base_epochs}-{seed}", **rows, **places)
+    model = llm.pinned_model(model)  # the same commit for all trials
     fixed = {"model": model, "words": words, "numbers": numbers, "held_out": held_out, "epochs": epochs}
     fixed |= {"workers": workers, "checkpoint_every": 20, **rows, **places}
     mixed(**fixed)  # prepares the token rows, which all trials then find

@@ -11,7 +11,7 @@ from bench.llm.turn import FOREBAY, PADDED, ROWS, TORCHTUNE
 
 _INTRODUCTION = """# Fine-tuning side by side
 
-All figures below come from one run of `make bench-llm`.
+`make bench-llm` makes this page.
 Every system trains the same Llama (4 layers, width 256, {entries} entries) from the same weights on the same \
 {chats:,} made-up chats.
 Only the answers and their ends are learned.
