@@ -47,7 +47,7 @@ from forebay.deploy.placement.place import (
 )
 from forebay.deploy.rayjob.attempt import PlacedAttempt
 from forebay.deploy.spec.job_spec import JobSpec, Task
-from forebay.errors import ReadFailed, WriteFailed
+from forebay.errors import InvalidOption, ReadFailed, WriteFailed
 
 KEEP_ENDED_S = 3600.0
 """Time for which the RayJob of an ended attempt stays, with the log of its submitter. KubeRay deletes only its pods."""
@@ -124,7 +124,12 @@ class Federation:
             unreachable_s=place_.unreachable.after,
             is_fenced=place_.unreachable.then == "fence",
         )
-        return decide(entry.state, self._observe(entry, round_), rules, round_.now)
+        try:
+            observed = self._observe(entry, round_)
+        except InvalidOption as error:
+            # The run of this name was started by somebody else. The other jobs of the fleet go on.
+            return FleetDecision(state=JobFailed(number=0, why=str(error)), why=str(error))
+        return decide(entry.state, observed, rules, round_.now)
 
     def _before(self, entry: JournalEntry) -> FleetDecision | None:
         """Decision on a task that has to wait for other tasks, or whose earlier task failed."""

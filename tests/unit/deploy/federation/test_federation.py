@@ -8,6 +8,8 @@ import pytest
 
 import forebay as fb
 from forebay.deploy.federation.federation import Federation
+from forebay.deploy.federation.run_storage import target_of
+from forebay.deploy.lifecycle.decide import SeenClaim
 from forebay.deploy.lifecycle.journal import JobJournal
 from forebay.deploy.lifecycle.states import JobState
 from forebay.testing.fleet.clusters import SimulatedFleet
@@ -73,6 +75,20 @@ def test_a_task_after_a_failed_one_fails() -> None:
     bench.run(120)
     assert (bench.state("job.a"), bench.state("job.b")) == ("JobFailed", "JobFailed")
     assert "its task a did not succeed" in bench.journal.reasons("job.b")[-1].why
+
+
+def test_a_run_that_somebody_else_started_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = FleetBench()
+    found = bench.storage.newest_claim
+
+    def newest_claim(spec: fb.JobSpec, task: fb.Task) -> SeenClaim | None:
+        return SeenClaim(number=1, target=target_of("")) if spec.name == "theirs" else found(spec, task)
+
+    monkeypatch.setattr(bench.storage, "newest_claim", newest_claim)
+    bench.submit("theirs", 1, 0.5)
+    bench.submit("ours", 1, 0.5)
+    bench.run(900)
+    assert (bench.state("theirs"), bench.state("ours")) == ("JobFailed", "AttemptRunning")
 
 
 def test_a_stopped_job_gives_its_room_back() -> None:
