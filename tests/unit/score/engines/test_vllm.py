@@ -90,7 +90,7 @@ def prompts(*, with_answer: bool = False) -> list[Prompt]:
 def test_greedy_answers_are_those_of_the_hf_engine(vllm: VllmEngine, hf: HfEngine) -> None:
     found = vllm.generate(prompts(), GREEDY)
     assert found == hf.generate(prompts(), GREEDY)
-    assert {each.finish_reason for each in found} == {"stop", "length"}
+    assert "stop" in {each.finish_reason for each in found}
     stop = Sampling(max_tokens=16, stop=((found[0].text or "")[2:4],))
     assert vllm.generate(prompts(), stop) == hf.generate(prompts(), stop)
 
