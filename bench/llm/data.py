@@ -15,6 +15,7 @@ import transformers
 
 import forebay as fb
 from bench.llm.sizes import SIZES
+from forebay.llm.source.token_source import VERSION
 from forebay.llm.source.tokenizers import TokenizerSpec, train_tokenizer
 from forebay.testing.data.chats import made_up_chats
 
@@ -82,7 +83,7 @@ def write_model(folder: Path) -> int:
 
 def write_data(folder: Path, model: Path, kind: str, chats: int, pass_documents: int) -> LlmData:
     """Write the chats of one kind, the held-out ones, and both as packed rows, unless they are there."""
-    place = folder / f"llm-{kind}-{chats}"
+    place = folder / f"llm-{kind}-{chats}-{VERSION}"  # another packing gives other rows
     facts = place / "facts.json"
     if not facts.exists():
         place.mkdir(parents=True, exist_ok=True)
