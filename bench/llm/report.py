@@ -33,7 +33,7 @@ Padded to the longest of 16, the fill is {usual_fill:.2f} and {heavy_fill:.2f}. 
 Figures are medians over {rounds}, with the range in brackets.
 
 Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}.
-Other work ran beside it all the time, so that only CPU seconds can be compared, and no wall time is.
+Only CPU seconds are compared, and no wall time is.
 The run took {minutes:.0f} minutes{pieces}; load average before {loads}.
 """
 _NOTES = """With sdpa on a CPU, a packed row pays for attention over all of its tokens.
