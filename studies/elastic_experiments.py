@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import ray
 import typer
 from elastic_cnn import job
-from elastic_report import write_report
+from reports.elastic import write_report
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import ray
 from matplotlib.figure import Figure
+from reports.page import write_study
 
 import forebay as fb
 from forebay.events import Event, Reported
@@ -187,12 +188,7 @@ def page(found: Found) -> str:
 
 def write_report(found: Found, out: Path) -> list[Path]:
     """Write elastic-llm.json, .md and .png into `out`. Keeps what follows "## Reading"."""
-    numbers, document, image = (out / f"elastic-llm.{suffix}" for suffix in ("json", "md", "png"))
-    kept = document.read_text().partition("## Reading")[2] if document.exists() else ""
-    numbers.write_text(json.dumps(found) + "\n")
-    document.write_text(page(found) + (f"\n## Reading{kept}" if kept else ""))
-    picture(found).savefig(image, dpi=100)
-    return [numbers, document, image]
+    return write_study(out, "elastic-llm", found, page(found), picture(found))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

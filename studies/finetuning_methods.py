@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from reports.page import write_study
 
 import forebay as fb
 from forebay import llm
@@ -131,13 +132,8 @@ def page(found: Found) -> str:
 
 
 def write_report(found: Found, out: Path) -> list[Path]:
-    """Write finetuning.json, finetuning.md and finetuning.png into `out`. Keeps what follows "## Reading"."""
-    numbers, document, image = (out / f"finetuning.{suffix}" for suffix in ("json", "md", "png"))
-    kept = document.read_text().partition("## Reading")[2] if document.exists() else ""
-    numbers.write_text(json.dumps(found) + "\n")
-    document.write_text(page(found) + (f"\n## Reading{kept}" if kept else ""))
-    picture(found).savefig(image, dpi=110)
-    return [numbers, document, image]
+    """Write finetuning.json, .md and .png into `out`. Keeps what follows "## Reading"."""
+    return write_study(out, "finetuning", found, page(found), picture(found))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

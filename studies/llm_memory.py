@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from reports.page import write_study
 from torch import Tensor
 
 import forebay as fb
@@ -232,12 +233,7 @@ def _row(cells: Sequence[str]) -> str:
 
 def write_report(found: Found, out: Path) -> list[Path]:
     """Write llm-memory.json, .md and .png into `out`. Keeps what follows "## Reading"."""
-    numbers, document, image = (out / f"llm-memory.{suffix}" for suffix in ("json", "md", "png"))
-    kept = document.read_text().partition("## Reading")[2] if document.exists() else ""
-    numbers.write_text(json.dumps(found) + "\n")
-    document.write_text(page(found) + (f"\n## Reading{kept}" if kept else ""))
-    picture(found).savefig(image, dpi=100)
-    return [numbers, document, image]
+    return write_study(out, "llm-memory", found, page(found), picture(found))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -27,8 +27,8 @@ import torch
 import typer
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
+from reports.sweep_study import best_test, write_report
 from rich.console import Console
-from sweep_study_report import best_test, write_report
 from torch import Tensor, nn
 
 import forebay as fb

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from reports.page import kept_reading
 
 COLOURS = {"random": "#8d99ae", "asha": "#1f77b4", "pbt": "#d1495b"}
 Swept = Mapping[str, Any]
@@ -26,7 +27,7 @@ def write_report(found: Mapping[str, Any], out: Path) -> list[Path]:
     found = {**found, "titles": {name: title for name, title in found["titles"].items() if name in there}}
     picture, document = out / "sweeps.png", out / "sweeps.md"
     _figure(found).savefig(picture, dpi=120)
-    kept = _reading(document)
+    kept = kept_reading(document)
     document.write_text(
         "\n".join([*_head(found), *_table(found), *_by_seed(found), "![sweeps](sweeps.png)", "", *kept])
     )
@@ -112,14 +113,6 @@ def _by_seed(found: Mapping[str, Any]) -> list[str]:
 def _spread(values: Sequence[float], form: str) -> str:
     text = form.format(mean(values))
     return f"{text} +- {form.format(stdev(values)).lstrip('+')}" if len(values) > 1 else text
-
-
-def _reading(document: Path) -> list[str]:
-    """The hand-written part below the figures, which a new run keeps."""
-    if not document.exists():
-        return []
-    _, mark, reading = document.read_text().partition("## Reading")
-    return [mark + reading] if mark else []
 
 
 def _figure(found: Mapping[str, Any]) -> Figure:

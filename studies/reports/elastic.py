@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from reports.page import kept_reading
 
 COLOURS = {"fixed": "#22313f", "walk": "#1f77b4", "leap": "#e3a72f", "two": "#d1495b", "double": "#2e8b57"}
 Run = Mapping[str, Any]
@@ -27,7 +28,7 @@ def write_report(found: Mapping[str, Any], out: Path) -> list[Path]:
             _figure(of_driver, driver).savefig(path, dpi=120)
             written.append(path)
     document = out / "elastic.md"
-    kept = _reading(document)
+    kept = kept_reading(document)
     document.write_text(
         "\n".join([*_head(found), *_table(good), "", *_failed(found["runs"]), *_pictures(written), *kept])
     )
@@ -122,14 +123,6 @@ def _failed(runs: Iterable[Run]) -> list[str]:
 
 def _pictures(written: Iterable[Path]) -> list[str]:
     return [line for path in written for line in (f"![{path.stem}]({path.name})", "")]
-
-
-def _reading(document: Path) -> list[str]:
-    """The hand-written part below the figures, which a new run keeps."""
-    if not document.exists():
-        return []
-    _, mark, reading = document.read_text().partition("## Reading")
-    return [mark + reading] if mark else []
 
 
 def _figure(runs: Sequence[Run], driver: str) -> Figure:
