@@ -9,7 +9,7 @@ from typing import Any
 from forebay.deploy.fleet.cluster import Cluster
 from forebay.deploy.fleet.fleet import Fleet
 from forebay.deploy.placement.capacity import HEAD_POOL, Capacity, NodeGroup, Shape
-from forebay.deploy.placement.place import FleetView, Placement, PlacementHistory, place, too_large
+from forebay.deploy.placement.place import FleetView, Placement, PlacementHistory, machine_of, place, too_large
 from forebay.deploy.rayjob.attempt import PlacedAttempt
 from forebay.deploy.rayjob.preflight import preflight
 from forebay.deploy.rayjob.render import render
@@ -59,9 +59,7 @@ def _empty(cluster: Cluster) -> Capacity:
     """Capacity of a cluster whose machines are all free: as many as its SKUs allow, or more than any job takes."""
     plenty = 1_000_000
     nodes = [
-        NodeGroup(
-            Shape(millicpus(sku.cpu), nbytes(sku.memory), sku.gpus), (f"{name}/{market}",), sku.most_nodes or plenty
-        )
+        NodeGroup(machine_of(sku), (f"{name}/{market}",), sku.most_nodes or plenty)
         for name, sku in cluster.sku.items()
         for market in sku.markets
     ]

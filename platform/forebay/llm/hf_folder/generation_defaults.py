@@ -9,7 +9,7 @@ from forebay.errors import InvalidOption
 from forebay.llm.chat import encode, render
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.models import TINY, read_config
-from forebay.llm.source.tokenizers import from_text, load_folder
+from forebay.llm.source.tokenizers import load_tokenizer
 
 FILE = "generation_config.json"
 _END, _PAD = "eos_token_id", "pad_token_id"
@@ -21,9 +21,9 @@ def generation_defaults(origin: ModelOrigin, of_base: bytes | None) -> bytes | N
     Without the end tokens of training, `generate` goes on behind an answer up to its limit: a base of plain text, and
     one whose chat template was replaced, know other ones.
     """
-    tokenizer = _tokenizer(origin)
-    if tokenizer is None:
+    if origin.tokenizer is None:
         return of_base
+    tokenizer = load_tokenizer(origin.tokenizer)
     found: dict[str, Any] = {} if of_base is None else json.loads(of_base)
     config = {} if origin.model.name == TINY else read_config(origin.model.name)
     known = found.get(_END, config.get(_END))
@@ -50,13 +50,3 @@ def end_tokens(tokenizer: Any) -> list[int]:
         if last in tokenizer.added_tokens_decoder and last not in found:
             found.append(last)
     return found
-
-
-def _tokenizer(origin: ModelOrigin) -> Any:
-    spec = origin.tokenizer
-    if spec is None:
-        return None
-    if spec.trained is not None:
-        return from_text(spec.trained)
-    assert spec.folder is not None, "a tokenizer that was trained has a text"
-    return load_folder(spec.folder, spec.template_text)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forebay.errors import InvalidOption
-from forebay.llm.source.tokenizers import TokenizerSpec, from_text, load_folder
+from forebay.llm.source.tokenizers import TokenizerSpec, load_tokenizer
 from forebay.llm.tokens import TokenCounts
 from forebay.manifest.prepared import Prepared
 
@@ -39,10 +39,7 @@ class PreparedTokens:
 
     def tokenizer(self, spec: TokenizerSpec) -> Any:
         """Tokenizer of the transformers library. `spec` is that of the data set's source."""
-        if self.trained_tokenizer is not None:
-            return from_text(self.trained_tokenizer)
-        assert spec.folder is not None, "a tokenizer that was trained is in the data set"
-        return load_folder(spec.folder, spec.template_text)
+        return load_tokenizer(self.spec(spec))
 
 
 def prepared_tokens(prepared: Prepared) -> PreparedTokens:

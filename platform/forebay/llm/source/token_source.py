@@ -23,7 +23,7 @@ from forebay.llm.source.columns import (
 from forebay.llm.source.text_files import TextFiles, TextSpan, cut_spans, find_text_files, scan_parquet
 from forebay.llm.source.text_rows import rows_of
 from forebay.llm.source.token_reader import ExampleRows, OnBadRows, TokenReader
-from forebay.llm.source.tokenizers import TokenizerSpec, from_text, load_folder, to_text, train_tokenizer
+from forebay.llm.source.tokenizers import TokenizerSpec, load_tokenizer, to_text, train_tokenizer
 from forebay.manifest.prepared import PreparedOrigin
 from forebay.storage.credentials import Access
 from forebay.transform.fingerprint.values import canonical, digest, value_identity
@@ -162,10 +162,8 @@ class TokenSource:
     def _tokenizer(self, rows: ExampleRows, spans: Sequence[TextSpan]) -> tuple[Any, str | None]:
         """Tokenizer, and its text if it was trained on the first examples of the data."""
         spec = self.tokenizer
-        if spec.folder is not None:
-            return load_folder(spec.folder, spec.template_text), None
-        if spec.trained is not None:
-            return from_text(spec.trained), spec.trained
+        if spec.folder is not None or spec.trained is not None:
+            return load_tokenizer(spec), spec.trained
         examples = islice(chain.from_iterable(map(rows.examples, spans)), _TRAINING_EXAMPLES)
         found = train_tokenizer(chain.from_iterable(map(_texts, examples)), spec)
         return found, to_text(found)

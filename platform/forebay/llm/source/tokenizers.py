@@ -128,6 +128,14 @@ def load_folder(folder: str, template: str | None = None) -> Any:
     return with_pad_and_template(found, folder, template)
 
 
+def load_tokenizer(spec: TokenizerSpec) -> Any:
+    """Tokenizer of a spec: that of its folder, or the one that was trained already. Raises as `load_folder`."""
+    if spec.trained is not None:
+        return from_text(spec.trained)
+    assert spec.folder is not None, "a tokenizer that is still to be trained is nowhere"
+    return load_folder(spec.folder, spec.template_text)
+
+
 def with_pad_and_template(found: Any, name: str, template: str | None) -> Any:
     """The same tokenizer, with a pad token and the given template. Raises `InvalidOption` if it cannot have one."""
     if found.eos_token_id is None:

@@ -79,7 +79,11 @@ class ShardedSuite(DriverSuite):
 def damage_newest_part(folder: Path, *, is_missing: bool = False) -> None:
     """Flip one bit of part 2 of the newest checkpoint in a local folder, or remove the part."""
     files = CheckpointFiles(CheckpointConfig(uri=str(folder)))
-    file = Path(files.uri_of(files.complete_steps()[0]), part_file(2))
+    damage_part(Path(files.uri_of(files.complete_steps()[0]), part_file(2)), is_missing=is_missing)
+
+
+def damage_part(file: Path, *, is_missing: bool = False) -> None:
+    """Flip one bit of a part, or remove it."""
     if is_missing:
         file.unlink()
     else:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from forebay.deploy.fleet.cluster import Cluster, Market, Sku
 from forebay.deploy.fleet.fleet import Fleet
 from forebay.deploy.placement.capacity import HEAD_POOL, NodeGroup, Shape
+from forebay.deploy.placement.place import machine_of
 from forebay.deploy.spec.job_spec import JobSpec, Place, Task, TaskWorkers
-from forebay.deploy.spec.quantity import millicpus, nbytes
 from forebay.testing.fleet.clusters import SimulatedFleet
 from forebay.testing.fleet.day import SimulatedJob
 
@@ -28,10 +28,9 @@ def simulated(fleet: Fleet, nodes: int) -> SimulatedFleet:
 
     def groups(cluster: Cluster) -> Iterator[NodeGroup]:
         for name, sku in cluster.sku.items():
-            machine = Shape(millicpus(sku.cpu), nbytes(sku.memory), sku.gpus)
             halves: tuple[tuple[Market, int], ...] = (("spot", nodes // 2), ("on-demand", nodes - nodes // 2))
             for market, count in halves:
-                yield NodeGroup(machine, (f"{name}/{market}",), count)
+                yield NodeGroup(machine_of(sku), (f"{name}/{market}",), count)
         yield NodeGroup(Shape(64_000, 256 << 30), (HEAD_POOL,), max(2, nodes // 10))
 
     return SimulatedFleet(fleet, groups)

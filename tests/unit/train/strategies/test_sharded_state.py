@@ -18,6 +18,7 @@ from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.files import CheckpointFiles, part_file
 from forebay.errors import BadJob
 from forebay.loader.data import Data
+from forebay.testing.drivers.sharded_suite import damage_part
 from forebay.train.collectives.collective import Collective, SingleProcessCollective
 from forebay.train.monitors.nan_guard import NanGuard
 from forebay.train.spec import TrainSpec
@@ -159,17 +160,6 @@ def test_tied_weight_is_written_once() -> None:
     assert rest["model"]["b"] == rest["model"]["a"]
 
 
-def damage(folder: Path, step: int, number: int, *, is_missing: bool) -> None:
-    """Delete a part, or flip one of its bits."""
-    file = folder / f"step-{step:09d}" / part_file(number)
-    if is_missing:
-        file.unlink()
-    else:
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 1
-        file.write_bytes(content)
-
-
 @strategies("fsdp2")
 def test_damaged_parts_are_never_restored_and_the_same_world_repeats_every_bit(
     ranks: Ranks, data: Data, tmp_path: Path, make_recorder: Any, strategy: str
@@ -180,8 +170,8 @@ def test_damaged_parts_are_never_restored_and_the_same_world_repeats_every_bit(
     stopped = ranks(2, trained, data, folder, make_recorder, strategy, 4)
     newest, middle, oldest = (step for step in CheckpointFiles(CheckpointConfig(uri=str(folder))).complete_steps())
     assert newest == max(stopped[0]["losses"]) + 1
-    damage(folder, newest, 1, is_missing=True)
-    damage(folder, middle, 2, is_missing=False)
+    damage_part(folder / f"step-{newest:09d}" / part_file(1), is_missing=True)
+    damage_part(folder / f"step-{middle:09d}" / part_file(2))
     again = ranks(2, trained, data, folder, make_recorder, strategy)
     for before, after in zip(straight, again, strict=True):
         assert after["from"] == oldest
