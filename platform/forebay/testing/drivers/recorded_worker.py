@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +10,7 @@ from typing import Any, cast
 import xxhash
 
 from forebay.loader.batch import Batch
-from forebay.testing.drivers.events import ATTEMPTS, StepAttempt
+from forebay.testing.drivers.events import Disturbance, StepRecord
 from forebay.train.metric import Metric, WeightedMean
 from forebay.train.worker import Worker
 
@@ -39,7 +37,8 @@ class _RecordedWorker:
     """Worker in all but `loader` and `commit`. A row is known by a checksum of its arrays."""
 
     def __init__(self, worker: Worker, log: Path, step_s: float) -> None:
-        self._worker, self._log, self._step_s = worker, log, step_s
+        self._worker, self._losses = worker, log / LOSSES
+        self._steps = StepRecord(worker, str(log), Disturbance(), step_s)
         self._rows: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -51,21 +50,13 @@ class _RecordedWorker:
             yield batch
 
     def commit(self, **metrics: Metric) -> None:
-        time.sleep(self._step_s)
-        step, world = self._worker.step, self._worker.world
-        (self._log / f"{step:05}-{world.rank}").write_text(json.dumps(self._rows))
-        attempt = StepAttempt(
-            time=time.time(), step=step, rank=world.rank, size=world.size, pid=os.getpid(), node=world.node
-        )
-        self._append(ATTEMPTS, attempt.to_line())
+        self._steps.write(self._rows)
         loss = metrics["loss"]
         assert not isinstance(loss, WeightedMean), "a loss is one number"
-        self._append(LOSSES, json.dumps([step, world.rank, world.size, float(loss)]) + "\n")
+        step, world = self._worker.step, self._worker.world
+        with self._losses.open("ab", buffering=0) as file:  # One write per line: ranks share the file.
+            file.write(json.dumps([step, world.rank, world.size, float(loss)]).encode() + b"\n")
         self._worker.commit(**metrics)
-
-    def _append(self, name: str, line: str) -> None:
-        with (self._log / name).open("ab", buffering=0) as file:  # One write per line: ranks share the file.
-            file.write(line.encode())
 
 
 def _checksums(batch: Batch) -> list[int]:
