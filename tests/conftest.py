@@ -67,7 +67,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Show where the time of a whole run went."""
     if not config.getoption("numprocesses", None):
         return
-    reports = [report for group in terminalreporter.stats.values() for report in group if hasattr(report, "when")]
+    reports = [
+        report for group in terminalreporter.stats.values() for report in group if isinstance(report, pytest.TestReport)
+    ]
     by_test = seconds_by(reports, str)
     total_s = sum(seconds for _, seconds in by_test)
     terminalreporter.section(f"ten slowest of {len(by_test)} tests, which took {total_s:.0f} process-seconds")
