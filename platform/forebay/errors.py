@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import SupportsIndex, cast
+from typing import ClassVar, SupportsIndex, cast
 
 
 class ForebayError(Exception):
@@ -11,7 +11,12 @@ class ForebayError(Exception):
 
     `facts` become attributes (`error.path`, `error.rows`, ...) and survive pickling, so that a driver can use those of
     an error that was raised in another process.
+
+    Attributes:
+        exit_status: Exit code of a process that the error ends.
     """
+
+    exit_status: ClassVar[int] = 2
 
     def __init__(self, message: str, **facts: object) -> None:
         super().__init__(message)
@@ -48,7 +53,21 @@ class UnderWay(InvalidOption):
 
 
 class Fenced(ForebayError):
-    """A later attempt has taken over this run, because this one gave no sign for too long. Never retried."""
+    """A later attempt has taken over this run, because this one gave no sign for too long. Never retried.
+
+    Its exit code is that of `EX_TEMPFAIL`.
+    """
+
+    exit_status = 75
+
+
+class UnusableStorage(ForebayError):
+    """Storage that the machines of a job cannot use. No other attempt could, so a fleet does not retry it.
+
+    Its exit code is that of `EX_CONFIG`.
+    """
+
+    exit_status = 78
 
 
 class NoFiles(ForebayError):

@@ -18,11 +18,7 @@ from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
 from forebay.cli.scoring import commands as scoring
 from forebay.cli.sequences import series
-from forebay.errors import Fenced, ForebayError
-
-ERROR_CODE = 2
-FENCED_CODE = 75
-"""Exit code of a run that another attempt has taken over (`EX_TEMPFAIL`). It is never retried."""
+from forebay.errors import ForebayError
 
 app = typer.Typer(
     name="forebay",
@@ -68,7 +64,7 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command. A `ForebayError` is printed without a traceback and exits with code 2, or 75 for `Fenced`."""
+    """Run the command. A `ForebayError` is printed without a traceback, and ends the process with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
@@ -77,4 +73,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             raise
         print_error(error, as_json="--json" in given)
-        sys.exit(FENCED_CODE if isinstance(error, Fenced) else ERROR_CODE)
+        sys.exit(error.exit_status)

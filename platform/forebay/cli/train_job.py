@@ -17,6 +17,7 @@ from forebay.job.job import Job
 from forebay.job.start_policy import StartPolicy
 from forebay.report.run_plots import write_plots
 from forebay.report.run_table import show_report
+from forebay.runs.storage_check import require_usable_storage
 from forebay.sweep.report.text import blocks_text, config_text, states_text
 from forebay.sweep.sweep import Sweep
 
@@ -32,6 +33,9 @@ def train(path: str, words: Sequence[str], *, driver: str | None, start: StartPo
         named_driver(driver)  # First, because a job may take minutes to write its data.
     with only_the_document(as_json):
         placed = PlacedRun.of(os.environ)
+        if placed.attempt is not None and placed.storage is not None:
+            # Before the job file: its import and its data take longer, and need no storage of the run.
+            require_usable_storage(placed.storage)
         made = placed.applied_to(job_or_sweep_of(path, words))
     if isinstance(made, Sweep):
         _run_sweep(made if driver is None else replace(made, driver=driver), as_json=as_json)

@@ -20,12 +20,12 @@ from forebay.deploy.client.submission import VARIABLE, JobFiles, Submission, Sub
 from forebay.deploy.code.stored_code import fetch_code
 from forebay.deploy.rayjob.attempt import PlacedAttempt
 from forebay.deploy.spec.job_spec import Task, ordered
-from forebay.errors import ForebayError
+from forebay.errors import Fenced, ForebayError
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import resolve
 
-FENCED_CODE = 75
-FINAL_CODES = (2, FENCED_CODE)
+FENCED_CODE = Fenced.exit_status
+FINAL_CODES = (ForebayError.exit_status, FENCED_CODE)
 """Exit codes that another try would meet again: an error of the user's, and a run that was taken over."""
 WRITE_EVERY_S = 5.0
 LONGEST_LOG = 16 << 20

@@ -23,13 +23,10 @@ from forebay.deploy.lifecycle.states import (
     LiveAttempt,
     Target,
 )
+from forebay.errors import UnusableStorage
 
 DELETION_S = 120.0
 """Time after which a deletion that does not happen is left to the fence."""
-UNSTARTABLE = 78
-"""Exit code of a run that no other attempt could start either."""
-FENCED = 75
-"""Exit code of an attempt that a later one took over."""
 
 Phase = Literal["absent", "starting", "running", "succeeded", "failed", "stopped"]
 ENDED_PHASES: tuple[Phase, ...] = ("succeeded", "failed", "stopped")
@@ -276,7 +273,7 @@ def _ended(state: LiveAttempt, seen: JobObservation, rules: AttemptRules, now: f
         return None
     if ray_job.phase == "succeeded":
         return FleetDecision(state=JobSucceeded(number=state.number), why="its RayJob succeeded")
-    if ray_job.exit_code == UNSTARTABLE:
+    if ray_job.exit_code == UnusableStorage.exit_status:
         return FleetDecision(state=JobFailed(number=state.number, why=ray_job.words), why="no retry helps")
     return _failed(state, rules, now, ray_job.words or f"its RayJob {ray_job.phase}")
 

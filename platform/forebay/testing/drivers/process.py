@@ -21,7 +21,7 @@ from forebay.runs.attempts import fence
 from forebay.testing.drivers.bench import DriverBench
 
 PATIENCE_S = 300.0
-FENCED_CODE = 75
+FENCED_CODE = Fenced.exit_status
 
 
 class DriverProcess:
