@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from forebay.report.run_plots import FAINT, INK
+from forebay.report.html.style import FAINT, INK
 from forebay.sweep.record.record import Record, State, TrialRecord, WorkerCount
 from forebay.sweep.report.colours import Colours, without_outliers
 
@@ -25,13 +24,6 @@ APART_POINTS = (34.0, 9.0)
 """Smallest distance of two names, across and up. A closer one is left out."""
 ENDS: Mapping[State, str] = {"running": ">", "paused": "s", "stopped": "|", "failed": "x"}
 """End markers of lines. Finished trials have none."""
-
-
-def as_png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=144)
-    return picture.getvalue()
 
 
 def metric_figure(record: Record) -> Figure:

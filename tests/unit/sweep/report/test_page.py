@@ -14,11 +14,12 @@ import pytest
 from matplotlib.colors import to_hex
 from tests.unit.sweep.made import record, trial
 
+from forebay.report.html.figures import figure_of
 from forebay.sweep.record.record import Record, save_record
 from forebay.sweep.report.colours import BEST, NONE
 from forebay.sweep.report.page import page, write_page
 from forebay.sweep.report.parallel import axis_of, configs_figure
-from forebay.sweep.report.plots import as_png, metric_figure, workers_figure
+from forebay.sweep.report.plots import metric_figure, workers_figure
 from forebay.sweep.result import SweepResult, load_sweep
 
 EVIL = "<script>alert('x')</script>"
@@ -37,7 +38,7 @@ class Reader(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         self.tags.append(tag)
-        self.links += [value for name, value in attrs if name in ("src", "href")]
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
         if tag not in ("meta", "img"):
             self.open.append(tag)
 
@@ -63,7 +64,7 @@ def test_the_page_stands_alone_and_is_escaped(tmp_path: Path) -> None:
     assert path == str(tmp_path / "sweep.html")
     reader = Reader(Path(path).read_text())
     assert reader.open == [] and reader.tags.count("script") == 1
-    assert len(reader.links) == 3 and all(link.startswith("data:image/png;base64,") for link in reader.links)
+    assert reader.tags.count("svg") == 3 and all(link.startswith(("#", "data:image/png")) for link in reader.links)
     assert reader.texts.count(EVIL) >= 3
     assert f"ValueError: {EVIL}" in reader.texts
     assert {"0.9000, trial a, epoch 2", "lr=0.001, opt=adam, big=True", "1:00"} <= set(reader.texts)
@@ -148,8 +149,7 @@ def test_an_axis_follows_the_space_and_not_the_draws() -> None:
 )
 def test_pictures_of_any_record(made: Record) -> None:
     for draw in (metric_figure, workers_figure, configs_figure):
-        picture = as_png(draw(made))
-        assert picture.startswith(b"\x89PNG")
+        assert "</svg>" in figure_of(draw(made), "a")
 
 
 def test_dollars_are_no_formulas(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_dollars_are_no_formulas(tmp_path: Path) -> None:
     )
     assert "cannot be drawn" not in Path(write_page(made, str(tmp_path))).read_text()
     for draw in (metric_figure, workers_figure, configs_figure):
-        assert as_png(draw(made)).startswith(b"\x89PNG")
+        assert "</svg>" in figure_of(draw(made), "a")
 
 
 def test_a_picture_that_cannot_be_drawn_leaves_the_page(caplog: pytest.LogCaptureFixture) -> None:
@@ -167,7 +167,7 @@ def test_a_picture_that_cannot_be_drawn_leaves_the_page(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         text = page(made)
     reader = Reader(text)
-    assert reader.tags.count("img") == 2 and reader.tags.count("table") == 1
+    assert reader.tags.count("svg") == 2 and reader.tags.count("table") == 1
     assert "'Workers over time' of sweep 'ctr' cannot be drawn" in caplog.text
 
 
@@ -176,7 +176,7 @@ def test_the_best_trial_is_drawn_red_and_above_the_others(tmp_path: Path) -> Non
         trial("a", 0.5, 0.9, lr=1.0), *(trial(f"o{number}", 0.6, 0.7, lr=2.0 + number) for number in range(30))
     )
     for draw in (metric_figure, workers_figure, configs_figure):
-        (tmp_path / "a.png").write_bytes(as_png(draw(made)))
+        draw(made).savefig(tmp_path / "a.png", dpi=144)
         pixels = matplotlib.image.imread(tmp_path / "a.png")[..., :3]
         red = np.abs(pixels - np.array([0xD1, 0x49, 0x5B]) / 255).max(axis=-1) < 0.02
         assert red.sum() > 400

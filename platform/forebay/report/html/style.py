@@ -1,0 +1,73 @@
+"""Look of all pages: light and dark, narrow and wide, on screen and on paper."""
+
+from __future__ import annotations
+
+INK, FAINT, PAPER = "#22313f", "#d5dbe1", "#ffffff"
+"""Colours of text, of lines behind the data, and of the ground, as plots draw them. A page sets its own for dark."""
+SERIES = ("#1f6fb2", "#d1495b", "#2e8b57", "#8a5fbf", "#b8860b")
+"""Colours of up to five curves, which differ in lightness too."""
+SERIES_IN_DARK = ("#6cb2eb", "#f0808f", "#5fc28c", "#b794e0", "#e0b040")
+
+_LIGHT = f"--ink: {INK}; --quiet: #5f6b76; --faint: {FAINT}; --paper: {PAPER}; --ground: #f4f6f8; --mark: #fdf1f3;"
+_DARK = "--ink: #dde4ea; --quiet: #98a5b1; --faint: #3a4650; --paper: #182028; --ground: #10161c; --mark: #3a2228;"
+
+
+def _variables(series: tuple[str, ...]) -> str:
+    return " ".join(f"--series-{number}: {colour};" for number, colour in enumerate(series))
+
+
+STYLE = f"""
+.forebay {{ {_LIGHT} {_variables(SERIES)}
+  --good: #1b7a3d; --bad: #b3261e; --warn: #8a5a00; color-scheme: light dark; }}
+@media screen and (prefers-color-scheme: dark) {{ .forebay {{ {_DARK} {_variables(SERIES_IN_DARK)}
+  --good: #6cc68b; --bad: #f2918b; --warn: #e0b040; }} }}
+.forebay {{ font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground); padding: 1px 0 1.5em; }}
+.forebay * {{ box-sizing: border-box; }}
+.forebay header, .forebay main {{ max-width: 1180px; margin: 0 auto; padding: 0 1em; }}
+.forebay h1 {{ font-size: 1.55em; line-height: 1.25; margin: 0.8em 0 0.15em; overflow-wrap: anywhere; }}
+.forebay h2 {{ font-size: 1.08em; margin: 0 0 0.5em; }}
+.forebay h3 {{ font-size: 0.95em; margin: 1em 0 0.2em; }}
+.forebay p {{ margin: 0.3em 0; overflow-wrap: anywhere; }} .forebay .quiet {{ color: var(--quiet); }}
+.forebay section {{ background: var(--paper); border: 1px solid var(--faint); border-radius: 8px; padding: 0.9em 1em;
+  margin: 0.9em 0; }}
+.forebay .notice {{ border-left: 4px solid var(--warn); background: var(--paper); padding: 0.5em 0.9em;
+  margin: 0.7em 0; }}
+.forebay .notice.failed {{ border-color: var(--bad); }}
+.forebay dl {{ display: grid; grid-template-columns: fit-content(13em) 1fr; gap: 0.15em 1.2em; margin: 0.3em 0; }}
+.forebay dt {{ color: var(--quiet); overflow-wrap: anywhere; }}
+.forebay dd {{ margin: 0; overflow-wrap: anywhere; min-width: 0; }}
+.forebay dl.tiles {{ grid-template-columns: repeat(auto-fit, minmax(8.5em, 1fr)); gap: 0.8em; margin: 0.8em 0; }}
+.forebay dl.tiles div {{ background: var(--paper); border: 1px solid var(--faint); border-radius: 8px;
+  padding: 0.5em 0.8em; }}
+.forebay dl.tiles dt {{ font-size: 0.86em; }} .forebay dl.tiles dd {{ font-size: 1.25em; font-weight: 600; }}
+.forebay .pair {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26em, 100%), 1fr)); gap: 0 1.6em; }}
+.forebay figure {{ margin: 0.2em 0 0.8em; min-width: 0; }} .forebay figcaption {{ font-size: 0.92em; }}
+.forebay svg {{ display: block; width: 100%; height: auto; }}
+.forebay svg text {{ font-family: system-ui, sans-serif !important; }}
+.forebay .key {{ display: flex; flex-wrap: wrap; gap: 0.1em 1.1em; font-size: 0.88em; color: var(--quiet); }}
+.forebay i {{ display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.45em; border-radius: 2px; }}
+.forebay .wide {{ overflow-x: auto; }}
+.forebay table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.93em; }}
+.forebay th, .forebay td {{ text-align: left; padding: 0.28em 1em 0.28em 0; white-space: nowrap;
+  border-bottom: 1px solid var(--faint); vertical-align: top; background: var(--paper); }}
+.forebay th {{ color: var(--quiet); font-weight: 600; }}
+.forebay th:first-child, .forebay td:first-child {{ position: sticky; left: 0; }}
+.forebay table.numbers th:not(:first-child), .forebay table.numbers td:not(:first-child) {{ text-align: right; }}
+.forebay td.text {{ white-space: normal; overflow-wrap: anywhere; min-width: 14em; }}
+.forebay tr.best td {{ font-weight: 600; background: var(--mark); }}
+.forebay th[data-up="yes"]::after {{ content: " \\25b2"; }} .forebay th[data-up="no"]::after {{ content: " \\25bc"; }}
+.forebay span.best {{ color: var(--series-1); font-weight: 600; }}
+.forebay .failed {{ color: var(--bad); }} .forebay .running {{ color: var(--good); }}
+.forebay .paused {{ color: var(--warn); }} .forebay .pending {{ color: var(--quiet); }}
+.forebay .notice.failed {{ color: inherit; }}
+@media (max-width: 560px) {{
+  .forebay header, .forebay main {{ padding: 0 0.6em; }} .forebay section {{ padding: 0.7em; }}
+  .forebay dl {{ gap: 0.1em 0.8em; grid-template-columns: fit-content(9em) 1fr; }} }}
+@media print {{
+  .forebay {{ background: none; font-size: 11px; padding: 0; }}
+  .forebay header, .forebay main {{ max-width: none; padding: 0; }}
+  .forebay section {{ border: none; padding: 0; margin: 1em 0; }} .forebay .wide {{ overflow: visible; }}
+  .forebay figure, .forebay tr, .forebay dl.tiles div {{ break-inside: avoid; }} .forebay h2 {{ break-after: avoid; }}
+  .forebay th, .forebay td {{ white-space: normal; padding-right: 0.6em; position: static !important; }}
+  .forebay i, .forebay rect {{ print-color-adjust: exact; -webkit-print-color-adjust: exact; }} }}
+"""
