@@ -56,7 +56,7 @@ class TestRayTrain(UnderRay, LanguageSuite):
     driver_path = "forebay.driver.ray_train.driver:RayTrainDriver"
     titles = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
     # The local driver has the laws of a run. Horovod has those of the elastic core, where a new world costs half as
-    # much. A lost node under Ray Train is among the faults.
+    # much. Here a worker is killed in the sharded run that follows the world. A lost node is among the faults.
     variations = frozenset(
         {
             "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",
@@ -73,6 +73,7 @@ class TestRayTrain(UnderRay, LanguageSuite):
             "test_killed_or_damaged_sharded_run_repeats_every_bit",
             "test_killed_worker_and_damaged_parts_change_no_bit",
             "test_killed_worker_is_replaced_and_changes_nothing",
+            "test_killed_workers_are_replaced_one_or_all",
             "test_lost_node_changes_no_bit",
             "test_nodes_are_left_before_they_go_and_may_be_lost",
             "test_run_that_died_goes_on_in_other_worlds",
