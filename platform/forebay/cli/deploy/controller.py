@@ -20,7 +20,7 @@ def controller(
     Several controllers may run, and each may be killed: claims in storage decide between them.
     """
     # Imported here: they take a second, and the other commands do not need them.
-    from forebay.deploy.federation.controller import ROUND_S, FleetController  # noqa: PLC0415
+    from forebay.deploy.federation.controller import FleetController  # noqa: PLC0415
     from forebay.deploy.fleet.fleet import load_fleet  # noqa: PLC0415
     from forebay.deploy.lifecycle.journal import JobJournal  # noqa: PLC0415
     from forebay.deploy.lifecycle.states import JobQueued  # noqa: PLC0415
@@ -47,4 +47,4 @@ def controller(
                 typer.echo(f"{entry.name}: {text}")
         if job is not None and not is_left:
             return
-        ended.wait(ROUND_S)
+        found.wait(ended)

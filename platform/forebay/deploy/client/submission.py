@@ -130,13 +130,18 @@ class JobFiles:
 
 def jobs_below(storage: str) -> list[JobFiles]:
     """Jobs that were submitted with this storage, by name. Raises `OSError` if it does not answer."""
+    found = [JobFiles(storage=storage, name=name) for name in folders_below(storage)]
+    return [files for files in found if files.newest() is not None]
+
+
+def folders_below(storage: str) -> list[str]:
+    """Names of the folders of jobs and runs in a storage. Raises `OSError` if it does not answer."""
     place = resolve(storage)
     try:
         names = sorted(info.base_name for info in children(place.fs, place.path))
     except FileNotFoundError:
         return []
-    found = [JobFiles(storage=storage, name=name) for name in names if not name.startswith(".")]
-    return [files for files in found if files.newest() is not None]
+    return [name for name in names if not name.startswith(".")]
 
 
 def _shallow(submission: Submission) -> Mapping[str, Any]:

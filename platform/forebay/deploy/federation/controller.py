@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from forebay.deploy.client.submission import JobFiles, Submission, SubmissionEnd, jobs_below
+from forebay.deploy.client.submission import JobFiles, Submission, SubmissionEnd, folders_below, jobs_below
 from forebay.deploy.federation.federation import Federation
 from forebay.deploy.federation.kube_clusters import KubeClusters
 from forebay.deploy.federation.run_storage import RunStorage
 from forebay.deploy.fleet.fleet import Fleet
 from forebay.deploy.lifecycle.journal import JobJournal, JournalEntry
 from forebay.deploy.lifecycle.states import (
+    AttemptPlacing,
     AttemptRunning,
     JobEnd,
     JobFailed,
@@ -25,6 +27,10 @@ FLEET = "fleet"
 """Name of the backend whose submissions a controller follows."""
 ROUND_S = 5.0
 """Time between two rounds."""
+POLL_S = 1.0
+"""Time between two looks for new jobs."""
+SOON_S = 0.1
+"""Time until the round that creates what was claimed."""
 
 
 class FleetController:
@@ -52,6 +58,7 @@ class FleetController:
         self._storages, self._journal, self._only = tuple(storages), journal, only
         self._storage = RunStorage()
         self._submissions: dict[str, Submission] = {}
+        self._folders: set[tuple[str, str]] = set()
         ports = clusters or KubeClusters(fleet)
         ports.complete = self._complete
         self._federation = Federation(fleet, ports, self._storage, journal)
@@ -69,6 +76,28 @@ class FleetController:
         for files, submission in followed:
             self._record(files, submission)
         return bool(followed)
+
+    def wait(self, ended: threading.Event) -> None:
+        """Wait for the time of the next round: `ROUND_S`, less for a new job and for one that is being placed."""
+        if any(isinstance(entry.state, AttemptPlacing) for entry in self._journal.entries(live=True)):
+            ended.wait(SOON_S)
+            return
+        end = time.monotonic() + ROUND_S
+        while time.monotonic() < end and not ended.wait(POLL_S):
+            if self._has_new_folder():
+                # Its file is written after its folder.
+                ended.wait(SOON_S)
+                return
+
+    def _has_new_folder(self) -> bool:
+        """Whether a storage has a folder that it did not have before: one request each, however many jobs there are."""
+        try:
+            found = {(storage, name) for storage in self._storages for name in folders_below(storage)}
+        except OSError:
+            return False  # the round tells
+        is_new = not found <= self._folders
+        self._folders |= found
+        return is_new
 
     def reasons(self, name: str) -> tuple[str, ...]:
         """Reasons for which a run waits, one per cluster."""

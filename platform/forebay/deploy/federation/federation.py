@@ -21,6 +21,7 @@ from forebay.deploy.lifecycle.decide import (
     FleetAction,
     FleetDecision,
     JobObservation,
+    RecordEnd,
     SeenRayJob,
     decide,
 )
@@ -90,6 +91,8 @@ class Federation:
         self._waits: dict[str, tuple[str, ...]] = {}
         self._prefixes: dict[str, str] = {}
         self._ended_at: dict[tuple[str, str], float] = {}
+        # Runs whose claims were read. Without a journal, attempts are followed also if they fill the fleet.
+        self._read: set[str] = set()
 
     def submit(self, spec: JobSpec, now: float | None = None) -> None:
         """Add a job. One of the same name stays as it is."""
@@ -101,7 +104,7 @@ class Federation:
 
     def step(self, now: float) -> None:
         """One round over all live jobs, in the order of their submission."""
-        views = {each.name: self._clusters.look(each.name, now) for each in self._fleet.cluster}
+        views = self._clusters.look_all(now)
         entries = list(self._journal.entries(live=True))
         round_ = _Round(now, views, {name: view.capacity for name, view in views.items()})
         self._reserve(entries, round_)
@@ -157,18 +160,21 @@ class Federation:
             # Nothing in storage can change what is decided then.
             return JobObservation(ray_job=ray_job, is_stopped=self._is_stopped(entry))
         target, reasons = self._best(entry, round_) if isinstance(state, JobQueued) else (None, ())
-        if isinstance(state, JobQueued) and target is None:
+        if isinstance(state, JobQueued) and target is None and entry.name in self._read:
             return JobObservation(reasons=reasons, is_stopped=self._is_stopped(entry))
         try:
-            return JobObservation(
+            found = JobObservation(
                 claim=self._storage.newest_claim(entry.spec, entry.task),
                 ray_job=ray_job,
                 is_refused=is_refused,
                 target=target,
+                reasons=reasons,
                 is_stopped=self._storage.is_stopped(entry.spec, entry.task),
             )
         except ReadFailed:
             return JobObservation(storage_answers=False)
+        self._read.add(entry.name)
+        return found
 
     def _is_stopped(self, entry: JournalEntry) -> bool:
         try:
@@ -250,6 +256,8 @@ class Federation:
                     self._storage.claim(entry.spec, entry.task, action.number, action.target)
                 case CreateRayJob():
                     self._clusters.create(action.target.cluster, attempt)
+                case RecordEnd():
+                    self._storage.end(entry.spec, entry.task, action.number, action.how, action.why)
                 case DeleteRayJob():
                     self._clusters.delete(action.target.cluster, attempt.name)
         except (KubeError, ReadFailed, WriteFailed) as error:

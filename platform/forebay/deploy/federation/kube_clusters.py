@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from forebay.deploy.agent.publisher import CAPACITY
@@ -11,7 +13,7 @@ from forebay.deploy.federation.ports import ClusterView
 from forebay.deploy.fleet.cluster import Cluster
 from forebay.deploy.fleet.fleet import Fleet
 from forebay.deploy.kube.api import KubeApi, Object
-from forebay.deploy.kube.api_errors import AccessRefused, KubeError, ObjectMissing
+from forebay.deploy.kube.api_errors import AccessRefused, ApiUnreachable, KubeError, ObjectMissing
 from forebay.deploy.kube.connection import by_context, in_cluster
 from forebay.deploy.kube.kuberay import KubeRay
 from forebay.deploy.lifecycle.decide import SeenRayJob
@@ -25,6 +27,11 @@ from forebay.errors import InvalidOption
 OURS = "app.kubernetes.io/managed-by=forebay"
 UNSTARTABLE_REASONS = ("CreateContainerConfigError", "ImagePullBackOff", "InvalidImageName")
 """Reasons of the kubelet that end a start at once. `ErrImagePull` is not one: the kubelet pulls again."""
+ANSWER_S = 2.5
+"""Deadline of a request: with its repetitions, a silent cluster delays a round by less than 10 s."""
+SILENT_S = 30.0
+"""Time after which a silent cluster is asked again."""
+MOST_THREADS = 16
 BEATS = 2
 """Writes of the agent after which a pod that was seen is part of its figures."""
 
@@ -36,6 +43,14 @@ class _Figures:
     beat: int = -1
     capacity: Capacity | None = None
     first_seen: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    """A cluster gave no answer. It is asked again at `until`, by the monotonic clock."""
+
+    until: float
+    why: str
 
 
 class KubeClusters:
@@ -55,36 +70,70 @@ class KubeClusters:
         fleet: Fleet,
         connect: Callable[[Cluster], KubeApi] | None = None,
         *,
-        delete_s: float = 10.0,
+        delete_s: float = 1.0,
     ) -> None:
         self._fleet, self._connect, self._delete_s = fleet, connect or api_of, delete_s
         self.complete: Callable[[PlacedAttempt], PlacedAttempt] = lambda attempt: attempt
         self._kuberays: dict[str, KubeRay] = {}
         self._figures = {each.name: _Figures() for each in fleet.cluster}
+        self._silences: dict[str, _Silence] = {}
+
+    def look_all(self, now: float) -> dict[str, ClusterView]:
+        """Return views of all clusters, which are asked side by side."""
+        names = [each.name for each in self._fleet.cluster]
+        with ThreadPoolExecutor(min(MOST_THREADS, len(names))) as pool:
+            return dict(zip(names, pool.map(lambda name: self.look(name, now), names), strict=True))
 
     def look(self, cluster: str, now: float) -> ClusterView:
-        """Return a view of a cluster. It does not raise: a cluster without an answer has a fault."""
+        """Return a view of a cluster. It does not raise: a cluster without an answer has a fault.
+
+        A cluster that gave no answer is not asked for 30 s, and then by one short request first.
+        """
+        silence = self._silences.get(cluster)
+        if silence is not None and time.monotonic() < silence.until:
+            return ClusterView(capacity=_fault(cluster, now, silence.why), ray_jobs=None)
+        try:
+            view = self._look(cluster, now, is_silent=silence is not None)
+        except ApiUnreachable as error:
+            self._silences[cluster] = _Silence(time.monotonic() + SILENT_S, str(error))
+            return ClusterView(capacity=_fault(cluster, now, str(error)), ray_jobs=None)
+        self._silences.pop(cluster, None)
+        return view
+
+    def _look(self, cluster: str, now: float, *, is_silent: bool) -> ClusterView:
         try:
             kuberay = self._kuberay(cluster)
+            if is_silent:
+                kuberay.api.clock()
             jobs = {each["metadata"]["name"]: each for each in kuberay.jobs(OURS)}
             pods = _by_job(jobs, kuberay.pods(OURS)) if jobs else {}
             capacity, counted = self._capacity(cluster, now, pods)
+        except ApiUnreachable:
+            raise
         except AccessRefused as error:
-            return ClusterView(capacity=_fault(cluster, now, error), ray_jobs=None, is_refused=True)
+            return ClusterView(capacity=_fault(cluster, now, str(error)), ray_jobs=None, is_refused=True)
         except (KubeError, InvalidOption) as error:
-            return ClusterView(capacity=_fault(cluster, now, error), ray_jobs=None)
+            return ClusterView(capacity=_fault(cluster, now, str(error)), ray_jobs=None)
         seen = {name: seen_job(job, pods.get(name, ())) for name, job in jobs.items()}
         return ClusterView(capacity=capacity, ray_jobs=seen, counted=counted)
 
     def create(self, cluster: str, attempt: PlacedAttempt) -> None:
         """Create the RayJob of an attempt, once. Raises `KubeError`, and `InvalidOption` for a job that cannot run."""
+        self._refuse_silent(cluster)
         body = render(self.complete(attempt), self._fleet.named(cluster))
         preflight(body)
         self._kuberay(cluster).create_job(body)
 
     def delete(self, cluster: str, name: str) -> None:
         """Delete a RayJob with its pods. Raises `KubeError`."""
+        self._refuse_silent(cluster)
         self._kuberay(cluster).delete_job(name, deadline_s=self._delete_s)
+
+    def _refuse_silent(self, cluster: str) -> None:
+        """Raise `ApiUnreachable` for a cluster that is silent now: each request to it would cost a round seconds."""
+        silence = self._silences.get(cluster)
+        if silence is not None:
+            raise ApiUnreachable(silence.why, cluster=cluster)
 
     def _kuberay(self, cluster: str) -> KubeRay:
         if cluster not in self._kuberays:
@@ -120,7 +169,7 @@ class KubeClusters:
 def api_of(cluster: Cluster) -> KubeApi:
     """API server of a cluster. Raises `InvalidOption` without its context."""
     connect = in_cluster if cluster.context is None else by_context(cluster.context)
-    return KubeApi(connect, cluster=cluster.name)
+    return KubeApi(connect, cluster=cluster.name, deadline_s=ANSWER_S)
 
 
 def seen_job(job: Object, pods: tuple[Object, ...] = ()) -> SeenRayJob:
@@ -169,5 +218,5 @@ def _labels(found: Object) -> tuple[str | None, ...]:
     return tuple(labels.get(f"{DOMAIN}/{each}") for each in ("job", "task", "attempt"))
 
 
-def _fault(cluster: str, now: float, error: Exception) -> Capacity:
-    return Capacity(cluster=cluster, observed_at=now, fault=str(error).splitlines()[0])
+def _fault(cluster: str, now: float, why: str) -> Capacity:
+    return Capacity(cluster=cluster, observed_at=now, fault=why.splitlines()[0])

@@ -11,6 +11,7 @@ from forebay.deploy.lifecycle.states import Target
 from forebay.deploy.placement.capacity import Capacity
 from forebay.deploy.rayjob.attempt import PlacedAttempt
 from forebay.deploy.spec.job_spec import JobSpec, Task
+from forebay.runs.attempts.files import How
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +35,12 @@ class ClusterPort(Protocol):
     """Requests to the clusters of a fleet.
 
     Laws:
-    - `look` does not raise. A cluster without an answer is a view with a fault.
+    - `look_all` has a view of every cluster, and does not raise. A cluster without an answer is a view with a fault,
+      and delays the others by 10 s at most.
     - `create` and `delete` may be repeated. They raise `KubeError`, also for a request that was carried out.
     """
 
-    def look(self, cluster: str, now: float) -> ClusterView: ...
+    def look_all(self, now: float) -> Mapping[str, ClusterView]: ...
 
     def create(self, cluster: str, attempt: PlacedAttempt) -> None: ...
 
@@ -50,6 +52,7 @@ class StoragePort(Protocol):
 
     Laws:
     - `claim` creates exclusively: of all processes that claim a number, only one ever succeeds.
+    - `end` records how attempt `number` ended, unless its end is recorded.
     - A method that gets no answer raises `ReadFailed` or `WriteFailed`.
     """
 
@@ -58,3 +61,5 @@ class StoragePort(Protocol):
     def is_stopped(self, spec: JobSpec, task: Task) -> bool: ...
 
     def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool: ...
+
+    def end(self, spec: JobSpec, task: Task, number: int, how: How, why: str) -> None: ...

@@ -10,7 +10,7 @@ from forebay.deploy.lifecycle.states import Target
 from forebay.deploy.spec.canonical import key_of
 from forebay.deploy.spec.job_spec import JobSpec, Task
 from forebay.errors import InvalidOption, ReadFailed, WriteFailed
-from forebay.runs.attempts.files import AttemptFiles
+from forebay.runs.attempts.files import AttemptEnd, AttemptFiles, How
 from forebay.runs.attempts.orders import load_orders
 from forebay.runs.attempts.start import create_attempt
 from forebay.storage.credentials import redact, redacted
@@ -75,6 +75,19 @@ class RunStorage:
                 name=spec.name,
             ) from redacted(error)
         return made is not None
+
+    def end(self, spec: JobSpec, task: Task, number: int, how: How, why: str) -> None:
+        """Record how attempt `number` of a task's run ended, unless it did so itself. Raises `WriteFailed`."""
+        files = AttemptFiles(_run(spec, task))
+        try:
+            if files.ended(number) is None:
+                files.end(number, AttemptEnd(how=how, why=why))
+        except OSError as error:
+            raise WriteFailed(
+                f"the end of attempt {number} of {spec.name} could not be recorded in {spec.storage} "
+                f"({redact(str(error))}). Check that the storage answers.",
+                name=spec.name,
+            ) from redacted(error)
 
     def token(self, spec: JobSpec, task: Task, number: int) -> str:
         """Token of attempt `number`, which its process shows to adopt it. Raises `ReadFailed`."""

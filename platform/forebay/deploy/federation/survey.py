@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from forebay.deploy.agent.publisher import CAPACITY
-from forebay.deploy.federation.kube_clusters import KubeClusters, api_of
+from forebay.deploy.federation.kube_clusters import MOST_THREADS, KubeClusters, api_of
 from forebay.deploy.federation.ports import ClusterView
 from forebay.deploy.fleet.cluster import Cluster, Market
 from forebay.deploy.fleet.fleet import Fleet
@@ -19,8 +19,6 @@ from forebay.deploy.placement.place import FleetView, too_large
 from forebay.deploy.spec.job_spec import JobSpec
 from forebay.deploy.spec.quantity import millicpus
 from forebay.errors import InvalidJobSpec
-
-MOST_THREADS = 16
 
 ConnectCluster = Callable[[Cluster], KubeApi]
 
@@ -56,9 +54,8 @@ class ClusterRow:
 
 def survey(fleet: Fleet, connect: ConnectCluster | None = None) -> tuple[ClusterView, ...]:
     """Views of all clusters, in their order. A cluster without an answer has a fault, and delays no other one."""
-    clusters = KubeClusters(fleet, connect)
-    with ThreadPoolExecutor(MOST_THREADS) as pool:
-        return tuple(pool.map(lambda each: clusters.look(each.name, 0.0), fleet.cluster))
+    found = KubeClusters(fleet, connect).look_all(0.0)
+    return tuple(found[each.name] for each in fleet.cluster)
 
 
 def rows(fleet: Fleet, views: tuple[ClusterView, ...], connect: ConnectCluster | None = None) -> Iterator[ClusterRow]:

@@ -107,7 +107,21 @@ class DeleteRayJob:
     target: Target
 
 
-FleetAction: TypeAlias = ClaimAttempt | CreateRayJob | DeleteRayJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordEnd:
+    """Record in storage how an attempt ended. An end that is there stays.
+
+    It comes before the deletion of the RayJob, which is the only other evidence: a controller without a journal would
+    start the attempt again.
+    """
+
+    number: int
+    target: Target
+    how: Literal["finished", "stopped", "failed"]
+    why: str
+
+
+FleetAction: TypeAlias = ClaimAttempt | CreateRayJob | DeleteRayJob | RecordEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +194,8 @@ def _stopped(state: JobQueued | LiveAttempt, now: float) -> FleetDecision:
     if isinstance(state, JobQueued):
         return FleetDecision(state=JobStopped(number=state.number), why="stopped by its user")
     why = "stopped by its user"
-    return _withdrawn(state, now, why, is_final=True)
+    record = RecordEnd(number=state.number, target=state.target, how="stopped", why=why)
+    return _withdrawn(state, now, why, is_final=True, record=record)
 
 
 def _queued(state: JobQueued, seen: JobObservation) -> FleetDecision:
@@ -272,7 +287,8 @@ def _ended(state: LiveAttempt, seen: JobObservation, rules: AttemptRules, now: f
     if ray_job is None or ray_job.phase in ("absent", "starting", "running"):
         return None
     if ray_job.phase == "succeeded":
-        return FleetDecision(state=JobSucceeded(number=state.number), why="its RayJob succeeded")
+        record = RecordEnd(number=state.number, target=state.target, how="finished", why="")
+        return FleetDecision(state=JobSucceeded(number=state.number), actions=(record,), why="its RayJob succeeded")
     if ray_job.exit_code == UnusableStorage.exit_status:
         return FleetDecision(state=JobFailed(number=state.number, why=ray_job.words), why="no retry helps")
     return _failed(state, rules, now, ray_job.words or f"its RayJob {ray_job.phase}")
@@ -303,15 +319,22 @@ def _runs(state: LiveAttempt, now: float) -> FleetDecision:
 
 def _failed(state: LiveAttempt, rules: AttemptRules, now: float, why: str) -> FleetDecision:
     failures = state.failures + 1
+    record = RecordEnd(number=state.number, target=state.target, how="failed", why=why)
     if failures > rules.retries:
         text = f"{why} (attempt {state.number}, {failures} failures, {rules.retries} retries allowed)"
-        return FleetDecision(state=JobFailed(number=state.number, why=text), why=text)
+        return FleetDecision(state=JobFailed(number=state.number, why=text), actions=(record,), why=text)
     # What is left of the attempt is deleted before the next one is claimed.
-    return _withdrawn(state, now, why, failures=failures)
+    return _withdrawn(state, now, why, failures=failures, record=record)
 
 
 def _withdrawn(
-    state: LiveAttempt, now: float, why: str, *, is_final: bool = False, failures: int | None = None
+    state: LiveAttempt,
+    now: float,
+    why: str,
+    *,
+    is_final: bool = False,
+    failures: int | None = None,
+    record: RecordEnd | None = None,
 ) -> FleetDecision:
     withdrawing = AttemptWithdrawing(
         number=state.number,
@@ -322,7 +345,7 @@ def _withdrawn(
         is_final=is_final,
     )
     delete = DeleteRayJob(number=state.number, target=state.target)
-    return FleetDecision(state=withdrawing, actions=(delete,), why=why)
+    return FleetDecision(state=withdrawing, actions=(delete,) if record is None else (record, delete), why=why)
 
 
 def _requeued(state: LiveAttempt, now: float) -> JobQueued:

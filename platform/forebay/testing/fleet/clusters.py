@@ -123,6 +123,10 @@ class SimulatedFleet:
         self.requests = 0
         self.effect: Callable[[str], None] = lambda _: None
 
+    def look_all(self, now: float) -> dict[str, ClusterView]:
+        """Views of all clusters."""
+        return {name: self.look(name, now) for name in self.clusters}
+
     def look(self, cluster: str, now: float) -> ClusterView:
         """One list of RayJobs, and the figures of the agent."""
         self.requests += 2

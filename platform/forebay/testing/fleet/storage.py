@@ -8,6 +8,7 @@ from forebay.deploy.lifecycle.decide import SeenClaim
 from forebay.deploy.lifecycle.states import Target
 from forebay.deploy.spec.job_spec import JobSpec, Task
 from forebay.errors import ReadFailed
+from forebay.runs.attempts.files import How
 
 
 @dataclass(slots=True)
@@ -56,6 +57,12 @@ class SimulatedStorage:
         assert number == len(claims) + 1, "a claim was skipped"
         claims.append(SeenClaim(number=number, target=target))
         return True
+
+    def end(self, spec: JobSpec, task: Task, number: int, how: How, why: str) -> None:
+        self._request()
+        claims = self.run(spec, task).claims
+        if claims[number - 1].how is None:
+            claims[number - 1] = replace(claims[number - 1], how=how, why=why)
 
     def commit(self, name: str, number: int, begin: float, end: float) -> bool:
         """Save the work from `begin` to `end` of an attempt. False if a later attempt has taken over: it is fenced."""

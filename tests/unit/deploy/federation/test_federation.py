@@ -9,7 +9,7 @@ import pytest
 import forebay as fb
 from forebay.deploy.federation.federation import Federation
 from forebay.deploy.federation.run_storage import target_of
-from forebay.deploy.lifecycle.decide import SeenClaim
+from forebay.deploy.lifecycle.decide import Phase, SeenClaim
 from forebay.deploy.lifecycle.journal import JobJournal
 from forebay.deploy.lifecycle.states import JobState
 from forebay.testing.fleet.clusters import SimulatedFleet
@@ -21,7 +21,7 @@ class FleetBench:
     """One controller, its clusters and its clock."""
 
     def __init__(self, clusters: int = 1, nodes: int = 8) -> None:
-        fleet = made_fleet(clusters)
+        self.fleet = fleet = made_fleet(clusters)
         self.clusters: SimulatedFleet = simulated(fleet, nodes)
         self.storage, self.journal, self.now = SimulatedStorage(), JobJournal(":memory:"), 0.0
         self.federation = Federation(fleet, self.clusters, self.storage, self.journal)
@@ -42,6 +42,14 @@ class FleetBench:
             for cluster in self.clusters.clusters.values():
                 cluster.advance(self.storage, self.work.__getitem__, self.now, 30)
             self.federation.step(self.now)
+
+    def lose_journal(self) -> None:
+        """Start another controller, which knows the submissions alone."""
+        submitted = [(entry.spec, entry.submitted_at) for entry in self.journal.entries()]
+        self.journal = JobJournal(":memory:")
+        self.federation = Federation(self.fleet, self.clusters, self.storage, self.journal)
+        for spec, at in submitted:
+            self.federation.submit(spec, at)
 
     def state(self, name: str) -> str:
         entry = self.journal.entry(name)
@@ -161,11 +169,38 @@ def test_a_journal_that_was_lost_is_made_again() -> None:
     bench.submit("job", 4, 2)
     bench.run(600)
     before = dict(bench.clusters.clusters["c00"].jobs) | dict(bench.clusters.clusters["c01"].jobs)
-    bench.journal = JobJournal(":memory:")
-    bench.federation = Federation(made_fleet(2), bench.clusters, bench.storage, bench.journal)
-    bench.submit("job", 4, 2)
+    bench.lose_journal()
     bench.run(120)
     after = dict(bench.clusters.clusters["c00"].jobs) | dict(bench.clusters.clusters["c01"].jobs)
     assert bench.state("job") == "AttemptRunning"
     assert list(after) == list(before)
     assert dataclasses.replace(bench.storage.runs["job"], commits=[]).finished_by is None
+
+
+def test_without_a_journal_running_jobs_are_followed_in_a_full_fleet() -> None:
+    bench = FleetBench()
+    for name in ("one", "two"):
+        bench.submit(name, 4, 2)
+    bench.run(300)
+    bench.lose_journal()
+    bench.run(120)
+    assert [bench.state(name) for name in ("one", "two")] == ["AttemptRunning", "JobQueued"]
+
+
+@pytest.mark.parametrize(("phase", "after"), [("failed", 2), ("succeeded", 1)])
+def test_without_a_journal_an_ended_attempt_is_not_started_again(phase: Phase, after: int) -> None:
+    """Its RayJob was deleted, and it left no record of its own."""
+    bench = FleetBench()
+    bench.submit("job", 4, 2)
+    bench.run(300)
+    (cluster,) = bench.clusters.clusters.values()
+    ((name, ray_job),) = cluster.jobs.items()
+    cluster.end(ray_job, phase, "exit 1", bench.now)
+    bench.federation.step(bench.now)
+    cluster.jobs.pop(name, None)
+    bench.lose_journal()
+    # A place where an attempt failed is left alone for 10 minutes.
+    bench.run(1200)
+    assert name not in cluster.jobs
+    assert len(bench.storage.runs["job"].claims) == after
+    assert bench.state("job") == ("AttemptRunning" if after == 2 else "JobSucceeded")

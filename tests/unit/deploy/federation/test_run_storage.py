@@ -49,6 +49,16 @@ def test_end_and_orders_are_seen(spec: fb.JobSpec, tmp_path: Path) -> None:
     assert claim is not None and claim.how == "finished"
 
 
+def test_the_first_record_of_an_end_stays(spec: fb.JobSpec) -> None:
+    storage, task = RunStorage(), spec.task[0]
+    storage.claim(spec, task, 1, WEST)
+    storage.end(spec, task, 1, "failed", "its head was lost")
+    storage.end(spec, task, 1, "stopped", "stopped by its user")
+    claim = storage.newest_claim(spec, task)
+    assert claim is not None
+    assert (claim.how, claim.why) == ("failed", "its head was lost")
+
+
 def test_run_that_no_fleet_has_placed_is_told(spec: fb.JobSpec, tmp_path: Path) -> None:
     create_attempt(str(tmp_path / spec.run_name(spec.task[0])), 1)
     with pytest.raises(InvalidOption, match="started outside of the fleet"):

@@ -13,6 +13,7 @@ from forebay.deploy.lifecycle.decide import (
     DeleteRayJob,
     JobObservation,
     Phase,
+    RecordEnd,
     SeenClaim,
     SeenRayJob,
     decide,
@@ -85,22 +86,22 @@ HELD: list[tuple[str, JobState, JobObservation, type, str]] = [
     ("it runs", RUNNING, seen(ray_job=ray("running")), AttemptRunning, ""),
     ("silence while it runs", RUNNING, seen(), AttemptLost, ""),
     ("our credentials are refused", RUNNING, seen(is_refused=True), AttemptRunning, ""),
-    ("success", RUNNING, seen(ray_job=ray("succeeded")), JobSucceeded, ""),
-    ("complete, but stopped", RUNNING, seen(ray_job=ray("stopped")), AttemptWithdrawing, "delete"),
+    ("success", RUNNING, seen(ray_job=ray("succeeded")), JobSucceeded, "end"),
+    ("complete, but stopped", RUNNING, seen(ray_job=ray("stopped")), AttemptWithdrawing, "end delete"),
     ("removed by its TTL after its end", RUNNING, ended("finished"), JobSucceeded, ""),
     ("stopped by forebay stop", RUNNING, ended("stopped"), JobStopped, ""),
-    ("the run failed", RUNNING, ended("failed"), AttemptWithdrawing, "delete"),
-    ("deleted by hand", RUNNING, seen(ray_job=ray("absent")), AttemptWithdrawing, "delete"),
-    ("failed", RUNNING, seen(ray_job=ray("failed")), AttemptWithdrawing, "delete"),
+    ("the run failed", RUNNING, ended("failed"), AttemptWithdrawing, "end delete"),
+    ("deleted by hand", RUNNING, seen(ray_job=ray("absent")), AttemptWithdrawing, "end delete"),
+    ("failed", RUNNING, seen(ray_job=ray("failed")), AttemptWithdrawing, "end delete"),
     ("failed for good", RUNNING, seen(ray_job=ray("failed", exit_code=78)), JobFailed, ""),
-    ("no retry left", WORN, seen(ray_job=ray("failed")), JobFailed, ""),
-    ("stop", RUNNING, seen(ray_job=ray("running"), is_stopped=True), AttemptWithdrawing, "delete"),
+    ("no retry left", WORN, seen(ray_job=ray("failed")), JobFailed, "end"),
+    ("stop", RUNNING, seen(ray_job=ray("running"), is_stopped=True), AttemptWithdrawing, "end delete"),
     ("a later claim", RUNNING, seen(claim=SeenClaim(number=3, target=B)), AttemptStarting, ""),
     ("still silent", LOST, seen(), AttemptLost, ""),
     ("silent too long", LONG_LOST, seen(), JobQueued, ""),
     ("back, and it runs", LOST, seen(ray_job=ray("running")), AttemptRunning, ""),
     ("back, and it starts", LOST, seen(ray_job=ray("starting")), AttemptStarting, ""),
-    ("back without it", LOST, seen(ray_job=ray("absent")), AttemptWithdrawing, "delete"),
+    ("back without it", LOST, seen(ray_job=ray("absent")), AttemptWithdrawing, "end delete"),
     ("its result came by storage", LONG_LOST, ended("finished"), JobSucceeded, ""),
     ("deletion goes on", LEAVING, seen(ray_job=ray("starting")), AttemptWithdrawing, "delete"),
     ("deleted", LEAVING, seen(ray_job=ray("absent")), JobQueued, ""),
@@ -109,14 +110,14 @@ HELD: list[tuple[str, JobState, JobObservation, type, str]] = [
     ("deletion refused", STUCK, seen(is_refused=True), AttemptWithdrawing, "delete"),
     ("stopped and deleted", FINAL, seen(ray_job=ray("absent")), JobStopped, ""),
 ]
-ACTIONS = {"claim": ClaimAttempt, "create": CreateRayJob, "delete": DeleteRayJob}
+ACTIONS = {"claim": ClaimAttempt, "create": CreateRayJob, "end": RecordEnd, "delete": DeleteRayJob}
 
 
 @pytest.mark.parametrize(("case", "state", "observation", "after", "action"), HELD, ids=[case for case, *_ in HELD])
 def test_transition(case: str, state: JobState, observation: JobObservation, after: type, action: str) -> None:
     decision = decide(state, observation, RULES, NOW)
     assert type(decision.state) is after
-    assert [type(each) for each in decision.actions] == ([ACTIONS[action]] if action else [])
+    assert [type(each) for each in decision.actions] == [ACTIONS[each] for each in action.split()]
     assert decision.why or type(decision.state) is type(state)
     assert state_from_facts(state_to_facts(decision.state)) == decision.state
     # Repeated with the same observation, a decision on an end changes nothing.
