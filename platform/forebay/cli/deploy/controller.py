@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.deploy.jobs import printable
+
 
 def controller(
     fleet: Annotated[str, typer.Option(help="TOML file of the clusters.")],
@@ -44,7 +46,7 @@ def controller(
             text = "; ".join(waits) or (reasons[-1].why if reasons else "it was submitted")
             if shown.get(entry.name) != text:
                 shown[entry.name] = text
-                typer.echo(f"{entry.name}: {text}")
+                typer.echo(f"{entry.name}: {printable(text)}")
         if job is not None and not is_left:
             return
         found.wait(ended)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from forebay.deploy.client.submission import VARIABLE, JobFiles, Submission
+from forebay.deploy.client.submission import FLEET, VARIABLE, JobFiles, Submission
 from forebay.errors import InvalidOption
 
 
@@ -69,7 +69,7 @@ class FleetBackend:
     Only the controller ends it, in storage.
     """
 
-    name = "fleet"
+    name = FLEET
     address = ""
 
     def start(self, submission: Submission) -> None:
@@ -92,7 +92,7 @@ def backend_of(name: str, address: str = "") -> JobBackend:
     """Backend called `name`. Raises `InvalidOption` if there is none."""
     if name == "local":
         return LocalBackend()
-    if name == "fleet":
+    if name == FLEET:
         return FleetBackend()
     if name == "ray":
         from forebay.deploy.client.ray_backend import RayBackend  # noqa: PLC0415 - Ray takes a second to import

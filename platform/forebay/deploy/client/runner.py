@@ -10,55 +10,29 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
+from forebay.deploy.client.stored_log import StoredLog
 from forebay.deploy.client.submission import VARIABLE, JobFiles, Submission, SubmissionEnd
 from forebay.deploy.code.stored_code import fetch_code
 from forebay.deploy.rayjob.attempt import PlacedAttempt
 from forebay.deploy.spec.job_spec import Task, ordered
 from forebay.errors import Fenced, ForebayError
-from forebay.storage.atomic import write_atomically
-from forebay.storage.filesystem import resolve
 
 FENCED_CODE = Fenced.exit_status
 FINAL_CODES = (ForebayError.exit_status, FENCED_CODE)
 """Exit codes that another try would meet again: an error of the user's, and a run that was taken over."""
-WRITE_EVERY_S = 5.0
-LONGEST_LOG = 16 << 20
 FOREVER_S = 10 * 365 * 86_400
 
 
-class LogTee:
-    """Copies lines to this process's output and to a file in storage, which is at most `WRITE_EVERY_S` behind."""
+class LogTee(StoredLog):
+    """Copies lines to this process's output, too."""
 
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        self._lines = bytearray()
-        self._changed = threading.Lock()
-        self._written = 0
-        self._due_at = time.monotonic()
-        self._every_s = 0.2 if resolve(uri).is_local else WRITE_EVERY_S
-
-    def write(self, line: bytes) -> None:
-        """Add a line."""
+    def append(self, line: bytes) -> None:
         sys.stdout.buffer.write(line)
         sys.stdout.flush()
-        with self._changed:
-            self._lines += line
-            if len(self._lines) > LONGEST_LOG:
-                del self._lines[: LONGEST_LOG // 4]
-        if time.monotonic() >= self._due_at:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the file, unless storage does not answer: the next line tries again."""
-        self._due_at = time.monotonic() + self._every_s
-        with suppress(OSError), self._changed:
-            write_atomically(self._uri, bytes(self._lines))
+        super().append(line)
 
 
 def run_tasks(submission: Submission) -> SubmissionEnd:
@@ -108,7 +82,7 @@ def _run(words: list[str], environment: Mapping[str, str], tee: LogTee) -> int:
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            tee.write(line)
+            tee.append(line)
         return process.wait()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from forebay.deploy.rayjob.attempt import PlacedAttempt
 from forebay.deploy.spec.canonical import facts_of, key_of
-from forebay.deploy.spec.job_spec import JobSpec
+from forebay.deploy.spec.job_spec import JobSpec, ordered
 from forebay.deploy.spec.job_toml import spec_of
 from forebay.runs.attempts.claim import Claim
 from forebay.storage.atomic import write_atomically
@@ -18,8 +19,12 @@ from forebay.storage.filesystem import below, resolve, resolve_source
 from forebay.storage.listing.globs import children
 
 FOLDER = "submissions"
+FLEET = "fleet"
+"""Name of the backend whose submissions a controller follows."""
 VARIABLE = "FOREBAY_SUBMISSION"
 """Variable with the JSON of the submission, for the process that runs its tasks."""
+
+_TIME = re.compile(rb"^\d{4}-\d\d-\d\dT\S+ ?", re.MULTILINE)
 
 How = Literal["succeeded", "failed", "stopped", "fenced"]
 
@@ -68,7 +73,9 @@ class SubmissionEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
-    """Files below `<storage>/<name>`: `submissions/000001.json`, `.started.json`, `.ended.json`, `logs/<id>.log`."""
+    """Files below `<storage>/<name>`: `submissions/000001.json`, `.started.json`, `.ended.json`, `logs/<id>.log`,
+    and in a fleet a log per attempt.
+    """
 
     storage: str
     name: str
@@ -114,9 +121,27 @@ class JobFiles:
         """URI of the log of a submission."""
         return below(below(self.folder, "logs"), f"{submission.id}.log")
 
-    def log(self, submission: Submission) -> bytes:
-        """What a submission has written until now."""
-        return _content(self.log_uri(submission)) or b""
+    def attempt_log_uri(self, attempt: str) -> str:
+        """URI of the log of an attempt in a fleet, by the name of its RayJob. Each line begins with its time."""
+        return below(below(self.folder, "logs"), f"{attempt}.log")
+
+    def logs(self, submission: Submission) -> Mapping[str, bytes]:
+        """What a submission has written until now, by process: one, or the attempts of a fleet in their order."""
+        if submission.backend != FLEET:
+            return {submission.id: _content(self.log_uri(submission)) or b""}
+        place = resolve(below(self.folder, "logs"))
+        try:
+            names = [info.base_name for info in children(place.fs, place.path)]
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        found: dict[str, bytes] = {}
+        for task in ordered(submission.spec.task):
+            prefix = PlacedAttempt(spec=submission.spec, task=task, number=0, sku="").prefix
+            numbers = [each[1] for name in names if (each := re.fullmatch(rf"{prefix}-(\d+)\.log", name))]
+            for number in sorted(numbers, key=int):
+                content = _content(self.attempt_log_uri(f"{prefix}-{number}")) or b""
+                found[f"{task.name}, attempt {number}"] = _TIME.sub(b"", content)
+        return found
 
     def _uri(self, name: str) -> str:
         return below(below(self.folder, FOLDER), name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forebay.deploy.client.backend import JobBackend, backend_of
-from forebay.deploy.client.submission import JobFiles, Submission
+from forebay.deploy.client.submission import FLEET, JobFiles, Submission
 from forebay.deploy.spec.job_spec import ordered
 from forebay.errors import InvalidOption, RunFailed
 from forebay.runs.attempts.files import AttemptFiles
@@ -104,16 +104,24 @@ class SubmittedJob:
         )
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
-        """Lines that the newest submission has written. With `follow`, until it ends."""
-        submission, shown = self.submission, 0
+        """Lines that the newest submission has written. With `follow`, until it ends.
+
+        A submission to a fleet has the lines of each attempt behind a line with its number. What a job writes may have
+        control characters in it: `forebay logs` replaces them.
+        """
+        submission, shown, last = self.submission, dict[str, int](), ""
         while True:
             is_over = not follow or self.status().is_over
-            content = self._files.log(submission)
-            end = len(content) if is_over else content.rfind(b"\n") + 1
-            if end < shown:  # the file was shortened
-                shown = 0
-            yield from content[shown:end].decode(errors="replace").splitlines()
-            shown = max(end, shown)
+            for title, content in self._files.logs(submission).items():
+                end = len(content) if is_over else content.rfind(b"\n") + 1
+                # A file that was shortened is shown again.
+                begin = shown.get(title, 0) if end >= shown.get(title, 0) else 0
+                if end > begin and submission.backend == FLEET and title != last:
+                    yield f"== {title} =="
+                if end > begin:
+                    last = title
+                yield from content[begin:end].decode(errors="replace").splitlines()
+                shown[title] = end
             if is_over:
                 return
             time.sleep(POLL_S)

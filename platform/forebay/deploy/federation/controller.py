@@ -6,31 +6,43 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
-from forebay.deploy.client.submission import JobFiles, Submission, SubmissionEnd, folders_below, jobs_below
+from forebay.deploy.client.submission import (
+    FLEET,
+    JobFiles,
+    Submission,
+    SubmissionEnd,
+    folders_below,
+    jobs_below,
+)
 from forebay.deploy.federation.federation import Federation
 from forebay.deploy.federation.kube_clusters import KubeClusters
+from forebay.deploy.federation.pod_logs import FleetLogs
 from forebay.deploy.federation.run_storage import RunStorage
 from forebay.deploy.fleet.fleet import Fleet
+from forebay.deploy.lifecycle.decide import SeenClaim
 from forebay.deploy.lifecycle.journal import JobJournal, JournalEntry
 from forebay.deploy.lifecycle.states import (
     AttemptPlacing,
     AttemptRunning,
+    AttemptStarting,
     JobEnd,
     JobFailed,
     JobQueued,
     JobStopped,
 )
 from forebay.deploy.rayjob.attempt import PlacedAttempt
+from forebay.errors import InvalidOption, ReadFailed
 
-FLEET = "fleet"
-"""Name of the backend whose submissions a controller follows."""
 ROUND_S = 5.0
 """Time between two rounds."""
 POLL_S = 1.0
 """Time between two looks for new jobs."""
 SOON_S = 0.1
 """Time until the round that creates what was claimed."""
+LAST_LINES_S = 30.0
+"""Longest time that the end of a job waits for the last lines of its logs."""
 
 
 class FleetController:
@@ -61,6 +73,9 @@ class FleetController:
         self._folders: set[tuple[str, str]] = set()
         ports = clusters or KubeClusters(fleet)
         ports.complete = self._complete
+        self._clusters = ports
+        self._logs = FleetLogs()
+        self._ended_at: dict[str, float] = {}
         self._federation = Federation(fleet, ports, self._storage, journal)
 
     def step(self, now: float | None = None) -> bool:
@@ -74,7 +89,8 @@ class FleetController:
             self._add(submission, now)
         self._federation.step(now)
         for files, submission in followed:
-            self._record(files, submission)
+            is_logged = self._follow_logs(files, submission)
+            self._record(files, submission, now, is_logged=is_logged)
         return bool(followed)
 
     def wait(self, ended: threading.Event) -> None:
@@ -124,12 +140,45 @@ class FleetController:
                     again = JobQueued(since=now, number=entry.state.number)
                     self._journal.record(entry.name, again, now, "it was submitted again")
 
-    def _record(self, files: JobFiles, submission: Submission) -> None:
-        """Record the start and the end of a submission."""
+    def _follow_logs(self, files: JobFiles, submission: Submission) -> bool:
+        """Copy the logs of a submission's attempts. Returns whether those of all attempts that ended are complete."""
+        live: set[str] = set()
+        prefixes: list[str] = []
+        for entry in self._entries(submission):
+            state = entry.state
+            attempt = PlacedAttempt(spec=entry.spec, task=entry.task, number=state.number, sku="")
+            prefixes.append(f"{attempt.prefix}-")
+            if isinstance(state, AttemptStarting | AttemptRunning):
+                live.add(attempt.name)
+                self._follow_log(files, attempt, state.target.cluster)
+            elif isinstance(state, JobEnd) and state.number and files.name not in self._ended_at:
+                # Once: it may have ended while no controller ran.
+                claim = self._claim(entry)
+                if claim is not None and claim.number == state.number:
+                    self._follow_log(files, attempt, claim.target.cluster)
+        ours = [name for name in self._logs.followed() if name not in live and name.startswith(tuple(prefixes))]
+        ends = [self._logs.finish(name) for name in ours]
+        return all(ends)
+
+    def _follow_log(self, files: JobFiles, attempt: PlacedAttempt, cluster: str) -> None:
+        uri = files.attempt_log_uri(attempt.name)
+        self._logs.follow(attempt.name, uri, partial(self._clusters.log, cluster, attempt))
+
+    def _claim(self, entry: JournalEntry) -> SeenClaim | None:
+        try:
+            return self._storage.newest_claim(entry.spec, entry.task)
+        except (InvalidOption, ReadFailed):
+            return None
+
+    def _record(self, files: JobFiles, submission: Submission, now: float, *, is_logged: bool) -> None:
+        """Record the start and the end of a submission. Its end waits for the logs: who follows them reads all."""
         states = [entry.state for entry in self._entries(submission)]
         if any(isinstance(state, AttemptRunning) for state in states) and files.started(submission.number) is None:
             files.start(submission.number)
         if all(isinstance(state, JobEnd) for state in states):
+            if not is_logged and now - self._ended_at.setdefault(files.name, now) < LAST_LINES_S:
+                return
+            self._ended_at.pop(files.name, None)
             failed = next((state for state in states if isinstance(state, JobFailed)), None)
             if failed is not None:
                 files.end(submission.number, SubmissionEnd(how="failed", why=failed.why))

@@ -21,7 +21,7 @@ from forebay.deploy.placement.capacity import Capacity
 from forebay.deploy.placement.counting import count
 from forebay.deploy.rayjob.attempt import DOMAIN, PlacedAttempt
 from forebay.deploy.rayjob.preflight import preflight
-from forebay.deploy.rayjob.render import render
+from forebay.deploy.rayjob.render import SUBMITTER, render
 from forebay.errors import InvalidOption
 
 OURS = "app.kubernetes.io/managed-by=forebay"
@@ -134,6 +134,20 @@ class KubeClusters:
         silence = self._silences.get(cluster)
         if silence is not None:
             raise ApiUnreachable(silence.why, cluster=cluster)
+
+    def log(self, cluster: str, attempt: PlacedAttempt, since: str, *, follow: bool) -> Iterator[str]:
+        """Yield the lines of an attempt's log from a time on, each behind its own. No lines without a submitter.
+
+        With `follow`, until its container ends.
+
+        Raises `KubeError`s.
+        """
+        kuberay = self._kuberay(cluster)
+        selector = ",".join(f"{name}={value}" for name, value in attempt.labels.items())
+        pods = [each for each in kuberay.pods(selector) if each["spec"]["containers"][0]["name"] == SUBMITTER]
+        if pods:
+            newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+            yield from kuberay.logs(newest["metadata"]["name"], container=SUBMITTER, follow=follow, since=since)
 
     def _kuberay(self, cluster: str) -> KubeRay:
         if cluster not in self._kuberays:

@@ -143,9 +143,11 @@ class KubeApi:
                 raise kube_error(self.cluster, "WATCH", path, status.get("code", 500), json.dumps(status).encode(), {})
             yield event["type"], event["object"]
 
-    def lines(self, path: str, **query: object) -> Iterator[str]:
-        """Yield the lines of a text, such as a log. With `follow="true"`, until it ends. Silence is no error."""
-        for line in self._stream(_Request("GET", path, query=query, silence_s=_A_DAY_S, is_stream=True)):
+    def lines(
+        self, path: str, query: Mapping[str, object] | None = None, *, silence_s: float = _A_DAY_S
+    ) -> Iterator[str]:
+        """Yield the lines of a text, such as a log. With `follow="true"`, until it ends, or is silent for too long."""
+        for line in self._stream(_Request("GET", path, query=query or {}, silence_s=silence_s, is_stream=True)):
             yield line.decode(errors="replace")
 
     def _json(self, request: _Request, *, attempts: int = ATTEMPTS) -> Object:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from forebay.deploy.kube.api import KubeApi, Object, by_label
+from forebay.deploy.kube.api import SILENCE_S, KubeApi, Object, by_label
 from forebay.deploy.kube.api_errors import ApiUnreachable, KubeError, ObjectChanged, ObjectExists, ObjectMissing
 
 JOBS, CLUSTERS = "rayjobs", "rayclusters"
@@ -117,10 +117,21 @@ class KubeRay:
         """Return the pods whose labels fit `selector`."""
         return list(self.api.items(f"/api/v1/namespaces/{self.namespace}/pods", **by_label(selector)))
 
-    def logs(self, pod: str, *, container: str | None = None, follow: bool = False) -> Iterator[str]:
-        """Yield the lines of a pod's log. With `follow`, until its container ends."""
-        query = ({"container": container} if container else {}) | ({"follow": "true"} if follow else {})
-        return self.api.lines(f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log", **query)
+    def logs(
+        self, pod: str, *, container: str | None = None, follow: bool = False, since: str | None = None
+    ) -> Iterator[str]:
+        """Yield the lines of a pod's log. With `follow`, until its container ends.
+
+        With `since`, a time to the second, those from then on, each behind its own time. An empty `since` is the
+        begin. Then a silence of 90 s ends the lines with `ApiUnreachable`: ask again with the last time.
+        """
+        query: dict[str, object] = {"container": container} if container else {}
+        query |= {"follow": "true"} if follow else {}
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+        if since is None:
+            return self.api.lines(path, query)
+        query |= {"timestamps": "true"} | ({"sinceTime": since} if since else {})
+        return self.api.lines(path, query, silence_s=SILENCE_S)
 
     def _found(self, kind: str, name: str) -> Object | None:
         try:

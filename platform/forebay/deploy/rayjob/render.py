@@ -24,6 +24,8 @@ IDLE_S = 60
 ALLOCATE_S = 300
 """Time after which a machine that does not come is looked for in the next group. Ray's default is an hour."""
 START_GRACE_S = 60
+SUBMITTER = "ray-job-submitter"
+"""Container that submits the entrypoint, and prints what it writes."""
 _PRIORITY_OF_MARKET: dict[Market, int] = {"spot": 10, "on-demand": 0}
 
 
@@ -186,7 +188,7 @@ def _on_shared(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
 def _submitter(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
     """Pod that submits the entrypoint. KubeRay's own one is refused under the Pod Security level `restricted`."""
     container: KubeObject = {
-        "name": "ray-job-submitter",
+        "name": SUBMITTER,
         "image": attempt.spec.launch.image or cluster.image,
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
         "securityContext": container_security(),
