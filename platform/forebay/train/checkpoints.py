@@ -11,8 +11,8 @@ from torch import Tensor
 
 from forebay.checkpoint.checkpoint import Checkpoint, CheckpointStore
 from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.parts.part import read_region
-from forebay.checkpoint.parts.table import TABLE, PartsTable, filled
+from forebay.checkpoint.parts.part import PartReceipt, read_region
+from forebay.checkpoint.parts.table import TABLE, PartsTable, filled, table_text
 from forebay.train.collectives.collective import Collective
 from forebay.train.rank_zero import broadcast_from_rank_zero, gathered_from_all
 from forebay.train.state.snapshot import WHOLE, Snapshot
@@ -32,6 +32,7 @@ class RankCheckpoints:
 
     def __init__(self, collective: Collective, store: CheckpointStore) -> None:
         self._collective, self._store = collective, store
+        self._contents: dict[int, str] = {}
         self.strategy: Strategy | None = None
         """Strategy that lays out the tensors that are read."""
 
@@ -47,11 +48,10 @@ class RankCheckpoints:
             if world.is_first:
                 self._store.save(snapshot.to_checkpoint(world))
             return
-        write = partial(self._store.save_part, snapshot.step, world.rank + 1, chunks)
-        receipts = gathered_from_all(write, self._collective)
+        receipts = self._exchange(partial(self._store.save_part, snapshot.step, world.rank + 1, chunks))
         if world.is_first:
             checkpoint = replace(snapshot, objects=rest).to_checkpoint(world)
-            state = {**checkpoint.shards[WHOLE], TABLE: PartsTable.of(receipts).to_text()}
+            state = {**checkpoint.shards[WHOLE], TABLE: table_text(receipts)}
             self._store.save(replace(checkpoint, shards={WHOLE: state}), receipts)
 
     def newest(self) -> Checkpoint | None:
@@ -79,6 +79,17 @@ class RankCheckpoints:
     def flush(self) -> None:
         """Return once the newest saved checkpoint is in storage. Raises `WriteFailed`."""
         broadcast_from_rank_zero(self._store.flush, self._collective)
+
+    def _exchange(self, write: Callable[[], PartReceipt]) -> list[PartReceipt]:
+        """Return the receipts of all ranks. Contents that are those of the checkpoint before are not sent again."""
+
+        def written() -> PartReceipt:
+            receipt = write()
+            return replace(receipt, contents="") if receipt.contents == self._contents.get(receipt.number) else receipt
+
+        found = gathered_from_all(written, self._collective)
+        self._contents |= {each.number: each.contents for each in found if each.contents}
+        return [replace(each, contents=self._contents[each.number]) for each in found]
 
     def _read_tensors(self, step: int, table: PartsTable, found: dict[str, Tensor | FlatPart]) -> str:
         """Add what this rank needs to `found`, by name. Returns the reason if a part is corrupt, or an empty text."""

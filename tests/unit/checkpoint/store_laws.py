@@ -15,7 +15,7 @@ from forebay.checkpoint.checkpoint import Checkpoint, CheckpointStore
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.files import CheckpointFiles, shard_file
 from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, read_region
-from forebay.checkpoint.parts.table import TABLE, PartsTable, filled, named
+from forebay.checkpoint.parts.table import TABLE, PartsTable, filled, named, table_text
 from forebay.errors import BadJob
 from forebay.plan.cursor import Cursor
 from forebay.world import World
@@ -49,7 +49,7 @@ def save_in_parts(ranks: Sequence[CheckpointStore], step: int) -> None:
 
 def in_parts(step: int, receipts: Sequence[PartReceipt]) -> Checkpoint:
     """Checkpoint of `step` whose tensors lie in the parts of `receipts`."""
-    table = PartsTable.of(receipts).to_text()
+    table = table_text(receipts)
     state = {"model": {"rows": named("model.rows"), "bias": named("model.bias")}, TABLE: table}
     return replace(checkpoint_at(step), shards={0: state})
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,26 +27,32 @@ class LocalChunk:
     offsets: tuple[int, ...]
     values: Tensor = field(repr=False)
 
-    def regions(self) -> Sequence[Region]:
-        """Return the blocks of the tensor whose elements `values` has, one after another."""
-        return [(self.offsets, tuple(self.values.shape))]
+    @staticmethod
+    def regions(shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Sequence[Region]:  # noqa: ARG004
+        """Return the blocks of the tensor whose elements a chunk has that has values of `sizes`, one after another."""
+        return [(offsets, sizes)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatChunk(LocalChunk):
     """Successive elements of a logical tensor, in C order, that this rank writes. `offsets` has that of the first."""
 
-    def regions(self) -> Sequence[Region]:
-        """Return the blocks of the tensor whose elements `values` has, one after another."""
-        first = self.offsets[0]
-        return flat_regions(self.shape, first, first + self.values.numel())
+    @staticmethod
+    def regions(shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Sequence[Region]:
+        """Return the blocks of the tensor whose elements a chunk has that has values of `sizes`, one after another."""
+        return flat_regions(shape, offsets[0], offsets[0] + prod(sizes))
+
+
+Place: TypeAlias = tuple[str, type[LocalChunk], torch.dtype, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Name, kind, dtype, shape, offsets and sizes of a chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartReceipt:
     """Facts of a written part: its size, the checksums of its blocks, and the tensors in it (`contents_text`).
 
-    Ranks exchange receipts at every checkpoint. As text, a thousand tensors cost them a few milliseconds.
+    Ranks exchange receipts at every checkpoint. As text, a thousand tensors cost them a few milliseconds, and it is the
+    same text while the tensors lie as before.
     """
 
     number: int
@@ -61,19 +69,31 @@ def write_part(number: int, chunks: Mapping[str, LocalChunk], buffer: ReusableBu
     """Write `chunks`, by name, into `buffer`, which has nothing else. Chunks without elements take no place."""
     buffer.reset()
     buffer.reserve(sum(chunk.values.numel() * chunk.values.dtype.itemsize for chunk in chunks.values()))
-    tensors, sums = [], list[int]()
-    for name, chunk in chunks.items():
-        begin, values, stored = buffer.num_bytes, chunk.values, list[StoredChunk]()
-        for offsets, sizes in chunk.regions() if values.numel() else ():
-            stored.append(StoredChunk(offsets=offsets, sizes=sizes, part=number, begin=begin))
-            begin += prod(sizes) * values.dtype.itemsize
-        if stored:
-            _write(_bytes_of(values), buffer, sums)
-        dtype = str(values.dtype).removeprefix("torch.")
-        tensors.append(StoredTensor(name=name, dtype=dtype, shape=chunk.shape, chunks=tuple(stored)))
+    sums = list[int]()
+    for chunk in chunks.values():
+        if chunk.values.numel():
+            _write(_bytes_of(chunk.values), buffer, sums)
     written = buffer.written()
     sums += block_sums(written[len(sums) * BLOCK_BYTES :])
-    return PartReceipt(number=number, num_bytes=len(written), sums=tuple(sums), contents=contents_text(tensors))
+    places = tuple(
+        (name, type(chunk), chunk.values.dtype, chunk.shape, chunk.offsets, tuple(chunk.values.shape))
+        for name, chunk in chunks.items()
+    )
+    return PartReceipt(number=number, num_bytes=len(written), sums=tuple(sums), contents=_contents(number, places))
+
+
+@lru_cache(maxsize=2)
+def _contents(number: int, places: tuple[Place, ...]) -> str:
+    """Contents of a part whose chunks lie one after another, the same at every checkpoint of a run."""
+    tensors, begin = list[StoredTensor](), 0
+    for name, kind, dtype, shape, offsets, sizes in places:
+        stored = list[StoredChunk]()
+        for first, block in kind.regions(shape, offsets, sizes) if prod(sizes) else ():
+            stored.append(StoredChunk(offsets=first, sizes=block, part=number, begin=begin))
+            begin += prod(block) * dtype.itemsize
+        kept = str(dtype).removeprefix("torch.")
+        tensors.append(StoredTensor(name=name, dtype=kept, shape=shape, chunks=tuple(stored)))
+    return contents_text(tensors)
 
 
 def read_region(tensor: StoredTensor, region: Region, parts: Mapping[int, VerifiedPart]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from forebay.checkpoint.encoded import CorruptCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
 from forebay.checkpoint.parts.part import read_region
-from forebay.checkpoint.parts.table import TABLE, PartsTable, filled, tensor_name
+from forebay.checkpoint.parts.table import TABLE, PartsTable, filled, scalar_tensor, tensor_name
 from forebay.checkpoint.parts.verified_part import VerifiedPart
 from forebay.foreign_code import replaced_errors
 
@@ -31,8 +31,9 @@ class StoredState:
 
     def facts(self, leaf: object) -> tuple[tuple[int, ...], torch.dtype] | None:
         """Return shape and dtype of a tensor of the head, without reading it. None for any other value."""
-        if isinstance(leaf, Tensor):
-            return tuple(leaf.shape), leaf.dtype
+        whole = leaf if isinstance(leaf, Tensor) else scalar_tensor(leaf)
+        if whole is not None:
+            return tuple(whole.shape), whole.dtype
         name = tensor_name(leaf)
         if name is None or self._table is None:
             return None

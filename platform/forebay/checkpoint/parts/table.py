@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from forebay.checkpoint.encoded import Bytes, CorruptCheckpoint, PartFacts, sum_of
@@ -15,7 +17,7 @@ from forebay.checkpoint.parts.part import PartReceipt, read_region
 from forebay.checkpoint.parts.verified_part import ReadBytes, VerifiedPart
 
 TABLE = "parts"
-_NAME = "tensor in parts"
+_NAME, _SCALAR = "tensor in parts", "scalar"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +28,6 @@ class PartsTable:
     parts: Mapping[int, tuple[int, Sequence[int]]]
 
     @classmethod
-    def of(cls, receipts: Sequence[PartReceipt]) -> PartsTable:
-        """Build the table from the receipts of all ranks."""
-        tensors = merged(receipt.contents for receipt in receipts)
-        return cls(tensors=tensors, parts={each.number: (each.num_bytes, each.sums) for each in receipts})
-
-    @classmethod
     def in_state(cls, state: Mapping[str, Any]) -> PartsTable | None:
         """Return the table that a head has, or None for a state with all of its tensors."""
         if TABLE not in state:
@@ -40,11 +36,6 @@ class PartsTable:
         plain = json.loads(text) if isinstance(text, str) else text  # Containers, in heads of former commits.
         parts = {int(number): (facts["bytes"], tuple(facts["sums"])) for number, facts in plain["parts"].items()}
         return cls(tensors=from_plain(plain["tensors"]), parts=parts)
-
-    def to_text(self) -> str:
-        """Return the table as JSON, for a head. As containers, it would take most of the time of writing the head."""
-        parts = {number: {"bytes": size, "sums": list(sums)} for number, (size, sums) in self.parts.items()}
-        return json.dumps({"tensors": to_plain(self.tensors.values()), "parts": parts})
 
     def facts(self) -> list[PartFacts]:
         """Return the facts of all parts."""
@@ -58,6 +49,37 @@ class PartsTable:
         return {
             facts.number: VerifiedPart(facts, self.parts[facts.number][1], copies_of(facts)) for facts in self.facts()
         }
+
+
+def table_text(receipts: Sequence[PartReceipt]) -> str:
+    """Return the table of all ranks' receipts as JSON, for a head. Raises `CorruptCheckpoint`.
+
+    As containers, it would take most of the time of writing the head.
+    """
+    parts = {each.number: {"bytes": each.num_bytes, "sums": each.sums} for each in receipts}
+    tensors = _tensors_text(tuple(each.contents for each in receipts))
+    return f'{{"tensors": {tensors}, "parts": {json.dumps(parts)}}}'
+
+
+@lru_cache(maxsize=1)
+def _tensors_text(contents: tuple[str, ...]) -> str:
+    return json.dumps(to_plain(merged(contents).values()))
+
+
+def scalar(value: Tensor) -> dict[str, tuple[str, Any]]:
+    """Return what a head holds in place of a tensor without dimensions.
+
+    An optimizer has one for each parameter. As tensors, they would take most of the time of writing the head.
+    """
+    return {_SCALAR: (str(value.dtype).removeprefix("torch."), value.item())}
+
+
+def scalar_tensor(leaf: object) -> Tensor | None:
+    """Return the tensor in whose place a head holds `leaf`, as `scalar` made it. None for any other value."""
+    if not (isinstance(leaf, Mapping) and leaf.keys() == {_SCALAR}):
+        return None
+    dtype, value = leaf[_SCALAR]
+    return torch.tensor(value, dtype=getattr(torch, dtype))
 
 
 def named(name: str) -> dict[str, str]:
@@ -75,6 +97,8 @@ def filled(state: Any, tensor_of: Callable[[str], Any]) -> Any:
     if isinstance(state, Mapping):
         if state.keys() == {_NAME}:
             return tensor_of(state[_NAME])
+        if (number := scalar_tensor(state)) is not None:
+            return number
         return {key: filled(value, tensor_of) for key, value in state.items()}
     if isinstance(state, list | tuple) and any(isinstance(each, Mapping | list | tuple) for each in state):
         return type(state)(filled(each, tensor_of) for each in state)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from forebay.checkpoint.parts.contents import Region
 from forebay.checkpoint.parts.part import FlatChunk, LocalChunk
-from forebay.checkpoint.parts.table import named
+from forebay.checkpoint.parts.table import named, scalar
 from forebay.train.strategies.flat_part import FlatPart
 from forebay.train.strategies.named_state import NamedOptimizer
 
@@ -64,8 +64,8 @@ class ShardedOptimizer:
 def split_shards(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, LocalChunk]]:
     """Split `state` into what every rank has and this rank's chunks of sharded tensors, by logical name.
 
-    The former names the sharded tensors in their places (`forebay.checkpoint.parts.table`). One tensor in several
-    places has the name of the first.
+    The former names the sharded tensors in their places, and has scalars as numbers (`forebay.checkpoint.parts.table`).
+    One tensor in several places has the name of the first.
     """
     chunks: dict[str, LocalChunk] = {}
     names: dict[int, str] = {}
@@ -83,7 +83,8 @@ def split_shards(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Lo
         chunks[path] = LocalChunk(shape=tuple(leaf.shape), offsets=places[layout], values=_local(leaf))
         return named(path)
 
-    return {key: _mapped(value, key, name) for key, value in state.items()}, chunks
+    with torch.no_grad():  # A local tensor that autograd follows takes longer to make.
+        return {key: _mapped(value, key, name) for key, value in state.items()}, chunks
 
 
 def sharded_region(shape: tuple[int, ...], mesh: DeviceMesh) -> Region:
@@ -104,6 +105,8 @@ def sharded(local: Tensor, shape: tuple[int, ...], mesh: DeviceMesh) -> DTensor:
 def _mapped(state: Any, path: str, change: Callable[[str, DTensor | FlatPart], Any]) -> Any:
     if isinstance(state, DTensor | FlatPart):
         return change(path, state)
+    if isinstance(state, Tensor):
+        return state if state.dim() or state.is_complex() else scalar(state)
     if isinstance(state, Mapping):
         return {key: _mapped(value, f"{path}.{key}", change) for key, value in state.items()}
     if isinstance(state, list | tuple) and any(isinstance(each, DTensor | Mapping | list | tuple) for each in state):

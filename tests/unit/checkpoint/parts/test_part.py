@@ -13,20 +13,28 @@ from hypothesis import strategies as st
 from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.encoded import BLOCK_BYTES, Bytes, CorruptCheckpoint, block_sums
 from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, read_region, write_part
-from forebay.checkpoint.parts.table import PartsTable
+from forebay.checkpoint.parts.table import PartsTable, filled, scalar, scalar_tensor, table_text
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 
 
 def written(chunks: list[dict[str, LocalChunk]]) -> tuple[PartsTable, dict[int, bytes]]:
     """Table and bytes of parts with these chunks."""
+    receipts, contents = receipts_of(chunks)
+    table = PartsTable.in_state({"parts": table_text(receipts)})
+    assert table is not None
+    return table, contents
+
+
+def receipts_of(chunks: list[dict[str, LocalChunk]]) -> tuple[list[PartReceipt], dict[int, bytes]]:
+    """Receipts and bytes of parts with these chunks."""
     receipts: list[PartReceipt] = []
     contents: dict[int, bytes] = {}
     for number, each in enumerate(chunks, 1):
         buffer = ReusableBuffer()
         receipts.append(write_part(number, each, buffer))
         contents[number] = bytes(buffer.written())
-    return PartsTable.of(receipts), contents
+    return receipts, contents
 
 
 @given(
@@ -66,9 +74,29 @@ def test_scalars_and_empty_chunks() -> None:
     assert read_region(table.tensors["scalar"], ((), ()), parts).item() == 3.0
     assert read_region(table.tensors["t"], ((0,), (2,)), parts).tolist() == [1.0, 1.0]
     assert contents[2] == b""
-    assert PartsTable.in_state({"parts": table.to_text()}) == table
-    as_containers = json.loads(table.to_text())
-    assert PartsTable.in_state({"parts": as_containers}) == table, "heads were written so before"
+    as_containers = json.loads(table_text(receipts_of([chunks])[0]))
+    assert PartsTable.in_state({"parts": as_containers}) == written([chunks])[0], "heads were written so before"
+
+
+def test_the_table_follows_a_change_of_shape_or_place() -> None:
+    """Contents of the same layout are computed once."""
+    for stop, rows in ((2, 4), (2, 4), (3, 4), (3, 5), (2, 4)):
+        tensor = torch.arange(rows)
+        halves = [(0, tensor[:stop]), (stop, tensor[stop:])]
+        table, contents = written(
+            [{"t": LocalChunk(shape=(rows,), offsets=(start,), values=values)} for start, values in halves]
+        )
+        parts = table.open(lambda facts, contents=contents: [lambda begin, end: contents[facts.number][begin:end]])
+        assert torch.equal(read_region(table.tensors["t"], ((0,), (rows,)), parts), tensor)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64, torch.float16])
+def test_a_scalar_of_a_head_is_the_same_tensor_again(dtype: torch.dtype) -> None:
+    for value in (torch.tensor(1.1).to(dtype), torch.tensor(float("nan")).to(dtype)):
+        (found,) = filled({"step": scalar(value)}, {}.__getitem__).values()
+        assert found.dtype == dtype and not found.shape
+        torch.testing.assert_close(found, value, rtol=0, atol=0, equal_nan=True)
+    assert scalar_tensor(torch.tensor(1.0)) is None and scalar_tensor({"step": 1}) is None
 
 
 @pytest.mark.parametrize("rest", [0, 1, BLOCK_BYTES - 1])

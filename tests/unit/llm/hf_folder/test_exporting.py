@@ -18,7 +18,7 @@ import forebay as fb
 from forebay import llm
 from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.checkpoint.parts.part import LocalChunk
-from forebay.checkpoint.parts.table import TABLE, PartsTable, named
+from forebay.checkpoint.parts.table import TABLE, named, table_text
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.llm.hf_folder import safetensors_files
 from forebay.llm.hf_folder.generation_defaults import end_tokens
@@ -162,7 +162,7 @@ def save_in_parts(state: dict[str, Any], folder: Path | str, step: int = 3) -> N
             )
             half[name] = named(f"model.{name}")
         receipts.append(store.save_part(step, number, chunks))
-    head = {"objects": {**state["objects"], "model": half}, TABLE: PartsTable.of(receipts).to_text()}
+    head = {"objects": {**state["objects"], "model": half}, TABLE: table_text(receipts)}
     cursor = Cursor(plan_id="9c02", epoch=1, position=10, global_batch=10)
     store.save(Checkpoint(step=step, cursor=cursor, world=World(rank=0, size=2), shards={0: head}), receipts)
 
