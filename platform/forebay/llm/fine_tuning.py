@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from forebay.llm.cost.meter import Meter
 from forebay.llm.quantization import FrozenWeights
 from forebay.llm.recipe import Recipe
+from forebay.llm.source.hub_model import hub_access
 from forebay.llm.tokens import TARGETS
 from forebay.llm.training.evaluation import evaluate_tokens
 from forebay.llm.training.token_loss import token_loss
@@ -47,7 +48,15 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
 
 
 def set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optimizer]:
-    """Model of `recipe`, the same model as a train function calls it, and its optimizer: restored, with its origin."""
+    """Model of `recipe`, the same model as a train function calls it, and its optimizer: restored, with its origin.
+
+    Reads nothing from the Hugging Face Hub, unless the model is there.
+    """
+    with hub_access(recipe.model.name):
+        return _set_up(recipe, worker)
+
+
+def _set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optimizer]:
     # Before the model is restored: a checkpoint of another adapter is refused by its name.
     worker.track(model_origin=recipe.origin(worker.seed))
     built = recipe.build_model()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +21,7 @@ _SMALL = ("*.json", "*.jinja", "tokenizer.model", "vocab.txt", "merges.txt")
 _WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 _LEFT_OUT = ("*/*", "consolidated*")
 """Copies of the weights in other forms."""
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,31 @@ def hub_names(hub: HubModel) -> set[str]:
     if names.error is None and names.value is not None:
         return {name for name in names.value if "/" not in name}
     return {path.name for path in Path(hub_copy(hub, with_weights=True)).iterdir()}
+
+
+@contextmanager
+def hub_access(model: str) -> Iterator[None]:
+    """Keep this process and its children from the Hub within the block, unless `model` is a model of the Hub.
+
+    The library refuses each request then (`HF_HUB_OFFLINE=1`). A variable of the user stands.
+    """
+    if any(name in os.environ for name in _OFFLINE) or hub_model(model) is not None:
+        yield
+        return
+    os.environ |= dict.fromkeys(_OFFLINE, "1")
+    # The library reads the variable when it is imported, and this constant at every request.
+    constants: Any = sys.modules.get("huggingface_hub.constants")
+    before = None if constants is None else constants.HF_HUB_OFFLINE
+    if constants is not None:
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for name in _OFFLINE:
+            os.environ.pop(name, None)
+        constants = sys.modules.get("huggingface_hub.constants")
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = bool(before)
 
 
 def _library() -> Any:

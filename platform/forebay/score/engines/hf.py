@@ -14,6 +14,7 @@ from torch.nn import functional
 from forebay.errors import EngineFailed, InvalidOption, whole_number
 from forebay.llm.chat import Document
 from forebay.llm.models import ModelSpec, read_config
+from forebay.llm.source.hub_model import hub_access
 from forebay.llm.source.tokenizers import TokenizerSpec, check_sizes, import_transformers, load_folder
 from forebay.score.engines.choices import choices_of
 from forebay.score.engines.decoding import Decoder
@@ -61,7 +62,8 @@ class HfEngineSpec:
         read_config(self.model)
 
     def open(self) -> HfEngine:
-        return HfEngine(self)
+        with hub_access(self.model):
+            return HfEngine(self)
 
 
 class HfEngine:

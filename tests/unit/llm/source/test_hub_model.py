@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +17,7 @@ from forebay import llm
 from forebay.errors import InvalidOption
 from forebay.llm.models import read_config
 from forebay.llm.source.folders import local_copy
-from forebay.llm.source.hub_model import HubModel, hub_model, pinned_model
+from forebay.llm.source.hub_model import HubModel, hub_access, hub_model, pinned_model
 
 COMMIT = "c" * 40
 NAME = "someone/small"
@@ -101,6 +102,26 @@ def test_names_of_the_hub_and_of_folders(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert hub_model("org/name") is None
+
+
+def test_only_models_of_the_hub_reach_it(hub: type[Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+    library = HfApi()
+    for local in ("tiny", str(tmp_path), "s3://models/mine"):
+        with hub_access(local), pytest.raises(OfflineModeIsEnabled):
+            library.model_info(NAME, revision=COMMIT)
+        assert "HF_HUB_OFFLINE" not in os.environ
+    with hub_access("tiny"):
+        assert os.environ["HF_HUB_OFFLINE"] == os.environ["TRANSFORMERS_OFFLINE"] == "1"
+    with hub_access(NAME):
+        assert library.model_info(NAME, revision=COMMIT).sha == COMMIT
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    with hub_access("tiny"):
+        assert library.model_info(NAME, revision=COMMIT).sha == COMMIT, "the user's variable stands"
 
 
 @pytest.mark.variation("downloads by another library, whose import takes seconds")
