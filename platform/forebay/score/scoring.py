@@ -20,7 +20,7 @@ from forebay.score.result import ScoreResult
 from forebay.score.shard_scorer import ScoreSpec
 from forebay.score.shards import ShardLayout
 from forebay.score.source.finding import find_source
-from forebay.storage.credentials import Access
+from forebay.storage.credentials import Access, without_credentials
 from forebay.storage.filesystem import resolve
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ def score_rows(
         seconds=tally.seconds,
     )
     if missing:
-        write_page(result, setup.plan.facts)
+        names = {"model": without_credentials(request.model), "data": without_credentials(request.data)}
+        write_page(result, names, setup.plan.facts)
     return result
 
 

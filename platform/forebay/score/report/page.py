@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from forebay.formatting import time_text
@@ -13,19 +14,21 @@ from forebay.score.report.table import COLUMNS, worker_rows
 from forebay.score.result import ScoreResult
 
 FILE_NAME = "scores.html"
+_DIGEST, _SHOWN = re.compile(r"[0-9a-f]{32,}"), 12
 
 
-def write_page(result: ScoreResult, facts: Mapping[str, object]) -> str:
+def write_page(result: ScoreResult, names: Mapping[str, str], facts: Mapping[str, object]) -> str:
     """Write the page into the folder of the answers. Returns its URI. Raises `WriteFailed`.
 
-    `facts` are those of the plan.
+    `names` are those of model and data, `facts` those of the plan.
     """
-    return write(result.folder, FILE_NAME, page_of(result, facts), "The page of the scoring run")
+    return write(result.folder, FILE_NAME, page_of(result, names, facts), "The page of the scoring run")
 
 
-def page_of(result: ScoreResult, facts: Mapping[str, object]) -> str:
+def page_of(result: ScoreResult, names: Mapping[str, str], facts: Mapping[str, object]) -> str:
     """HTML of the page."""
     numbers = {
+        **names,
         "rows": f"{result.rows:,}, of which this run scored {result.rows_scored:,}",
         "errors": f"{result.errors:,}",
         "time": time_text(result.seconds),
@@ -34,5 +37,17 @@ def page_of(result: ScoreResult, facts: Mapping[str, object]) -> str:
     *workers, total = worker_rows(result)
     rows = [*map(row, workers), row(total, class_="best")]
     shown = table(COLUMNS, rows, class_="numbers", label="Workers")
-    content = fragment(result.folder, listed(numbers), section("Workers", shown), section("Plan", listed(facts)))
+    plan = {name: _text(fact) for name, fact in facts.items()}
+    content = fragment(result.folder, listed(numbers), section("Workers", shown), section("Plan", listed(plan)))
     return document("Scores", content)
+
+
+def _text(fact: object) -> str:
+    """Fact as people read it. `plan.json` has digests as a whole."""
+    if isinstance(fact, Mapping):
+        return ", ".join(f"{name} {_text(value)}" for name, value in fact.items())
+    if isinstance(fact, list | tuple):
+        return ", ".join(map(_text, fact)) or "none"
+    if isinstance(fact, bool):
+        return "yes" if fact else "no"
+    return _DIGEST.sub(lambda digest: f"{digest[0][:_SHOWN]}…", str(fact))
