@@ -45,7 +45,8 @@ class LanguageSuite(ShardedSuite):
     """Laws of fine-tuning, beside those of `ShardedSuite`. Runs train for at least 20 steps."""
 
     @pytest.fixture(scope="class")
-    def tuned(self, tmp_path_factory: pytest.TempPathFactory) -> LanguageBench:
+    @classmethod
+    def tuned(cls, tmp_path_factory: pytest.TempPathFactory) -> LanguageBench:
         """Data, jobs and runs, shared by all tests of the class."""
         return LanguageBench(tmp_path_factory.mktemp("language"))
 
