@@ -18,15 +18,19 @@ from forebay.foreign_code import error_of
 
 NODES, NODE_CPUS = 2, 2
 KINDS = ("worker", "driver", "node")
-_SHARES = (0.6, 0.2, 0.2)
+_SHARES = {"worker": 0.6, "driver": 0.2, "node": 0.2}
 _STARTS = 10
 
 
 class KilledCluster:
-    """Head without workers, and nodes for them. `kill` ends an actor of class `actors`, the driver, or a node."""
+    """Head without workers, and nodes for them. `kill` ends one of `kinds`: an actor of class `actors`, the driver, or
+    a node.
+    """
 
-    def __init__(self, seed: int, actors: str) -> None:
+    def __init__(self, seed: int, actors: str, kinds: Sequence[str] = KINDS, node_cpus: int = NODE_CPUS) -> None:
         self._random, self._started, self._actors = np.random.default_rng(seed), list[Any](), actors
+        self._node_cpus, shares = node_cpus, np.array([_SHARES[kind] for kind in kinds])
+        self._kinds, self._shares = kinds, shares / shares.sum()
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         self._nodes = [self._new_node() for _ in range(NODES)]
         ray.init(address=self._cluster.address, log_to_driver=False)
@@ -44,7 +48,7 @@ class KilledCluster:
 
     def kill(self, driver: subprocess.Popen[str]) -> str | None:
         """Kill something at random. Returns its kind, None if there was nothing of that kind."""
-        kind = str(self._random.choice(KINDS, p=_SHARES))
+        kind = str(self._random.choice(self._kinds, p=self._shares))
         if kind == "driver":
             driver.kill()
         elif kind == "node":
@@ -72,7 +76,9 @@ class KilledCluster:
     def _new_node(self) -> Any:
         """Node that has started. On a busy machine Ray gives up after 30 s, and it is tried again."""
         for _ in range(_STARTS):
-            if (error := error_of(lambda: self._started.append(self._cluster.add_node(num_cpus=NODE_CPUS)))) is None:
+            if (
+                error := error_of(lambda: self._started.append(self._cluster.add_node(num_cpus=self._node_cpus)))
+            ) is None:
                 return self._started.pop()
             print(f"a node did not start: {error}", flush=True)
         raise RuntimeError(f"no node started in {_STARTS} attempts")

@@ -10,21 +10,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from forebay.llm.models import ModelSpec
-from forebay.llm.source.tokenizers import TokenizerSpec, train_tokenizer
+from forebay.llm.models import tiny_sizes
+from forebay.llm.source.tokenizers import TokenizerSpec, import_transformers, train_tokenizer
 from forebay.testing.data.chats import made_up_chats
 
 ROW_GROUP_ROWS = 1000
 
 
-def write_model(folder: Path) -> None:
-    """Seeded Llama of 2 layers and width 64, with a tokenizer of 2,048 entries. Kept if it is there."""
+def write_model(folder: Path, **sizes: int) -> None:
+    """Seeded Llama of 2 layers and width 64, or other sizes, with a tokenizer of 2,048 entries. Kept if it is there."""
     if (folder / "model.safetensors").exists():
         return
     chats = itertools.islice(made_up_chats(0), 2000)
     tokenizer = train_tokenizer((turn["content"] for turns in chats for turn in turns), TokenizerSpec())
     torch.manual_seed(0)
-    model: Any = ModelSpec(name="tiny", vocab_size=len(tokenizer)).build()
+    transformers = import_transformers()
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(tiny_sizes(len(tokenizer)) | sizes)))
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from bench.score.cluster import KINDS, KilledCluster
+from bench.score.cluster import KINDS, NODE_CPUS, KilledCluster
 
 SHARD_ROWS, MAX_TOKENS = 250, 6
 _TURN_S, _STATE = 0.05, "kills.json"
@@ -21,12 +21,17 @@ _TURN_S, _STATE = 0.05, "kills.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KilledJob:
-    """Program that scores `data` into `folder`, and is started again until it ends well. `actors` are its workers."""
+    """Program that scores data into `folder`, and is started again until it ends well. `actors` are its workers.
+
+    `kinds` are killed, in a cluster whose nodes have `node_cpus` CPUs each.
+    """
 
     name: str
     command: Sequence[str]
     actors: str
     folder: Path
+    kinds: Sequence[str] = KINDS
+    node_cpus: int = NODE_CPUS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +53,10 @@ class FaultCounts:
     scored: int | None = None
 
 
-def forebay_job(model: Path, data: Path, folder: Path, workers: int = 2) -> KilledJob:
-    """`forebay score` with answers that are drawn."""
+def forebay_job(model: Path, data: Path, folder: Path, **more: Any) -> KilledJob:
+    """`forebay score` with 2 workers and answers that are drawn, and `more` options."""
     asked = {"shard_rows": SHARD_ROWS, "max_tokens": MAX_TOKENS, "temperature": 0.8, "seed": 3, "keep": "id,"}
-    options = {"model": model, "data": data, "to": folder, "workers": workers, **asked}
+    options = {"model": model, "data": data, "to": folder, "workers": 2, **asked, **more}
     words = [f"{name}={value}" for name, value in options.items()]
     command = (sys.executable, "-m", "forebay", "score", *words, "--json")
     return KilledJob(name="forebay", command=command, actors="ScoreActor", folder=folder)
@@ -73,7 +78,8 @@ def run_with_kills(job: KilledJob, expected: dict[int, str], kills: int, seconds
     """
     before = _before(job)
     if not before.is_done:
-        cluster, began = KilledCluster(seed=sum(before.kills.values()), actors=job.actors), time.monotonic()
+        seed, began = sum(before.kills.values()), time.monotonic()
+        cluster = KilledCluster(seed, job.actors, kinds=job.kinds, node_cpus=job.node_cpus)
         try:
             starts, is_done = _score_under_kills(cluster, job, kills - sum(before.kills.values()), seconds)
         finally:

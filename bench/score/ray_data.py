@@ -35,6 +35,17 @@ class Scorer:
         return {"id": batch["id"], "text": [each.text for each in answers]}
 
 
+def keep_checkpoints(to: Path) -> None:
+    """Let Ray Data keep checkpoints beside `to`, by the column id."""
+    from ray.data.checkpoint import CheckpointConfig  # noqa: PLC0415 - an option
+
+    kept = to.with_name(f"{to.name}-checkpoint")
+    kept.mkdir(parents=True, exist_ok=True)
+    ray.data.DataContext.get_current().checkpoint_config = CheckpointConfig(
+        id_column="id", checkpoint_path=str(kept), delete_checkpoint_on_success=False
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
@@ -44,13 +55,7 @@ def main() -> None:
     asked = parser.parse_args()
     ray.init(runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", str(Path.cwd()))}})
     if asked.checkpoint:
-        from ray.data.checkpoint import CheckpointConfig  # noqa: PLC0415 - an option
-
-        kept = asked.to.with_name(f"{asked.to.name}-checkpoint")
-        kept.mkdir(parents=True, exist_ok=True)
-        ray.data.DataContext.get_current().checkpoint_config = CheckpointConfig(
-            id_column="id", checkpoint_path=str(kept), delete_checkpoint_on_success=False
-        )
+        keep_checkpoints(asked.to)
     log = str(asked.to.with_name(f"{asked.to.name}-scored.txt"))
     ray.data.read_parquet(asked.data).map_batches(
         Scorer, fn_constructor_args=(asked.model, log), batch_size=BATCH, concurrency=WORKERS
