@@ -117,6 +117,10 @@ class JobFiles:
         content = self._read(f"{number:06d}.ended.json")
         return None if content is None else SubmissionEnd(**json.loads(content))
 
+    def uri(self, number: int) -> str:
+        """URI of the record of submission `number`."""
+        return self._uri(f"{number:06d}.json")
+
     def log_uri(self, submission: Submission) -> str:
         """URI of the log of a submission."""
         return below(below(self.folder, "logs"), f"{submission.id}.log")

@@ -49,7 +49,15 @@ def _plan(spec: JobSpec, task: Task, fleet: Fleet, view: FleetView) -> TaskPlan:
     if best is None:
         reason = too_large(spec, task, view, 0.0)
         return TaskPlan(task=task, placement=placement, ray_job=None, too_large=reason)
-    attempt = PlacedAttempt(spec=spec, task=task, number=1, sku=best.sku, market=best.market, workers=best.workers)
+    attempt = PlacedAttempt(
+        spec=spec,
+        task=task,
+        number=1,
+        sku=best.sku,
+        market=best.market,
+        workers=best.workers,
+        is_head_apart=best.is_head_apart,
+    )
     ray_job = render(attempt, fleet.named(best.cluster))
     preflight(ray_job)
     return TaskPlan(task=task, placement=placement, ray_job=ray_job)

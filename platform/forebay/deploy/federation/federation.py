@@ -120,19 +120,12 @@ class Federation:
         before = self._before(entry)
         if before is not None:
             return before
-        place_ = entry.spec.place
-        rules = AttemptRules(
-            start_within_s=place_.start_within,
-            retries=entry.task.retries,
-            unreachable_s=place_.unreachable.after,
-            is_fenced=place_.unreachable.then == "fence",
-        )
         try:
             observed = self._observe(entry, round_)
         except InvalidOption as error:
             # The run of this name was started by somebody else. The other jobs of the fleet go on.
             return FleetDecision(state=JobFailed(number=0, why=str(error)), why=str(error))
-        return decide(entry.state, observed, rules, round_.now)
+        return decide(entry.state, observed, rules_of(entry.spec, entry.task), round_.now)
 
     def _before(self, entry: JournalEntry) -> FleetDecision | None:
         """Decision on a task that has to wait for other tasks, or whose earlier task failed."""
@@ -151,9 +144,10 @@ class Federation:
         state = entry.state
         ray_job, is_refused = None, False
         if not isinstance(state, JobQueued | JobEnd):
-            view = round_.views[state.target.cluster]
-            is_refused = view.is_refused
-            if view.ray_jobs is not None:
+            # A cluster that was taken out of the fleet file is as silent as one that is cut off.
+            view = round_.views.get(state.target.cluster)
+            is_refused = view is not None and view.is_refused
+            if view is not None and view.ray_jobs is not None:
                 ray_job = view.ray_jobs.get(self._name(entry, state.number), ABSENT)
         is_alive = ray_job is not None and ray_job.phase in ("starting", "running")
         if is_alive and isinstance(state, AttemptStarting | AttemptRunning):
@@ -196,9 +190,13 @@ class Federation:
             return None, self._why(placement)
         left = round_.left[best.cluster]
         round_.left[best.cluster] = replace(left, nodes=taken(left.nodes, best.gang))
-        price = best.price_per_hour
         target = Target(
-            cluster=best.cluster, sku=best.sku, market=best.market, workers=best.workers, price_per_hour=price
+            cluster=best.cluster,
+            sku=best.sku,
+            market=best.market,
+            workers=best.workers,
+            price_per_hour=best.price_per_hour,
+            is_head_apart=best.is_head_apart,
         )
         return target, ()
 
@@ -213,8 +211,8 @@ class Federation:
         for entry in entries:
             state = entry.state
             if isinstance(state, AttemptPlacing | AttemptStarting):
-                view = round_.views[state.target.cluster]
-                if self._name(entry, state.number) in view.counted:
+                view = round_.views.get(state.target.cluster)
+                if view is None or self._name(entry, state.number) in view.counted:
                     continue
                 left = round_.left[state.target.cluster]
                 gang = gang_of(
@@ -260,7 +258,8 @@ class Federation:
                     self._storage.end(entry.spec, entry.task, action.number, action.how, action.why)
                 case DeleteRayJob():
                     self._clusters.delete(action.target.cluster, attempt.name)
-        except (KubeError, ReadFailed, WriteFailed) as error:
+        except (KubeError, ReadFailed, WriteFailed, InvalidOption) as error:
+            # The other jobs of the fleet go on.
             self._waits[entry.name] = (str(error),)
 
     def _delete_ended(self, entries: list[JournalEntry], round_: _Round) -> None:
@@ -299,7 +298,19 @@ class Federation:
             sku=target.sku,
             market=target.market,
             workers=target.workers,
+            is_head_apart=target.is_head_apart,
         )
+
+
+def rules_of(spec: JobSpec, task: Task) -> AttemptRules:
+    """Rules of a task for its attempts."""
+    place = spec.place
+    return AttemptRules(
+        start_within_s=place.start_within,
+        retries=task.retries,
+        unreachable_s=place.unreachable.after,
+        is_fenced=place.unreachable.then == "fence",
+    )
 
 
 def _is_news(decision: FleetDecision, entry: JournalEntry) -> bool:

@@ -58,6 +58,9 @@ class StoragePort(Protocol):
 
     def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None: ...
 
+    def failures(self, spec: JobSpec, task: Task, *, before: int) -> int:
+        """Number of attempts before `before` that recorded their failure."""
+
     def is_stopped(self, spec: JobSpec, task: Task) -> bool: ...
 
     def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool: ...

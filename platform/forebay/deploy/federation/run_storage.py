@@ -48,6 +48,15 @@ class RunStorage:
             return SeenClaim(number=claim.number, target=target)
         return SeenClaim(number=claim.number, target=target, how=end.how, why=end.why)
 
+    def failures(self, spec: JobSpec, task: Task, *, before: int) -> int:
+        """Number of attempts before `before` that recorded their failure. Raises `ReadFailed`."""
+        files = AttemptFiles(_run(spec, task))
+        try:
+            ends = [files.ended(number) for number in range(1, before)]
+        except OSError as error:
+            raise _unread(spec, task, error) from redacted(error)
+        return sum(end is not None and end.how == "failed" for end in ends)
+
     def is_stopped(self, spec: JobSpec, task: Task) -> bool:
         """Whether the newest attempt has had an order to stop for long enough. Raises `ReadFailed`."""
         run = _run(spec, task)

@@ -56,6 +56,10 @@ class Sku:
         if not self.markets:
             raise fault('a SKU has at least one market. Write markets = ["on-demand"].', "markets")
 
+    def selector(self, market: Market) -> dict[str, str]:
+        """Labels of its nodes of a market."""
+        return {**self.node_selector, **(self.spot_node_selector if market == "spot" else {})}
+
     def price(self, market: Market) -> float | None:
         """Price of a machine for an hour. A machine without a spot price costs the same on both markets."""
         return (self.spot_price_per_hour or self.price_per_hour) if market == "spot" else self.price_per_hour

@@ -12,13 +12,18 @@ from forebay.errors import InvalidOption
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Place of an attempt, and its number of workers at first. `price_per_hour` is that of the smallest world."""
+    """Place of an attempt, and its number of workers at first. `price_per_hour` is that of the smallest world.
+
+    `is_head_apart` keeps the head off the workers' nodes. It is no part of a claim: a controller that adopts an attempt
+    leaves the head to the scheduler.
+    """
 
     cluster: str
     sku: str
     market: Market
     workers: int
     price_per_hour: float | None = None
+    is_head_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,22 +143,32 @@ class Gang:
         """Nodes after the gang was placed, or None if it does not fit.
 
         The answer is exact: workers are equal, so only the head's node matters, and every kind of node is tried for it.
-        Workers go to the fullest nodes first, which leaves whole nodes to later gangs.
+        Of equal ones, it goes where no worker can. Workers go to the fullest nodes first, which leaves whole nodes to
+        later gangs.
         """
         groups = list(grouped(nodes))
         if self.head is None:
             return self._fill(groups)
-        best: tuple[tuple[int, Shape], list[NodeGroup]] | None = None
+        best: tuple[tuple[int, bool, Shape], list[NodeGroup]] | None = None
         for number, group in enumerate(groups):
             if HEAD_POOL not in group.pools or not group.free.holds(self.head):
                 continue
             left = group.free.less(self.head)
-            lost = group.free.slots(self.worker) - left.slots(self.worker) if self.pool in group.pools else 0
-            if best is None or (lost, group.free) < best[0]:
+            is_shared = self.pool in group.pools
+            lost = group.free.slots(self.worker) - left.slots(self.worker) if is_shared else 0
+            if best is None or (lost, is_shared, group.free) < best[0]:
                 others = [*groups[:number], *groups[number + 1 :]]
                 rest = NodeGroup(group.free, group.pools, group.count - 1)
-                best = ((lost, group.free), [*others, rest, NodeGroup(left, group.pools)])
+                best = ((lost, is_shared, group.free), [*others, rest, NodeGroup(left, group.pools)])
         return None if best is None else self._fill(best[1])
+
+    def head_fits_apart(self, nodes: Iterable[NodeGroup]) -> bool:
+        """Whether a node that no worker can use has room for the head."""
+        head = self.head
+        return head is not None and any(
+            group.count and HEAD_POOL in group.pools and self.pool not in group.pools and group.free.holds(head)
+            for group in nodes
+        )
 
     def most(self, nodes: Iterable[NodeGroup]) -> int:
         """Largest number of workers with which the gang fits. 0 if there is no room for the head."""

@@ -82,7 +82,10 @@ class PoolChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChoice:
-    """One way to run a task now or after growth: a cluster, a SKU of it, a market, and the workers to start with."""
+    """One way to run a task now or after growth: a cluster, a SKU of it, a market, and the workers to start with.
+
+    `is_head_apart` means that the head has room on a node that is none of the workers', and is to go there.
+    """
 
     cluster: str
     sku: str
@@ -93,6 +96,7 @@ class PlacementChoice:
     price_per_hour: float | None
     reason: str
     remainder: PoolRemainder
+    is_head_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +230,7 @@ class _Question:
             price_per_hour=pool.price_per_hour,
             reason=self._reason(cluster, where, fit, workers, pool.price_per_hour),
             remainder=replace(gang, workers=workers).remainder(left.nodes, pool.machine),
+            is_head_apart=gang.head_fits_apart(left.nodes) and _labels_tell(pool),
         )
 
     def _fit(self, pool: PoolChoice, left: Capacity) -> tuple[Fit, int]:
@@ -317,6 +322,13 @@ class _Question:
             choice.sku,
             choice.market,
         )
+
+
+def _labels_tell(pool: PoolChoice) -> bool:
+    """Whether every node for heads that is not of the workers' pool has other labels, and so a selector can tell it."""
+    sku = pool.cluster.sku[pool.sku]
+    tolerated = (*sku.tolerations, *(sku.spot_tolerations if pool.market == "spot" else ()))
+    return bool(sku.selector(pool.market)) and all(each in tolerated for each in pool.cluster.head_tolerations)
 
 
 def _price_step(price: float, cheapest: float) -> float:

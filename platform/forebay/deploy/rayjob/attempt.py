@@ -23,7 +23,7 @@ class PlacedAttempt:
     """Attempt `number` of `task`, on `sku` machines of one market.
 
     `workers` is the number that start at once, by default the smallest. `token` is that of the attempt's claim in
-    storage. `code` is the SHA-256 of the packed code.
+    storage. `code` is the SHA-256 of the packed code. With `is_head_apart` the head keeps off the workers' nodes.
     """
 
     spec: JobSpec
@@ -34,6 +34,7 @@ class PlacedAttempt:
     workers: int | None = None
     token: str = ""
     code: str | None = None
+    is_head_apart: bool = False
 
     @property
     def world_size(self) -> int:

@@ -110,6 +110,9 @@ def _head(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
     container = ray_container(attempt, cluster, resources, has_cache=False)
     spec = pod_spec(attempt, cluster, container, has_cache=False)
     spec |= _nodes(cluster.head_node_selector, cluster.head_tolerations) | _priority(attempt, cluster)
+    selector = cluster.sku[attempt.sku].selector(attempt.market)
+    if attempt.is_head_apart and selector:
+        spec["affinity"] = _nodes_without(selector)
     return {
         # Nothing of a run is placed on the head: it is the pod whose loss ends the attempt.
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - inside the pod's network
@@ -126,8 +129,7 @@ def _group(attempt: PlacedAttempt, cluster: Cluster, market: Market, *, is_first
     spec |= {"automountServiceAccountToken": False, **_priority(attempt, cluster)}
     drain_s = cluster.spot_drain if is_spot else cluster.drain
     spec["terminationGracePeriodSeconds"] = int(drain_s) + (3 if is_spot else GRACE_AFTER_DRAIN_S)
-    selector = {**sku.node_selector, **(sku.spot_node_selector if is_spot else {})}
-    spec |= _nodes(selector, (*sku.tolerations, *(sku.spot_tolerations if is_spot else ())))
+    spec |= _nodes(sku.selector(market), (*sku.tolerations, *(sku.spot_tolerations if is_spot else ())))
     group: KubeObject = {
         "groupName": market,
         "replicas": replicas,
@@ -153,6 +155,14 @@ def _nodes(selector: Any, tolerations: Any) -> KubeObject:
         **({"nodeSelector": dict(selector)} if selector else {}),
         **({"tolerations": [dict(each) for each in tolerations]} if tolerations else {}),
     }
+
+
+def _nodes_without(labels: dict[str, str]) -> KubeObject:
+    """Nodes on which at least one of `labels` has another value or is missing. Terms are joined by "or"."""
+    terms = [
+        {"matchExpressions": [{"key": name, "operator": "NotIn", "values": [value]}]} for name, value in labels.items()
+    ]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
 def _template_metadata(attempt: PlacedAttempt) -> KubeObject:

@@ -279,6 +279,27 @@ def test_packing_is_exact(spec: fb.JobSpec, nodes: list[NodeGroup]) -> None:
     assert gang.most(nodes) == most
 
 
+def test_a_head_that_labels_can_tell_apart_goes_where_no_worker_can() -> None:
+    labelled = dataclasses.replace(cluster("a").sku["h100"], node_selector={"sku": "h100"})
+    tolerant = {"head_tolerations": ({"key": "gpu", "operator": "Exists"},)}
+    both = Capacity(
+        cluster="a",
+        observed_at=NOW,
+        nodes=(
+            NodeGroup(Shape(64_000, 512 * GIB, 8), ("h100/spot", "head"), 2),
+            NodeGroup(Shape(4000, 16 * GIB), ("head",)),
+        ),
+    )
+    only_workers = dataclasses.replace(both, nodes=both.nodes[:1])
+    for one, room, is_apart in (
+        (cluster("a", sku={"h100": labelled}), both, True),
+        (cluster("a", sku={"h100": labelled}), only_workers, False),
+        (cluster("a", sku={"h100": labelled}, **tolerant), both, False),
+        (cluster("a"), both, False),
+    ):
+        assert best(job({"min": 1}), view((one, room))).is_head_apart is is_apart
+
+
 def test_whole_nodes_stay_for_later_gangs() -> None:
     nodes = (NodeGroup(Shape(64_000, 512 * GIB, 8), ("p",), 2), NodeGroup(Shape(64_000, 512 * GIB, 4), ("p",)))
     left = Gang(pool="p", worker=Shape(1000, GIB, 1), workers=4).pack(nodes)

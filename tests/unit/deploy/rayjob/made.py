@@ -102,6 +102,7 @@ def _placed(draw: st.DrawFn, spec: fb.JobSpec) -> PlacedAttempt:
         market=draw(st.sampled_from(["spot", "on-demand"])),
         token=draw(st.sampled_from(["", "abc"])),
         code=draw(st.none() | st.just("c" * 64)),
+        is_head_apart=draw(st.booleans()),
     )
 
 

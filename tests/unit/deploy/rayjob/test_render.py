@@ -74,6 +74,20 @@ def test_spot_comes_first_and_on_demand_is_the_fallback() -> None:
     assert only["groupName"] == "spot"
 
 
+def test_a_head_that_has_room_elsewhere_keeps_off_the_workers_nodes() -> None:
+    apart = dataclasses.replace(attempt(), is_head_apart=True)
+    job = render(apart, cluster())
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    (rule,) = head["affinity"]["nodeAffinity"].values()
+    # A node of spot machines has both labels. Terms are joined by "or": one that differs is enough.
+    assert [each["matchExpressions"] for each in rule["nodeSelectorTerms"]] == [
+        [{"key": name, "operator": "NotIn", "values": [value]}]
+        for name, value in cluster().sku["h100"].selector(apart.market).items()
+    ]
+    assert all("affinity" not in group["template"]["spec"] for group in groups_of(job))
+    check_pods(job, CORE_VERSIONS[-1])
+
+
 def test_a_fixed_size_needs_no_autoscaler() -> None:
     fixed = dataclasses.replace(attempt(workers={"max": 2, "spot": "never"}), market="on-demand")
     job = render(fixed, cluster())
