@@ -1,4 +1,4 @@
-"""Fixtures of the tests on a real control plane. `make k8s` runs them; elsewhere they are deselected."""
+"""Fixtures of the tests on a real control plane, which only `make k8s` runs."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def job(name: str, workers: int = 1) -> fb.JobSpec:
 
 
 def fleet_with_a_loss(ends_at: int) -> tuple[list[str], dict[str, tuple[int, bool]]]:
-    """Three jobs on two clusters; one loses its head once. The controller ends at effect `ends_at`, with its journal.
+    """Three jobs on two clusters, of which one loses its head. The controller and its journal end at effect `ends_at`.
 
     Returns the effects, and of each run the number of attempts and whether it has a result.
     """
