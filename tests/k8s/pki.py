@@ -99,7 +99,7 @@ def kubeconfig_of(pki: Path, port: int, context: str, user: dict[str, str]) -> s
             "kind": "Config",
             "current-context": context,
             "clusters": [{"name": context, "cluster": server}],
-            "users": [{"name": "user", "user": user}],
-            "contexts": [{"name": context, "context": {"cluster": context, "user": "user"}}],
+            "users": [{"name": f"user-of-{context}", "user": user}],
+            "contexts": [{"name": context, "context": {"cluster": context, "user": f"user-of-{context}"}}],
         }
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from forebay.deploy.spec.fields import fault
@@ -16,6 +17,15 @@ _FORMS = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|\bAIza[\w-]{30,}"
 )
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_HEADER = re.compile(r"\b(?:Bearer|Basic)\s+[\w.~+/-]{16,}", re.IGNORECASE)
+_VALUE = r"""("[^"]*"|'[^']*'|[^\s;&|)]+)"""
+_ASSIGNED = re.compile(rf"(?<![\w-])-{{0,2}}([A-Za-z_][\w-]*)={_VALUE}")
+_OPTION = re.compile(rf"(?<!\S)--([A-Za-z][\w-]*)\s+{_VALUE}")
+# `--token-type` and `--key-length` are no secrets.
+_ABOUT_SECRETS = frozenset(
+    {"budget", "count", "embedding", "format", "id", "ids", "index", "len", "length", "limit", "name", "prefix"}
+    | {"ratio", "size", "style", "type", "url"}
+)
 # `eos_token = "</s>"` and `tokens = 4096` are no secrets.
 _LEAST_LETTERS = 8
 
@@ -39,8 +49,42 @@ def refuse_secrets(facts: Mapping[str, Any]) -> None:
                     f'variable, and write secret_env = {{{name.upper()} = "SECRET/KEY"}} in [launch].',
                     *("task", number, "args", name),
                 )
+        for word, following in pairwise((*task["command"], "")):
+            _refuse_written(f"{word} {following}" if word.startswith("--") else word, "task", number, "command")
+    for number, line in enumerate(launch["setup"]):
+        _refuse_written(line, "launch", "setup", number)
     for path, text in _texts((), facts):
         _refuse_text(path, text)
+
+
+def _refuse_written(text: str, *path: str | int) -> None:
+    """Refuse a command with a secret in it: `export HF_TOKEN=...`, `--password ...`, `Authorization: Bearer ...`."""
+    for name, value in (*_ASSIGNED.findall(text), *_OPTION.findall(text)):
+        variable = name.upper().replace("-", "_")
+        if _is_written_secret(name, value.strip("\"'")):
+            raise fault(
+                f"{name} looks like a secret, and commands are stored and shown. Write ${variable} there, and "
+                f'secret_env = {{{variable} = "SECRET/KEY"}} in [launch].',
+                *path,
+            )
+    if _HEADER.search(text):
+        raise fault(
+            "this command has credentials of a request in it, and commands are stored and shown. Write a variable "
+            'there, such as $API_TOKEN, and secret_env = {API_TOKEN = "SECRET/KEY"} in [launch].',
+            *path,
+        )
+
+
+def _is_written_secret(name: str, value: str) -> bool:
+    is_about = name.lower().replace("-", "_").rpartition("_")[2] in _ABOUT_SECRETS
+    is_reference = value.startswith(("$", "`", "/", "<", "["))
+    return (
+        is_secret_name(name)
+        and not is_about
+        and not is_reference
+        and not _is_file(name, value, ())
+        and len(value) >= _LEAST_LETTERS
+    )
 
 
 def _refuse_text(path: tuple[str | int, ...], text: str) -> None:
@@ -59,7 +103,9 @@ def _refuse_text(path: tuple[str | int, ...], text: str) -> None:
 
 
 def _is_secret_argument(name: str, value: object) -> bool:
-    return is_secret_name(name) and isinstance(value, str) and len(value) >= _LEAST_LETTERS
+    # `eos_token = "<|endoftext|>"` is a token of a vocabulary.
+    is_text = isinstance(value, str) and not (value.startswith("<") and value.endswith(">"))
+    return is_secret_name(name) and is_text and len(str(value)) >= _LEAST_LETTERS
 
 
 def _is_file(name: str, value: str, mounts: tuple[str, ...]) -> bool:

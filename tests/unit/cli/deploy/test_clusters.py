@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tests.unit.deploy.spec.test_job_toml import JOB as WRONG_JOB
+from tests.unit.deploy.spec.test_job_toml import WRONG
 
+from forebay.cli.deploy.submit import submit
 from forebay.deploy.placement.capacity import Capacity, NodeGroup, Shape
+from forebay.errors import InvalidJobSpec
 
 pytest.importorskip("kubernetes")
 Call = Callable[..., Any]
@@ -150,3 +154,13 @@ def test_a_job_that_no_cluster_could_start_is_refused_at_submit(forebay: Call, f
     assert not (tmp_path / "runs").exists()
     # What a Secret holds is never asked for.
     assert all("PartialObjectMetadata" in accept for path, accept in EastServer.asked if "/secrets/" in path)
+
+
+def test_a_wrong_job_file_sends_no_request(fleet: Path, tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    for good, wrong, line, _ in WRONG:
+        file.write_text(WRONG_JOB.replace(good, wrong, 1))
+        with pytest.raises(InvalidJobSpec, match=f"line {line}:"):
+            submit(str(file), backend="fleet", fleet=fleet)
+    assert len(WRONG) >= 40
+    assert EastServer.asked == []
