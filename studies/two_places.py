@@ -11,9 +11,6 @@ import argparse
 import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
 import forebay as fb
 from forebay.deploy.client.backend import JobBackend, LocalBackend
 from forebay.deploy.client.places import wait_at_places
@@ -31,9 +26,9 @@ from forebay.deploy.client.ray_backend import RayBackend
 from forebay.deploy.client.submission import JobFiles, SubmissionEnd
 from forebay.errors import InvalidOption
 from forebay.testing.data.click_log import write_click_log
+from forebay.testing.drivers.ray_processes import RAY, NodeProcesses, head_options
 
 JOBS = Path(__file__).parents[1] / "jobs"
-RAY = str(Path(sys.executable).parent / "ray")
 ENDS_WITHIN_S = 600.0
 
 
@@ -61,48 +56,31 @@ class LocalPlace:
 class RayPlace:
     """Ray cluster of one node, whose processes are all of its daemons and workers."""
 
-    def __init__(self, head: int, address: str) -> None:
+    def __init__(self, processes: NodeProcesses, address: str) -> None:
         self.backend: JobBackend = RayBackend(address)
-        self._head = head
+        self._processes = processes
 
     def signal(self, number: int, files: JobFiles) -> None:  # noqa: ARG002 - of the protocol
-        for process in self.processes():
-            process.send_signal(number)
-
-    def processes(self) -> list[psutil.Process]:
-        """The head and all that it started, directly or not."""
-        head = psutil.Process(self._head)
-        return [head, *head.children(recursive=True)]
+        self._processes.signal(number)
 
 
 @contextmanager
 def ray_place(folder: Path) -> Iterator[RayPlace]:
     """Start a Ray cluster with 4 logical CPUs that accepts jobs, and end it."""
     folder.mkdir(parents=True)
-    names = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
-    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    ports = head_options()
     options = [f"--{name}={port}" for name, port in ports.items()]
     # A job finds its cluster by the newest one of the temporary folder, whose path has to be short for its sockets.
     temp = tempfile.mkdtemp(prefix="fb-")
     options += ["--num-cpus=4", "--disable-usage-stats", f"--temp-dir={temp}/ray"]
-    # The job's entry point is `python` of the cluster's PATH.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     # Ray 2.60 turns token authentication on when it starts a cluster, and leaves it off when it submits to one.
-    environment = {**os.environ, "RAY_TMPDIR": temp, "PATH": path, "RAY_AUTH_MODE": "disabled"}
-    with (folder / "ray.log").open("w") as log:
-        head = subprocess.Popen(  # noqa: S603 - words of this file
-            [RAY, "start", "--head", "--block", *options],
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
-    place = RayPlace(head.pid, f"http://127.0.0.1:{ports['dashboard-port']}")
+    environment = {"RAY_TMPDIR": temp, "RAY_AUTH_MODE": "disabled"}
+    with (folder / "ray.log").open("wb") as log:
+        processes = NodeProcesses([RAY, "start", "--head", "--block", *options], environment, log)
     try:
-        yield place
+        yield RayPlace(processes, f"http://127.0.0.1:{ports['dashboard-port']}")
     finally:
-        for process in place.processes():
-            process.kill()
+        processes.kill()
         shutil.rmtree(temp, ignore_errors=True)
 
 
@@ -160,14 +138,6 @@ def _submitted(spec: fb.JobSpec, backend: JobBackend) -> fb.SubmittedJob:
             if time.monotonic() > give_up:
                 raise
             time.sleep(1)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as open_sockets:
-        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def main() -> None:

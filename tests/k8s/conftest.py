@@ -38,7 +38,7 @@ def planes() -> Iterator[dict[str, ControlPlane]]:
                 plane.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def players(planes: dict[str, ControlPlane]) -> Iterator[dict[str, Player]]:
     """The kubelet and the operator of each cluster. Jobs succeed at once."""
     found = {name: Player(plane.api(), lambda _: "SUCCEEDED") for name, plane in planes.items()}

@@ -47,6 +47,24 @@ class Player(threading.Thread):
                 # Somebody deleted the object meanwhile, or a test froze the server.
                 self.errors.append(str(error))
 
+    def is_ready(self, pod: Object) -> bool:
+        """Whether the container of a bound pod has started, which this may do."""
+        return True
+
+    def end_code(self, pod: Object) -> int | None:
+        """Exit code of a container, None while it runs."""
+        return None
+
+    def end_pod(self, pod: Object) -> None:
+        """End the container of a pod that is deleted."""
+
+    def submit(self, job: Object, cluster: str) -> None:
+        """Create the submitter of a RayJob, whose RayCluster is ready."""
+
+    def outcome(self, job: Object) -> tuple[str, str]:
+        """Job status of a RayJob, and its message."""
+        return self.run_job(job), ""
+
     def _kubelet(self) -> None:
         self._beats += 1
         if self._beats % 5 == 1:
@@ -55,16 +73,21 @@ class Player(threading.Thread):
                     path = f"/api/v1/nodes/{node['metadata']['name']}/status"
                     self.api.merge(path, {"status": {"conditions": [ready()]}})
         for pod in list(self.api.items("/api/v1/pods")):
-            meta = pod["metadata"]
-            path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
-            if pod["spec"].get("nodeName") in self.lost_nodes:
-                continue
-            if meta.get("deletionTimestamp"):
-                self.api.delete(path, at_once=True)
-            elif pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending":
-                if self.run_pod is not None and pod["spec"]["containers"][0].get("command", [""])[0] == "forebay":
-                    self._start(pod, path)
-                    continue
+            if pod["spec"].get("nodeName") not in self.lost_nodes:
+                self._pod(pod)
+
+    def _pod(self, pod: Object) -> None:
+        meta, phase = pod["metadata"], pod["status"].get("phase")
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+        if meta.get("deletionTimestamp"):
+            self.end_pod(pod)
+            self.api.delete(path, at_once=True)
+        elif phase == "Running" and (code := self.end_code(pod)) is not None:
+            self.api.merge(f"{path}/status", {"status": {"phase": "Failed" if code else "Succeeded"}})
+        elif phase == "Pending" and pod["spec"].get("nodeName"):
+            if self.run_pod is not None and pod["spec"]["containers"][0].get("command", [""])[0] == "forebay":
+                self._start(pod, path)
+            elif self.is_ready(pod):
                 kinds = ("Initialized", "ContainersReady", "Ready", "PodScheduled")
                 conditions = [{"type": kind, "status": "True"} for kind in kinds]
                 self.api.merge(
@@ -149,11 +172,11 @@ class Player(threading.Thread):
                 with suppress(ObjectMissing):
                     self.api.delete(cluster)
             case "Running":
-                result = self.run_job(job)
+                result, message = self.outcome(job)
                 if result != "RUNNING":
                     # A stopped job is complete, too.
                     deployment = "Failed" if result == "FAILED" else "Complete"
-                    say(jobDeploymentStatus=deployment, jobStatus=result, endTime=stamp())
+                    say(jobDeploymentStatus=deployment, jobStatus=result, message=message, endTime=stamp())
 
     def _initialize(self, job: Object, name: str, spec: Object, say: Callable[..., None]) -> None:
         meta = job["metadata"]
@@ -176,6 +199,7 @@ class Player(threading.Thread):
             self.api.create(clusters, {**body, "metadata": metadata})
             return
         if cluster.get("status", {}).get("state") == "ready":
+            self.submit(job, name)
             say(jobDeploymentStatus="Running", jobStatus="RUNNING", rayJobInfo={"startTime": stamp()})
 
 

@@ -21,7 +21,7 @@ from forebay.deploy.fleet.fleet import Fleet
 from forebay.deploy.kube.kuberay import KubeRay
 from forebay.deploy.lifecycle.journal import JobJournal
 from forebay.deploy.lifecycle.states import AttemptRunning, JobState
-from forebay.runs.attempts.files import AttemptFiles
+from forebay.runs.attempts.files import AttemptEnd, AttemptFiles
 
 pytestmark = pytest.mark.k8s
 
@@ -156,6 +156,26 @@ def test_ray_job_that_somebody_deleted_is_tried_again(bench: FleetOfPlanes, plan
     kuberay.delete_job(job["metadata"]["name"])
     bench.until(lambda: isinstance(found := bench.states()["again"], AttemptRunning) and found.number == 2)
     assert "deleted by somebody else" in " ".join(each.why for each in bench.journal.reasons("again"))
+
+
+@pytest.mark.parametrize("journal", ["kept", "lost"])
+def test_finished_job_whose_ray_job_is_gone_does_not_run_again(
+    bench: FleetOfPlanes, planes: dict[str, ControlPlane], journal: str
+) -> None:
+    spec = bench.submit("done")
+    bench.until(lambda: bench.count("AttemptRunning") == 1)
+    # While no controller looks, the run finishes, and the RayJob is removed, as by its time to live.
+    AttemptFiles(str(bench.folder / "done")).end(1, AttemptEnd(how="finished"))
+    kuberay = KubeRay(planes[bench.states()["done"].target.cluster].api(), "default")
+    (ray_job,) = kuberay.jobs("forebay.dev/job=done")
+    kuberay.delete_job(ray_job["metadata"]["name"])
+    if journal == "lost":
+        bench.start()
+        bench.federation.submit(spec, bench.now)
+    bench.until(lambda: bench.count("JobSucceeded") == 1)
+    claim = bench.storage.newest_claim(spec, spec.task[0])
+    assert claim is not None
+    assert (claim.number, bench.ray_jobs()) == (1, {name: [] for name in planes})
 
 
 def test_submitted_job_is_placed_and_its_end_is_in_storage(

@@ -53,3 +53,15 @@ def test_refusals_of_the_store_are_os_errors(s3: ObjectStore) -> None:
     with pytest.raises(OSError, match="NoSuchBucket") as caught:
         create_exclusively(place, b"1")
     assert "s3-secret-of-tests" not in str(caught.value)
+
+
+def test_address_of_the_environment_is_used_as_it_is(
+    s3: ObjectStore, s3_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, password = s3.secrets
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3_port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", user)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", password)
+    uri = "s3://bucket/claims/by-environment?region=us-east-1"
+    assert create_exclusively(uri, b"first")
+    assert not create_exclusively(uri, b"second")

@@ -166,6 +166,8 @@ def _s3_client(frozen: _Frozen, _pid: int) -> Any:
 
     given = dict(frozen)
     endpoint = given.get("endpoint_override")
+    if endpoint and "://" not in endpoint:  # that of AWS_ENDPOINT_URL has its scheme
+        endpoint = f"{given.get('scheme', 'https')}://{endpoint}"
     config = Config(
         connect_timeout=ANSWER_S / 2,
         read_timeout=ANSWER_S,
@@ -175,7 +177,7 @@ def _s3_client(frozen: _Frozen, _pid: int) -> Any:
     )
     return boto3.session.Session().client(
         "s3",
-        endpoint_url=f"{given.get('scheme', 'https')}://{endpoint}" if endpoint else None,
+        endpoint_url=endpoint,
         region_name=given.get("region"),
         aws_access_key_id=given.get("access_key"),
         aws_secret_access_key=given.get("secret_key"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from forebay.deploy.client.stored_log import StoredLog
-from forebay.deploy.kube.api_errors import KubeError
+from forebay.errors import ForebayError
 from forebay.storage.filesystem import resolve_source
 
 AGAIN_S = 5.0
@@ -21,7 +21,7 @@ MOST_FOLLOWED = 1000
 
 
 class OpenLog(Protocol):
-    """Lines of a log from the time `since` on (to the second), each behind its own. Raises `KubeError`s."""
+    """Lines of a log from the time `since` on (to the second), each behind its own. Raises `ForebayError`s."""
 
     def __call__(self, since: str, *, follow: bool) -> Iterator[str]: ...
 
@@ -54,7 +54,7 @@ class LogFollower(threading.Thread):
                 give_up_at = time.monotonic() + GIVE_UP_S
             try:
                 self._copy(log, follow=not is_last)
-            except KubeError:
+            except ForebayError:
                 is_last = give_up_at is not None and time.monotonic() >= give_up_at
             if is_last:
                 break

@@ -1,4 +1,4 @@
-"""Copies of logs of a fleet's attempts: nothing is lost or doubled, and they are read when the cluster is gone."""
+"""Copies of logs of a fleet's attempts: nothing is lost or doubled, and they are read from storage."""
 
 from __future__ import annotations
 

@@ -1,0 +1,52 @@
+"""The demo of `jobs/train_ctr.py` with slow steps. It writes a line for each batch: epoch, position, digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import train_ctr
+from torch import Tensor, nn
+
+import forebay as fb
+
+CHECKPOINT_EVERY = 10
+
+
+def job(data: str, record: str, step_s: float = 0.1, epochs: int = 2) -> fb.Job:
+    """Click-through-rate model of a few thousand parameters, on one worker."""
+    made = train_ctr.job(
+        data=data, workers=1, epochs=epochs, global_batch=256, buckets=1 << 10, dim=8, checkpoint_every=CHECKPOINT_EVERY
+    )
+    features = train_ctr.split_features(fb.scan(data), "clicked", None)
+    return replace(made, train=partial(train, features=features, record=record, step_s=step_s), storage_every_s=0.5)
+
+
+def train(worker: fb.Worker, features: dict[str, list[str]], record: str, step_s: float) -> None:
+    sizes = {name: len(columns) for name, columns in features.items()}
+    model = SlowTowers(sizes, Path(record) / f"{os.environ['FOREBAY_PLACE']}.jsonl", step_s)
+    optimizer = partial(torch.optim.Adam, lr=5e-3)
+    fb.fit(worker, model, optimizer, nn.BCEWithLogitsLoss(), fb.evaluate_auc)
+
+
+class SlowTowers(train_ctr.TwoTower):
+    """Model that writes down each batch that it trains on."""
+
+    def __init__(self, sizes: dict[str, int], record: Path, step_s: float) -> None:
+        super().__init__(sizes, 1 << 10, 8)
+        self.record, self.step_s = record, step_s
+
+    def forward(self, batch: fb.Batch) -> Tensor:
+        if self.training:
+            digest = hashlib.sha256(batch["user_dense"].numpy().tobytes() + batch["item_ids"].numpy().tobytes())
+            line = {"epoch": batch.epoch, "position": batch.position, "digest": digest.hexdigest(), "time": time.time()}
+            with self.record.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            time.sleep(self.step_s)
+        return super().forward(batch)
