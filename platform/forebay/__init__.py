@@ -86,6 +86,11 @@ if TYPE_CHECKING:
     from forebay.train.monitors.nan_guard import NanGuard as NanGuard
     from forebay.train.setup import TrainSetup as TrainSetup
     from forebay.train.source_losses import losses_by_source as losses_by_source
+    from forebay.train.tables.optimizers import LazyAdam as LazyAdam
+    from forebay.train.tables.optimizers import RowSGD as RowSGD
+    from forebay.train.tables.optimizers import RowWiseAdagrad as RowWiseAdagrad
+    from forebay.train.tables.options import Tables as Tables
+    from forebay.train.tables.table import Table as Table
     from forebay.train.worker import Worker as Worker
     from forebay.transform.block import Block as Block
     from forebay.transform.dataset import Dataset as Dataset
@@ -125,6 +130,7 @@ _HOMES = {
     "JobSpec": "deploy.spec.job_spec",
     "Label": "transform.features.groups",
     "Launch": "deploy.spec.job_spec",
+    "LazyAdam": "train.tables.optimizers",
     "LinearScaling": "train.batch_size.lr_scaling",
     "Loader": "loader.loader",
     "LossSpikes": "train.monitors.loss_spikes",
@@ -146,6 +152,8 @@ _HOMES = {
     "Resources": "job.job",
     "Result": "runs.result",
     "RowGroup": "manifest.manifest",
+    "RowSGD": "train.tables.optimizers",
+    "RowWiseAdagrad": "train.tables.optimizers",
     "Sampled": "loader.sampled",
     "ScaleSchedule": "callbacks.scaling",
     "SqrtScaling": "train.batch_size.lr_scaling",
@@ -156,6 +164,8 @@ _HOMES = {
     "Sweep": "sweep.sweep",
     "SweepResult": "sweep.result",
     "Counters": "metrics",
+    "Table": "train.tables.table",
+    "Tables": "train.tables.options",
     "Task": "deploy.spec.job_spec",
     "TaskWorkers": "deploy.spec.job_spec",
     "TrainSetup": "train.setup",

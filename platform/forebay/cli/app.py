@@ -18,7 +18,12 @@ from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
 from forebay.cli.scoring import commands as scoring
 from forebay.cli.sequences import series
+from forebay.cli.tables import commands as tables
 from forebay.errors import ForebayError
+
+ERROR_CODE = 2
+FENCED_CODE = 75
+"""Exit code of a run that another attempt has taken over (`EX_TEMPFAIL`). It is never retried."""
 
 app = typer.Typer(
     name="forebay",
@@ -34,6 +39,7 @@ app.add_typer(preparation.app, name="prepare", rich_help_panel="Data")
 app.command(rich_help_panel="Cache")(warm.warm)
 app.add_typer(cache.app, name="cache", rich_help_panel="Cache")
 app.command(rich_help_panel="Training")(run.run)
+app.command("plan-tables", rich_help_panel="Training")(tables.plan_tables)
 app.command(rich_help_panel="Training")(steering.ps)
 app.command(rich_help_panel="Training")(steering.scale)
 app.command(rich_help_panel="Training")(steering.stop)

@@ -40,7 +40,7 @@ def permutation(size: int, key: int) -> Ints:
     """
     index = np.arange(size, dtype=np.uint64)
     mask = np.uint64((1 << max(size - 1, 0).bit_length()) - 1)
-    words = _mix_array(index * np.uint64(_GOLDEN) + np.uint64(key))
+    words = mix_words(index * np.uint64(_GOLDEN) + np.uint64(key))
     words &= ~mask
     words |= index
     words.sort()
@@ -54,7 +54,8 @@ def _mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def _mix_array(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix each 64-bit word, in place: equal words stay equal, and all others look random."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forebay.train.source_losses import SourceLosses
+from forebay.train.tables.strategy import TablesOption
 from forebay.train.worker import Worker
 
 Evaluate = Callable[[Worker, nn.Module], Mapping[str, float]]
@@ -21,6 +22,7 @@ def fit(
     optimizer: Callable[..., Optimizer],
     criterion: Callable[[Tensor, Tensor], Tensor],
     evaluate: Evaluate | None = None,
+    tables: TablesOption = None,
 ) -> nn.Module:
     """Train `model` for all remaining epochs of the run.
 
@@ -29,6 +31,7 @@ def fit(
         model: Called with a batch (array name -> tensor [rows, ...]). It need not be on a device.
         optimizer: Called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`.
         criterion: Mean loss, a scalar, of (model output, `batch["label"]`), e.g. `nn.BCEWithLogitsLoss()`.
+        tables: Optimizer of the rows of the model's `fb.Table` modules: see `Worker.setup`.
         evaluate: Called after the last step of each epoch, in eval mode and without gradients. Returns name -> float.
 
     Over a mixture, the run also has the loss of each data set (`SourceLosses`).
@@ -41,7 +44,7 @@ def fit(
         CursorMismatch: The newest checkpoint belongs to another plan.
         Diverged: A monitor rejects the same steps several times in a row.
     """
-    model, opt = worker.setup(model, optimizer)
+    model, opt = worker.setup(model, optimizer, tables=tables)
     loss_of = SourceLosses(model, criterion)
     for batch in worker.loader():
         loss = worker.backward(batch, loss_of)

@@ -37,6 +37,7 @@ from forebay.train.state.stateful import Stateful
 from forebay.train.step_reporter import StepReports
 from forebay.train.strategies.strategy import BuildOptimizer, Strategies, Strategy, build_strategy
 from forebay.train.strategies.torch_strategies import TORCH_STRATEGIES
+from forebay.train.tables.strategy import TablesOption, with_tables
 from forebay.train.train_state import TrainState
 from forebay.world import World
 
@@ -137,21 +138,24 @@ class Worker:
             self.close()
 
     def setup(
-        self, model: nn.Module, optimizer: BuildOptimizer, *, strategy: str | None = None
+        self, model: nn.Module, optimizer: BuildOptimizer, *, strategy: str | None = None, tables: TablesOption = None
     ) -> tuple[nn.Module, Optimizer]:
-        """Make `model` ready to train on this rank's device, together with the other ranks.
+        """Make `model` ready to train on this rank's device. The returned one reduces gradients over ranks.
 
-        Restores model and optimizer from the newest checkpoint. The returned model reduces gradients over ranks.
+        Restores model and optimizer from the newest checkpoint.
 
         Args:
             model: Any module, with the same parameters on every rank.
             optimizer: Called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`.
             strategy: Name of the way in which ranks train together. None: that of the job.
+            tables: Optimizer of the rows of all `fb.Table` modules of the model, or `fb.Tables` with more options.
 
         Raises as `restore`, and `InvalidOption`, before anything is built, if the driver does not have this strategy.
         """
         name = strategy or self._spec.strategy
-        chosen = build_strategy(name, self._strategies, self._collective, self._spec.options_of(name))
+        options = self._spec.options_of(name)
+        inner = build_strategy(name, self._strategies, self._collective, options)
+        chosen = with_tables(inner, name, model, tables, self._collective, options)
         self._strategy = self._checkpoints.strategy = chosen
         model, built = chosen.prepare(model, optimizer)
         size, parts = self.world.size, chosen.local_parts()
@@ -339,13 +343,9 @@ class Worker:
 
     def _exchange_votes(self, verdict: Verdict, commands: Commands) -> CommitDecision:
         """Run the one exchange of a checkpoint."""
-        vote = CommitVote(
-            facts=self._state.totals.facts(),
-            rng=rng.light(rng.capture(self.device)),
-            verdict=verdict,
-            measured=self._state.batch_size.measured(),
-            commands=commands,
-        )
+        facts, states = self._state.totals.facts(), rng.light(rng.capture(self.device))
+        measured = self._state.batch_size.measured()
+        vote = CommitVote(facts=facts, rng=states, verdict=verdict, measured=measured, commands=commands)
         return CommitDecision.of(self._collective.all_gather_object(vote))
 
     def _apply(self, decision: CommitDecision, commands: Commands) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 # As in `HorovodCollective`: every operation is over when its method returns, so its name may be used again.
 _ALL_TO_ALL, _ALL_GATHER = "forebay/tensors/all_to_all", "forebay/tensors/all_gather"
+_EXCHANGE = "forebay/tensors/exchange"
 _ALL_REDUCE, _BROADCAST = "forebay/tensors/all_reduce", "forebay/tensors/broadcast"
 
 
@@ -32,6 +34,18 @@ class HorovodTensorCollectives:
             incoming, _ = self._hvd.alltoall(outgoing, splits, name=_ALL_TO_ALL)
         received: Tensor = incoming.view(self.world_size, count, length // self.world_size)
         return received
+
+    def exchange(
+        self,
+        rows: Tensor,
+        send: Sequence[int],
+        receive: Sequence[int] | None = None,  # noqa: ARG002 - it finds out
+    ) -> tuple[Tensor, Sequence[int]]:
+        with self._patience:
+            received, counts = self._hvd.alltoall(
+                rows.contiguous(), torch.tensor(send, dtype=torch.int32), name=_EXCHANGE
+            )
+        return received, counts.tolist()
 
     def all_gather(self, part: Tensor) -> Tensor:
         with self._patience:

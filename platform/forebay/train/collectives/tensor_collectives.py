@@ -5,6 +5,7 @@ Every rank reduces one slice of all ranks' buffers (`all_to_all`), and all ranks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -35,6 +36,21 @@ class TensorCollectives(Protocol):
         """
         ...
 
+    def exchange(
+        self, rows: Tensor, send: Sequence[int], receive: Sequence[int] | None = None
+    ) -> tuple[Tensor, Sequence[int]]:
+        """Send the first `send[0]` rows to rank 0, the next ones to rank 1, and so on.
+
+        Args:
+            rows: [sum of send, ...], with equal further dimensions and dtype on all ranks.
+            send: Number of rows for each rank.
+            receive: Number of rows from each rank, if all ranks know theirs. It saves a message.
+
+        Returns:
+            The received rows, by the rank that sent them, and their numbers.
+        """
+        ...
+
     def all_gather(self, part: Tensor) -> Tensor:
         """Return every rank's slice [n], by rank: [world_size * n]."""
         ...
@@ -60,6 +76,18 @@ class TorchTensorCollectives:
         dist.all_to_all_single(incoming, outgoing)
         return incoming.view(self.world_size, count, length // self.world_size)
 
+    def exchange(
+        self, rows: Tensor, send: Sequence[int], receive: Sequence[int] | None = None
+    ) -> tuple[Tensor, Sequence[int]]:
+        if receive is None:
+            outgoing = torch.tensor(send, device=rows.device)
+            incoming = torch.empty_like(outgoing)
+            dist.all_to_all_single(incoming, outgoing)
+            receive = incoming.tolist()
+        received = rows.new_empty((sum(receive), *rows.shape[1:]))
+        dist.all_to_all_single(received, rows.contiguous(), list(receive), list(send))
+        return received, receive
+
     def all_gather(self, part: Tensor) -> Tensor:
         whole = part.new_empty(self.world_size * len(part))
         dist.all_gather(list(whole.chunk(self.world_size)), part.contiguous())
@@ -80,6 +108,14 @@ class SingleProcessTensorCollectives:
 
     def all_to_all(self, buffers: Tensor) -> Tensor:
         return buffers.unsqueeze(0)
+
+    def exchange(
+        self,
+        rows: Tensor,
+        send: Sequence[int],
+        receive: Sequence[int] | None = None,  # noqa: ARG002 - equal to `send`
+    ) -> tuple[Tensor, Sequence[int]]:
+        return rows, send
 
     def all_gather(self, part: Tensor) -> Tensor:
         return part

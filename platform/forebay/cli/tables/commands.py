@@ -1,0 +1,94 @@
+"""`forebay plan-tables`: bytes, memory and placement of a job's embedding tables, before it trains."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.cli.arguments import AsJson, JobFile, Parameters
+from forebay.cli.output import only_the_document, print_facts, print_json, print_table
+from forebay.errors import InvalidOption
+from forebay.formatting import bytes_text, share_text
+
+if TYPE_CHECKING:
+    from forebay.cli.tables.table_plan import TablePlan
+
+
+def plan_tables(
+    job_file: JobFile,
+    parameters: Parameters = None,
+    workers: Annotated[
+        list[int] | None, typer.Option("--workers", help="World size. May be repeated. [default: that of the job]")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of the job whose lookups are counted.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show each table's unique ids, and bytes, memory and time of each placement.
+
+    The job trains for some steps in this process, with tables that take no memory and are zero. Nothing is saved.
+    """
+    # Imported here because torch takes seconds to import and the other commands do not need it.
+    from forebay.cli.job_file import job_of  # noqa: PLC0415
+    from forebay.cli.tables.table_plan import plan_tables_of  # noqa: PLC0415
+
+    with only_the_document(as_json):
+        job = job_of(job_file, parameters or ())
+        sizes = workers or [job.start_workers]
+        if min(sizes) < 1 or steps < 1:
+            raise InvalidOption(f"--workers {sizes} --steps {steps}: give numbers of 1 or more.")
+        plans = plan_tables_of(job, world_sizes=sizes, steps=steps)
+    if as_json:
+        print_json({str(size): [_facts(each) for each in found] for size, found in plans.items()})
+        return
+    for size, found in plans.items():
+        _show(size, found, job.data.global_batch)
+
+
+def _show(size: int, plans: list[TablePlan], global_batch: int) -> None:
+    chosen = [plan.costs[0] for plan in plans]
+    memory = sum(plan.memory_bytes(cost.placement) for plan, cost in zip(plans, chosen, strict=True))
+    print_facts(
+        {
+            "workers": size,
+            "global batch": global_batch,
+            "bytes sent by a rank and step": bytes_text(sum(cost.sent_bytes for cost in chosen)),
+            "memory of a rank": bytes_text(memory),
+        }
+    )
+    print_table(
+        ("table", "rows", "dim", "with state", "lookups a step", "unique a rank", "hottest", "beyond"),
+        [
+            (
+                plan.name,
+                f"{plan.demand.rows:,}",
+                plan.demand.dim,
+                bytes_text(plan.table_bytes),
+                f"{plan.lookups:,.0f}",
+                f"{plan.demand.unique:,.0f}",
+                share_text(plan.hottest),
+                f"{plan.bad:,.0f}",
+            )
+            for plan in plans
+        ],
+    )
+    print_table(
+        ("table", "placement", "bytes of a rank and step", "memory of a rank", "ms a step"),
+        [
+            (
+                plan.name if cost is plan.costs[0] else "",
+                f"{cost.placement}{' (auto)' if cost is plan.costs[0] else ''}",
+                bytes_text(cost.sent_bytes),
+                bytes_text(plan.memory_bytes(cost.placement)),
+                f"{cost.seconds * 1e3:.2f}",
+            )
+            for plan in plans
+            for cost in plan.costs
+        ],
+    )
+
+
+def _facts(plan: TablePlan) -> dict[str, Any]:
+    costs = [asdict(cost) | {"memory_bytes": plan.memory_bytes(cost.placement)} for cost in plan.costs]
+    return asdict(plan) | {"costs": costs}

@@ -1,0 +1,53 @@
+"""Rows of a table that are counted and not there: its use is known before it takes memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forebay.train.collectives.tensor_collectives import SingleProcessTensorCollectives
+from forebay.train.tables.optimizers import RowOptimizer
+from forebay.train.tables.owned_rows import OwnedRows, TableFacts
+from forebay.train.tables.shared_rows import SharedRows
+
+
+class CountedRows(SharedRows):
+    """Table in one process, whose rows are all zero. It counts the ids of whole global batches.
+
+    `unique` has, for each of `world_sizes`, the unique ids that one rank of it would look up, summed over steps and
+    averaged over ranks. `hottest` sums the lookups of the most frequent id of each step.
+    """
+
+    def __init__(self, facts: TableFacts, optimizer: RowOptimizer, world_sizes: Sequence[int]) -> None:
+        device = torch.device("cpu")
+        super().__init__(
+            SingleProcessTensorCollectives(),
+            "rows",
+            lambda span: OwnedRows(facts, span, optimizer, device),
+            home=0,
+            wire="float32",
+        )
+        self.unique = dict.fromkeys(world_sizes, 0.0)
+        self.hottest = 0
+
+    def rows_of(self, ids: Tensor) -> Tensor:
+        numbers = ids.cpu().numpy()
+        self.use.lookups += len(numbers)
+        for size in self.unique:
+            parts = np.array_split(numbers, size)
+            self.unique[size] += sum(len(np.unique(part)) for part in parts) / size
+        if len(numbers):
+            self.hottest += int(np.unique(numbers, return_counts=True)[1].max())
+        return torch.zeros(len(ids), self.facts.dim, device=ids.device, requires_grad=torch.is_grad_enabled())
+
+    def reduce(self) -> tuple[Tensor, Tensor]:
+        return torch.empty(0, dtype=torch.int64), torch.empty(0, self.facts.dim)
+
+    def scale(self, factor: Tensor) -> None:
+        """Do nothing: there is no gradient."""
+
+    def update(self, step: int, lr: float) -> None:  # noqa: ARG002 - there are no rows
+        self.use.steps += 1

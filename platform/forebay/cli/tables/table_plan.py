@@ -1,0 +1,136 @@
+"""Plan of a job's tables, before it trains: their use by its own batches, and the cost of each placement."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import Optimizer
+
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.checkpoint.checkpoint import DirectoryStore
+from forebay.cli.tables.counted_rows import CountedRows
+from forebay.errors import BadJob
+from forebay.events import Commands, Event
+from forebay.job.job import Job
+from forebay.train.collectives.collective import SingleProcessCollective
+from forebay.train.metric import Metric
+from forebay.train.spec import TrainSpec
+from forebay.train.strategies.strategy import BuildOptimizer
+from forebay.train.tables.optimizers import RowOptimizer
+from forebay.train.tables.options import Tables
+from forebay.train.tables.owned_rows import TableFacts
+from forebay.train.tables.placement import PlacementCost, TableDemand, costs_of
+from forebay.train.tables.strategy import TablesOption
+from forebay.train.tables.table import Table
+from forebay.train.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlan:
+    """Use of one table in a world, as means over the counted steps, and the costs of placements, the cheapest first.
+
+    `lookups` are those of a global batch, `unique` the rows that one rank fetches. `hottest` is the share of the most
+    frequent id. `table_bytes` has the rows and the state of their optimiser. `bad` are ids beyond the table, a step.
+    """
+
+    name: str
+    demand: TableDemand
+    lookups: float
+    hottest: float
+    bad: float
+    table_bytes: int
+    costs: Sequence[PlacementCost]
+
+    def memory_bytes(self, placement: str) -> int:
+        """Return the bytes of the table on the rank that holds most of it."""
+        return -(-self.table_bytes // self.demand.world_size) if placement == "rows" else self.table_bytes
+
+
+class _EnoughCounted(Exception):
+    pass
+
+
+class _NoDriver:
+    """`Reporter` of a run that nothing follows."""
+
+    def report(self, event: Event) -> None:
+        """Do nothing."""
+
+    def commands(self) -> Commands:
+        return Commands()
+
+    def synced_commands(self) -> Commands:
+        return Commands()
+
+
+class CountingWorker(Worker):
+    """Worker whose tables count lookups and have no rows. Its train function ends after `steps` steps, or an epoch."""
+
+    def __init__(self, spec: TrainSpec, cache: DiskCache | None, folder: str, world_sizes: Sequence[int]) -> None:
+        super().__init__(spec, SingleProcessCollective(), cache, DirectoryStore(folder), _NoDriver())
+        self._world_sizes = world_sizes
+        self.counted_tables: dict[str, CountedRows] = {}
+        self.options: Tables | None = None
+        self.steps = 0
+        self.most_steps = 1
+
+    def setup(
+        self, model: nn.Module, optimizer: BuildOptimizer, *, strategy: str | None = None, tables: TablesOption = None
+    ) -> tuple[nn.Module, Optimizer]:
+        model, built = super().setup(model, optimizer, strategy=strategy, tables=tables)
+        if tables is None:
+            raise BadJob("the job's model has no fb.Table, so there is nothing to plan.")
+        self.options = Tables(tables) if isinstance(tables, RowOptimizer) else tables
+        for name, module in model.named_modules():
+            if isinstance(module, Table):
+                facts = TableFacts(name=name, rows=module.rows, dim=module.dim, scale=module.scale)
+                self.counted_tables[name] = CountedRows(facts, self.options.optimizer, self._world_sizes)
+                module.shared = self.counted_tables[name]
+        return model, built
+
+    def commit(self, **metrics: Metric) -> None:  # noqa: ARG002 - of a model without tables
+        self.steps += 1
+        if self.steps >= self.most_steps:
+            raise _EnoughCounted
+        self._progress.pop_pending(self.steps)
+        if self.epoch:
+            raise _EnoughCounted
+
+
+def plan_tables_of(job: Job, *, world_sizes: Sequence[int], steps: int) -> dict[int, list[TablePlan]]:
+    """Train a job for some steps in this process, with tables that are zero. Returns the plans for each world size.
+
+    Raises `BadJob` for a model without tables, and as the train function does.
+    """
+    cache = None if job.cache is None else job.cache.open()
+    with tempfile.TemporaryDirectory() as folder:
+        worker = CountingWorker(job.train_spec, cache, folder, world_sizes)
+        worker.most_steps = steps
+        with suppress(_EnoughCounted):
+            worker.run(job.train)
+    return {size: [_plan(each, worker, size) for each in worker.counted_tables.values()] for size in world_sizes}
+
+
+def _plan(counted: CountedRows, worker: CountingWorker, size: int) -> TablePlan:
+    assert worker.options is not None, "setup() was called"
+    facts, steps = counted.facts, max(worker.steps, 1)
+    demand = TableDemand(
+        rows=facts.rows,
+        dim=facts.dim,
+        unique=counted.unique[size] / steps,
+        world_size=size,
+        wire=worker.options.wire,
+    )
+    return TablePlan(
+        name=facts.name,
+        demand=demand,
+        lookups=counted.use.lookups / steps,
+        hottest=counted.hottest / max(counted.use.lookups, 1),
+        bad=counted.use.bad / steps,
+        table_bytes=facts.rows * facts.row_bytes(worker.options.optimizer),
+        costs=costs_of(demand),
+    )

@@ -1,0 +1,130 @@
+"""Laws of placements of tables, as tests: any way to share rows over ranks trains as one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from forebay.testing.tables.clicks import Clicks, clicks
+from forebay.testing.tables.training import ClickResult, ClickRun, continued, train_clicks, train_dense
+from forebay.train.tables.optimizers import LazyAdam, RowOptimizer, RowSGD, RowWiseAdagrad
+from forebay.train.tables.options import Tables
+
+Ranks = Callable[..., list[Any]]
+CLOSE = 1e-5
+OPTIMIZERS: Mapping[str, RowOptimizer] = {
+    "adagrad": RowWiseAdagrad(lr=0.05),
+    "sgd": RowSGD(lr=0.1),
+    "adam": LazyAdam(lr=0.01),
+    "decayed adagrad": RowWiseAdagrad(lr=0.05, weight_decay=0.1),
+    "decayed adam": LazyAdam(lr=0.01, weight_decay=0.1),
+}
+IDS: Mapping[str, Callable[[Clicks], Clicks]] = {
+    "all equal": lambda batch: replace(batch, user=batch.user * 0, items=batch.items * 0 + 3),
+    "empty bags": lambda batch: replace(batch, lengths=batch.lengths * 0),
+    "padding alone": lambda batch: replace(batch, items=batch.items * 0 + 7),
+    "two rows": lambda batch: Clicks(
+        **{name: getattr(batch, name)[:2] for name in ("user", "items", "lengths", "label")}
+    ),
+}
+"""Batches that are easy to get wrong. With two rows, ranks beyond the second one have none."""
+
+
+class PlacementSuite:
+    """Laws of one placement. A subclass sets `placement`, and its module has a fixture `importing_ranks`.
+
+    `importing_ranks(size, work, *args)` returns what `work(collective, *args)` returns on each rank of a world.
+    """
+
+    placement: ClassVar[str]
+
+    def run(self, optimizer: RowOptimizer, **options: Any) -> ClickRun:
+        wire = options.pop("wire", "float32")
+        return ClickRun(tables=Tables(optimizer, placement=self.placement, wire=wire), **options)
+
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_tables_train_as_in_one_process(self, importing_ranks: Ranks, name: str) -> None:
+        run = self.run(OPTIMIZERS[name])
+        wanted = train_dense(run)
+        for size in (2, 3):
+            for found in importing_ranks(size, train_clicks, None, run, {}):
+                assert_close(found, wanted)
+
+    @pytest.mark.parametrize("kind", IDS)
+    def test_any_ids_train_as_in_one_process(self, importing_ranks: Ranks, kind: str) -> None:
+        run = self.run(OPTIMIZERS["adagrad"], steps=4, batch_of=ChangedClicks(kind))
+        for found in importing_ranks(3, train_clicks, None, run, {}):
+            assert_close(found, train_dense(run))
+
+    def test_clipping_counts_tables_and_parameters_together(self, importing_ranks: Ranks) -> None:
+        run = self.run(OPTIMIZERS["sgd"], max_norm=0.05)
+        wanted = train_dense(run)
+        assert_differ(wanted, train_dense(replace(run, max_norm=None)))
+        for found in importing_ranks(2, train_clicks, None, run, {}):
+            assert_close(found, wanted)
+
+    def test_saved_rows_go_on_in_any_world(self, importing_ranks: Ranks) -> None:
+        """As 2, 4, 3 and 1 ranks, and in one of them without a change: to the bit."""
+        run = self.run(OPTIMIZERS["decayed adam"], steps=5)
+        saved: Mapping[str, Any] = {}
+        for size in (2, 4, 3, 1):
+            found = importing_ranks(size, train_clicks, None, run, saved)[0]
+            saved, run = found.state, continued(run, 5)
+        assert_close(found, train_dense(self.run(OPTIMIZERS["decayed adam"], first=15, steps=5)))
+
+    def test_resumed_run_repeats_every_bit(self, importing_ranks: Ranks) -> None:
+        run = self.run(OPTIMIZERS["decayed adagrad"], steps=24)  # "auto" decides after step 20.
+        whole = importing_ranks(2, train_clicks, None, run, {})[0]
+        for cut in (9, 22):
+            first = importing_ranks(2, train_clicks, None, replace(run, steps=cut), {})[0]
+            rest = importing_ranks(2, train_clicks, None, continued(replace(run, steps=cut), 24 - cut), first.state)[0]
+            assert rest.losses == whole.losses[cut:]
+            assert all(torch.equal(rest.dense[name], values) for name, values in whole.dense.items())
+            assert_same_tables(rest, whole)
+
+    @pytest.mark.parametrize(("wire", "error"), [("bfloat16", 2e-2), ("float16", 3e-3)])
+    def test_short_numbers_on_the_wire_change_little(self, importing_ranks: Ranks, wire: str, error: float) -> None:
+        run = self.run(OPTIMIZERS["adagrad"], wire=wire)
+        found = importing_ranks(2, train_clicks, None, run, {})[0]
+        assert_close(found, train_dense(run), tolerance=error)
+
+
+class ChangedClicks:
+    """Batches of one kind of ids."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __call__(self, step: int) -> Clicks:
+        return IDS[self._kind](clicks(step))
+
+
+def assert_close(found: ClickResult, wanted: ClickResult, tolerance: float = CLOSE) -> None:
+    """Assert that losses, parameters and tables are equal up to `tolerance`, absolute and relative."""
+    _assert_close(torch.tensor(found.losses), torch.tensor(wanted.losses), tolerance)
+    for name, table in wanted.tables.items():
+        for key, values in table.items():
+            _assert_close(found.tables[name][key], values, tolerance)
+    for name in ("out.weight", "out.bias"):
+        _assert_close(found.dense[name], wanted.dense[name], tolerance)
+
+
+def assert_differ(one: ClickResult, other: ClickResult) -> None:
+    """Assert that two runs did not train the same."""
+    assert not torch.allclose(torch.tensor(one.losses), torch.tensor(other.losses), rtol=1e-3)
+
+
+def assert_same_tables(one: ClickResult, other: ClickResult) -> None:
+    """Assert that all tables are equal to the bit."""
+    for name, tensors in other.tables.items():
+        for key, values in tensors.items():
+            assert torch.equal(one.tables[name][key], values), f"{name}.{key}"
+
+
+def _assert_close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,65 @@
+"""Bags of ids, whose rows are summed or averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forebay.errors import InvalidOption
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bags:
+    """`count` bags. `bag_of` [m] has the bag of each of m ids, and `used` [m] whether it counts."""
+
+    count: int
+    bag_of: Tensor
+    used: Tensor
+    is_mean: bool
+
+    def pooled(self, rows: Tensor, places: Tensor | None) -> Tensor:
+        """Pool `rows` [n, dim] of the ids at `places` [n], or of all ids: float32 [count, dim]."""
+        bag_of = self.bag_of if places is None else self.bag_of[places]
+        total = rows.new_zeros(self.count, rows.shape[1]).index_add(0, bag_of, rows)
+        if not self.is_mean:
+            return total
+        sizes = torch.bincount(bag_of, minlength=self.count).clamp_(min=1)
+        return total / sizes.unsqueeze(1)
+
+
+def bags_of(ids: Tensor, lengths: Tensor | None, offsets: Tensor | None, pool: str) -> Bags:
+    """Return the bags of ids [n, k] or [m]. Raises `InvalidOption` for shapes and numbers that do not fit."""
+    if pool not in {"sum", "mean"}:
+        raise InvalidOption(f"pool={pool!r} is unknown. Choose 'sum' or 'mean'.", pool=pool)
+    if ids.dim() == 2:
+        if offsets is not None:
+            raise InvalidOption(f"offsets were given with ids {list(ids.shape)}. They divide ids [m]; give lengths.")
+        return _padded(ids, lengths, is_mean=pool == "mean")
+    if ids.dim() != 1 or (lengths is None) == (offsets is None):
+        raise InvalidOption(
+            f"ids {list(ids.shape)} with pool={pool!r} are no bags. Give ids [n, k], or [m] with lengths or offsets."
+        )
+    if offsets is not None:
+        ends = torch.cat([offsets[1:], offsets.new_tensor([len(ids)])])
+        lengths = ends - offsets
+        if len(offsets) and int(offsets[0]) != 0:
+            raise InvalidOption(f"offsets begin with {int(offsets[0])}. The first bag begins at id 0.")
+    assert lengths is not None, "one of both was given"
+    if bool((lengths < 0).any()) or int(lengths.sum()) != len(ids):
+        raise InvalidOption(f"the bags have {int(lengths.sum()):,} ids, and {len(ids):,} were given. Make them equal.")
+    count = len(lengths)
+    bag_of = torch.repeat_interleave(torch.arange(count, device=ids.device), lengths.long())
+    return Bags(count=count, bag_of=bag_of, used=torch.ones_like(bag_of, dtype=torch.bool), is_mean=pool == "mean")
+
+
+def _padded(ids: Tensor, lengths: Tensor | None, *, is_mean: bool) -> Bags:
+    count, width = ids.shape
+    bag_of = torch.arange(count, device=ids.device).repeat_interleave(width)
+    used = torch.ones_like(bag_of, dtype=torch.bool)
+    if lengths is not None:
+        if lengths.shape != (count,) or (count and int(lengths.max()) > width) or bool((lengths < 0).any()):
+            raise InvalidOption(f"lengths do not fit ids {list(ids.shape)}: give {count} numbers from 0 to {width}.")
+        used = (torch.arange(width, device=ids.device) < lengths.unsqueeze(1)).reshape(-1)
+    return Bags(count=count, bag_of=bag_of, used=used, is_mean=is_mean)

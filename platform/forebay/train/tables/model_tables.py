@@ -1,0 +1,252 @@
+"""All tables of a model on one rank: placed, trained and saved together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from forebay.checkpoint.parts.contents import Region
+from forebay.errors import InvalidOption
+from forebay.formatting import bytes_text
+from forebay.train.collectives.collective import Collective
+from forebay.train.strategies.flat_part import FlatPart, flat_span
+from forebay.train.tables.options import Tables
+from forebay.train.tables.owned_rows import OwnedRows, TableFacts
+from forebay.train.tables.placement import (
+    AUTO,
+    MEASURED_STEPS,
+    START_BYTES,
+    PlacementName,
+    TableDemand,
+    costs_of,
+    reason_of,
+)
+from forebay.train.tables.shared_rows import SharedRows
+from forebay.train.tables.table import Table
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Unique rows that ranks looked up in the first steps of a world of `world_size`, for "auto"."""
+
+    world_size: int
+    steps: int = 0
+    unique: float = 0.0
+    seen: int = field(default=0)
+
+    @property
+    def is_done(self) -> bool:
+        return self.steps >= MEASURED_STEPS
+
+
+class ModelTables:
+    """`Stateful` of the tables of `model`. All ranks call every method alike.
+
+    A state has `FlatPart`s of whole tables in the order of `RowLayout`: it depends on neither world size nor placement.
+    """
+
+    def __init__(self, model: nn.Module, options: Tables, collective: Collective, *, seed: int) -> None:
+        self._options, self._collective, self._seed = options, collective, seed
+        self._modules = {name: module for name, module in model.named_modules() if isinstance(module, Table)}
+        self._tensors = collective.tensor_collectives()
+        size = collective.world.size
+        self._measured = {name: _Measured(size) for name in self._modules}
+        self._step = 0
+        self._require_known(options)
+        for name in self._modules:
+            self._place(name, self._start_placement(name))
+
+    @property
+    def shared(self) -> Mapping[str, SharedRows]:
+        """Tables by their path in the model."""
+        return {name: _shared_of(module) for name, module in self._modules.items()}
+
+    def step(self, rate: float = 1.0) -> None:
+        """Make one optimiser step of all tables, with `rate` times its learning rate.
+
+        Then place those whose use is known by now.
+        """
+        self._step += 1
+        for shared in self.shared.values():
+            shared.update(self._step, rate * self._options.optimizer.lr)
+        self._measure()
+
+    def squared_norm(self) -> Tensor:
+        """Return the squared norm of the gradient of all tables over all ranks, float64."""
+        total = torch.zeros((), dtype=torch.float64)
+        for shared in self.shared.values():
+            square = shared.reduce()[1].double().square().sum().cpu()
+            # Every rank has all of a replicated gradient.
+            total += square if shared.is_exchanged else square / self._collective.world.size
+        return torch.from_numpy(self._collective.all_reduce(total.reshape(1).numpy())).reshape(())
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply all gradients by a scalar."""
+        for shared in self.shared.values():
+            shared.scale(factor)
+
+    def discard(self) -> None:
+        """Forget all gradients since the last step."""
+        for shared in self.shared.values():
+            shared.discard()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self._step,
+            "rows": {name: self._saved(shared) for name, shared in self.shared.items()},
+            "decay": {name: shared.owned.decay for name, shared in self.shared.items()},
+            "placement": {name: shared.placement for name, shared in self.shared.items()},
+            "measured": {name: [each.world_size, each.steps, each.unique] for name, each in self._measured.items()},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        found = state_dict["rows"]
+        if other := sorted(found.keys() ^ self._modules.keys()):
+            raise ValueError(f"the checkpoint and the model do not have the same tables: {', '.join(other)}")
+        self._step = state_dict["step"]
+        for name, shared in self.shared.items():
+            shared.discard()
+            shared.owned.decay = state_dict["decay"][name]
+            shared.owned.adopt({key: self._own_part(shared, name, key, each) for key, each in found[name].items()})
+            self._follow(name, state_dict)
+
+    def restored(self, path: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> FlatPart:
+        """Return what this rank holds of the saved tensor `path`, e.g. "user.weight", of `shape`."""
+        name = path.rpartition(".")[0]
+        shared = self.shared.get(name)
+        begin, end = (0, shape[0]) if shared is None else (shared.owned.begin, shared.owned.end)
+        values = read(((begin, *(0 for _ in shape[1:])), (end - begin, *shape[1:])))
+        return FlatPart(shape=shape, start=begin * int(np.prod(shape[1:], dtype=np.int64)), values=values.reshape(-1))
+
+    def lines(self) -> list[str]:
+        """Return one line per table: its size, its placement, and the memory of this rank."""
+        size = self._collective.world.size
+        found = []
+        for name, shared in self.shared.items():
+            total = shared.facts.rows * shared.facts.row_bytes(self._options.optimizer)
+            found.append(
+                f"table {name!r}: {shared.facts.rows:,} x {shared.facts.dim}, {bytes_text(total)} with state, "
+                f"placement {shared.placement} over {size} ranks, {bytes_text(shared.owned.num_bytes)} on this rank"
+            )
+        return found
+
+    def _place(self, name: str, placement: PlacementName) -> None:
+        module = self._modules[name]
+        facts = TableFacts(name=name, rows=module.rows, dim=module.dim, scale=module.scale, seed=self._seed)
+        options, device = self._options, self._collective.device
+        module.shared = SharedRows(
+            self._tensors,
+            placement,
+            lambda span: OwnedRows(facts, span, options.optimizer, device),
+            home=list(self._modules).index(name),
+            wire=options.wire,
+        )
+
+    def _start_placement(self, name: str) -> PlacementName:
+        option, module = self._option(name), self._modules[name]
+        if option != AUTO:
+            return cast(PlacementName, option)
+        if self._collective.world.size == 1:
+            return "rows"
+        return "replicate" if 4 * module.rows * module.dim <= START_BYTES else "rows"
+
+    def _option(self, name: str) -> str:
+        placement = self._options.placement
+        return placement if isinstance(placement, str) else placement.get(name, AUTO)
+
+    def _follow(self, name: str, state: Mapping[str, Any]) -> None:
+        """Take over what was measured in a world of this size, and the placement that was chosen."""
+        if self._option(name) != AUTO:
+            return
+        world_size, steps, unique = state["measured"][name]
+        if world_size != self._collective.world.size:
+            self._measured[name] = _Measured(self._collective.world.size)
+            return
+        self._measured[name] = _Measured(world_size, steps, unique, self.shared[name].use.unique)
+        if self.shared[name].placement != state["placement"][name]:
+            self._move(name, state["placement"][name])
+
+    def _measure(self) -> None:
+        """Count the lookups of a step. All ranks decide after the same step, by the same numbers."""
+        if self._collective.world.size == 1:
+            return
+        ended = list[str]()
+        for name, shared in self.shared.items():
+            measured = self._measured[name]
+            if self._option(name) != AUTO or measured.is_done:
+                continue
+            measured.steps += 1
+            measured.unique += shared.use.unique - measured.seen
+            measured.seen = shared.use.unique
+            ended += [name] if measured.is_done else []
+        if ended:
+            totals = self._collective.all_reduce(np.array([self._measured[name].unique for name in ended]))
+            for name, total in zip(ended, totals.tolist(), strict=True):
+                self._decide(name, total / self._collective.world.size / MEASURED_STEPS)
+
+    def _decide(self, name: str, unique: float) -> None:
+        shared, size = self.shared[name], self._collective.world.size
+        facts, wire = shared.facts, self._options.wire
+        demand = TableDemand(rows=facts.rows, dim=facts.dim, unique=unique, world_size=size, wire=wire)
+        costs = costs_of(demand)
+        if self._collective.world.is_first:
+            print(f"table {name!r} is placed as {reason_of(demand, costs)}", file=sys.stderr, flush=True)
+        if costs[0].placement != shared.placement:
+            self._move(name, costs[0].placement)
+
+    def _move(self, name: str, placement: PlacementName) -> None:
+        """Hold the rows of a table elsewhere. Each rank sees the whole table for a moment, tensor by tensor."""
+        before = self.shared[name]
+        begin, end = before.saved_span
+        self._place(name, placement)
+        after = self.shared[name]
+        after.use, after.owned.decay = before.use, before.owned.decay
+        moved = {}
+        for key, values in before.owned.tensors.items():
+            whole = values.new_zeros(before.facts.rows, *values.shape[1:])
+            whole[begin:end] = values[begin - before.owned.begin : end - before.owned.begin]
+            whole = self._tensors.all_reduce(whole)
+            moved[key] = whole[after.owned.begin : after.owned.end].clone()
+        after.owned.adopt(moved)
+
+    def _saved(self, shared: SharedRows) -> dict[str, FlatPart]:
+        owned, (begin, end) = shared.owned, shared.saved_span
+        shapes = owned.shapes()
+        return {
+            key: FlatPart(
+                shape=shapes[key],
+                start=begin * int(np.prod(shapes[key][1:], dtype=np.int64)),
+                values=values[begin - owned.begin : end - owned.begin].reshape(-1),
+            )
+            for key, values in owned.tensors.items()
+        }
+
+    def _own_part(self, shared: SharedRows, name: str, key: str, saved: Tensor | FlatPart) -> Tensor:
+        """Return this rank's rows of a saved tensor."""
+        owned, shape = shared.owned, shared.owned.shapes().get(key)
+        if shape is None:
+            raise ValueError(f"table {name!r} has saved state {key!r}, which its optimiser does not have")
+        if tuple(saved.shape) != shape:
+            raise ValueError(f"table {name!r} has {list(shape)} numbers, and the checkpoint has {list(saved.shape)}")
+        width = int(np.prod(shape[1:], dtype=np.int64))
+        span = flat_span(saved, owned.begin * width, (owned.end - owned.begin) * width)
+        return span.to(self._collective.device).reshape(owned.end - owned.begin, *shape[1:])
+
+    def _require_known(self, options: Tables) -> None:
+        named = () if isinstance(options.placement, str) else options.placement
+        if unknown := sorted(set(named) - self._modules.keys()):
+            raise InvalidOption(
+                f"placement names {', '.join(unknown)}, and the model has the tables {', '.join(self._modules)}.",
+                unknown=unknown,
+            )
+
+
+def _shared_of(module: Table) -> SharedRows:
+    assert module.shared is not None, "placed when it was found"
+    return module.shared

@@ -1,0 +1,37 @@
+"""Options of all tables of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.errors import InvalidOption
+from forebay.train.tables.optimizers import RowOptimizer
+from forebay.train.tables.placement import Placements, validate_placements
+from forebay.train.tables.wire import WireName, validate_wire
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Training of all `Table` modules of a model, for `worker.setup(model, optimizer, tables=Tables(...))`.
+
+    Attributes:
+        optimizer: Optimiser of all rows.
+        placement: "rows" (each rank owns a share of the rows), "replicate" (each has all), "table" (one rank has all),
+            "auto" (the cheapest by the lookups of the first steps), or one of these by name of the table.
+        wire: Form of rows and gradients between ranks. "bfloat16" and "float16" send half the bytes, and round them.
+            In a world of one, nothing is rounded.
+
+    Raises `InvalidOption` for values that can never work.
+    """
+
+    optimizer: RowOptimizer
+    placement: Placements = "auto"
+    wire: WireName = "float32"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.optimizer, RowOptimizer):
+            raise InvalidOption(
+                f"tables={self.optimizer!r}: give the optimiser of rows, RowWiseAdagrad, RowSGD or LazyAdam."
+            )
+        validate_placements(self.placement)
+        validate_wire(self.wire)

@@ -1,0 +1,189 @@
+"""Rows of one table as all ranks look them up and train them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forebay.train.collectives.tensor_collectives import TensorCollectives
+from forebay.train.tables.layout import RowLayout
+from forebay.train.tables.owned_rows import OwnedRows, TableFacts
+from forebay.train.tables.placement import PlacementName
+from forebay.train.tables.wire import WireName, from_wire, row_bytes, to_wire
+
+
+@dataclass(slots=True)
+class TableUse:
+    """Counts of one rank since the start of its process, or since they were read.
+
+    `lookups` are ids, `unique` the rows fetched for them, and `sent_bytes` what this rank sent to others for them.
+    `touched` are rows of this rank that a gradient changed, and `bad` are ids beyond the table.
+    """
+
+    steps: int = 0
+    lookups: int = 0
+    unique: int = 0
+    touched: int = 0
+    bad: int = 0
+    sent_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Lookup:
+    """Rows that were looked up and wait for a gradient. `local` are the rows that others asked this rank for."""
+
+    rows: Tensor
+    local: Tensor
+    send: Sequence[int]
+    receive: Sequence[int]
+
+
+class SharedRows:
+    """One table in one world. All ranks call every method alike.
+
+    `placement` says who holds a row: "rows": one rank, by its shard. "table": one rank holds all. "replicate": every
+    rank holds all, and gradients are reduced as a dense tensor.
+    """
+
+    def __init__(
+        self, tensors: TensorCollectives, placement: PlacementName, owned_of: OwnedOf, *, home: int, wire: WireName
+    ) -> None:
+        self._tensors, self._wire = tensors, wire
+        self.placement = placement
+        facts = owned_of((0, 0)).facts
+        self._layout = RowLayout(facts.rows)
+        self._bounds = _bounds(self._layout, placement, tensors.world_size, home)
+        self.saved_span = self._bounds[tensors.rank], self._bounds[tensors.rank + 1]
+        """First place, and the one after the last, of the rows that this rank saves: each row is saved once."""
+        self.owned = owned_of((0, facts.rows) if placement == "replicate" else self.saved_span)
+        self._edges = torch.tensor(self._bounds[1:-1])
+        self._pending: list[_Lookup] = []
+        self._due: tuple[Tensor, Tensor] | None = None
+        self.use = TableUse()
+
+    @property
+    def facts(self) -> TableFacts:
+        return self.owned.facts
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether ranks ask each other for rows."""
+        return self._tensors.world_size > 1 and self.placement != "replicate"
+
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """Return the rows of valid ids [n], float32 [n, dim]. Each row is fetched once. A backward pass reaches it."""
+        unique, inverse = torch.unique(self._layout.places(ids), return_inverse=True)
+        with torch.no_grad():
+            found = self._fetch(unique)
+        self.use.lookups += len(ids)
+        self.use.unique += len(unique)
+        if torch.is_grad_enabled():
+            found.rows.requires_grad_()
+            self._pending.append(found)
+        return found.rows.index_select(0, inverse)
+
+    @torch.no_grad()
+    def reduce(self) -> tuple[Tensor, Tensor]:
+        """Return the rows of this rank that all lookups since the last update have changed, and their gradient.
+
+        That is [n], counted from the first own row, and float32 [n, dim]: the mean over ranks of their sums.
+        """
+        if self._due is None:
+            self._due = self._sum_exchanged() if self.is_exchanged else self._sum_replicas()
+        return self._due
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply the gradient by a scalar."""
+        rows, gradient = self.reduce()
+        self._due = rows, gradient * factor.to(gradient.device)
+
+    @torch.no_grad()
+    def update(self, step: int, lr: float) -> None:
+        """Make optimiser step number `step`, from 1."""
+        rows, gradient = self.reduce()
+        self.owned.update(rows, gradient, step, lr)
+        self.use.steps += 1
+        self.use.touched += len(rows)
+        self._due = None
+
+    def discard(self) -> None:
+        """Forget all lookups and gradients since the last update."""
+        self._pending, self._due = [], None
+
+    def _fetch(self, unique: Tensor) -> _Lookup:
+        if not self.is_exchanged:
+            local = unique.long()
+            return _Lookup(self.owned.read(local), local, (), ())
+        edges = torch.searchsorted(unique, self._edges.to(unique)).tolist()
+        send = [stop - start for start, stop in zip([0, *edges], [*edges, len(unique)], strict=True)]
+        asked, receive = self._tensors.exchange(unique, send)
+        local = asked.long() - self.owned.begin
+        answer = to_wire(self.owned.read(local), self._wire)
+        rows, _ = self._tensors.exchange(answer, receive, send)
+        width = row_bytes(self.facts.dim, self._wire)
+        here = self._tensors.rank
+        self.use.sent_bytes += (len(unique) - send[here]) * (unique.element_size() + width)
+        self.use.sent_bytes += (len(local) - receive[here]) * width
+        return _Lookup(from_wire(rows, self.facts.dim, self._wire), local, send, receive)
+
+    def _sum_exchanged(self) -> tuple[Tensor, Tensor]:
+        rows, gradients = [], []
+        for each in self._pop_pending():
+            outgoing = to_wire(_gradient(each), self._wire)
+            received, _ = self._tensors.exchange(outgoing, each.send, each.receive)
+            rows.append(each.local)
+            gradients.append(from_wire(received, self.facts.dim, self._wire))
+        return self._summed(rows, gradients)
+
+    def _sum_replicas(self) -> tuple[Tensor, Tensor]:
+        pending = self._pop_pending()
+        rows, gradient = self._summed([each.local for each in pending], [_gradient(each) for each in pending])
+        size = self._tensors.world_size
+        if size == 1:
+            return rows, gradient
+        dense = gradient.new_zeros(self.facts.rows, self.facts.dim).index_add_(0, rows, gradient)
+        dense = self._tensors.all_reduce(dense)
+        self.use.sent_bytes += 8 * dense.numel() * (size - 1) // size
+        return _without_zeros(torch.arange(len(dense), device=dense.device), dense)
+
+    def _summed(self, rows: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Sum the gradients of equal rows in the order of lookups and, within one, of ranks. Divide by their number."""
+        weight = self.owned.tensors["weight"]
+        every = torch.cat([weight.new_empty(0, dtype=torch.int64), *rows])
+        found, inverse = torch.unique(every, return_inverse=True)
+        total = weight.new_zeros(len(found), self.facts.dim)
+        total.index_add_(0, inverse, torch.cat([weight.new_empty(0, self.facts.dim), *gradients]))
+        return _without_zeros(found, total.div_(self._tensors.world_size))
+
+    def _pop_pending(self) -> list[_Lookup]:
+        pending, self._pending = self._pending, []
+        return pending
+
+
+OwnedOf = Callable[[tuple[int, int]], OwnedRows]
+"""Function that returns the rows between two places of a table."""
+
+
+def _bounds(layout: RowLayout, placement: PlacementName, world_size: int, home: int) -> tuple[int, ...]:
+    """First place of each rank that owns one, and behind it the number of rows."""
+    bounds = layout.bounds(world_size)
+    match placement:
+        case "rows":
+            return bounds
+        case "table":
+            return tuple(0 if rank <= home % world_size else layout.rows for rank in range(world_size + 1))
+        case "replicate":
+            return bounds
+
+
+def _gradient(lookup: _Lookup) -> Tensor:
+    return torch.zeros_like(lookup.rows) if lookup.rows.grad is None else lookup.rows.grad
+
+
+def _without_zeros(rows: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Leave out rows whose gradient is zero: those of dummy rows, and the untouched ones of a dense reduction."""
+    touched = gradient.any(dim=1)
+    return (rows, gradient) if bool(touched.all()) else (rows[touched], gradient[touched])

@@ -1,0 +1,127 @@
+"""Strategy of models with tables: any other one for the parameters, and shared rows beside it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forebay.checkpoint.parts.contents import Region
+from forebay.errors import InvalidOption
+from forebay.loader.batch import Batch
+from forebay.train.collectives.collective import Collective
+from forebay.train.collectives.micro_batches import LossOf, MicroBatches
+from forebay.train.setup import LocalParts
+from forebay.train.state.stateful import Stateful
+from forebay.train.strategies.flat_part import FlatPart
+from forebay.train.strategies.strategy import BuildOptimizer, Strategy, StrategyOptions
+from forebay.train.tables.model_tables import ModelTables
+from forebay.train.tables.optimizers import RowOptimizer
+from forebay.train.tables.options import Tables
+from forebay.train.tables.table import Table
+
+TablesOption = Tables | RowOptimizer | None
+"""Options of tables, or their optimizer alone. None for a model without tables."""
+
+_PREFIX = "tables.rows."
+_CLIP_EPS = 1e-6
+"""Number that torch adds to a norm before it divides by it."""
+
+
+def with_tables(
+    inner: Strategy,
+    name: str,
+    model: nn.Module,
+    tables: TablesOption,
+    collective: Collective,
+    options: StrategyOptions,
+) -> Strategy:
+    """Return `inner`, of strategy `name`, as one that also trains the tables of `model` if it has some.
+
+    Raises `InvalidOption` for tables without options, and for what tables cannot be combined with.
+    """
+    found = [each for each, module in model.named_modules() if isinstance(module, Table)]
+    if not found and tables is None:
+        return inner
+    if not found or tables is None:
+        raise InvalidOption(
+            f"tables={tables!r} was given, and the model has {len(found)} tables: {', '.join(found)}. "
+            "A model with fb.Table modules, and no other, needs worker.setup(..., tables=fb.RowWiseAdagrad(lr=0.05)).",
+            tables=found,
+        )
+    if options.reduction != "mean":
+        raise InvalidOption(
+            f"reduction={options.reduction!r} needs whole gradients, and a rank has those of its own rows of a table. "
+            "Set reduction='mean'.",
+            reduction=options.reduction,
+        )
+    if name not in {"ddp", "fsdp2"}:
+        raise InvalidOption(
+            f"strategy={name!r} and fb.Table modules were both given. Tables are sharded by themselves: set "
+            "strategy='ddp' or 'fsdp2' for the other parameters.",
+            strategy=name,
+        )
+    chosen = Tables(tables) if isinstance(tables, RowOptimizer) else tables
+    return TableStrategy(inner, collective, chosen, seed=options.seed)
+
+
+class TableStrategy:
+    """`Strategy` that leaves parameters to `inner` and trains tables after each step of its optimizer."""
+
+    is_sharded = True
+
+    def __init__(self, inner: Strategy, collective: Collective, tables: Tables, *, seed: int) -> None:
+        self._inner, self._collective, self._options, self._seed = inner, collective, tables, seed
+        self._tables: ModelTables | None = None
+
+    def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
+        tables = self._tables = ModelTables(model, self._options, self._collective, seed=self._seed)
+        model, built = self._inner.prepare(model, optimizer)
+        start = built.param_groups[0]["lr"]
+
+        def train_tables(trained: Optimizer, _args: Any, _kwargs: Any) -> None:
+            tables.step(float(trained.param_groups[0]["lr"] / start) if start else 1.0)
+
+        built.register_step_post_hook(train_tables)
+        return model, built
+
+    def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
+        return {**self._inner.states(model, optimizer), "tables": self._live}
+
+    def restored(self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor | FlatPart:
+        if name.startswith(_PREFIX):
+            return self._live.restored(name.removeprefix(_PREFIX), shape, read)
+        return self._inner.restored(name, shape, read)
+
+    def local_parts(self) -> LocalParts:
+        return self._inner.local_parts()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        if self._collective.world.is_first:
+            print(*self._live.lines(), sep="\n", file=sys.stderr, flush=True)
+        return self._inner.wrap(model)
+
+    def backward(self, batch: Batch, loss_of: LossOf, passes: MicroBatches) -> Tensor:
+        return self._inner.backward(batch, loss_of, passes)
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        dense = self._inner.clip_grad_norm(math.inf)
+        norm = torch.sqrt(dense.double().square() + self._live.squared_norm().to(dense.device))
+        factor = (max_norm / (norm + _CLIP_EPS)).clamp(max=1.0)
+        self._live.scale(factor.float())
+        # The limit at which torch finds this factor for the gradients of parameters alone.
+        self._inner.clip_grad_norm(float(factor * (dense.double() + _CLIP_EPS)))
+        return norm.to(dense.dtype)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    @property
+    def _live(self) -> ModelTables:
+        assert self._tables is not None, "prepare() comes first"
+        return self._tables

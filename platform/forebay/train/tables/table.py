@@ -1,0 +1,118 @@
+"""Embedding table as a module of a model. Its rows are shared by all ranks, and are no parameters of the model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from forebay.errors import BadJob, InvalidOption
+from forebay.train.tables.bags import bags_of
+from forebay.train.tables.shared_rows import SharedRows
+
+Pool = Literal["sum", "mean"]
+BadIds = Literal["error", "row 0"]
+
+
+class Table(nn.Module):
+    """Embedding table of `rows` rows of `dim` numbers, in any place of a model that `Worker.setup` gets.
+
+    Call it as `nn.Embedding` or `nn.EmbeddingBag`. The rows lie on one rank or on all, as `Tables` in the setup says.
+    They are neither parameters nor buffers: the optimiser of `Tables` trains them. All ranks must call it equally often
+    and in the same order, also in evaluation.
+
+    Args:
+        rows: Number of rows. Ids are 0 to `rows - 1`.
+        dim: Width of a row.
+        padding_id: Id that stands for no id: its row is zero, it is not trained, and counts in no bag.
+        bad_ids: Rule for ids beyond the table: "error", or "row 0" to look up row 0 and to count them.
+        scale: Start values are uniform from `-scale` to `scale`, and a function of seed, table and id.
+
+    Raises `InvalidOption` for values that can never work.
+    """
+
+    def __init__(
+        self, rows: int, dim: int, *, padding_id: int | None = None, bad_ids: BadIds = "error", scale: float = 0.05
+    ) -> None:
+        super().__init__()
+        if rows < 1 or dim < 1:
+            raise InvalidOption(f"Table(rows={rows}, dim={dim}): give at least 1 of each.", rows=rows, dim=dim)
+        if bad_ids not in {"error", "row 0"}:
+            raise InvalidOption(f"Table(bad_ids={bad_ids!r}): choose 'error' or 'row 0'.", bad_ids=bad_ids)
+        self.rows, self.dim, self.padding_id, self.bad_ids, self.scale = rows, dim, padding_id, bad_ids, scale
+        self.shared: SharedRows | None = None
+        """Rows in the world of this process, since `Worker.setup`."""
+
+    def forward(
+        self, ids: Tensor, lengths: Tensor | None = None, *, offsets: Tensor | None = None, pool: Pool | None = None
+    ) -> Tensor:
+        """Return the rows of `ids`, float32, or the pooled rows of each bag of them.
+
+        Args:
+            ids: Integers of any shape [...]. Bags are the rows of ids [n, k], or parts of ids [m].
+            lengths: Number of ids of each bag [n]: the first ones of each row of ids [n, k], as a `Ragged` feature has
+                them, or successive ones of ids [m].
+            offsets: First id of each bag [n] of ids [m], as in `nn.EmbeddingBag`.
+            pool: "sum" or "mean" of a bag. An empty bag is zero. None: the row of each id, [..., dim].
+
+        Raises `BadJob` for ids beyond the table, unless `bad_ids` is "row 0", and before `Worker.setup`.
+        """
+        shared = self._require_shared()
+        bags = None if pool is None else bags_of(ids, lengths, offsets, pool)
+        if bags is None and (lengths is not None or offsets is not None):
+            raise InvalidOption("lengths and offsets divide ids into bags, and pool= was not given. Give pool='sum'.")
+        flat = ids.reshape(-1).long()
+        used = torch.ones_like(flat, dtype=torch.bool) if bags is None else bags.used
+        if self.padding_id is not None:
+            used = used & (flat != self.padding_id)
+        is_all = bool(used.all())
+        places = None if is_all else used.nonzero()[:, 0]
+        wanted = flat if places is None else flat[places]
+        rows = shared.rows_of(self._valid(wanted, places, ids))
+        if bags is not None:
+            return bags.pooled(rows, places)
+        if places is not None:
+            rows = rows.new_zeros(len(flat), self.dim).index_copy(0, places, rows)
+        return rows.view(*ids.shape, self.dim)
+
+    def extra_repr(self) -> str:
+        return f"{self.rows}, {self.dim}"
+
+    def _require_shared(self) -> SharedRows:
+        if self.shared is None:
+            raise BadJob(
+                f"Table({self.rows}, {self.dim}) was called before worker.setup(), which places its rows. Give the "
+                "model to worker.setup(model, optimizer, tables=...) first, and call the one that it returns."
+            )
+        return self.shared
+
+    def _valid(self, wanted: Tensor, places: Tensor | None, ids: Tensor) -> Tensor:
+        """Return `wanted`, which are ids at some `places` of `ids`, without those beyond the table."""
+        if not len(wanted):
+            return wanted
+        lowest, highest = torch.aminmax(wanted)
+        if lowest >= 0 and highest < self.rows:
+            return wanted
+        bad = (wanted < 0) | (wanted >= self.rows)
+        shared = self._require_shared()
+        if self.bad_ids == "row 0":
+            shared.use.bad += int(bad.sum())
+            return wanted.masked_fill(bad, 0)
+        where = bad.nonzero()[:, 0]
+        columns = (where if places is None else places[where]) % ids.shape[-1] if ids.dim() > 1 else None
+        raise BadJob(
+            f"{len(where):,} of {len(wanted):,} ids are beyond table {shared.facts.name!r} of {self.rows:,} rows: "
+            f"{wanted[where[:5]].tolist()}{_columns_text(columns)}. Give the table more rows, map the ids to 0 to "
+            f"{self.rows - 1}, or set bad_ids='row 0'.",
+            table=shared.facts.name,
+            bad=len(where),
+        )
+
+
+def _columns_text(columns: Tensor | None) -> str:
+    if columns is None:
+        return ""
+    numbers, counts = torch.unique(columns, return_counts=True)
+    each = [f"{number} ({count:,})" for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)]
+    return f" and others, in column {', '.join(each[:8])}"
