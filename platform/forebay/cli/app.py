@@ -21,10 +21,6 @@ from forebay.cli.sequences import series
 from forebay.cli.tables import commands as tables
 from forebay.errors import ForebayError
 
-ERROR_CODE = 2
-FENCED_CODE = 75
-"""Exit code of a run that another attempt has taken over (`EX_TEMPFAIL`). It is never retried."""
-
 app = typer.Typer(
     name="forebay",
     help="Keep accelerators fed: Parquet in a deterministic order, cached per node, into training on Ray.",
