@@ -55,7 +55,7 @@ def _mix(word: int) -> int:
 
 
 def mix_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Mix each 64-bit word, in place: equal words stay equal, and all others look random."""
+    """Mix 64-bit numbers in place: equal ones stay equal, and all others look random."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)
