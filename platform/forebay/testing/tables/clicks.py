@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forebay.train.tables.layout import RowLayout
+from forebay.train.tables.layout import TableLayout
 from forebay.train.tables.start_values import start_rows
 from forebay.train.tables.table import Table
 
@@ -97,6 +97,6 @@ def click_loss(model: nn.Module, batch: Clicks) -> Tensor:
 
 
 def by_id(saved: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """Return whole tensors of a table, which are in the order of `RowLayout`, in the order of ids."""
-    ids = torch.from_numpy(RowLayout(rows).ids(0, rows))
+    """Return whole tensors of a table, which are in the order of `TableLayout`, in the order of ids."""
+    ids = torch.from_numpy(TableLayout(rows).ids(0, rows))
     return {name: torch.empty_like(values).index_copy_(0, ids, values) for name, values in saved.items()}

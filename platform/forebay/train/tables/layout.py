@@ -17,13 +17,13 @@ _SHIFT, _MASK = 6, NUM_SHARDS - 1
 
 
 @dataclass(frozen=True, slots=True)
-class RowLayout:
+class TableLayout:
     """Places of the rows of a table of `rows` rows: sorted by shard, which is `id % 64`, and within a shard by id.
 
     A rank owns whole shards, one after another. So its rows are one span of places, in every world: another world
     size cuts the same order elsewhere.
 
-    >>> RowLayout(130).places(torch.tensor([0, 64, 128, 1, 65])).tolist()
+    >>> TableLayout(130).places(torch.tensor([0, 64, 128, 1, 65])).tolist()
     [0, 1, 2, 3, 4]
     """
 

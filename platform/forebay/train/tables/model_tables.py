@@ -48,7 +48,7 @@ class _Measured:
 class ModelTables:
     """`Stateful` of the tables of `model`. All ranks call every method alike.
 
-    A state has `FlatPart`s of whole tables in the order of `RowLayout`: it depends on neither world size nor placement.
+    A state has `FlatPart`s of tables in the order of `TableLayout`: it depends on neither world size nor placement.
     """
 
     def __init__(self, model: nn.Module, options: Tables, collective: Collective, *, seed: int) -> None:

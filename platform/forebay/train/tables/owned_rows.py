@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forebay.train.tables.layout import RowLayout
+from forebay.train.tables.layout import TableLayout
 from forebay.train.tables.optimizers import RowOptimizer
 from forebay.train.tables.start_values import start_rows
 
@@ -50,7 +50,7 @@ class OwnedRows:
     def tensors(self) -> Mapping[str, Tensor]:
         if self._tensors is None:
             facts = self.facts
-            ids = RowLayout(facts.rows).ids(self.begin, self.end)
+            ids = TableLayout(facts.rows).ids(self.begin, self.end)
             weight = start_rows(ids, facts.dim, seed=facts.seed, table=facts.name, scale=facts.scale)
             self._tensors = {WEIGHT: weight.to(self._device)}
             for moment in self.shapes().keys() - {WEIGHT}:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forebay.train.collectives.tensor_collectives import TensorCollectives
-from forebay.train.tables.layout import RowLayout
+from forebay.train.tables.layout import TableLayout
 from forebay.train.tables.owned_rows import OwnedRows, TableFacts
 from forebay.train.tables.placement import PlacementName
 from forebay.train.tables.wire import WireName, from_wire, row_bytes, to_wire
@@ -54,7 +54,7 @@ class SharedRows:
         self._tensors, self._wire = tensors, wire
         self.placement = placement
         facts = owned_of((0, 0)).facts
-        self._layout = RowLayout(facts.rows)
+        self._layout = TableLayout(facts.rows)
         self._bounds = _bounds(self._layout, placement, tensors.world_size, home)
         self.saved_span = self._bounds[tensors.rank], self._bounds[tensors.rank + 1]
         """First place, and the one after the last, of the rows that this rank saves: each row is saved once."""
@@ -167,7 +167,7 @@ OwnedOf = Callable[[tuple[int, int]], OwnedRows]
 """Function that returns the rows between two places of a table."""
 
 
-def _bounds(layout: RowLayout, placement: PlacementName, world_size: int, home: int) -> tuple[int, ...]:
+def _bounds(layout: TableLayout, placement: PlacementName, world_size: int, home: int) -> tuple[int, ...]:
     """First place of each rank that owns one, and behind it the number of rows."""
     bounds = layout.bounds(world_size)
     match placement:

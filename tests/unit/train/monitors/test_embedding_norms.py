@@ -29,7 +29,7 @@ def pass_steps(live: LiveEmbeddingNorms, steps: int, first: int = 1) -> None:
         live.step(step, {})
 
 
-class Tables(nn.Module):
+class SomeTables(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.users = nn.Embedding(50, 4)
@@ -43,7 +43,7 @@ class Tables(nn.Module):
 
 @pytest.mark.parametrize("name", ["users.weight", "items.weight", "own"])
 def test_every_kind_of_table_is_watched(name: str) -> None:
-    model = Tables()
+    model = SomeTables()
     live = begin(EmbeddingNorms(5, action="stop", tables="ow*"), model)
     with torch.no_grad():
         table = dict(model.named_parameters())[name]
@@ -196,7 +196,7 @@ def test_a_measurement_that_is_due_goes_back_and_goes_on(monkeypatch: pytest.Mon
 
 
 def test_tied_tables_count_once_and_models_without_any_are_refused() -> None:
-    model = Tables()
+    model = SomeTables()
     model.again = nn.Embedding(50, 4)
     model.again.weight = model.users.weight
     live = begin(EmbeddingNorms(1.0), model)

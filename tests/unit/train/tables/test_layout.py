@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import TooManyRanks
-from forebay.train.tables.layout import NUM_SHARDS, RowLayout
+from forebay.train.tables.layout import NUM_SHARDS, TableLayout
 from forebay.train.tables.start_values import start_rows
 
 
 @given(rows=st.integers(1, 1000), size=st.integers(1, NUM_SHARDS))
 def test_each_row_has_one_place_and_one_owner(rows: int, size: int) -> None:
-    layout = RowLayout(rows)
+    layout = TableLayout(rows)
     ids = layout.ids(0, rows)
     assert sorted(ids.tolist()) == list(range(rows))
     assert layout.places(torch.from_numpy(ids)).tolist() == list(range(rows))
@@ -27,11 +27,11 @@ def test_each_row_has_one_place_and_one_owner(rows: int, size: int) -> None:
 
 def test_more_ranks_than_shards_are_refused() -> None:
     with pytest.raises(TooManyRanks, match="64 workers at most"):
-        RowLayout(10).bounds(65)
+        TableLayout(10).bounds(65)
 
 
 def test_a_table_beyond_32_bits_has_places_of_64() -> None:
-    layout = RowLayout(1 << 33)
+    layout = TableLayout(1 << 33)
     last = layout.places(torch.tensor([(1 << 33) - 1]))
     assert last.dtype == torch.int64 and last.item() == (1 << 33) - 1
 
