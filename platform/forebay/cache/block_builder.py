@@ -42,7 +42,10 @@ class BuildOptions:
 
 
 class BlockBuilder:
-    """Builds the blocks of one data set in the calling thread. Thread-safe."""
+    """Builds the blocks of one data set in the calling thread. Thread-safe.
+
+    `reader` reads its row groups. None makes one of `options`.
+    """
 
     def __init__(
         self,
@@ -51,13 +54,14 @@ class BlockBuilder:
         *,
         tally: Counters,
         options: BuildOptions | None = None,
+        reader: RowGroupReader | None = None,
     ) -> None:
         self._transform = dataset.transform
         self._cache = cache
         self._tally = tally
         self._options = options or BuildOptions()
         self._columns = dataset.columns
-        self._reader = RowGroupReader(
+        self._reader = reader or RowGroupReader(
             dataset.manifest,
             self._options.policy,
             tally,

@@ -12,6 +12,7 @@ from forebay import __version__
 from forebay.cli import cache, plan, run, scan, warm
 from forebay.cli import runs as steering
 from forebay.cli.deploy import cluster, clusters, controller, explain, jobs, schema, submit
+from forebay.cli.doctor.command import doctor
 from forebay.cli.language_models.export import export
 from forebay.cli.language_models.memory import memory
 from forebay.cli.output import print_error
@@ -36,6 +37,7 @@ app.command(rich_help_panel="Cache")(warm.warm)
 app.add_typer(cache.app, name="cache", rich_help_panel="Cache")
 app.command(rich_help_panel="Training")(run.run)
 app.command("plan-tables", rich_help_panel="Training")(tables.plan_tables)
+app.command(rich_help_panel="Training")(doctor)
 app.command(rich_help_panel="Training")(steering.ps)
 app.command(rich_help_panel="Training")(steering.scale)
 app.command(rich_help_panel="Training")(steering.stop)

@@ -14,6 +14,8 @@ from forebay.foreign_code import outcome_of
 
 # Frames of Forebay that only lead up to the train function. Users did not write them, so the traceback leaves them out.
 _OUR_FILES = (
+    "doctor/diagnose.py",
+    "doctor/rounds/examined_worker.py",
     "driver/local/child.py",
     "driver/horovod/worker.py",
     "driver/local/driver.py",

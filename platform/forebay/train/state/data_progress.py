@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from forebay.errors import BadJob
 from forebay.loader.batch import Batch
 from forebay.loader.data import Data
-from forebay.loader.loader import Loader
 from forebay.plan.cursor import Cursor
 
 Span = tuple[int, int, int]
 """Rows of one epoch: (epoch, first position, position after the last)."""
+
+
+class CursoredBatches(Protocol):
+    """Batches with the position of the next one, as a `Loader` has them."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def cursor(self) -> Cursor: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +49,7 @@ class DataProgress:
         self._pending: PendingBatches | None = None
         self._steps: dict[int, tuple[Span, ...]] = {}
 
-    def batches(self, loader: Loader) -> Iterator[Batch]:
+    def batches(self, loader: CursoredBatches) -> Iterator[Batch]:
         """Yield the rest of `loader`'s epoch, without skipped batches."""
         for batch in loader:
             if self._is_skipped((batch.epoch, batch.position, batch.position + batch.size)):

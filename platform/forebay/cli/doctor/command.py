@@ -1,0 +1,83 @@
+"""`forebay doctor`: the wall at which a job stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.cli.arguments import AsJson, JobFile, Parameters
+from forebay.cli.output import only_the_document, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from forebay.doctor.diagnose import Diagnosis
+    from forebay.doctor.rounds.examination import Progress
+
+
+def doctor(
+    job: JobFile,
+    parameters: Parameters = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Ranks on this machine: one runs, with its part of each batch. [default: those of the job]"),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time of the measurement. Slow steps take longer.")] = 60.0,
+    out: Annotated[Path | None, typer.Option(help="Write an HTML page with a picture to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a job in five ways for a minute, and say which stage limits it: network, transform, gather, copy or compute.
+
+    The job's run folder and its cache are not touched. Nothing is saved.
+    """
+    # Imported here because torch takes seconds to import and the other commands do not need it.
+    from forebay.cli.job_file import job_of  # noqa: PLC0415
+    from forebay.doctor.diagnose import ExaminationOptions, diagnose  # noqa: PLC0415
+    from forebay.doctor.page import page_of  # noqa: PLC0415
+    from forebay.doctor.text import lines_of  # noqa: PLC0415
+    from forebay.report.html.page import write_page  # noqa: PLC0415
+
+    with only_the_document(as_json):
+        made = job_of(job, parameters or ())
+        with _shown() as progress:
+            options = ExaminationOptions(workers=workers, seconds=seconds, progress=progress)
+            diagnosis = diagnose(made, options)
+    if out is not None:
+        text = page_of(diagnosis, f"forebay doctor {Path(job).name}")
+        write_page(str(out.parent), out.name, text, "the page of the examination", "Give another --out.")
+    if as_json:
+        print_json(facts_of(diagnosis) | {"page": None if out is None else str(out)})
+        return
+    typer.echo("\n".join(lines_of(diagnosis)))
+    if out is not None:
+        typer.echo(f"\npage: {out}")
+
+
+def facts_of(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Diagnosis for programs: the verdict, seconds of a step by way and round, gains, and what is behind them."""
+    from forebay.doctor.findings.ways import Stage, Way  # noqa: PLC0415
+    from forebay.doctor.text import sentence_of  # noqa: PLC0415
+
+    found = diagnosis.measurements
+    return {
+        "sentence": sentence_of(diagnosis),
+        **asdict(diagnosis.verdict),
+        "step_s": {way: list(found.step_s(Stage(way=way)).values()) for way in Way if found.of(Stage(way=way))},
+        "gains": [asdict(gain) for gain in diagnosis.gains],
+        "making": found.making,
+        "contention": None if found.contention is None else asdict(found.contention),
+        "gpu_idle": found.gpu_idle,
+        "job": asdict(found.facts),
+        "rounds": [asdict(each) for each in found.rounds],
+    }
+
+
+@contextmanager
+def _shown() -> Iterator[Progress]:
+    """Progress on standard error."""
+    with progress_bar() as bar:
+        task = bar.add_task("examination", total=1)
+        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)

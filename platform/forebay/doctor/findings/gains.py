@@ -1,0 +1,78 @@
+"""What each change would bring, computed from the numbers of one examination. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.doctor.findings.measurements import Measurements
+from forebay.doctor.findings.walls import LOCK, Verdict, fixed_share_of, ratio_of, step_s_of
+from forebay.doctor.findings.ways import Stage, Way
+from forebay.formatting import bytes_text
+
+LARGER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Change, its factor on the rows per second of the first epoch, and the number behind it."""
+
+    change: str
+    factor: float
+    why: str
+
+
+def gains_of(found: Measurements, verdict: Verdict) -> list[Gain]:
+    """Gains of all changes, the largest first."""
+    gains = [_workers(found, verdict), _nearer(found), _cache(found), _bytes(found, verdict), _batch(found, verdict)]
+    return sorted(gains, key=lambda gain: -gain.factor)
+
+
+def _workers(found: Measurements, verdict: Verdict) -> Gain:
+    change, facts = "twice the data workers", found.facts
+    doubled = Stage(way=Way.NETWORK, worker_factor=2)
+    before, after = (found.step_s(stage) for stage in (Stage(way=Way.NETWORK), doubled))
+    factor = sorted(before[number] / after[number] for number in before)[len(before) // 2]
+    if verdict.wall.name == LOCK:
+        return Gain(change=change, factor=1.0, why="a lock admits one transform at a time")
+    cores, reads = facts.data_workers
+    room = "" if 2 * cores <= facts.cores else f", of {facts.cores:g} cores in all"
+    return Gain(change=change, factor=factor, why=f"measured, beside {cores} cores and {reads} reads{room}")
+
+
+def _nearer(found: Measurements) -> Gain:
+    factor, _ = ratio_of(found, Way.NETWORK, Way.TRANSFORM)
+    where = "page cache" if found.facts.is_local else "memory"
+    return Gain(change="nearer data", factor=factor, why=f"measured: its pages in the {where}")
+
+
+def _cache(found: Measurements) -> Gain:
+    factor, _ = ratio_of(found, Way.NETWORK, Way.GATHER)
+    facts = found.facts
+    needed = f"blocks need {bytes_text(facts.block_bytes)}"
+    if facts.quota_bytes is None:
+        why = f"later epochs, {needed}; the job has no cache"
+    elif facts.block_bytes > facts.quota_bytes:
+        why = f"later epochs, {needed}; the quota is {bytes_text(facts.quota_bytes)}"
+    else:
+        why = f"later epochs: {needed}, and the quota has them"
+    return Gain(change="blocks in the cache", factor=factor, why=why)
+
+
+def _bytes(found: Measurements, verdict: Verdict) -> Gain:
+    """Half the bytes take half of the copy and of the gather, where these are the wall."""
+    change = "half the bytes (dtypes)"
+    compute, now = step_s_of(found, Way.COMPUTE), verdict.wall.step_s
+    if verdict.wall.way not in (Way.COPY, Way.GATHER):
+        return Gain(change=change, factor=1.0, why=f"a batch has {bytes_text(found.facts.batch_bytes)}: no wall")
+    moved = max(now - compute, 0.0)
+    return Gain(change=change, factor=now / (now - moved / 2), why=f"{1e3 * moved:.3g} ms of a step move bytes")
+
+
+def _batch(found: Measurements, verdict: Verdict) -> Gain:
+    change, way = f"batch of {LARGER} times the rows", verdict.wall.way
+    share = fixed_share_of(found, way) if way in (Way.COMPUTE, Way.GATHER) else None
+    if share is None:
+        known = way not in (Way.COMPUTE, Way.GATHER)
+        return Gain(change=change, factor=1.0, why="rows are the wall, not steps" if known else "not measured")
+    factor = LARGER / (share + LARGER * (1 - share))
+    return Gain(change=change, factor=factor, why=f"{share:.0%} of a step do not depend on its rows")

@@ -1,0 +1,125 @@
+"""Numbers of an examination, as they were measured: what a verdict is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from forebay.doctor.findings.ways import Stage, Way
+
+LOCK_SHARE = 0.25
+"""Further share of a transform's time that it must be blocked before a lock is named. Two threads that take turns are
+blocked for half of their time; the GIL between array operations takes a few percent.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contention:
+    """Share of the transform's time that it was blocked: `alone`, two `together`, and `beside` the train function."""
+
+    alone: float
+    together: float
+    beside: float
+
+    @property
+    def with_itself(self) -> bool:
+        """Whether two transforms at once take turns."""
+        return self.together - self.alone > LOCK_SHARE
+
+    @property
+    def with_training(self) -> bool:
+        """Whether a transform waits for the train function."""
+        return self.beside - self.alone > LOCK_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round of one stage.
+
+    Attributes:
+        step_s: Wall seconds of a step of the train function, with the wait for its batch.
+        cpu_s: CPU seconds of this process per step.
+        produce_s: Seconds in which the data workers make the rows of one step. 0 if the round makes no blocks.
+        read_s: Seconds in which the reads fetch the pages of these rows, all at work.
+        gather_s: Seconds of the gathering thread per step. 0 without a gather.
+        num_steps: Steps of the round.
+    """
+
+    number: int
+    stage: Stage
+    step_s: float
+    cpu_s: float
+    produce_s: float = 0.0
+    read_s: float = 0.0
+    gather_s: float = 0.0
+    num_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """Facts of the job that a verdict needs.
+
+    Attributes:
+        rows: Rows of a step of one rank. `small_rows` are those of a small batch.
+        batch_bytes: Bytes of such a batch.
+        block_bytes: Estimated bytes of all blocks of the data, in a cache.
+        quota_bytes: Quota of the cache. None without a cache.
+        epochs: Epochs of the job.
+        data_workers: Cores that decode and transform, and reads at once.
+        cores: Cores that this process may use.
+        is_local: Whether the source is a local file system.
+        device: Device of the model.
+    """
+
+    rows: int
+    small_rows: int
+    batch_bytes: int
+    block_bytes: float
+    quota_bytes: int | None
+    epochs: int
+    workers: int
+    data_workers: tuple[int, int]
+    cores: float
+    is_local: bool
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """All rounds, and what was measured beside them.
+
+    `making` has the share of each step of making blocks, of pages in the page cache. `gpu_idle` is the share of time
+    in which the GPU did nothing, by way.
+    """
+
+    facts: JobFacts
+    rounds: tuple[Round, ...]
+    contention: Contention | None
+    making: Mapping[str, float]
+    gpu_idle: Mapping[Way, float]
+
+    def of(self, stage: Stage) -> dict[int, Round]:
+        """Rounds of a stage, by number."""
+        return {each.number: each for each in self.rounds if each.stage == stage}
+
+    def step_s(self, stage: Stage) -> dict[int, float]:
+        """Seconds of a step in each round, as in a long epoch of this kind.
+
+        In a round that makes blocks, they are made all the time, and the batches come from held blocks. In an epoch a
+        step waits for its rows, or blocks are made only for the share of the time that its rows need: the smaller that
+        share, the less training is slowed down by it.
+        """
+        found = {}
+        for number, each in self.of(stage).items():
+            found[number] = each.step_s
+            if each.produce_s:
+                alone = self.of(Stage(way=Way.GATHER))[number].step_s
+                share = min(1.0, each.produce_s / each.step_s)
+                found[number] = max(each.produce_s, alone + max(each.step_s - alone, 0.0) * share)
+        return found
+
+    def median_of(self, stage: Stage, name: str) -> float:
+        """Median over the rounds of one of their numbers."""
+        values: list[float] = [getattr(each, name) for each in self.of(stage).values()]
+        return median(values)

@@ -1,0 +1,66 @@
+"""Diagnosis as one HTML file with a picture."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from forebay.doctor.diagnose import Diagnosis
+from forebay.doctor.findings.ways import MEANINGS, Way
+from forebay.doctor.text import notes_of, sentence_of, title_of, way_rows
+from forebay.formatting import count_text
+from forebay.report.html.elements import element, joined, row, section, table, wide
+from forebay.report.html.page import document, fragment
+
+_WIDTH, _BAR, _GAP, _LEFT, _RIGHT = 640, 26, 14, 96, 120
+
+
+def page_of(diagnosis: Diagnosis, title: str) -> str:
+    """The page's text."""
+    found = diagnosis.measurements
+    ways = [
+        (way, f"{1e3 * step_s:.3g}", count_text(rate), f"{spread:.0%}", MEANINGS[way])
+        for way, step_s, rate, spread in way_rows(found)
+    ]
+    gains = [(gain.change, f"{gain.factor:.2f}x", gain.why) for gain in diagnosis.gains]
+    content = (
+        section("Verdict", element("p", sentence_of(diagnosis))),
+        section("Time of a step", picture_of(diagnosis)),
+        section("Ways", table(("way", "ms a step", "rows/s", "spread", "batches"), map(row, ways), label="ways")),
+        section("Changes", table(("change", "rows/s", "why"), map(row, gains), label="changes")),
+        section("Notes", *(element("p", note) for note in notes_of(found))),
+    )
+    return document(title, fragment(title, *content))
+
+
+def picture_of(diagnosis: Diagnosis) -> Markup:
+    """Bar of each way. The part that it adds to the way before it has the colour of a wall if it is one."""
+    rows = list(way_rows(diagnosis.measurements))
+    longest = max(step_s for _, step_s, _, _ in rows)
+    scale, before, bars = (_WIDTH - _LEFT - _RIGHT) / longest, 0.0, []
+    for number, (way, step_s, _, _) in enumerate(rows):
+        top = number * (_BAR + _GAP)
+        bars += _bar(way, top, widths=(before * scale, step_s * scale), is_wall=way is diagnosis.verdict.wall.way)
+        label = f"{1e3 * step_s:.3g} ms"
+        bars.append(_text(label, x=_LEFT + step_s * scale + 8, y=top + _BAR * 0.7))
+        before = step_s
+    height = len(rows) * (_BAR + _GAP)
+    name = element("title", f"Time of a step, {title_of(diagnosis.verdict.wall.name)}")
+    picture = element(
+        "svg", name, *bars, viewBox=f"0 0 {_WIDTH} {height}", role="img", style="min-width: 420px; max-width: 760px"
+    )
+    return wide(picture, "time of a step by way")
+
+
+def _bar(way: Way, top: float, *, widths: tuple[float, float], is_wall: bool) -> list[Markup]:
+    before, now = widths
+    colour = "var(--series-1)" if is_wall else "var(--series-0)"
+    added = element("rect", x=_LEFT + before, y=top, width=max(now - before, 0.0), height=_BAR, fill=colour)
+    return [
+        _text(str(way), x=0, y=top + _BAR * 0.7),
+        element("rect", x=_LEFT, y=top, width=before, height=_BAR, fill="var(--faint)"),
+        joined([added]),
+    ]
+
+
+def _text(text: str, *, x: float, y: float) -> Markup:
+    return element("text", text, x=x, y=y, font_size=14, fill="var(--ink)")

@@ -1,0 +1,184 @@
+"""Rounds of an examination, as the batches that a train function draws."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from forebay.cache.cpu_share import DataWorkers
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.doctor.findings.measurements import Contention, Round
+from forebay.doctor.findings.ways import MEANINGS, Stage, Way, in_rounds
+from forebay.doctor.rounds.feeds import Copy, GatheredBatches, KeptBatches
+from forebay.doctor.rounds.gpu_idle import GpuIdle
+from forebay.doctor.rounds.production import Produced, Production
+from forebay.doctor.rounds.sample import Sample
+from forebay.doctor.rounds.thread_time import ThreadLoop, ThreadTime
+from forebay.loader.batch import Batch
+from forebay.metrics import Counters
+from forebay.plan.cursor import Cursor
+
+NUM_ROUNDS = 5
+_WARM_STEPS = 3
+_LEAST_BLOCKS = 2
+Progress = Callable[[int, int, str], None]
+"""Called with the number of finished parts, of all parts, and the text of the present one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Apparatus:
+    """What the rounds use: batches, row groups, data workers, places, and the work of one transform."""
+
+    kept: KeptBatches
+    gathered: GatheredBatches
+    sample: Sample
+    workers: DataWorkers
+    cache: DiskCache | None
+    transform_once: Callable[[], object]
+    copy: Copy
+    device: torch.device
+
+
+@dataclass(slots=True)
+class Found:
+    """Results so far."""
+
+    rounds: list[Round] = field(default_factory=list)
+    produced: dict[Stage, list[Produced]] = field(default_factory=dict)
+    probes: dict[str, ThreadTime] = field(default_factory=dict)
+    idle: dict[Way, list[float]] = field(default_factory=dict)
+
+    @property
+    def contention(self) -> Contention:
+        """Blocked shares of the transform, over all rounds."""
+        return Contention(**{name: time.blocked_share for name, time in self.probes.items()})
+
+
+class Examination:
+    """Batches of all rounds, for one iteration by a train function. `is_complete` once the last round is over.
+
+    A step lasts from one draw to the next. Rounds begin and end with an idle device.
+    """
+
+    def __init__(
+        self, apparatus: Apparatus, stages: tuple[Stage, ...], start: Cursor, *, seconds: float, progress: Progress
+    ) -> None:
+        self._apparatus, self._stages, self._start, self._progress = apparatus, stages, start, progress
+        self._round_s = seconds / NUM_ROUNDS / (len(stages) + 2)
+        self.found = Found()
+        self.num_steps, self.is_complete = 0, False
+
+    def cursor(self) -> Cursor:
+        """Position of the next batch: always the start, because no round trains on data."""
+        return self._start
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from self._warm_up()
+        total = NUM_ROUNDS * len(self._stages)
+        for done, (number, stage) in enumerate(in_rounds(self._stages, NUM_ROUNDS)):
+            self._progress(done, total, f"round {number + 1} of {NUM_ROUNDS}: {MEANINGS[stage.way]}")
+            yield from self._round(number, stage)
+            if stage.probes:
+                self._probe_alone()
+        self._progress(total, total, "measured")
+        self.is_complete = True
+
+    def _warm_up(self) -> Iterator[Batch]:
+        """Steps that compile, allocate and fill caches. They are not measured."""
+        self._progress(0, NUM_ROUNDS * len(self._stages), "first steps")
+        began, least = time.perf_counter(), self.num_steps + _WARM_STEPS
+        for stage in self._stages:
+            if stage.way is not Way.COMPUTE or stage.probes:
+                continue
+            for batch in self._apparatus.kept.endless_small() if stage.is_small else self._apparatus.kept.endless():
+                self.num_steps += 1
+                yield batch
+                if self.num_steps >= least and time.perf_counter() - began > self._round_s:
+                    break
+            began, least = time.perf_counter(), self.num_steps + _WARM_STEPS
+
+    def _round(self, number: int, stage: Stage) -> Iterator[Batch]:
+        tally, steps = Counters(), 0
+        with closing(self._batches(stage, tally)) as batches, self._beside(stage) as is_enough:
+            if stage.way not in (Way.COMPUTE, Way.COPY):
+                next(batches)  # waits for the start of the loader, which an epoch has once
+            self._synchronize()
+            before, began, cpu = tally.as_dict(), time.perf_counter(), time.process_time()
+            while time.perf_counter() - began < self._round_s or not is_enough():
+                self.num_steps, steps = self.num_steps + 1, steps + 1
+                yield next(batches)
+            self._synchronize()
+            step_s, cpu_s = (time.perf_counter() - began) / steps, (time.process_time() - cpu) / steps
+            gathered = tally.since(before)
+        produced = self.found.produced[stage][-1] if stage in self.found.produced else None
+        rows = self._apparatus.kept.rows
+        self.found.rounds.append(
+            Round(
+                number=number,
+                stage=stage,
+                step_s=step_s,
+                cpu_s=cpu_s,
+                produce_s=rows * produced.seconds / produced.rows if produced else 0.0,
+                read_s=rows * produced.read_s / produced.rows if produced else 0.0,
+                gather_s=(gathered.get("gather_s", 0) + gathered.get("plan_s", 0)) / steps,
+                num_steps=steps,
+            )
+        )
+
+    def _batches(self, stage: Stage, tally: Counters) -> Generator[Batch]:
+        kept, copy = self._apparatus.kept, self._apparatus.copy
+        match stage.way:
+            case Way.COMPUTE:
+                yield from kept.endless_small() if stage.is_small else kept.endless()
+            case Way.COPY:
+                yield from kept.endless_copied(copy)
+            case _:
+                yield from self._apparatus.gathered.endless(
+                    copy, tally, batch_bytes=kept.nbytes, is_small=stage.is_small
+                )
+
+    @contextmanager
+    def _beside(self, stage: Stage) -> Iterator[Callable[[], bool]]:
+        """Work beside the training of a round. Yields a function that returns whether there was enough of it."""
+        with ExitStack() as stack:
+            is_enough: Callable[[], bool] = lambda: True  # noqa: E731 - replaced below
+            if stage.way in (Way.TRANSFORM, Way.NETWORK):
+                is_enough = stack.enter_context(self._producing(stage))
+            if stage.probes:
+                loop = ThreadLoop(self._apparatus.transform_once, 1)
+                loop.start()
+                stack.callback(lambda: self._add_probe("beside", loop.stop()))
+            if self._apparatus.device.type == "cuda":
+                gauge = stack.enter_context(GpuIdle(self._apparatus.device))
+                stack.callback(lambda: self.found.idle.setdefault(stage.way, []).extend(gauge.shares))
+            yield is_enough
+
+    @contextmanager
+    def _producing(self, stage: Stage) -> Iterator[Callable[[], bool]]:
+        apparatus, factor = self._apparatus, stage.worker_factor
+        workers = DataWorkers(
+            core_share=min(1.0, apparatus.workers.core_share * factor), num_reads=apparatus.workers.num_reads * factor
+        )
+        production = Production(apparatus.sample, workers, apparatus.cache, from_source=stage.way is Way.NETWORK)
+        production.start()
+        try:
+            yield lambda: production.num_blocks >= _LEAST_BLOCKS
+        finally:
+            produced = production.stop()
+        self.found.produced.setdefault(stage, []).append(produced)
+
+    def _probe_alone(self) -> None:
+        """Run the transform while the train function waits for a batch: in one thread, and in two."""
+        for name, num_threads in (("alone", 1), ("together", 2)):
+            self._add_probe(name, ThreadLoop(self._apparatus.transform_once, num_threads).run_for(self._round_s))
+
+    def _add_probe(self, name: str, time: ThreadTime) -> None:
+        self.found.probes[name] = self.found.probes.get(name, ThreadTime()) + time
+
+    def _synchronize(self) -> None:
+        if self._apparatus.device.type == "cuda":
+            torch.cuda.synchronize(self._apparatus.device)

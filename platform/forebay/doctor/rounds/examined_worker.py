@@ -1,0 +1,97 @@
+"""Worker whose train function draws the batches of an examination, and saves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+
+from forebay.checkpoint.checkpoint import Checkpoint
+from forebay.checkpoint.encoded import PartFacts
+from forebay.checkpoint.parts.part import LocalChunk, PartReceipt
+from forebay.checkpoint.parts.verified_part import ReadBytes
+from forebay.doctor.rounds.examination import Examination
+from forebay.errors import BadJob
+from forebay.events import Commands, Event
+from forebay.loader.batch import Batch
+from forebay.train.collectives.collective import SingleProcessCollective
+from forebay.train.spec import TrainSpec
+from forebay.train.worker import TrainFunction, Worker
+
+
+class ExaminedWorker(Worker):
+    """The one rank of an examination. Its `loader` yields the batches of `examination`, and then ends the run."""
+
+    def __init__(self, spec: TrainSpec, examination: Examination, device: torch.device) -> None:
+        super().__init__(spec, SingleProcessCollective(device), None, NoCheckpoints(), UnheardReporter())
+        self._examination = examination
+        self._has_loader = False
+
+    def loader(self) -> Iterator[Batch]:
+        """Yield the batches of all rounds, which are on the device already."""
+        self._has_loader = True
+        self._is_displaced = False
+        self._progress.discard_pending()
+        self._state.totals.start_clock()
+        if not self._examination.is_complete:
+            yield from self._progress.batches(self._examination)
+        self.stopped = "the examination is complete"
+
+    def examine(self, train: TrainFunction) -> None:
+        """Run `train` until all rounds are over.
+
+        Raises what `train` raises, and `BadJob` if it returns earlier or never asks for batches.
+        """
+        self.run(train)
+        if not self._has_loader:
+            raise BadJob(
+                "the train function returned without worker.loader(), so no step can be measured. Let it train on "
+                "the batches of worker.loader(), or call fb.fit."
+            )
+        if not self._examination.is_complete:
+            steps = self._examination.num_steps
+            raise BadJob(
+                f"the train function ended by itself after {steps} batches, before all rounds were over. Let it train "
+                "on all batches of worker.loader(): an examination ends them. Or give less time: --seconds 10.",
+                steps=steps,
+            )
+
+
+class UnheardReporter:
+    """`Reporter` without a driver."""
+
+    def report(self, event: Event) -> None:
+        """Do nothing."""
+
+    def commands(self) -> Commands:
+        """No commands."""
+        return Commands()
+
+    def synced_commands(self) -> Commands:
+        """No commands."""
+        return Commands()
+
+
+class NoCheckpoints:
+    """`CheckpointStore` of a run that keeps nothing. It begins from scratch."""
+
+    def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
+        """Save nothing."""
+
+    def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:  # noqa: ARG002 - as in the protocol
+        """Not called: one rank has no parts."""
+        raise AssertionError
+
+    def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:  # noqa: ARG002 - as in the protocol
+        """Not called: there is no checkpoint."""
+        raise AssertionError
+
+    def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:  # noqa: ARG002 - as in the protocol
+        """No checkpoint."""
+        return None
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,116 @@
+"""Endless batches for the rounds of an examination: kept in memory, or gathered by the job's own loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+
+import numpy as np
+import torch
+
+from forebay.doctor.rounds.held_blocks import HeldBlocks
+from forebay.loader.batch import Batch
+from forebay.loader.data import Data
+from forebay.loader.loader import Loader
+from forebay.metrics import Counters
+from forebay.world import World
+
+Copy = Callable[[Batch], Batch]
+"""Copies a batch from main memory to the device of the model."""
+
+NUM_KEPT = 4
+_QUEUED = 16
+_EPOCHS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptBatches:
+    """The first batches of the job, in main memory and on the device."""
+
+    in_memory: tuple[Batch, ...]
+    on_device: tuple[Batch, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch of this rank."""
+        return max(len(next(iter(batch.values()))) for batch in self.in_memory)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one batch."""
+        return sum(array.nbytes for array in self.in_memory[0].values())
+
+    def endless(self) -> Iterator[Batch]:
+        """Batches on the device, over and over."""
+        return cycle(self.on_device)
+
+    def endless_small(self) -> Iterator[Batch]:
+        """The same with a quarter of the rows."""
+        return cycle([each.take(np.arange(small_rows(self.rows)), weight=each.weight) for each in self.on_device])
+
+    def endless_copied(self, copy: Copy) -> Iterator[Batch]:
+        """Batches in memory, copied when they are drawn."""
+        return (copy(batch) for batch in cycle(self.in_memory))
+
+
+def small_rows(rows: int) -> int:
+    """Rows of a small batch."""
+    return max(1, rows // 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredBatches:
+    """Batches of one rank of `world`, gathered from held blocks by a `Loader`."""
+
+    data: Data
+    world: World
+    blocks: HeldBlocks
+
+    def keep(self, copy: Copy, device: torch.device) -> KeptBatches:
+        """Copy the first batches."""
+        with closing(self._open(1 << 20, Counters())) as batches:
+            first = [_owned(batch, device) for batch in islice(batches, NUM_KEPT)]
+        return KeptBatches(in_memory=tuple(first), on_device=tuple(copy(batch) for batch in first))
+
+    def endless(self, copy: Copy, tally: Counters, *, batch_bytes: int, is_small: bool = False) -> Generator[Batch]:
+        """Batches of epoch after epoch. Close the iterator to end its threads."""
+        rows = max(self.world.size, small_rows(self.data.global_batch)) if is_small else self.data.global_batch
+        resized = replace(self, data=replace(self.data, global_batch=rows))
+        # A short queue: a round must not be fed by what was prepared before it.
+        queue_bytes = min(256 << 20, max(1 << 20, 2 * _QUEUED * batch_bytes))
+        with closing(GatheredBatches._open(resized, queue_bytes, tally)) as batches:
+            for batch in batches:
+                yield copy(batch)
+
+    def _open(self, prefetch_bytes: int, tally: Counters) -> Generator[Batch]:
+        with Loader(
+            self.data.plan,
+            self.data.transform,
+            self.blocks,
+            world=self.world,
+            global_batch=self.data.global_batch,
+            epochs=_EPOCHS,
+            last=self.data.last,
+            prefetch_bytes=prefetch_bytes,
+            tally=tally,
+        ) as loader:
+            while True:
+                for batch in loader:
+                    yield _within_epoch(batch)
+
+
+def _within_epoch(batch: Batch) -> Batch:
+    """The batch as one of the middle of the first epoch: an examination ends no epoch."""
+    batch.epoch, batch.ends_epoch = 0, False
+    return batch
+
+
+def _owned(batch: Batch, device: torch.device) -> Batch:
+    """Copy of a batch that has its own memory, page-locked for a GPU."""
+    owned = batch.take(np.arange(len(next(iter(batch.values())))), weight=batch.weight)
+    owned.rows = batch.rows
+    if device.type == "cuda":
+        owned.update({name: tensor.pin_memory() for name, tensor in owned.items()})
+    return owned

@@ -1,0 +1,99 @@
+"""A few cached blocks that stand for all blocks of their data set, so that a gather needs no whole cold epoch first."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+
+import numpy as np
+
+from forebay.cache.block_builder import BlockBuilder
+from forebay.cache.block_key import BlockNames
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.cache.local_source import LocalSource
+from forebay.cache.source import BlockSource
+from forebay.doctor.rounds.sample import HeldPagesReader, Sample, datasets_in
+from forebay.errors import CacheUnusable
+from forebay.metrics import Counters
+from forebay.transform.block import Block
+from forebay.transform.dataset import Dataset
+from forebay.transform.sequences.sequence_block import SequenceTransform
+
+MOST_HELD = 8
+
+
+class HeldBlocks:
+    """`SourceProvider` of blocks of a sample, from a cache directory of its own.
+
+    Block `i` of the data is answered with one of the held blocks, at the row count of `i`: the order, the number of
+    blocks that a batch is gathered from and the bytes of a row stay those of the job. Windows of series need their own
+    blocks, so those are built when they are first needed.
+    """
+
+    def __init__(self, cache: DiskCache) -> None:
+        self._cache = cache
+        self._keys: dict[str, list[str]] = {}
+        self.num_blocks = self.rows = self.nbytes = 0
+
+    def fill(self, sample: Sample, *, seconds: float) -> None:
+        """Build blocks of the sample for about `seconds`, at least one of each data set, at most `MOST_HELD`.
+
+        Raises the errors of building them, and `CacheUnusable` if the disk has no room for one.
+        """
+        give_up = time.perf_counter() + seconds
+        for dataset in datasets_in(sample).values():
+            builder = BlockBuilder(
+                dataset, self._cache, tally=Counters(), reader=HeldPagesReader(dataset, sample, Counters())
+            )
+            keys = self._keys[_id_of(dataset)] = list[str]()
+            for each in (each for each in sample if each.dataset is dataset):
+                if keys and (len(keys) >= MOST_HELD or time.perf_counter() > give_up):
+                    break
+                block, origin = builder.build(each.index)
+                if origin == "bypass":
+                    raise CacheUnusable(
+                        f"{self._cache.path} has no room for one block of {block.nbytes:,} bytes. Free some space "
+                        "there, or let the job's CacheSpec name a folder beside which there is more."
+                    )
+                keys.append(builder.names.key(each.index))
+                self.num_blocks, self.rows = self.num_blocks + 1, self.rows + block.rows
+                self.nbytes += block.nbytes
+
+    def source(self, dataset: Dataset, tally: Counters) -> BlockSource:
+        """Blocks of `dataset`."""
+        if isinstance(dataset.transform, SequenceTransform):
+            return LocalSource(dataset, self._cache, tally=tally)
+        return _HeldSource(self._cache, self._keys[_id_of(dataset)], dataset, tally)
+
+
+class _HeldSource:
+    """`BlockSource` that maps one of the held blocks."""
+
+    def __init__(self, cache: DiskCache, keys: list[str], dataset: Dataset, tally: Counters) -> None:
+        self._cache, self._keys, self._dataset, self._tally = cache, keys, dataset, tally
+
+    def request(self, index: int) -> Future[Block]:
+        future: Future[Block] = Future()
+        block = self._cache.get(self._keys[index % len(self._keys)], self._tally)
+        if block is None:
+            future.set_exception(CacheUnusable(f"a file in {self._cache.path} was removed during the examination."))
+        else:
+            future.set_result(_with_rows(block, self._dataset.manifest[index].rows))
+        return future
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Do nothing: no request is pending."""
+
+
+def _with_rows(block: Block, rows: int) -> Block:
+    if rows == block.rows:
+        return block
+    arrays = {
+        name: array[:rows] if rows < block.rows else np.resize(array, (rows, *array.shape[1:]))
+        for name, array in block.arrays.items()
+    }
+    return Block(rows, arrays, block)
+
+
+def _id_of(dataset: Dataset) -> str:
+    return BlockNames(dataset).id

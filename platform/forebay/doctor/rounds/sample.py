@@ -1,0 +1,129 @@
+"""Row groups on which an examination measures: the first ones of the order, read once before the measurement."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from forebay.errors import InvalidOption
+from forebay.loader.data import Data
+from forebay.manifest.manifest import RowGroup
+from forebay.manifest.prepared import find_prepared
+from forebay.manifest.reading import Fetched, RowGroupReader
+from forebay.manifest.streamed import StreamedManifest
+from forebay.metrics import Counters
+from forebay.storage.filesystem import resolve_source
+from forebay.transform.dataset import Dataset
+from forebay.world import World
+
+MOST_BYTES = 256 << 20
+"""Compressed bytes of a sample: it stays in the page cache, or in this process, during the measurement."""
+MOST_BLOCKS = 64
+MOST_SPANS = 4096
+LEAST_BLOCKS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampledRowGroup:
+    """Row group `index` of `dataset`. `held` has its pages if they come from a network."""
+
+    dataset: Dataset
+    index: int
+    held: Fetched | None = None
+
+    @property
+    def row_group(self) -> RowGroup:
+        return self.dataset.manifest[self.index]
+
+
+Sample = tuple[SampledRowGroup, ...]
+
+
+def read_sample(data: Data, world: World, *, num_reads: int, seconds: float) -> Sample:
+    """Read the row groups that `world` needs first, for about `seconds`, and at least `LEAST_BLOCKS` of them.
+
+    Pages of local files are in the page cache afterwards. Pages from a network are held.
+    Raises the errors of `RowGroupReader.fetch`, and `InvalidOption` for data that is still being prepared.
+    """
+    wanted = list(_first_needed(data, world))
+    readers = {id(each.dataset): RowGroupReader(each.dataset.manifest) for each in wanted}
+    give_up = time.perf_counter() + seconds
+
+    def read(each: SampledRowGroup) -> SampledRowGroup:
+        fetched = readers[id(each.dataset)].fetch(each.index, each.dataset.columns)
+        return each if _is_local(each) else replace(each, held=fetched)
+
+    found: list[SampledRowGroup] = []
+    with ThreadPoolExecutor(num_reads) as pool:
+        for start in range(0, len(wanted), num_reads):
+            if len(found) >= LEAST_BLOCKS and time.perf_counter() > give_up:
+                break
+            found += pool.map(read, wanted[start : start + num_reads])
+    return tuple(found)
+
+
+def forget_pages(sample: Sample) -> None:
+    """Drop the sample's local files from the page cache, as far as the system does so. Changes no file."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for uri in {each.row_group.uri for each in sample if each.held is None}:
+        with suppress(OSError):
+            descriptor = os.open(resolve_source(uri).path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+class HeldPagesReader(RowGroupReader):
+    """Reader of row groups whose pages are held in memory."""
+
+    def __init__(self, dataset: Dataset, sample: Sample, tally: Counters) -> None:
+        super().__init__(dataset.manifest, tally=tally)
+        self._held = {each.index: each.held for each in sample if each.dataset is dataset and each.held is not None}
+
+    def fetch(self, index: int, columns: Sequence[str] | None = None) -> Fetched:
+        """Pages of row group `index`, held or read."""
+        return self._held.get(index) or super().fetch(index, columns)
+
+
+def datasets_in(sample: Sample) -> Mapping[int, Dataset]:
+    """Data sets of a sample, by id."""
+    return {id(each.dataset): each.dataset for each in sample}
+
+
+def _is_local(each: SampledRowGroup) -> bool:
+    return resolve_source(each.row_group.uri).is_local
+
+
+def _first_needed(data: Data, world: World) -> Iterator[SampledRowGroup]:
+    datasets = [_finished(dataset) for dataset in data.datasets]
+    numbered = [(number, index) for number, each in enumerate(datasets) for index in range(len(each.manifest))]
+    spans = data.plan.block_spans(0, 0, data.plan.owned_lanes(world))
+    chosen = {numbered[span.block]: None for span in islice(spans, MOST_SPANS)}
+    # Each data set of a mixture has a block, however rare its rows are.
+    chosen |= {(number, 0): None for number in range(len(datasets)) if all(number != at for at, _ in chosen)}
+    source_bytes, seen = 0, set[int]()
+    for count, (number, index) in enumerate(chosen):
+        if number in seen and (count >= MOST_BLOCKS or (count >= LEAST_BLOCKS and source_bytes > MOST_BYTES)):
+            continue
+        seen.add(number)
+        source_bytes += int(datasets[number].manifest.source_bytes[index])
+        yield SampledRowGroup(dataset=datasets[number], index=index)
+
+
+def _finished(dataset: Dataset) -> Dataset:
+    if not isinstance(dataset.manifest, StreamedManifest):
+        return dataset
+    sealed = find_prepared(dataset.manifest.root)
+    if sealed is None:
+        raise InvalidOption(
+            f"the data in {dataset.manifest.root} is still being prepared, and an examination reads it several times. "
+            "Wait until it is finished (forebay prepare), and examine the job then."
+        )
+    return replace(dataset, manifest=sealed.manifest)

@@ -1,0 +1,104 @@
+"""Time of threads: on a core, waiting for a core, and blocked by a lock, a sleep or a device."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.foreign_code import outcome_of
+
+_SCHEDULED = Path("/proc/thread-self/schedstat")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadTime:
+    """Seconds of a thread: `wall_s` in all, `cpu_s` on a core, `blocked_s` neither on a core nor waiting for one."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    blocked_s: float = 0.0
+
+    def __add__(self, other: ThreadTime) -> ThreadTime:
+        return ThreadTime(
+            wall_s=self.wall_s + other.wall_s,
+            cpu_s=self.cpu_s + other.cpu_s,
+            blocked_s=self.blocked_s + other.blocked_s,
+        )
+
+    @property
+    def blocked_share(self) -> float:
+        """Share of the time that the thread was blocked."""
+        return self.blocked_s / self.wall_s if self.wall_s else 0.0
+
+
+class ThreadClock:
+    """Clock of the calling thread, from its making on.
+
+    Linux counts the time that a thread waited for a core. This separates a thread that a busy machine slows down from
+    one that waits for a lock. `is_exact` is False on systems without that count.
+    """
+
+    is_exact = _SCHEDULED.exists()
+
+    def __init__(self) -> None:
+        self._start = _now()
+
+    def elapsed(self) -> ThreadTime:
+        """Time since the clock was made. Called in the same thread."""
+        wall_s, cpu_s, queued_s = (now - then for now, then in zip(_now(), self._start, strict=True))
+        return ThreadTime(wall_s=wall_s, cpu_s=cpu_s, blocked_s=max(wall_s - cpu_s - queued_s, 0.0))
+
+
+class ThreadLoop:
+    """Threads that repeat `work` from `start` to `stop`."""
+
+    def __init__(self, work: Callable[[], object], num_threads: int) -> None:
+        self._work, self._ends = work, threading.Event()
+        self._lock, self._total = threading.Lock(), ThreadTime()
+        self._errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, name="forebay-doctor", daemon=True) for _ in range(num_threads)
+        ]
+
+    def start(self) -> None:
+        """Start all threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> ThreadTime:
+        """End the threads after their present work. Returns their time. Raises the error of one that failed."""
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        return self._total
+
+    def run_for(self, seconds: float) -> ThreadTime:
+        """Start, wait and stop. Every thread works at least once."""
+        self.start()
+        self._ends.wait(seconds)
+        return self.stop()
+
+    def _run(self) -> None:
+        clock = ThreadClock()
+        outcome = outcome_of(self._repeat)
+        with self._lock:
+            self._total += clock.elapsed()
+            if outcome.error is not None:
+                self._errors.append(outcome.error)
+
+    def _repeat(self) -> None:
+        self._work()
+        while not self._ends.is_set():
+            self._work()
+
+
+def _now() -> tuple[float, float, float]:
+    if not ThreadClock.is_exact:
+        return time.perf_counter(), time.thread_time(), 0.0
+    cpu_ns, queued_ns, _ = map(int, _SCHEDULED.read_text().split())
+    return time.perf_counter(), cpu_ns / 1e9, queued_ns / 1e9

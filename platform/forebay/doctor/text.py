@@ -1,0 +1,110 @@
+"""Diagnosis as text of at most 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from statistics import median
+
+from forebay.doctor.diagnose import Diagnosis
+from forebay.doctor.findings.gains import Gain
+from forebay.doctor.findings.measurements import Measurements
+from forebay.doctor.findings.walls import BATCH, LOCK, Wall, step_s_of
+from forebay.doctor.findings.ways import MEANINGS, Stage, Way
+from forebay.formatting import bytes_text, count_text
+
+COLUMNS = 80
+_WALLS = {
+    BATCH: "batch wall (a cost of each step, whatever its rows)",
+    LOCK: "lock wall (a lock, or the GIL, in the transform)",
+}
+
+
+def lines_of(diagnosis: Diagnosis) -> list[str]:
+    """All lines: the verdict, the ways, the changes, and notes."""
+    found = diagnosis.measurements
+    parts = [
+        *textwrap.wrap(sentence_of(diagnosis), COLUMNS),
+        "",
+        f"{'way':<10} {'ms a step':>9} {'rows/s':>7} {'spread':>6}  batches",
+        *(
+            f"{way:<10} {1e3 * step_s:>9.3g} {count_text(rate):>7} {spread:>5.0%}   {MEANINGS[way]}"
+            for way, step_s, rate, spread in way_rows(found)
+        ),
+        "",
+        f"{'gain':>6}  change, in the first epoch",
+        *(line for gain in diagnosis.gains for line in _gain_lines(gain)),
+        "",
+        *(line for note in notes_of(found) for line in textwrap.wrap(note, COLUMNS)),
+    ]
+    return [line.rstrip() for line in parts]
+
+
+def sentence_of(diagnosis: Diagnosis) -> str:
+    """The verdict in one sentence, and one more if later epochs stand elsewhere."""
+    found, verdict = diagnosis.measurements, diagnosis.verdict
+    wall, after = verdict.wall, verdict.next_wall
+    where = f"the {title_of(wall.name)}"
+    if wall.tied_with is not None:
+        where = f"the {title_of(wall.name)} and the {title_of(wall.tied_with)}, within {wall.tied_within:.0%}"
+    epoch = "first epoch" if found.facts.epochs > 1 else "epoch"
+    text = f"The {epoch} stands at {where}: {_step_text(wall, found)}"
+    if after is not None:
+        is_capacity = list(Way).index(after.way) > list(Way).index(wall.way)
+        verb = "would be the limit at" if is_capacity else "with"
+        text += f"; next is the {title_of(after.name)}, {verb} {1e3 * after.step_s:.3g} ms"
+    text += "."
+    if found.facts.epochs > 1 and verdict.cached.name != wall.name:
+        would = "stand" if found.facts.quota_bytes is not None else "would stand"
+        cached = verdict.cached
+        text += f" Later epochs from a cache {would} at the {title_of(cached.name)}: {_step_text(cached, found)}."
+    return text
+
+
+def title_of(name: str) -> str:
+    """Name of a wall for people."""
+    return _WALLS.get(name, f"{name} wall")
+
+
+def way_rows(found: Measurements) -> Iterator[tuple[Way, float, float, float]]:
+    """Way, seconds of a step, rows per second, and spread of the rounds, for each way that was run."""
+    for way in Way:
+        rounds = list(found.step_s(Stage(way=way)).values())
+        if rounds:
+            middle = median(rounds)
+            spread = median(abs(value - middle) for value in rounds) / middle
+            yield way, step_s_of(found, way), found.facts.rows / step_s_of(found, way), spread
+
+
+def notes_of(found: Measurements) -> list[str]:
+    """Sentences about how the numbers were measured."""
+    facts = found.facts
+    steps = f"A step has {facts.rows:,} rows ({bytes_text(facts.batch_bytes)}) on 1 of {facts.workers} workers"
+    notes = [f"{steps}, on the {facts.device}. Gradients are not exchanged, and nothing is saved or evaluated."]
+    if facts.device == "cpu" and not found.of(Stage(way=Way.COPY)):
+        notes.append("The model is on the CPU, so there is no copy.")
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in found.making.items() if share >= 0.005)
+    notes.append(f"Time of data workers, of pages in the page cache: {shares}.")
+    if found.contention is None:
+        notes.append("This system does not count the time that threads wait for cores, so no lock can be found.")
+    else:
+        seen = found.contention
+        notes.append(
+            f"The transform was blocked for {seen.alone:.0%} of its time alone, {seen.together:.0%} beside itself, and "
+            f"{seen.beside:.0%} beside the train function."
+        )
+    if facts.device == "cuda":
+        idle = ", ".join(f"{way} {share:.0%}" for way, share in found.gpu_idle.items())
+        notes.append(
+            f"GPU idle: {idle}." if idle else "GPU idle time: install NVML's package, pip install nvidia-ml-py."
+        )
+    return notes
+
+
+def _step_text(wall: Wall, found: Measurements) -> str:
+    return f"{1e3 * wall.step_s:.3g} ms a step, {count_text(found.facts.rows / wall.step_s)} rows/s"
+
+
+def _gain_lines(gain: Gain) -> list[str]:
+    head, indent = f"{gain.factor:>5.2f}x  ", " " * 8
+    return textwrap.wrap(f"{gain.change}: {gain.why}", COLUMNS, initial_indent=head, subsequent_indent=indent)

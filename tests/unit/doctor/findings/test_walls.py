@@ -1,0 +1,107 @@
+"""Walls from measurements that are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from forebay.doctor.findings.gains import gains_of
+from forebay.doctor.findings.measurements import Contention, Measurements
+from forebay.doctor.findings.walls import verdict_of
+from forebay.doctor.findings.ways import Way, in_rounds, stages_of
+
+Make = Callable[..., Measurements]
+QUICK = {"compute": 1.0, "gather": 1.02, "transform": 0.3, "network": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("changed", "wall", "next_wall", "cached"),
+    [
+        ({}, "compute", "transform", "compute"),
+        ({"network": 5.0}, "network", "compute", "compute"),
+        ({"network": 5.0, "transform": 4.9}, "transform", "compute", "compute"),
+        ({"network": 9.0, "transform": 5.0}, "network", "transform", "compute"),
+        ({"copy": 3.0, "gather": 3.05}, "copy", "compute", "copy"),
+        ({"copy": 1.05, "gather": 3.0}, "gather", "compute", "gather"),
+        ({"network": 2.0, "gather": 6.0}, "gather", "network", "gather"),
+    ],
+)
+def test_the_wall_is_the_first_way_as_slow_as_the_source(
+    measured: Make, changed: dict[str, float], wall: str, next_wall: str, cached: str
+) -> None:
+    verdict = verdict_of(measured(**QUICK | changed))
+    assert (verdict.wall.name, verdict.cached.name) == (wall, cached)
+    assert verdict.next_wall is not None
+    assert verdict.next_wall.name == next_wall
+
+
+def test_a_step_with_a_fixed_cost_stands_at_the_batch(measured: Make) -> None:
+    found = measured(**QUICK, fixed=0.8)
+    verdict = verdict_of(found)
+    assert verdict.wall.name == "batch"
+    best = gains_of(found, verdict)[0]
+    assert best.change == "batch of 4 times the rows"
+    assert best.factor == pytest.approx(4 / (0.8 + 4 * 0.2))
+
+
+@pytest.mark.parametrize(
+    ("contention", "wall"),
+    [
+        (Contention(alone=0.0, together=0.5, beside=0.1), "lock"),
+        (Contention(alone=0.0, together=0.1, beside=0.6), "lock"),
+        (Contention(alone=0.7, together=0.7, beside=0.7), "transform"),  # it waits for a device, not for others
+        (None, "transform"),
+    ],
+)
+def test_a_lock_is_not_a_heavy_transform(measured: Make, contention: Contention | None, wall: str) -> None:
+    found = measured(**QUICK | {"transform": 8.0, "network": 8.1}, contention=contention)
+    verdict = verdict_of(found)
+    assert verdict.wall.name == wall
+    workers = next(gain for gain in gains_of(found, verdict) if "data workers" in gain.change)
+    assert workers.factor == pytest.approx(1.0 if wall == "lock" else 2.0, rel=0.02)
+
+
+def test_a_lock_in_a_quick_transform_is_no_wall(measured: Make) -> None:
+    found = measured(**QUICK, contention=Contention(alone=0.0, together=0.5, beside=0.0))
+    assert verdict_of(found).wall.name == "compute"
+
+
+def test_walls_that_cannot_be_separated_are_both_named(measured: Make) -> None:
+    wall = verdict_of(measured(**QUICK | {"transform": 5.0, "network": 5.3})).wall
+    assert (wall.name, wall.tied_with) == ("transform", "network")
+    assert wall.tied_within == pytest.approx(0.06)
+
+
+def test_a_spread_of_the_rounds_widens_what_is_one_wall(measured: Make) -> None:
+    ms = {**QUICK, "transform": 5.0, "network": 6.0}
+    assert verdict_of(measured(**ms)).wall.name == "network"
+    noise = {Way.NETWORK: (0.8, 1.2, 1.0, 0.85, 1.15)}
+    wall = verdict_of(measured(**ms, noise=noise)).wall
+    assert (wall.name, wall.tied_with) == ("transform", "network")
+
+
+def test_a_load_on_whole_rounds_changes_no_wall(measured: Make) -> None:
+    loaded = dict.fromkeys(Way, (1.0, 3.0, 1.0, 2.5, 4.0))
+    assert verdict_of(measured(**QUICK | {"network": 5.0}, noise=loaded)).wall.name == "network"
+
+
+def test_making_blocks_slows_training_for_its_share_of_time_only(measured: Make) -> None:
+    found = measured(**QUICK)
+    # Blocks take a third of the time of a step: their round shows a step of 1.9 ms, an epoch a third of the difference.
+    slowed = [
+        type(each)(**{name: getattr(each, name) for name in each.__slots__} | {"step_s": 1.9e-3})
+        if each.produce_s
+        else each
+        for each in found.rounds
+    ]
+    found = type(found)(**{name: getattr(found, name) for name in found.__slots__} | {"rounds": tuple(slowed)})
+    step_s = found.step_s(next(stage for stage in stages_of(copies=False, resizes=False) if stage.way is Way.TRANSFORM))
+    assert step_s[0] == pytest.approx(1.02e-3 + 0.88e-3 * 0.3 / 1.9)
+
+
+def test_every_other_round_is_backwards() -> None:
+    stages = stages_of(copies=True, resizes=False)
+    order = [stage for number, stage in in_rounds(stages, 2)]
+    assert order == [*stages, *reversed(stages)]
+    assert [number for number, _ in in_rounds(stages, 2)] == [0] * len(stages) + [1] * len(stages)

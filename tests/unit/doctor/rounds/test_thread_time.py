@@ -1,0 +1,42 @@
+"""Threads that wait for a lock, for a core, or for nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+
+import pytest
+
+from forebay.doctor.rounds.thread_time import ThreadClock, ThreadLoop
+
+needs_count = pytest.mark.skipif(not ThreadClock.is_exact, reason="the system does not count waiting for cores")
+DATA = bytes(1 << 20)
+
+
+def busy() -> None:
+    hashlib.sha256(DATA).digest()  # without the GIL
+
+
+@needs_count
+def test_threads_under_a_lock_are_blocked_and_others_are_not() -> None:
+    lock = threading.Lock()
+
+    def under_lock() -> None:
+        with lock:
+            for _ in range(8):
+                busy()
+
+    free, locked = (ThreadLoop(work, 3).run_for(0.2) for work in (busy, under_lock))
+    # Also if other processes hold all cores: that is no blocking.
+    assert locked.blocked_share > 0.4 > free.blocked_share
+
+
+@needs_count
+def test_a_sleep_is_blocking() -> None:
+    assert ThreadLoop(lambda: time.sleep(0.01), 1).run_for(0.05).blocked_share > 0.5
+
+
+def test_the_error_of_a_thread_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        ThreadLoop(lambda: 1 // 0, 2).run_for(0.01)

@@ -1,0 +1,54 @@
+"""Text and page of a diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from forebay.doctor.diagnose import Diagnosis
+from forebay.doctor.findings.gains import gains_of
+from forebay.doctor.findings.measurements import Measurements
+from forebay.doctor.findings.walls import verdict_of
+from forebay.doctor.page import page_of
+from forebay.doctor.text import lines_of, sentence_of
+
+NETWORK = {"compute": 1.18, "copy": 1.19, "gather": 1.2, "transform": 2.0, "network": 5.0}
+
+
+@pytest.fixture
+def diagnosed(measured: Callable[..., Measurements]) -> Callable[..., Diagnosis]:
+    def make(**given: object) -> Diagnosis:
+        found = measured(**given)
+        verdict = verdict_of(found)
+        return Diagnosis(measurements=found, verdict=verdict, gains=tuple(gains_of(found, verdict)))
+
+    return make
+
+
+def test_one_sentence_has_the_wall_and_the_next(diagnosed: Callable[..., Diagnosis]) -> None:
+    assert sentence_of(diagnosed(**NETWORK)) == (
+        "The first epoch stands at the network wall: 5 ms a step, 102k rows/s; next is the transform wall, with 2 ms. "
+        "Later epochs from a cache stand at the compute wall: 1.2 ms a step, 427k rows/s."
+    )
+    limit = diagnosed(**NETWORK | {"transform": 0.1, "network": 0.5}, facts={"epochs": 1})
+    assert sentence_of(limit) == (
+        "The epoch stands at the compute wall: 1.2 ms a step, 427k rows/s; next is the network wall, would be the "
+        "limit at 0.4 ms."
+    )
+
+
+@pytest.mark.parametrize("changed", [{}, {"network": 2.1}, {"facts": {"quota_bytes": None, "device": "cuda"}}])
+def test_lines_fit_80_columns(diagnosed: Callable[..., Diagnosis], changed: dict[str, object]) -> None:
+    lines = lines_of(diagnosed(**NETWORK | changed))
+    assert [line for line in lines if len(line) > 80] == []
+    assert any("nearer data" in line for line in lines)
+
+
+def test_the_page_has_a_picture_and_needs_no_network(diagnosed: Callable[..., Diagnosis]) -> None:
+    page = page_of(diagnosed(**NETWORK), "forebay doctor <job>.py")
+    assert "<svg" in page
+    assert page.count("<rect") == 2 * 5
+    assert "forebay doctor &lt;job&gt;.py" in page
+    assert "http:" not in page
+    assert "https:" not in page
