@@ -50,9 +50,7 @@ def sentence_of(diagnosis: Diagnosis) -> str:
     epoch = "first epoch" if found.facts.epochs > 1 else "epoch"
     text = f"The {epoch} stands at {where}: {_step_text(wall, found)}"
     if after is not None:
-        is_capacity = list(Way).index(after.way) > list(Way).index(wall.way)
-        verb = "would be the limit at" if is_capacity else "with"
-        text += f"; next is the {title_of(after.name)}, {verb} {1e3 * after.step_s:.3g} ms"
+        text += f"; next is the {title_of(after.name)}, at {1e3 * after.step_s:.3g} ms"
     text += "."
     if found.facts.epochs > 1 and verdict.cached.name != wall.name:
         would = "stand" if found.facts.quota_bytes is not None else "would stand"

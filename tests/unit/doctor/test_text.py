@@ -28,13 +28,12 @@ def diagnosed(measured: Callable[..., Measurements]) -> Callable[..., Diagnosis]
 
 def test_one_sentence_has_the_wall_and_the_next(diagnosed: Callable[..., Diagnosis]) -> None:
     assert sentence_of(diagnosed(**NETWORK)) == (
-        "The first epoch stands at the network wall: 5 ms a step, 102k rows/s; next is the transform wall, with 2 ms. "
+        "The first epoch stands at the network wall: 5 ms a step, 102k rows/s; next is the transform wall, at 2 ms. "
         "Later epochs from a cache stand at the compute wall: 1.2 ms a step, 427k rows/s."
     )
     limit = diagnosed(**NETWORK | {"transform": 0.1, "network": 0.5}, facts={"epochs": 1})
     assert sentence_of(limit) == (
-        "The epoch stands at the compute wall: 1.2 ms a step, 427k rows/s; next is the network wall, would be the "
-        "limit at 0.4 ms."
+        "The epoch stands at the compute wall: 1.2 ms a step, 427k rows/s; next is the network wall, at 0.4 ms."
     )
 
 

@@ -71,12 +71,22 @@ class Examination:
         self._round_s = seconds / NUM_ROUNDS / (len(stages) + 2)
         self.found = Found()
         self.num_steps, self.is_complete = 0, False
+        self._running: Generator[Batch] | None = None
 
     def cursor(self) -> Cursor:
         """Position of the next batch: always the start, because no round trains on data."""
         return self._start
 
     def __iter__(self) -> Iterator[Batch]:
+        self._running = self._all_batches()
+        return self._running
+
+    def close(self) -> None:
+        """End all threads. A train function that raises leaves its loop, and so this one, in a traceback."""
+        if self._running is not None:
+            self._running.close()
+
+    def _all_batches(self) -> Generator[Batch]:
         yield from self._warm_up()
         total = NUM_ROUNDS * len(self._stages)
         for done, (number, stage) in enumerate(in_rounds(self._stages, NUM_ROUNDS)):
@@ -166,7 +176,7 @@ class Examination:
         production = Production(apparatus.sample, workers, apparatus.cache, from_source=stage.way is Way.NETWORK)
         production.start()
         try:
-            yield lambda: production.num_blocks >= _LEAST_BLOCKS
+            yield lambda: production.has_made(_LEAST_BLOCKS)
         finally:
             produced = production.stop()
         self.found.produced.setdefault(stage, []).append(produced)

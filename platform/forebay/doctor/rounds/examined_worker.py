@@ -42,7 +42,10 @@ class ExaminedWorker(Worker):
 
         Raises what `train` raises, and `BadJob` if it returns earlier or never asks for batches.
         """
-        self.run(train)
+        try:
+            self.run(train)
+        finally:
+            self._examination.close()
         if not self._has_loader:
             raise BadJob(
                 "the train function returned without worker.loader(), so no step can be measured. Let it train on "

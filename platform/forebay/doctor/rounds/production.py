@@ -55,10 +55,9 @@ class Production:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="forebay-doctor", daemon=True)
 
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks so far. The number that is needed at least after an error, which `stop` raises."""
-        return self._blocks if self._error is None else len(self._sample)
+    def has_made(self, least: int) -> bool:
+        """Whether `least` blocks are made. Also after an error, which `stop` raises."""
+        return self._blocks >= least or self._error is not None
 
     def start(self) -> None:
         """Start making blocks."""
