@@ -116,6 +116,7 @@ VERBS = [
         "cluster publish-capacity",
         "clusters",
         "controller",
+        "doctor",
         "evaluate",
         "explain",
         "export",
