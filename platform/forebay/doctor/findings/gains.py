@@ -1,4 +1,4 @@
-"""What each change would bring, computed from the numbers of one examination. Pure."""
+"""Gains of changes to a job, computed from the numbers of one examination. Pure."""
 
 from __future__ import annotations
 

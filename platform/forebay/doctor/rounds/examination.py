@@ -31,7 +31,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Apparatus:
-    """What the rounds use: batches, row groups, data workers, places, and the work of one transform."""
+    """Parts of the rounds: batches, row groups, data workers, places, and the work of one transform."""
 
     kept: KeptBatches
     gathered: GatheredBatches
