@@ -16,8 +16,8 @@ from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.spec import CacheSpec
 from forebay.doctor.findings.gains import Gain, gains_of
 from forebay.doctor.findings.measurements import JobFacts, Measurements
-from forebay.doctor.findings.walls import Verdict, verdict_of
-from forebay.doctor.findings.ways import Stage, Way, stages_of
+from forebay.doctor.findings.walls import WallVerdict, verdict_of
+from forebay.doctor.findings.ways import RoundKind, Way, stages_of
 from forebay.doctor.rounds.examination import Apparatus, Examination, Found, Progress
 from forebay.doctor.rounds.examined_worker import ExaminedWorker
 from forebay.doctor.rounds.feeds import Copy, GatheredBatches, small_rows
@@ -45,7 +45,7 @@ class Diagnosis:
     """Result of an examination: what was measured, the walls, and what each change would bring."""
 
     measurements: Measurements
-    verdict: Verdict
+    verdict: WallVerdict
     gains: tuple[Gain, ...]
 
 
@@ -90,17 +90,17 @@ def diagnose(job: Job, options: ExaminationOptions | None = None) -> Diagnosis:
     job.data.validate_world_size(world.size)
     device = device_of(job.resources, local_rank=0)
     with _temporary_folder(job.cache) as folder, _state_kept(job, device):
-        return _diagnose(job, options, _Place(folder=folder, world=world, device=device))
+        return _diagnose(job, options, _ExaminedPlace(folder=folder, world=world, device=device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _ExaminedPlace:
     folder: Path
     world: World
     device: torch.device
 
 
-def _diagnose(job: Job, options: ExaminationOptions, place: _Place) -> Diagnosis:
+def _diagnose(job: Job, options: ExaminationOptions, place: _ExaminedPlace) -> Diagnosis:
     workers = (job.cache.data_workers if job.cache else DEFAULT_WORKERS).divided_by(place.world.size)
     prepare_s = _PREPARED_SHARE * options.seconds
     options.progress(0, 1, "reading the first row groups")
@@ -150,7 +150,7 @@ def _failed(raised: WorkerError) -> RunFailed:
 
 
 def _measurements(found: Found, facts: JobFacts) -> Measurements:
-    made = found.produced[Stage(way=Way.TRANSFORM)]
+    made = found.produced[RoundKind(way=Way.TRANSFORM)]
     names = {"remote_read_s": "read", "decode_s": "decode", "transform_s": "transform", "write_s": "write"}
     sums = {text: sum(each.sums.get(name, 0.0) for each in made) for name, text in names.items()}
     total = sum(sums.values()) or 1.0
@@ -163,7 +163,7 @@ def _measurements(found: Found, facts: JobFacts) -> Measurements:
     )
 
 
-def _facts(job: Job, place: _Place, apparatus: Apparatus, held: HeldBlocks) -> JobFacts:
+def _facts(job: Job, place: _ExaminedPlace, apparatus: Apparatus, held: HeldBlocks) -> JobFacts:
     rows = apparatus.kept.rows
     return JobFacts(
         rows=rows,

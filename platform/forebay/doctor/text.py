@@ -10,7 +10,7 @@ from forebay.doctor.diagnose import Diagnosis
 from forebay.doctor.findings.gains import Gain
 from forebay.doctor.findings.measurements import Measurements
 from forebay.doctor.findings.walls import BATCH, LOCK, Wall, step_s_of
-from forebay.doctor.findings.ways import MEANINGS, Stage, Way
+from forebay.doctor.findings.ways import MEANINGS, RoundKind, Way
 from forebay.formatting import bytes_text, count_text
 
 COLUMNS = 80
@@ -67,7 +67,7 @@ def title_of(name: str) -> str:
 def way_rows(found: Measurements) -> Iterator[tuple[Way, float, float, float]]:
     """Way, seconds of a step, rows per second, and spread of the rounds, for each way that was run."""
     for way in Way:
-        rounds = list(found.step_s(Stage(way=way)).values())
+        rounds = list(found.step_s(RoundKind(way=way)).values())
         if rounds:
             middle = median(rounds)
             spread = median(abs(value - middle) for value in rounds) / middle
@@ -79,7 +79,7 @@ def notes_of(found: Measurements) -> list[str]:
     facts = found.facts
     steps = f"A step has {facts.rows:,} rows ({bytes_text(facts.batch_bytes)}) on 1 of {facts.workers} workers"
     notes = [f"{steps}, on the {facts.device}. Gradients are not exchanged, and nothing is saved or evaluated."]
-    if facts.device == "cpu" and not found.of(Stage(way=Way.COPY)):
+    if facts.device == "cpu" and not found.of(RoundKind(way=Way.COPY)):
         notes.append("The model is on the CPU, so there is no copy.")
     shares = ", ".join(f"{name} {share:.0%}" for name, share in found.making.items() if share >= 0.005)
     notes.append(f"Time of data workers, of pages in the page cache: {shares}.")

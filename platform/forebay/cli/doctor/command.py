@@ -58,14 +58,14 @@ def doctor(
 
 def facts_of(diagnosis: Diagnosis) -> dict[str, Any]:
     """Diagnosis for programs: the verdict, seconds of a step by way and round, gains, and what is behind them."""
-    from forebay.doctor.findings.ways import Stage, Way  # noqa: PLC0415
+    from forebay.doctor.findings.ways import RoundKind, Way  # noqa: PLC0415
     from forebay.doctor.text import sentence_of  # noqa: PLC0415
 
     found = diagnosis.measurements
     return {
         "sentence": sentence_of(diagnosis),
         **asdict(diagnosis.verdict),
-        "step_s": {way: list(found.step_s(Stage(way=way)).values()) for way in Way if found.of(Stage(way=way))},
+        "step_s": {way: list(found.step_s(RoundKind(way=way)).values()) for way in Way if found.of(RoundKind(way=way))},
         "gains": [asdict(gain) for gain in diagnosis.gains],
         "making": found.making,
         "contention": None if found.contention is None else asdict(found.contention),

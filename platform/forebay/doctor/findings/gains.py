@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forebay.doctor.findings.measurements import Measurements
-from forebay.doctor.findings.walls import LOCK, Verdict, fixed_share_of, ratio_of, step_s_of
-from forebay.doctor.findings.ways import Stage, Way
+from forebay.doctor.findings.walls import LOCK, WallVerdict, fixed_share_of, ratio_of, step_s_of
+from forebay.doctor.findings.ways import RoundKind, Way
 from forebay.formatting import bytes_text
 
 LARGER = 4
@@ -21,16 +21,16 @@ class Gain:
     why: str
 
 
-def gains_of(found: Measurements, verdict: Verdict) -> list[Gain]:
+def gains_of(found: Measurements, verdict: WallVerdict) -> list[Gain]:
     """Gains of all changes, the largest first."""
     gains = [_workers(found, verdict), _nearer(found), _cache(found), _bytes(found, verdict), _batch(found, verdict)]
     return sorted(gains, key=lambda gain: -gain.factor)
 
 
-def _workers(found: Measurements, verdict: Verdict) -> Gain:
+def _workers(found: Measurements, verdict: WallVerdict) -> Gain:
     change, facts = "twice the data workers", found.facts
-    doubled = Stage(way=Way.NETWORK, worker_factor=2)
-    before, after = (found.step_s(stage) for stage in (Stage(way=Way.NETWORK), doubled))
+    doubled = RoundKind(way=Way.NETWORK, worker_factor=2)
+    before, after = (found.step_s(stage) for stage in (RoundKind(way=Way.NETWORK), doubled))
     factor = sorted(before[number] / after[number] for number in before)[len(before) // 2]
     if verdict.wall.name == LOCK:
         return Gain(change=change, factor=1.0, why="a lock admits one transform at a time")
@@ -58,7 +58,7 @@ def _cache(found: Measurements) -> Gain:
     return Gain(change="blocks in the cache", factor=factor, why=why)
 
 
-def _bytes(found: Measurements, verdict: Verdict) -> Gain:
+def _bytes(found: Measurements, verdict: WallVerdict) -> Gain:
     """Half the bytes take half of the copy and of the gather, where these are the wall."""
     change = "half the bytes (dtypes)"
     compute, now = step_s_of(found, Way.COMPUTE), verdict.wall.step_s
@@ -68,7 +68,7 @@ def _bytes(found: Measurements, verdict: Verdict) -> Gain:
     return Gain(change=change, factor=now / (now - moved / 2), why=f"{1e3 * moved:.3g} ms of a step move bytes")
 
 
-def _batch(found: Measurements, verdict: Verdict) -> Gain:
+def _batch(found: Measurements, verdict: WallVerdict) -> Gain:
     change, way = f"batch of {LARGER} times the rows", verdict.wall.way
     share = fixed_share_of(found, way) if way in (Way.COMPUTE, Way.GATHER) else None
     if share is None:

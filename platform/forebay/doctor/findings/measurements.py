@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from forebay.doctor.findings.ways import Stage, Way
+from forebay.doctor.findings.ways import RoundKind, Way
 
 LOCK_SHARE = 0.25
 """Further share of a transform's time that it must be blocked before a lock is named. Two threads that take turns are
@@ -47,7 +47,7 @@ class Round:
     """
 
     number: int
-    stage: Stage
+    stage: RoundKind
     step_s: float
     cpu_s: float
     produce_s: float = 0.0
@@ -99,11 +99,11 @@ class Measurements:
     making: Mapping[str, float]
     gpu_idle: Mapping[Way, float]
 
-    def of(self, stage: Stage) -> dict[int, Round]:
+    def of(self, stage: RoundKind) -> dict[int, Round]:
         """Rounds of a stage, by number."""
         return {each.number: each for each in self.rounds if each.stage == stage}
 
-    def step_s(self, stage: Stage) -> dict[int, float]:
+    def step_s(self, stage: RoundKind) -> dict[int, float]:
         """Seconds of a step in each round, as in a long epoch of this kind.
 
         In a round that makes blocks, they are made all the time, and the batches come from held blocks. In an epoch a
@@ -114,12 +114,12 @@ class Measurements:
         for number, each in self.of(stage).items():
             found[number] = each.step_s
             if each.produce_s:
-                alone = self.of(Stage(way=Way.GATHER))[number].step_s
+                alone = self.of(RoundKind(way=Way.GATHER))[number].step_s
                 share = min(1.0, each.produce_s / each.step_s)
                 found[number] = max(each.produce_s, alone + max(each.step_s - alone, 0.0) * share)
         return found
 
-    def median_of(self, stage: Stage, name: str) -> float:
+    def median_of(self, stage: RoundKind, name: str) -> float:
         """Median over the rounds of one of their numbers."""
         values: list[float] = [getattr(each, name) for each in self.of(stage).values()]
         return median(values)

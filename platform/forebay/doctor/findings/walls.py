@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from forebay.doctor.findings.measurements import Measurements
-from forebay.doctor.findings.ways import Stage, Way
+from forebay.doctor.findings.ways import RoundKind, Way
 
 LEAST_GAP = 0.10
 """Two ways that are closer than this share, or than twice the spread of their rounds, are one wall."""
@@ -22,7 +22,7 @@ BATCH, LOCK = "batch", "lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wall:
-    """Stage of the job that limits it.
+    """RoundKind of the job that limits it.
 
     Attributes:
         name: A `Way`, `BATCH` or `LOCK`.
@@ -39,7 +39,7 @@ class Wall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class WallVerdict:
     """Walls of the first epoch, and of later epochs from the cache (None without such).
 
     `next_wall` is where the first epoch stands once `wall` is out of the way.
@@ -50,13 +50,13 @@ class Verdict:
     cached: Wall
 
 
-def verdict_of(found: Measurements) -> Verdict:
+def verdict_of(found: Measurements) -> WallVerdict:
     """Find the walls."""
-    ways = [way for way in Way if found.of(Stage(way=way))]
+    ways = [way for way in Way if found.of(RoundKind(way=way))]
     wall = _wall(found, ways)
     below = ways[: ways.index(wall.way)]
     cached = _wall(found, [way for way in ways if way in (Way.COMPUTE, Way.COPY, Way.GATHER)])
-    return Verdict(wall=wall, next_wall=_next(found, wall, below), cached=cached)
+    return WallVerdict(wall=wall, next_wall=_next(found, wall, below), cached=cached)
 
 
 def ratio_of(found: Measurements, way: Way, other: Way) -> tuple[float, float]:
@@ -64,25 +64,25 @@ def ratio_of(found: Measurements, way: Way, other: Way) -> tuple[float, float]:
 
     Both are of one round, so a load that comes and goes is in both.
     """
-    upper, lower = found.step_s(Stage(way=way)), found.step_s(Stage(way=other))
+    upper, lower = found.step_s(RoundKind(way=way)), found.step_s(RoundKind(way=other))
     ratios = [upper[number] / lower[number] for number in sorted(upper.keys() & lower.keys())]
     return median(ratios), _spread(ratios)
 
 
 def step_s_of(found: Measurements, way: Way) -> float:
     """Median seconds of a step in a way, at least those of the ways before it."""
-    known = [earlier for earlier in Way if found.of(Stage(way=earlier))]
+    known = [earlier for earlier in Way if found.of(RoundKind(way=earlier))]
     before = known[: known.index(way) + 1]
-    return max(median(found.step_s(Stage(way=each)).values()) for each in before)
+    return max(median(found.step_s(RoundKind(way=each)).values()) for each in before)
 
 
 def fixed_share_of(found: Measurements, way: Way) -> float | None:
     """Share of a step that does not depend on its rows, from steps of two sizes. None if only one was measured."""
-    small, rows = found.of(Stage(way=way, is_small=True)), found.facts.rows
+    small, rows = found.of(RoundKind(way=way, is_small=True)), found.facts.rows
     if not small or found.facts.small_rows >= rows:
         return None
     factor = found.facts.small_rows / rows
-    large = found.of(Stage(way=way))
+    large = found.of(RoundKind(way=way))
     ratio = median(small[number].step_s / large[number].step_s for number in small.keys() & large.keys())
     return min(1.0, max(0.0, (ratio - factor) / (1 - factor)))
 
@@ -115,7 +115,7 @@ def _next(found: Measurements, wall: Wall, below: Sequence[Way]) -> Wall | None:
     """Wall once `wall` is out of the way: of the ways below it, or the stage above it that takes longest."""
     candidates = [_wall(found, below)] if below else []
     for way, name in _OWN_WORK.items():
-        own = found.median_of(Stage(way=way), name)
+        own = found.median_of(RoundKind(way=way), name)
         if list(Way).index(way) > list(Way).index(wall.way) and own > 0:
             candidates.append(Wall(name=_name(found, way), way=way, step_s=own))
     if not candidates:

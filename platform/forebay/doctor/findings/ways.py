@@ -27,7 +27,7 @@ MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class RoundKind:
     """One kind of round.
 
     Attributes:
@@ -43,22 +43,22 @@ class Stage:
     probes: bool = False
 
 
-def stages_of(*, copies: bool, resizes: bool) -> tuple[Stage, ...]:
+def stages_of(*, copies: bool, resizes: bool) -> tuple[RoundKind, ...]:
     """Stages of one pass. `copies`: batches are copied to a device. `resizes`: batches may have fewer rows."""
     return (
-        Stage(way=Way.COMPUTE),
-        *([Stage(way=Way.COMPUTE, is_small=True)] if resizes else []),
-        *([Stage(way=Way.COPY)] if copies else []),
-        Stage(way=Way.GATHER),
-        *([Stage(way=Way.GATHER, is_small=True)] if resizes else []),
-        Stage(way=Way.TRANSFORM),
-        Stage(way=Way.NETWORK),
-        Stage(way=Way.NETWORK, worker_factor=2),
-        Stage(way=Way.COMPUTE, probes=True),
+        RoundKind(way=Way.COMPUTE),
+        *([RoundKind(way=Way.COMPUTE, is_small=True)] if resizes else []),
+        *([RoundKind(way=Way.COPY)] if copies else []),
+        RoundKind(way=Way.GATHER),
+        *([RoundKind(way=Way.GATHER, is_small=True)] if resizes else []),
+        RoundKind(way=Way.TRANSFORM),
+        RoundKind(way=Way.NETWORK),
+        RoundKind(way=Way.NETWORK, worker_factor=2),
+        RoundKind(way=Way.COMPUTE, probes=True),
     )
 
 
-def in_rounds(stages: tuple[Stage, ...], num_rounds: int) -> Iterator[tuple[int, Stage]]:
+def in_rounds(stages: tuple[RoundKind, ...], num_rounds: int) -> Iterator[tuple[int, RoundKind]]:
     """Stages round by round, every other round backwards: a load that grows or falls meets all ways alike."""
     for number in range(num_rounds):
         for stage in stages if number % 2 == 0 else reversed(stages):

@@ -12,10 +12,10 @@ import torch
 from forebay.cache.cpu_share import DataWorkers
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.doctor.findings.measurements import Contention, Round
-from forebay.doctor.findings.ways import MEANINGS, Stage, Way, in_rounds
+from forebay.doctor.findings.ways import MEANINGS, RoundKind, Way, in_rounds
 from forebay.doctor.rounds.feeds import Copy, GatheredBatches, KeptBatches
 from forebay.doctor.rounds.gpu_idle import GpuIdle
-from forebay.doctor.rounds.production import Produced, Production
+from forebay.doctor.rounds.production import BlockProduction, Produced
 from forebay.doctor.rounds.sample import Sample
 from forebay.doctor.rounds.thread_time import ThreadLoop, ThreadTime
 from forebay.loader.batch import Batch
@@ -48,7 +48,7 @@ class Found:
     """Results so far."""
 
     rounds: list[Round] = field(default_factory=list)
-    produced: dict[Stage, list[Produced]] = field(default_factory=dict)
+    produced: dict[RoundKind, list[Produced]] = field(default_factory=dict)
     probes: dict[str, ThreadTime] = field(default_factory=dict)
     idle: dict[Way, list[float]] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class Examination:
     """
 
     def __init__(
-        self, apparatus: Apparatus, stages: tuple[Stage, ...], start: Cursor, *, seconds: float, progress: Progress
+        self, apparatus: Apparatus, stages: tuple[RoundKind, ...], start: Cursor, *, seconds: float, progress: Progress
     ) -> None:
         self._apparatus, self._stages, self._start, self._progress = apparatus, stages, start, progress
         self._round_s = seconds / NUM_ROUNDS / (len(stages) + 2)
@@ -111,7 +111,7 @@ class Examination:
                     break
             began, least = time.perf_counter(), self.num_steps + _WARM_STEPS
 
-    def _round(self, number: int, stage: Stage) -> Iterator[Batch]:
+    def _round(self, number: int, stage: RoundKind) -> Iterator[Batch]:
         tally, steps = Counters(), 0
         with closing(self._batches(stage, tally)) as batches, self._beside(stage) as is_enough:
             if stage.way not in (Way.COMPUTE, Way.COPY):
@@ -139,7 +139,7 @@ class Examination:
             )
         )
 
-    def _batches(self, stage: Stage, tally: Counters) -> Generator[Batch]:
+    def _batches(self, stage: RoundKind, tally: Counters) -> Generator[Batch]:
         kept, copy = self._apparatus.kept, self._apparatus.copy
         match stage.way:
             case Way.COMPUTE:
@@ -152,7 +152,7 @@ class Examination:
                 )
 
     @contextmanager
-    def _beside(self, stage: Stage) -> Iterator[Callable[[], bool]]:
+    def _beside(self, stage: RoundKind) -> Iterator[Callable[[], bool]]:
         """Work beside the training of a round. Yields a function that returns whether there was enough of it."""
         with ExitStack() as stack:
             is_enough: Callable[[], bool] = lambda: True  # noqa: E731 - replaced below
@@ -168,12 +168,12 @@ class Examination:
             yield is_enough
 
     @contextmanager
-    def _producing(self, stage: Stage) -> Iterator[Callable[[], bool]]:
+    def _producing(self, stage: RoundKind) -> Iterator[Callable[[], bool]]:
         apparatus, factor = self._apparatus, stage.worker_factor
         workers = DataWorkers(
             core_share=min(1.0, apparatus.workers.core_share * factor), num_reads=apparatus.workers.num_reads * factor
         )
-        production = Production(apparatus.sample, workers, apparatus.cache, from_source=stage.way is Way.NETWORK)
+        production = BlockProduction(apparatus.sample, workers, apparatus.cache, from_source=stage.way is Way.NETWORK)
         production.start()
         try:
             yield lambda: production.has_made(_LEAST_BLOCKS)

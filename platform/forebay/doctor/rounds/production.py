@@ -35,7 +35,7 @@ class Produced:
     sums: Mapping[str, float]
 
 
-class Production:
+class BlockProduction:
     """Makes the blocks of `sample`, again and again, in the order of need, from `start` to `stop`.
 
     Args:
