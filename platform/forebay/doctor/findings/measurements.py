@@ -10,7 +10,7 @@ from forebay.doctor.findings.ways import RoundKind, Way
 
 LOCK_SHARE = 0.25
 """Further share of a transform's time that it must be blocked before a lock is named. Two threads that take turns are
-blocked for half of their time; the GIL between array operations takes a few percent.
+blocked for half of their time.
 """
 
 
