@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from forebay.deploy.fleet.cluster import Cluster, Market, Sku
-from forebay.deploy.rayjob.attempt import CODE_FOLDER, PlacedAttempt, escaped
+from forebay.deploy.rayjob.attempt import CODE_FOLDER, DOMAIN, PlacedAttempt, escaped
 from forebay.deploy.rayjob.pod import (
     GRACE_AFTER_DRAIN_S,
     KubeObject,
@@ -26,6 +26,8 @@ ALLOCATE_S = 300
 START_GRACE_S = 60
 SUBMITTER = "ray-job-submitter"
 """Container that submits the entrypoint, and prints what it writes."""
+SUBMITTER_LABEL = f"{DOMAIN}/submitter"
+"""Label of pods that the chart's NetworkPolicy lets reach the dashboard."""
 _PRIORITY_OF_MARKET: dict[Market, int] = {"spot": 10, "on-demand": 0}
 
 
@@ -212,7 +214,8 @@ def _submitter(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
     }
     if cluster.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in cluster.pull_secrets]
-    return {"metadata": _template_metadata(attempt), "spec": spec}
+    labels = _template_metadata(attempt)["labels"] | {SUBMITTER_LABEL: "true"}
+    return {"metadata": {"labels": labels}, "spec": spec}
 
 
 def _queue_labels(attempt: PlacedAttempt, cluster: Cluster) -> dict[str, str]:

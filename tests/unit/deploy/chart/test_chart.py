@@ -11,6 +11,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 from tests.unit.deploy.chart.conftest import CHART, VALUES, HelmFailed, Objects, helm, render_with
+from tests.unit.deploy.rayjob.made import attempt, cluster
+
+from forebay.deploy.rayjob.render import render as ray_job
 
 Render = Callable[..., Objects]
 
@@ -110,6 +113,18 @@ def test_image_by_digest_wins_and_a_tag_alone_is_said(helms: list[str], render: 
         file = CHART / "ci" / f"{values}-values.yaml"
         notes = helm("install", "fb", CHART, "--dry-run=client", "-f", file)
         assert ("has a tag and no digest" in notes) == is_said
+
+
+def test_dashboard_is_for_submitters_and_the_operator(render: Render) -> None:
+    (policy,) = (each["spec"] for each in render("defaults") if each["kind"] == "NetworkPolicy")
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    by_port = {rule["ports"][0]["port"] if "ports" in rule else None: rule for rule in policy["ingress"]}
+    assert set(by_port) == {None, 8265, 8080}
+    submitters, operator = by_port[8265]["from"]
+    # KubeRay reads the state of a job at the dashboard, from its own namespace.
+    assert operator["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"}
+    submitter = ray_job(attempt(), cluster())["spec"]["submitterPodTemplate"]["metadata"]["labels"]
+    assert submitters["podSelector"]["matchLabels"].items() <= submitter.items()
 
 
 WRONG: dict[str, dict[str, Any]] = {
