@@ -7,9 +7,11 @@ job's storage.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +25,10 @@ from forebay.errors import Fenced, ForebayError
 FENCED_CODE = Fenced.exit_status
 FINAL_CODES = (ForebayError.exit_status, FENCED_CODE)
 """Exit codes that another try would meet again: an error of the user's, and a run that was taken over."""
+LATE_CODE = -256
+"""Code of a command that did not end in its time. No process has it."""
+LONGEST_LINE = 1 << 16
+"""Bytes of a line of a log. A longer one is cut into several: a command may write a gigabyte without a line break."""
 FOREVER_S = 10 * 365 * 86_400
 
 
@@ -40,7 +46,10 @@ def run_tasks(submission: Submission) -> SubmissionEnd:
     tee = LogTee(JobFiles(storage=submission.spec.storage, name=submission.spec.name).log_uri(submission))
     try:
         for line in submission.spec.launch.setup:
-            if (code := _run(["sh", "-c", line], {}, tee)) != 0:
+            code = _run(["sh", "-c", line], {}, tee, limit_s=submission.spec.place.start_within)
+            if code == LATE_CODE:
+                return SubmissionEnd(how="failed", why=f"setup {line!r} did not end within place.start_within")
+            if code != 0:
                 return SubmissionEnd(how="failed", why=f"setup {line!r} ended with code {code}")
         for task in ordered(submission.spec.task):
             code = _run_task(submission, task, tee)
@@ -76,14 +85,31 @@ def _words(submission: Submission, attempt: PlacedAttempt) -> list[str]:
     return [sys.executable, "-m", "forebay", *words]
 
 
-def _run(words: list[str], environment: Mapping[str, str], tee: LogTee) -> int:
+def _run(words: list[str], environment: Mapping[str, str], tee: LogTee, *, limit_s: float | None = None) -> int:
+    """Exit code of a command, or `LATE_CODE` after `limit_s`. Its processes are ended then."""
+    is_late = threading.Event()
     with subprocess.Popen(  # noqa: S603 - the user's own command, as words
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
+        # An end of the runner ends the whole group of a task, so only a command with a limit has its own.
+        start_new_session=limit_s is not None,
     ) as process:
+
+        def end_late() -> None:
+            is_late.set()
+            os.killpg(process.pid, signal.SIGKILL)
+
+        limit = threading.Timer(limit_s or 0.0, end_late)
+        if limit_s is not None:
+            limit.start()
         assert process.stdout is not None
-        for line in process.stdout:
+        while line := process.stdout.readline(LONGEST_LINE):
             tee.append(line)
-        return process.wait()
+        code = process.wait()
+        limit.cancel()
+        return LATE_CODE if is_late.is_set() else code
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from forebay.deploy.federation.ports import ClusterPort, ClusterView, StoragePort
 from forebay.deploy.fleet.cluster import Cluster
 from forebay.deploy.fleet.fleet import Fleet
-from forebay.deploy.kube.api_errors import KubeError
+from forebay.deploy.kube.api_errors import KubeError, NamespaceEnds, ObjectInvalid, QuotaExceeded
 from forebay.deploy.lifecycle.decide import (
     ENDED_PHASES,
     AttemptRules,
@@ -55,6 +55,8 @@ KEEP_ENDED_S = 3600.0
 MOST_DELETED = 10
 """Ended RayJobs that one round deletes at most: a deletion may take seconds."""
 ABSENT = SeenRayJob(phase="absent")
+REFUSALS = (QuotaExceeded, NamespaceEnds, ObjectInvalid, InvalidOption)
+"""Errors after which a RayJob goes to another cluster at once."""
 
 Placer: TypeAlias = Callable[[JobSpec, Task, FleetView, PlacementHistory, float], Placement]
 
@@ -91,6 +93,8 @@ class Federation:
         self._waits: dict[str, tuple[str, ...]] = {}
         self._prefixes: dict[str, str] = {}
         self._ended_at: dict[tuple[str, str], float] = {}
+        # RayJobs that their clusters refused, with the words: no later round could create them there.
+        self._refused: dict[str, SeenRayJob] = {}
         # Runs whose claims were read. Without a journal, attempts are followed also if they fill the fleet.
         self._read: set[str] = set()
 
@@ -148,7 +152,8 @@ class Federation:
             view = round_.views.get(state.target.cluster)
             is_refused = view is not None and view.is_refused
             if view is not None and view.ray_jobs is not None:
-                ray_job = view.ray_jobs.get(self._name(entry, state.number), ABSENT)
+                name = self._name(entry, state.number)
+                ray_job = view.ray_jobs.get(name) or self._refused.get(name, ABSENT)
         is_alive = ray_job is not None and ray_job.phase in ("starting", "running")
         if is_alive and isinstance(state, AttemptStarting | AttemptRunning):
             # Nothing in storage can change what is decided then.
@@ -261,6 +266,8 @@ class Federation:
         except (KubeError, ReadFailed, WriteFailed, InvalidOption) as error:
             # The other jobs of the fleet go on.
             self._waits[entry.name] = (str(error),)
+            if isinstance(action, CreateRayJob) and isinstance(error, REFUSALS):
+                self._refused[attempt.name] = SeenRayJob(phase="absent", words=str(error), is_unstartable=True)
 
     def _delete_ended(self, entries: list[JournalEntry], round_: _Round) -> None:
         """Delete RayJobs that ended long ago, unless they are attempts of jobs that were live in this round."""

@@ -27,6 +27,10 @@ class QuotaExceeded(KubeError):
     """The quota of the namespace has no room for an object (403)."""
 
 
+class NamespaceEnds(KubeError):
+    """The namespace is being deleted, and takes no new objects (403)."""
+
+
 class ObjectMissing(KubeError):
     """There is no such object, or no such kind of object (404)."""
 
@@ -71,10 +75,17 @@ def kube_error(cluster: str, verb: str, path: str, status: int, body: bytes, hea
 _RULES: tuple[tuple[int, str, type[KubeError], str], ...] = (
     (401, "", AccessRefused, "Log in to the cluster again, or renew its kubeconfig."),
     (403, "exceeded quota", QuotaExceeded, "Free some of the namespace's quota, or choose another cluster."),
+    (403, "because it is being terminated", NamespaceEnds, "Choose another cluster or namespace."),
     (403, "", AccessRefused, "Bind the account to the Role `forebay-submitter` of the chart deploy/helm/forebay."),
     (404, "could not find the requested resource", ObjectMissing, _NO_KIND),
     (404, "404 page not found", ObjectMissing, _NO_KIND),
     (404, "", ObjectMissing, "Look whether its name and namespace are right."),
+    (
+        400,
+        "unknown field",
+        ObjectInvalid,
+        "Install KubeRay 1.7 or newer, with its CRDs: those of this cluster are older.",
+    ),
     (409, "already exists", ObjectExists, "Choose another name, or delete the object first."),
     (409, "", ObjectChanged, "Read the object again, and repeat the change."),
     (410, "", VersionExpired, "List the objects again."),

@@ -46,7 +46,7 @@ class SeenClaim:
 class SeenRayJob:
     """RayJob of the attempt. `words` are the last ones of the scheduler, of a kubelet or of the run.
 
-    `is_unstartable` means that a container of it cannot start on this cluster.
+    `is_unstartable` means that a container of it cannot start on this cluster, or that the cluster refuses the RayJob.
     """
 
     phase: Phase
@@ -244,6 +244,9 @@ def _running(state: AttemptRunning, seen: JobObservation, rules: AttemptRules, n
     if seen.ray_job.phase == "absent":
         # No result and no end in storage: it was deleted, or its cluster was.
         return _failed(state, rules, now, "its RayJob was deleted by somebody else")
+    if seen.ray_job.phase == "starting":
+        # Suspended by hand or by a queue: its pods are gone. It has the time of a start to come back.
+        return FleetDecision(state=_starts_again(state, rules, now), why="its RayJob was suspended by somebody else")
     return FleetDecision(state=state, why="it runs")
 
 
@@ -260,10 +263,7 @@ def _lost(state: AttemptLost, seen: JobObservation, rules: AttemptRules, now: fl
         return _runs(state, now)
     if seen.ray_job.phase == "absent":
         return _failed(state, rules, now, "its RayJob is no longer there")
-    starting = AttemptStarting(
-        number=state.number, failures=state.failures, target=state.target, deadline=now + rules.start_within_s
-    )
-    return FleetDecision(state=starting, why="its cluster answers again")
+    return FleetDecision(state=_starts_again(state, rules, now), why="its cluster answers again")
 
 
 def _withdrawing(state: AttemptWithdrawing, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision:
@@ -310,6 +310,12 @@ def _silent(state: AttemptStarting | AttemptRunning, seen: JobObservation, now: 
         return FleetDecision(state=state, why=f"{state.target.cluster} refuses our credentials")
     lost = AttemptLost(number=state.number, failures=state.failures, target=state.target, since=now)
     return FleetDecision(state=lost, why=f"{state.target.cluster} gives no answer")
+
+
+def _starts_again(state: LiveAttempt, rules: AttemptRules, now: float) -> AttemptStarting:
+    return AttemptStarting(
+        number=state.number, failures=state.failures, target=state.target, deadline=now + rules.start_within_s
+    )
 
 
 def _runs(state: LiveAttempt, now: float) -> FleetDecision:

@@ -110,6 +110,37 @@ def test_failed_job_is_tried_again_and_continues_when_it_is_submitted_again(
     assert fb.submit(write_job(code)).submission.number == 2
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("exit 3", "setup 'exit 3' ended with code 3"),
+        ("sleep 600", "setup 'sleep 600' did not end within place.start_within"),
+    ],
+)
+def test_a_setup_that_fails_or_hangs_ends_the_job(
+    write_job: Callable[..., str], quiet: Quiet, monkeypatch: pytest.MonkeyPatch, line: str, why: str
+) -> None:
+    path = Path(write_job())
+    path.write_text(f"{path.read_text()}\n[launch]\nsetup = [{json.dumps(line)}]\n")
+    spec = fb.load_job_spec(path)
+    # The shortest time that a file may give is 10 s.
+    object.__setattr__(spec.place, "start_within", 0.2)
+    fb.submit(spec)
+    assert quiet.run() == SubmissionEnd(how="failed", why=why)
+
+
+def test_a_setup_that_writes_without_an_end_fills_no_memory(
+    write_job: Callable[..., str], quiet: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest: list[int] = []
+    monkeypatch.setattr(runner.LogTee, "append", lambda _, line: longest.append(len(line)))
+    path = Path(write_job())
+    path.write_text(f"{path.read_text()}\n[launch]\nsetup = ['head -c 1000000 /dev/zero']\n")
+    fb.submit(str(path))
+    assert quiet.run().how == "succeeded"
+    assert max(longest) == runner.LONGEST_LINE and sum(longest) > 1_000_000
+
+
 def test_fenced_task_is_not_tried_again(write_job: Callable[..., str], quiet: Quiet) -> None:
     job = fb.submit(write_job("import sys; sys.exit(75)"))
     assert quiet.run().how == "fenced"

@@ -9,9 +9,11 @@ import pytest
 import forebay as fb
 from forebay.deploy.federation.federation import Federation
 from forebay.deploy.federation.run_storage import target_of
+from forebay.deploy.kube.api_errors import KubeError, NamespaceEnds, ObjectInvalid, QuotaExceeded
 from forebay.deploy.lifecycle.decide import Phase, SeenClaim
 from forebay.deploy.lifecycle.journal import JobJournal
 from forebay.deploy.lifecycle.states import JobState
+from forebay.deploy.rayjob.attempt import PlacedAttempt
 from forebay.testing.fleet.clusters import SimulatedFleet
 from forebay.testing.fleet.made import made_fleet, simulated
 from forebay.testing.fleet.storage import SimulatedStorage
@@ -204,3 +206,39 @@ def test_without_a_journal_an_ended_attempt_is_not_started_again(phase: Phase, a
     assert name not in cluster.jobs
     assert len(bench.storage.runs["job"].claims) == after
     assert bench.state("job") == ("AttemptRunning" if after == 2 else "JobSucceeded")
+
+
+@pytest.mark.parametrize(
+    "error", [QuotaExceeded("exceeded quota"), NamespaceEnds("is being terminated"), ObjectInvalid("unknown field")]
+)
+def test_a_cluster_that_refuses_the_ray_job_is_left_at_once(monkeypatch: pytest.MonkeyPatch, error: KubeError) -> None:
+    bench = FleetBench(clusters=2)
+    create = bench.clusters.create
+    refusing: list[str] = []
+
+    def refuse_first(cluster: str, attempt: PlacedAttempt) -> None:
+        if not refusing or cluster in refusing:
+            refusing.append(cluster)
+            raise error
+        create(cluster, attempt)
+
+    monkeypatch.setattr(bench.clusters, "create", refuse_first)
+    bench.submit("job", 1, 1)
+    bench.run(240)
+    assert bench.state("job") == "AttemptRunning"
+    assert len(refusing) == 1
+    assert f"it cannot start in {refusing[0]}: {error}" in [each.why for each in bench.journal.reasons("job")]
+
+
+def test_controllers_whose_clocks_differ_by_an_hour_run_each_job_once() -> None:
+    bench, ahead = FleetBench(clusters=2), JobJournal(":memory:")
+    other = Federation(made_fleet(2), bench.clusters, bench.storage, ahead)
+    for name in ("one", "two", "three"):
+        bench.submit(name, 2, 0.5)
+        (entry,) = (each for each in bench.journal.entries() if each.name == name)
+        other.submit(entry.spec, bench.now + 3600)
+    for _ in range(40):
+        bench.run(60)
+        other.step(bench.now + 3600)
+    assert {name: len(run.claims) for name, run in bench.storage.runs.items()} == {"one": 1, "two": 1, "three": 1}
+    assert {bench.state(name) for name in ("one", "two", "three")} == {"JobSucceeded"}

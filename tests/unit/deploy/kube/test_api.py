@@ -14,6 +14,7 @@ from forebay.deploy.kube.api import KubeApi
 from forebay.deploy.kube.api_errors import (
     AccessRefused,
     ApiUnreachable,
+    NamespaceEnds,
     ObjectChanged,
     ObjectExists,
     ObjectInvalid,
@@ -98,6 +99,12 @@ def status(code: int, message: str, **more: Any) -> tuple[int, str, dict[str, st
     [
         (status(403, "rayjobs is forbidden: cannot create"), AccessRefused, "forebay-submitter"),
         (status(403, "exceeded quota: gpus, requested: 8"), QuotaExceeded, "choose another cluster"),
+        (status(403, "ml: unable to create, because it is being terminated"), NamespaceEnds, "another cluster"),
+        (
+            status(400, 'strict decoding error: unknown field "spec.new"'),
+            ObjectInvalid,
+            "those of this cluster are older",
+        ),
         (status(404, 'rayjobs "x" not found'), ObjectMissing, "name and namespace"),
         ((404, "404 page not found\n", {}), ObjectMissing, "install KubeRay 1.7"),
         (status(409, 'rayjobs "x" already exists', reason="AlreadyExists"), ObjectExists, "Choose another name"),

@@ -66,6 +66,7 @@ def ended(how: Any) -> JobObservation:
 
 
 NO_SECRET = seen(ray_job=ray("starting", words='secret "hf" not found', is_unstartable=True))
+NO_QUOTA = seen(ray_job=ray("absent", words="403: exceeded quota", is_unstartable=True))
 NONE = JobObservation(claim=SeenClaim(number=1, target=B))
 HELD: list[tuple[str, JobState, JobObservation, type, str]] = [
     ("no room", QUEUED, JobObservation(reasons=("full",)), JobQueued, ""),
@@ -81,9 +82,12 @@ HELD: list[tuple[str, JobState, JobObservation, type, str]] = [
     ("pods run", STARTING, seen(ray_job=ray("running")), AttemptRunning, ""),
     ("too late", LATE, seen(ray_job=ray("starting")), AttemptWithdrawing, "delete"),
     ("too late, but it runs", LATE, seen(ray_job=ray("running")), AttemptRunning, ""),
+    ("its namespace has no quota", STARTING, NO_QUOTA, AttemptWithdrawing, "delete"),
     ("a Secret is missing", STARTING, NO_SECRET, AttemptWithdrawing, "delete"),
     ("silence while it starts", STARTING, seen(), AttemptLost, ""),
     ("it runs", RUNNING, seen(ray_job=ray("running")), AttemptRunning, ""),
+    ("suspended by hand", RUNNING, seen(ray_job=ray("starting")), AttemptStarting, ""),
+    ("edited until the operator refuses it", RUNNING, seen(ray_job=ray("failed")), AttemptWithdrawing, "end delete"),
     ("silence while it runs", RUNNING, seen(), AttemptLost, ""),
     ("our credentials are refused", RUNNING, seen(is_refused=True), AttemptRunning, ""),
     ("success", RUNNING, seen(ray_job=ray("succeeded")), JobSucceeded, "end"),
