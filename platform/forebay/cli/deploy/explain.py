@@ -46,6 +46,7 @@ def explain(
         for task in spec.task:
             load_program(spec, task, job.absolute().parent)
     found = load_fleet(fleet)
+    warn_of_tags(found.images_without_digest(spec))
     plans = dry_run(spec, found, figures_for(spec, found, survey(found)) if live else None)
     if as_json:
         print_json({"name": spec.name, "key": key_of(spec), "tasks": [_facts(plan) for plan in plans]})
@@ -87,6 +88,13 @@ def _lines(spec: JobSpec, plan: TaskPlan) -> Iterator[str]:
     if plan.ray_job is not None:
         yield from wrapped(f"RayJob {plan.ray_job['metadata']['name']}", 2)
         yield from wrapped(f"entrypoint: {plan.ray_job['spec']['entrypoint']}", 4)
+
+
+def warn_of_tags(images: tuple[str, ...]) -> None:
+    """Say on standard error which images another push can replace."""
+    for image in images:
+        for line in wrapped(f"warning: the image {image} has no digest. Write {image}@sha256:... to pin it.", 0):
+            typer.echo(line, err=True)
 
 
 def wrapped(text: str, indent: int) -> list[str]:

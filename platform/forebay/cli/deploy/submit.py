@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli.arguments import AsJson
-from forebay.cli.deploy.explain import FleetFile, explain
+from forebay.cli.deploy.explain import FleetFile, explain, warn_of_tags
 from forebay.cli.deploy.jobs import printable
 from forebay.cli.output import print_json
 
@@ -75,6 +75,7 @@ def _require_room(job: Path, fleet: Path) -> None:
     from forebay.deploy.spec.job_toml import load_job_spec  # noqa: PLC0415
 
     spec, found = load_job_spec(job), load_fleet(fleet)
+    warn_of_tags(found.images_without_digest(spec))
     require_room(spec, found, figures_for(spec, found, survey(found)))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from forebay.deploy.spec.fields import fault, first_fault, settle_fields
 from forebay.deploy.spec.job_spec import JobSpec
 from forebay.deploy.spec.job_toml import line_of, refuse_unknown_keys
 from forebay.errors import InvalidJobSpec, InvalidOption
+
+_RAY_IMAGE = re.compile(r"(?:^|/)ray[\w-]*:(\d+\.\d+\.\d+)")
+"""Images of Ray's own repositories, such as `rayproject/ray-ml:2.60.0-py311`, name their version."""
 
 
 class SameCluster(InvalidOption):
@@ -65,6 +70,7 @@ class Fleet:
         if not allowed:
             shown = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise fault(f"no cluster of the fleet may be used ({shown}).", "place", "clusters")
+        _check_ray(spec, allowed)
         if place.queue is not None:
             _one_of(place.queue, {queue for each in allowed for queue in each.queues}, "queue", "place", "queue")
         if place.priority != "normal":
@@ -72,6 +78,13 @@ class Fleet:
             _one_of(place.priority, known, "priority class", "place", "priority")
         if place.cluster == "shared" and not any(each.shared_cluster for each in allowed):
             raise fault('no allowed cluster has a shared Ray cluster. Write cluster = "own".', "place", "cluster")
+
+    def images_without_digest(self, spec: JobSpec) -> tuple[str, ...]:
+        """Images that a job may run, and that another push can replace."""
+        place = spec.place
+        allowed = [each for each in self.cluster if each.is_allowed(place.clusters, place.deny) is None]
+        images = [spec.launch.image] if spec.launch.image else [each.image for each in allowed]
+        return tuple(dict.fromkeys(image for image in images if "@sha256:" not in image))
 
 
 def load_fleet(path: str | Path) -> Fleet:
@@ -103,6 +116,36 @@ def _fleet_of(facts: Mapping[str, Any]) -> Fleet:
     except ValidationError as error:
         own = error.errors()[0].get("ctx", {}).get("error")
         raise (own if isinstance(own, SameCluster) else first_fault(error)) from None
+
+
+def _check_ray(spec: JobSpec, allowed: Iterable[Cluster]) -> None:
+    """Refuse a job whose image, or all of whose clusters, have another minor version of Ray than this machine."""
+    here = client_ray()
+    found = {each.name: each.ray_version for each in allowed}
+    image = _RAY_IMAGE.search(spec.launch.image or "")
+    if image is not None:
+        found = {"launch.image": image[1]}
+    if here is None or any(_minor(ray) == _minor(here) for ray in found.values()):
+        return
+    shown = ", ".join(f"{name}: {ray}" for name, ray in found.items())
+    path = ("launch", "image") if image is not None else ("place", "clusters")
+    raise fault(
+        f"the image has another version of Ray ({shown}) than this machine ({here}). Install that version here, or "
+        "choose an image with this one.",
+        *path,
+    )
+
+
+def client_ray() -> str | None:
+    """Version of Ray on this machine, or None without it."""
+    try:
+        return version("ray")
+    except PackageNotFoundError:
+        return None
+
+
+def _minor(text: str) -> list[str]:
+    return text.split(".")[:2]
 
 
 def _one_of(found: str, known: Iterable[str], what: str, *path: str | int) -> None:

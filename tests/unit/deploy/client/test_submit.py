@@ -179,6 +179,28 @@ def test_job_that_its_place_did_not_take_is_started_there(
     assert [each.id for each in quiet.begun] == [again.submission.id] * 2
 
 
+@pytest.mark.parametrize(
+    ("is_placed", "says"),
+    [(True, "words was placed and goes on.\nforebay watch words --storage"), (False, "not placed")],
+)
+def test_ctrl_c_says_whether_the_job_was_placed(
+    write_job: Callable[..., str],
+    quiet: Quiet,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_placed: bool,
+    says: str,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((quiet, "start") if is_placed else (JobFiles, "create")), interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main(["submit", write_job()])
+    assert ended.value.code == 130
+    assert says in capsys.readouterr().err
+
+
 def test_wrong_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="backend='k9s' is unknown"):
         backend_of("k9s")

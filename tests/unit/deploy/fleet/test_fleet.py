@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -103,6 +104,10 @@ def test_one_cluster_twice_is_refused(text: str) -> None:
         ({"place": {"queue": "adds"}}, "no queue 'adds'. Did you mean 'ads'?"),
         ({"place": {"queue": "ads", "clusters": ["us-*"]}}, "no queue 'ads'. It has none."),
         ({"place": {"priority": "hihg"}}, "no priority class 'hihg'. Did you mean 'high'?"),
+        (
+            {"launch": {"image": "rayproject/ray:1.13.0-py39"}},
+            "version of Ray (launch.image: 1.13.0) than",
+        ),
         ({"place": {"cluster": "shared", "clusters": ["us-*"]}}, "no allowed cluster has a shared Ray cluster"),
     ],
 )
@@ -116,3 +121,21 @@ def test_a_job_that_no_cluster_could_run_is_refused(fleet: Fleet, changes: dict[
     with pytest.raises(InvalidJobSpec) as error:
         fleet.check(spec(**changes))
     assert fault in str(error.value)
+
+
+def test_clusters_with_another_ray_than_this_machine(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = fb.JobSpec(name="ctr", storage="s3://a/b", task=(fb.Task(run="a.py"),))
+    for here, is_refused in (("2.61.0", True), ("2.60.3", False), (None, False)):
+        monkeypatch.setattr("forebay.deploy.fleet.fleet.client_ray", lambda here=here: here)
+        if is_refused:
+            with pytest.raises(InvalidJobSpec, match=r"\(eu-1: 2.60.0, us-1: 2.60.0\) than this machine \(2.61.0\)"):
+                fleet.check(spec)
+        else:
+            fleet.check(spec)
+
+
+def test_images_without_a_digest_are_named(fleet: Fleet) -> None:
+    spec = fb.JobSpec(name="ctr", storage="s3://a/b", task=(fb.Task(run="a.py"),))
+    assert fleet.images_without_digest(spec) == ()
+    tagged = dataclasses.replace(spec, launch=fb.Launch(image="registry.example/forebay:dev"))
+    assert fleet.images_without_digest(tagged) == ("registry.example/forebay:dev",)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import http.server
+import ipaddress
 import json
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from forebay.deploy.kube.api import KubeApi
 from forebay.deploy.kube.api_errors import (
@@ -194,6 +204,53 @@ def test_server_that_is_not_there(tmp_path) -> None:
     api = KubeApi(by_context("here", kubeconfig(tmp_path, 1, "t")), cluster="gone", sleep=lambda _: None)
     with pytest.raises(ApiUnreachable, match="cluster gone gave no answer to GET /version"):
         api.get("/version")
+
+
+@pytest.mark.parametrize("what", ["expired", "wrong authority"])
+def test_certificate_that_cannot_be_trusted(tmp_path, what: str) -> None:
+    certificate(tmp_path, "server", ends_in_days=-1 if what == "expired" else 1)
+    certificate(tmp_path, "other", ends_in_days=1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def shake_hands() -> None:
+            with contextlib.suppress(OSError):
+                context.wrap_socket(listener.accept()[0], server_side=True).close()
+
+        thread = threading.Thread(target=shake_hands)
+        thread.start()
+        path = Path(kubeconfig(tmp_path, listener.getsockname()[1], "t"))
+        config = json.loads(path.read_text().replace("http://", "https://"))
+        trusted = "server.crt" if what == "expired" else "other.crt"
+        config["clusters"][0]["cluster"]["certificate-authority"] = str(tmp_path / trusted)
+        path.write_text(json.dumps(config))
+        api = KubeApi(by_context("here", str(path)), cluster="here", sleep=lambda _: None)
+        with pytest.raises(ApiUnreachable, match=r"SSLError.*(?s:.)*Check the certificate authority and the expiry"):
+            api.create("/api/v1/nodes", {})
+        thread.join()
+
+
+def certificate(folder, name: str, *, ends_in_days: int) -> None:
+    """Write a certificate that its own key signed, and the key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=9))
+        .not_valid_after(now + datetime.timedelta(days=ends_in_days))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / f"{name}.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8
+    text = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    (folder / f"{name}.key").write_bytes(text)
 
 
 def test_unknown_context_and_no_pod(tmp_path) -> None:

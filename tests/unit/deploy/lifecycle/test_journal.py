@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 from pathlib import Path
 
@@ -42,6 +43,17 @@ def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(WriteFailed, match="made again from storage"):
         journal.record("one", JobQueued(since=0.0), 1.0, "why")
     blocker.close()
+    journal.close()
+
+
+def test_a_full_disk_keeps_what_was_written(tmp_path: Path) -> None:
+    journal = JobJournal(tmp_path / "jobs.db")
+    journal.add(job("one"), at=0.0)
+    journal._database.execute("PRAGMA max_page_count = 1")  # as a disk without room for another page
+    large = dataclasses.replace(job("two"), task=(fb.Task(command=("x" * 100_000,)),))
+    with pytest.raises(WriteFailed, match="database or disk is full"):
+        journal.add(large, at=1.0)
+    assert journal.entry("one") is not None
     journal.close()
 
 
