@@ -31,7 +31,7 @@ class PlacedRun:
             name=given["name"],
             storage=given["storage"],
             workers=None if bounds is None else _bounds(bounds),
-            # A number alone: nobody has created the attempt, so this process does.
+            # A number alone: no other process has created the attempt, so this one does.
             attempt=attempt if attempt is not None and "/" in attempt else None,
         )
 

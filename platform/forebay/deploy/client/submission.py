@@ -65,7 +65,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionEnd:
-    """End of a submission. `why` is its last word."""
+    """End of a submission. `why` is its reason."""
 
     how: How
     why: str = ""

@@ -48,7 +48,7 @@ class UnknownRayJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildReport:
-    """What a rebuild found beside the jobs: clusters without an answer, with their fault, and unknown RayJobs."""
+    """Findings of a rebuild beside the jobs: clusters without an answer, with their fault, and unknown RayJobs."""
 
     silent: Mapping[str, str]
     unknown: tuple[UnknownRayJob, ...]
