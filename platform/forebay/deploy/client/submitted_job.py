@@ -28,7 +28,7 @@ OVER = ("succeeded", "failed", "stopped", "fenced", "lost")
 class JobStatus:
     """State of a job at one moment, as its storage and its backend show it. Epochs count from 0.
 
-    unreachable: the backend does not answer, which says nothing about the job. lost: its process ended without a record.
+    unreachable: the backend does not answer, which says nothing about the job. lost: its process left no record.
     """
 
     name: str
