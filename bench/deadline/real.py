@@ -28,7 +28,7 @@ import forebay as fb
 from bench.processes import REPOSITORY
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
 from forebay.sweep.record.record import Record
-from forebay.sweep.report.plots import as_png, workers_figure
+from forebay.sweep.report.plots import workers_figure
 from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.sweep import Sweep
 from forebay.testing.data.click_log import write_click_log
@@ -85,7 +85,7 @@ def run_both(out: Path) -> dict[str, Any]:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
     for name, record in records.items():
-        (out / f"deadline_{name}.png").write_bytes(as_png(workers_figure(record)))
+        workers_figure(record).savefig(out / f"deadline_{name}.png", dpi=144)
     return {"text": _text(records), "records": {name: record.to_json() for name, record in records.items()}}
 
 

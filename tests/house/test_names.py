@@ -130,7 +130,7 @@ VERBS = [
         "prepare ls",
         "prepare rm",
     ),
-    *("ps", "run", "scale", "scan", "score", "series", "stop", "submit", "warm", "watch"),
+    *("ps", "report", "run", "scale", "scan", "score", "series", "stop", "submit", "warm", "watch"),
 ]
 
 

@@ -17,6 +17,7 @@ from forebay.cli.language_models.export import export
 from forebay.cli.language_models.memory import memory
 from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
+from forebay.cli.reports.command import report
 from forebay.cli.scoring import commands as scoring
 from forebay.cli.sequences import series
 from forebay.cli.tables import commands as tables
@@ -38,6 +39,7 @@ app.add_typer(cache.app, name="cache", rich_help_panel="Cache")
 app.command(rich_help_panel="Training")(run.run)
 app.command("plan-tables", rich_help_panel="Training")(tables.plan_tables)
 app.command(rich_help_panel="Training")(doctor)
+app.command(rich_help_panel="Training")(report)
 app.command(rich_help_panel="Training")(steering.ps)
 app.command(rich_help_panel="Training")(steering.scale)
 app.command(rich_help_panel="Training")(steering.stop)

@@ -15,9 +15,10 @@ from forebay.driver.driver import named_driver, run
 from forebay.formatting import metric_text
 from forebay.job.job import Job
 from forebay.job.start_policy import StartPolicy
-from forebay.report.run_plots import write_plots
 from forebay.report.run_table import show_report
+from forebay.runs.result import REPORT_FILE
 from forebay.runs.storage_check import require_usable_storage
+from forebay.storage.filesystem import below
 from forebay.sweep.report.text import blocks_text, config_text, states_text
 from forebay.sweep.sweep import Sweep
 
@@ -45,12 +46,11 @@ def train(path: str, words: Sequence[str], *, driver: str | None, start: StartPo
 
 
 def _train_job(job: Job, *, driver: str, as_json: bool) -> None:
-    """Train a job, print the result and write its plots."""
+    """Train a job, and print the result and the path of its report."""
     with only_the_document(as_json):
         result = run(job, named_driver(driver), callbacks=[Progress()])
-        plots = write_plots(result) if as_json else []
     if as_json:
-        print_json(asdict(result) | {"plots": plots})
+        print_json(asdict(result) | {"report": below(result.path, REPORT_FILE)})
     else:
         show_report(result)
 

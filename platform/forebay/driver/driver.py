@@ -8,6 +8,7 @@ from typing import Protocol
 
 from forebay.errors import InvalidOption
 from forebay.job.job import Job
+from forebay.report.run_report.at_end import ReportAtEnd
 from forebay.runs.callback import Callback
 from forebay.runs.result import Result
 
@@ -55,10 +56,13 @@ def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = 
     - `"horovod"`: Elastic Horovod in Ray actors. Connects in the same way.
     - `"local"`: processes of this machine, without Ray.
 
+    At the end of the run, also of one that fails, `report.html` is written into its folder.
+
     Raises `InvalidOption` for an unknown driver, another `ForebayError` for invalid input, and `RunFailed` for a run
     that ends without finishing.
     """
-    return (named_driver(driver) if isinstance(driver, str) else driver).run(job, callbacks)
+    found = named_driver(driver) if isinstance(driver, str) else driver
+    return found.run(job, [*callbacks, ReportAtEnd(job.storage)])
 
 
 def named_driver(name: str) -> Driver:

@@ -14,6 +14,7 @@ from forebay.storage.filesystem import resolve
 from forebay.storage.json_file import from_json, numbers, read_json_file, to_json, write_json_file
 
 FILE_NAME = "result.json"
+REPORT_FILE = "report.html"
 VERSION = 1
 
 
@@ -52,6 +53,11 @@ class Result:
     def metrics(self) -> Mapping[str, float]:
         """Metrics of the last completed epoch. Empty before the first one."""
         return self.epochs[-1].metrics if self.epochs else {}
+
+    def _repr_html_(self) -> str | None:
+        """The report in the run's folder, for a notebook. None if it was not written."""
+        page = read_json_file(self.path, REPORT_FILE, "run")
+        return None if page is None else page.decode().partition("<body>")[2].partition("</body>")[0]
 
     def to_json(self) -> str:
         """Encode as the text of `result.json`: strict JSON, NaN and the infinities as strings."""

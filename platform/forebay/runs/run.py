@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -24,6 +25,9 @@ from forebay.runs.history import History
 from forebay.runs.job_record import check_identity, record_job
 from forebay.runs.result import Result, load_result, save_result
 from forebay.runs.run_folder import RunFolder, new_run_folder, run_folder
+from forebay.runs.timeline.origin import origin_of
+from forebay.runs.timeline.recorder import TimelineRecorder
+from forebay.runs.timeline.timeline import RunStart, load_timeline
 from forebay.runs.worker_spec import WorkerSpec, title_of
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import Access, redact, redacted
@@ -56,7 +60,8 @@ class Run:
         self.control = Control.of(job)
         self._fence = Fence(None, None)
         self._was_followed = False
-        # Before the plan: other rows are a consequence of another seq_len, and the cause is told.
+        self._timeline: TimelineRecorder | None = None
+        # Before the plan: other rows are a consequence of another seq_len, and the error names the cause.
         check_identity(job, self.path, self.name)
         self._load()
         if self.is_finished:
@@ -67,8 +72,19 @@ class Run:
             record_job(job, self.path, self.name)
             # Another attempt may have ended meanwhile.
             self._load()
+            start = RunStart(at=time.time(), attempt=self.attempt, origin=origin_of(job))
+            self._timeline = TimelineRecorder(self.path, start, load_timeline(self.path))
             undo.pop_all()
-        self._fence.watch(OrderReader(self.path, self._fence.number, self.control).obey)
+        self._orders = OrderReader(self.path, self._fence.number, self.control)
+        self._fence.watch(self._each_round)
+
+    def _each_round(self) -> None:
+        self._orders.obey()
+        self._save_timeline()
+
+    def _save_timeline(self) -> None:
+        if self._timeline is not None:
+            self._timeline.save()
 
     def _load(self) -> None:
         self._history = History(self._earlier_result() or self._empty_result())
@@ -168,7 +184,7 @@ class Run:
 
     def _tell_end(self, error: BaseException) -> None:
         event = Failed(error=_summary(error), failures=self._failures + 1, will_retry=False)
-        self._history.record(event)
+        self._record(event)
         try:
             self._save()
         except (WriteFailed, Fenced) as unsaved:
@@ -198,9 +214,11 @@ class Run:
                 self.control.follow(batch=event.global_batch)
             case Failed():
                 self._failures, self._world_size = event.failures, None
-        self._history.record(event)
+        self._record(event)
         if isinstance(event, EpochEnded | Finished):
             self._save()
+        elif isinstance(event, Started):
+            self._save_timeline()
         notify(self._callbacks, event, self.control)
 
     @property
@@ -212,9 +230,15 @@ class Run:
         """Raise `Fenced` if a later attempt has taken over. Sends no request."""
         self._fence.check()
 
+    def _record(self, event: Event) -> None:
+        self._history.record(event)
+        if self._timeline is not None:
+            self._timeline.record(event)
+
     def _save(self) -> None:
         with suppress(OSError):  # storage does not answer: the next write says so
             self._fence.ask()
+        self._save_timeline()
         save_result(self.result)
 
     def _tell_resize(self, started: Started) -> None:

@@ -19,3 +19,5 @@ def test_quickstart_runs(tmp_path: Path) -> None:
     )
     assert "epoch 1: 16000 rows, 0 Parquet opens" in text
     assert "next position 3000" in text
+    shown = notebook.cells[-2].outputs[-1]["data"]["text/html"]
+    assert 'class="forebay"' in shown and "Where the time went" in shown

@@ -1,10 +1,9 @@
-"""The table and the plots of a run: complete, and right for unusual numbers."""
+"""The tables of a run: complete, and right for unusual numbers."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import subprocess
 import sys
@@ -12,14 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from matplotlib.image import imread
 from rich.console import Console
 
 from forebay.events import EpochEnded, Reported
+from forebay.report.epoch_columns import metric_names
 from forebay.report.fitted_table import FittedTable
-from forebay.report.run_plots import PARTS, learning_figure, throughput_figure, time_figure, write_plots
-from forebay.report.run_table import epoch_table, metric_names, show_report, stage_table
+from forebay.report.run_table import epoch_table, show_report, stage_table
 from forebay.report.stages import STAGES
 from forebay.runs.result import Result, save_result
 
@@ -127,7 +124,7 @@ def test_report_fits_the_columns_of_the_terminal(tmp_path: Path) -> None:
         text=True,
         env=os.environ | {"COLUMNS": "80"},
     )
-    table = [line.rstrip() for line in done.stdout.splitlines() if "png" not in line]
+    table = [line.rstrip() for line in done.stdout.splitlines() if "report.html" not in line]
     assert max(map(len, table)) <= 80
     assert any(line.split()[-2:] == ["copy", "wait"] for line in table), done.stdout
 
@@ -152,56 +149,15 @@ def test_loss_comes_first_among_metrics(tmp_path: Path) -> None:
     assert metric_names(result(tmp_path)) == ["loss", "auc"]
 
 
-def test_plots_lie_beside_the_result(tmp_path: Path) -> None:
+def test_the_report_lies_beside_the_result(tmp_path: Path) -> None:
     screen = io.StringIO()
     show_report(result(tmp_path), Console(file=screen, width=200))
-    for name in ("loss_and_auc.png", "time_per_epoch.png"):
-        assert f"{tmp_path}/{name}" in screen.getvalue()
-        height, width, _ = imread(tmp_path / name).shape
-        assert width > 1000 and height > 300
+    assert f"{tmp_path}/report.html" in screen.getvalue()
+    assert "epoch 2" in (tmp_path / "report.html").read_text()
 
 
-def test_bars_add_up_to_the_epoch(tmp_path: Path) -> None:
-    (axes,) = time_figure(result(tmp_path)).axes
-    ends = [max(part.get_x() + part.get_width() for part in parts) for parts in zip(*axes.containers, strict=True)]
-    assert ends == [20.0, 20.0]
-    assert len(axes.containers) == len(PARTS)
-
-
-def test_stages_are_bars_of_their_own(tmp_path: Path) -> None:
-    _, axes = time_figure(with_stages(tmp_path)).axes
-    ends = [max(part.get_x() + part.get_width() for part in parts) for parts in zip(*axes.containers, strict=True)]
-    assert ends == pytest.approx([2.1 + 11.83 + 4.2 + 3.05 + 0.3 + 2.2, 3.4])
-    assert [bars.get_label() for bars in axes.containers] == ["read", "decode", "transform", "write", "map", "gather"]
-
-
-def test_both_curves_are_drawn(tmp_path: Path) -> None:
-    loss, others = learning_figure(result(tmp_path)).axes
-    raw, smooth = loss.get_lines()[:2]
-    assert len(raw.get_xdata()) == len(smooth.get_xdata()) == 199
-    assert list(others.get_lines()[0].get_ydata()) == [0.7, 0.71]
-    assert others.get_ylabel() == "auc"
-
-
-def test_diverged_and_empty_runs_can_be_drawn(tmp_path: Path) -> None:
-    steps = tuple(
-        Reported(step=s, epoch=0, position=0, metrics={"loss": value}, rows=s)
-        for s, value in enumerate([math.nan, math.inf, 2.0])
-    )
-    write_plots(result(tmp_path, steps=steps))
-    write_plots(Result(name="none", path=str(tmp_path), plan_id="p", num_epochs=1))
-
-
-def test_throughput_of_a_language_model_has_plots_of_its_own(tmp_path: Path) -> None:
-    measured = {"tokens_per_s": 12_345.0, "document_tokens_per_s": 11_000.0, "mfu": 0.41, "peak_memory_bytes": 3 << 30}
+def test_columns_of_a_language_model_have_units(tmp_path: Path) -> None:
+    measured = {"tokens_per_s": 12_345.0, "peak_memory_bytes": 3 << 30}
     run = result(tmp_path)
-    steps = tuple(replace(step, metrics=step.metrics | measured) for step in run.steps[1:])
-    # The first step of a process is not measured.
-    run = replace(run, steps=(run.steps[0], *steps))
     run = replace(run, epochs=tuple(replace(each, metrics=each.metrics | measured) for each in run.epochs))
-    rates, utilisation, memory = throughput_figure(run).axes
-    assert [len(line.get_xdata()) for line in rates.lines] == [198, 198]
-    assert [axes.get_ylabel() for axes in (utilisation, memory)] == ["MFU", "peak memory, bytes"]
-    assert [line.get_label() for line in learning_figure(run).axes[1].lines if line.get_label()[0] != "_"] == ["auc"]
-    assert [Path(path).name for path in write_plots(run)][2:] == ["throughput.png"]
     assert "3.00 GiB" in "".join(printed(run)) and "12.3k" in "".join(printed(run))

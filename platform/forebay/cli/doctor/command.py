@@ -47,7 +47,7 @@ def doctor(
             diagnosis = diagnose(made, options)
     if out is not None:
         text = page_of(diagnosis, f"forebay doctor {Path(job).name}")
-        write_page(str(out.parent), out.name, text, "the page of the examination", "Give another --out.")
+        write_page(str(out), text, "the page of the examination", "Give another --out.")
     if as_json:
         print_json(facts_of(diagnosis) | {"page": None if out is None else str(out)})
         return

@@ -8,9 +8,7 @@ from forebay.report.html.elements import element
 from forebay.report.html.style import STYLE
 from forebay.storage.atomic import ADVICE, write_atomically, write_failed
 from forebay.storage.credentials import redacted
-from forebay.storage.filesystem import below
 
-_BEGIN, _END = "<body>", "</body>"
 _STYLE = Markup(f"<style>{STYLE}</style>")  # noqa: S704 - a constant
 # A page never asks anything of the network, whatever its texts hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -31,21 +29,15 @@ def document(title: str, content: Markup, script: str = "") -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         "<style>html { color-scheme: light dark; } body { margin: 0; } .forebay { min-height: 100vh; }</style></head>"
-        f"{_BEGIN}{content}{_END}{run}</html>\n"
+        f"<body>{content}</body>{run}</html>\n"
     )
 
 
-def fragment_of(text: str) -> str:
-    """The `fragment` in the text of a `document`."""
-    return text.partition(_BEGIN)[2].partition(_END)[0]
-
-
-def write_page(folder: str, name: str, text: str, what: str, advice: str = ADVICE) -> str:
-    """Write or replace the page `name` in `folder`. Returns its URI. Raises `WriteFailed`.
+def write_page(uri: str, text: str, what: str, advice: str = ADVICE) -> str:
+    """Write or replace the page `uri`. Returns `uri`. Raises `WriteFailed`.
 
     `what` names the page in the error: "the page of sweep 'a'".
     """
-    uri = below(folder, name)
     try:
         write_atomically(uri, text.encode())
     except OSError as error:

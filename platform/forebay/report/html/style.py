@@ -40,7 +40,8 @@ STYLE = f"""
 .forebay dl.tiles div {{ background: var(--paper); border: 1px solid var(--faint); border-radius: 8px;
   padding: 0.5em 0.8em; }}
 .forebay dl.tiles dt {{ font-size: 0.86em; }} .forebay dl.tiles dd {{ font-size: 1.25em; font-weight: 600; }}
-.forebay .pair {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26em, 100%), 1fr)); gap: 0 1.6em; }}
+.forebay .pair {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26em, 100%), 1fr));
+  gap: 0 1.6em; }}
 .forebay figure {{ margin: 0.2em 0 0.8em; min-width: 0; }} .forebay figcaption {{ font-size: 0.92em; }}
 .forebay svg {{ display: block; width: 100%; height: auto; }}
 .forebay svg text {{ font-family: system-ui, sans-serif !important; }}

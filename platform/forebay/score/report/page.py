@@ -12,6 +12,7 @@ from forebay.report.html.page import document, fragment
 from forebay.report.html.page import write_page as write
 from forebay.score.report.table import COLUMNS, worker_rows
 from forebay.score.result import ScoreResult
+from forebay.storage.filesystem import below
 
 FILE_NAME = "scores.html"
 _DIGEST, _SHOWN = re.compile(r"[0-9a-f]{32,}"), 12
@@ -22,7 +23,7 @@ def write_page(result: ScoreResult, names: Mapping[str, str], facts: Mapping[str
 
     `names` are those of model and data, `facts` those of the plan.
     """
-    return write(result.folder, FILE_NAME, page_of(result, names, facts), "The page of the scoring run")
+    return write(below(result.folder, FILE_NAME), page_of(result, names, facts), "The page of the scoring run")
 
 
 def page_of(result: ScoreResult, names: Mapping[str, str], facts: Mapping[str, object]) -> str:

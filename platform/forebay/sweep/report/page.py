@@ -15,6 +15,7 @@ from forebay.report.html.figures import figure_of
 from forebay.report.html.page import document, fragment
 from forebay.report.html.page import write_page as write
 from forebay.storage.atomic import ADVICE
+from forebay.storage.filesystem import below
 from forebay.sweep.record.record import Record
 from forebay.sweep.report.colours import Colours
 from forebay.sweep.report.parallel import configs_figure
@@ -49,7 +50,7 @@ def write_page(record: Record, path: str) -> str:
     Raises `WriteFailed` if storage refuses.
     """
     advice = f"{ADVICE} Run the same sweep again: it trains nothing twice."
-    return write(path, FILE_NAME, page(record), f"the page of sweep {record.name!r}", advice)
+    return write(below(path, FILE_NAME), page(record), f"the page of sweep {record.name!r}", advice)
 
 
 def page(record: Record, more: str = "") -> str:

@@ -1,0 +1,84 @@
+"""`forebay report`: one HTML file about a run, a sweep, or several runs side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from forebay.cli.arguments import AsJson
+from forebay.cli.output import print_json
+from forebay.errors import InvalidOption
+
+COMPARISON_FILE = "report.html"
+
+
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Folder or URI of a run or of a sweep. Up to five runs.", metavar="RUN|SWEEP [RUN]..."),
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="File or URI to write.",
+            metavar="FILE",
+            show_default="report.html or sweep.html in the folder of one, ./report.html for several",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file: curves, where the time went, cache, events with their cost, and what was run.
+
+    Several runs are compared side by side, with what differed. Works for runs that are under way, and for those that
+    were killed.
+    """
+    # Imported here because torch takes seconds to import and the other commands do not need it.
+    from forebay.sweep.record.record import load_record  # noqa: PLC0415
+
+    sweeps = {path: record for path in runs if (record := load_record(path)) is not None}
+    if sweeps and len(runs) > 1:
+        raise InvalidOption(
+            f"{next(iter(sweeps))} is a sweep, and a report compares runs. Give the sweep alone: its report has the "
+            "runs of its best trials side by side. Or give folders of its runs, in runs/.",
+        )
+    facts = _of_sweep(runs[0], out) if sweeps else _of_runs(runs, out)
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(facts["html"])
+
+
+def _of_runs(paths: list[str], out: str | None) -> dict[str, object]:
+    from forebay.report.html.page import write_page  # noqa: PLC0415 - as above
+    from forebay.report.run_report.recorded_run import load_run  # noqa: PLC0415
+    from forebay.report.run_report.report_page import report_of, write_report  # noqa: PLC0415
+    from forebay.report.run_report.summary import differences, facts_of  # noqa: PLC0415
+
+    found = [load_run(path) for path in paths]
+    if out is None and len(found) == 1:
+        html = write_report(found[0])
+    else:
+        html = write_page(out or COMPARISON_FILE, report_of(found), "the report")
+    return {"html": html, "runs": [facts_of(run) for run in found], "differences": differences(found)}
+
+
+def _of_sweep(path: str, out: str | None) -> dict[str, object]:
+    from forebay.report.html.page import write_page  # noqa: PLC0415 - as above
+    from forebay.report.run_report.summary import differences, facts_of  # noqa: PLC0415
+    from forebay.storage.filesystem import below  # noqa: PLC0415
+    from forebay.sweep.record.record import load_record  # noqa: PLC0415
+    from forebay.sweep.report.page import FILE_NAME  # noqa: PLC0415
+    from forebay.sweep.report.trial_runs import best_runs, sweep_report  # noqa: PLC0415
+
+    record = load_record(path)
+    assert record is not None
+    found = best_runs(record, path)
+    html = write_page(out or below(path, FILE_NAME), sweep_report(record, found), "the report")
+    return {
+        "html": html,
+        "sweep": record.name,
+        "best_trial": record.best.id if record.best else None,
+        "runs": [facts_of(run) for run in found],
+        "differences": differences(found),
+    }

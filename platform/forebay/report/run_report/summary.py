@@ -1,0 +1,96 @@
+"""Numbers of a run in short: for the tiles of its page, the comparison, and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from forebay.formatting import bytes_text, count_text, metric_text_of, share_text, time_text
+from forebay.report.run_report.incidents import incidents_of
+from forebay.report.run_report.recorded_run import RecordedRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A number of runs: `value` for programs, `text` for people."""
+
+    title: str
+    value: Callable[[RecordedRun], Any]
+    text: Callable[[Any], str] = str
+
+
+def _epochs(run: RecordedRun) -> str | None:
+    return f"{run.result.epochs_done} of {run.result.num_epochs}" if run.result else None
+
+
+MEASURES: tuple[Measure, ...] = (
+    Measure(title="state", value=lambda run: run.state),
+    Measure(title="epochs", value=_epochs),
+    Measure(title="running time", value=lambda run: run.seconds, text=time_text),
+    Measure(title="rows per second", value=lambda run: run.rows_per_s, text=count_text),
+    Measure(title="waiting for data", value=lambda run: run.wait_share, text=share_text),
+    Measure(title="blocks from the cache", value=lambda run: run.hit_share, text=share_text),
+    Measure(title="failures", value=lambda run: run.result.failures if run.result else None),
+    Measure(title="resizes", value=lambda run: run.num_events("Resized")),
+    Measure(title="rollbacks", value=lambda run: run.num_events("RolledBack")),
+    Measure(title="warnings", value=lambda run: run.num_events("Warned")),
+)
+FAULTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "hits": ("blocks from the cache", count_text),
+    "peer_hits": ("blocks from other nodes", count_text),
+    "stores": ("blocks built and stored", count_text),
+    "bypasses": ("blocks that did not fit", count_text),
+    "hit_bytes": ("bytes from the cache", bytes_text),
+    "source_bytes": ("bytes read from the source", bytes_text),
+    "parquet_opens": ("Parquet files opened", count_text),
+    "retries": ("reads tried again", count_text),
+    "quarantined": ("cache files that were damaged", count_text),
+}
+"""Counters of the cache and of reads that the report shows, with their names."""
+
+
+def measured(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
+    """Text of each measure for each run: metrics of the last epoch first. `-` where a run has none."""
+    names = dict.fromkeys(name for run in runs for name in run.metrics)
+    found = {
+        name: [metric_text_of(name, run.metrics[name]) if name in run.metrics else "-" for run in runs]
+        for name in names
+    }
+    for each in MEASURES:
+        values = [each.value(run) for run in runs]
+        found[each.title] = ["-" if value is None else each.text(value) for value in values]
+    return found
+
+
+def differences(runs: Sequence[RecordedRun]) -> dict[str, dict[str, list[Any]]]:
+    """Facts in which runs differ, by group: config, data, code, packages, machine. None where a run has no such fact.
+
+    >>> differences([])
+    {}
+    """
+    groups = ("config", "data", "code", "packages", "machine")
+    found: dict[str, dict[str, list[Any]]] = {}
+    for group in groups:
+        facts = [getattr(run.origin, group) for run in runs]
+        names = dict.fromkeys(name for each in facts for name in each)
+        rows = {name: [each.get(name) for each in facts] for name in names}
+        changed = {name: values for name, values in rows.items() if any(value != values[0] for value in values)}
+        if changed:
+            found[group] = changed
+    return found
+
+
+def facts_of(run: RecordedRun) -> dict[str, Any]:
+    """All that the report says of a run, for programs."""
+    return {
+        "name": run.name,
+        "path": run.path,
+        "plan_id": run.result.plan_id if run.result else None,
+        "metrics": dict(run.metrics),
+        **{each.title.replace(" ", "_"): each.value(run) for each in MEASURES},
+        "counters": {name: run.counted(name) for name in FAULTS},
+        "origin": asdict(run.origin),
+        "epochs_done": [asdict(epoch) for epoch in run.epochs],
+        "incidents": [asdict(each) for each in incidents_of(run)],
+    }
