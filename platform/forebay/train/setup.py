@@ -21,11 +21,24 @@ def _gradient(parameter: Tensor) -> Tensor | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTable:
+    """Rows of an embedding table that this rank holds: `weight()` [rows, dim], the newest one, and the id of each."""
+
+    name: str
+    weight: Callable[[], Tensor]
+    id_of: Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalParts:
-    """Parts that this rank holds: of a parameter's value, and of its reduced gradient before a step, or None."""
+    """Parts that this rank holds: of a parameter's value, and of its reduced gradient before a step, or None.
+
+    `tables` are rows that are no parameters (`forebay.train.tables`).
+    """
 
     value: Callable[[Tensor], Tensor] = local_part
     gradient: Callable[[Tensor], Tensor | None] = _gradient
+    tables: tuple[LocalTable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

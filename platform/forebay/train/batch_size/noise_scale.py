@@ -65,7 +65,13 @@ class NoiseScale:
             data.validate_batch_size(f"batch=NoiseScale({option}={rows})", rows)
 
     def attach(self, setup: TrainSetup) -> LiveNoiseScale:
-        """See `BatchPolicy`."""
+        """See `BatchPolicy`. Raises `InvalidOption` for a model with `fb.Table` modules."""
+        if setup.parts.tables:
+            names = ", ".join(table.name for table in setup.parts.tables)
+            raise InvalidOption(
+                f"NoiseScale compares gradients of parameters, and the rows of {names} are none: the scale would leave "
+                "them out. Use fb.BatchSchedule, or nn.Embedding for these tables."
+            )
         return LiveNoiseScale(self, setup)
 
     def next_batch(self, global_batch: int, noise_scale: float) -> int:

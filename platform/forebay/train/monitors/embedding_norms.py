@@ -25,10 +25,11 @@ EVERY = 8
 class EmbeddingNorms:
     """Monitor for embedding rows whose length (Euclidean norm) exceeds `limit`.
 
-    It observes every `nn.Embedding` and `nn.EmbeddingBag` of the model, and two-dimensional parameters whose names
-    match one of `tables`. Every few steps it measures one of the tables in turn. It measures a sample of the rows that
-    the last batch looked up, and the next slice of the table, so that in time every row is measured. When a row is too
-    long, its whole table is measured, so that the reason counts the runaway rows.
+    It observes every `nn.Embedding`, `nn.EmbeddingBag` and `fb.Table` of the model, and two-dimensional parameters
+    whose names match one of `tables`. Of an `fb.Table`, a rank observes the rows that it holds. Every few steps it
+    measures one of the tables in turn: a sample of the rows that the last batch looked up (not of an `fb.Table`), and
+    the next slice of the table, so that in time every row is measured. When a row is too long, its whole table is
+    measured, so that the reason counts the runaway rows.
 
     `action` is "warn" (again whenever the longest row has doubled), "roll back" or "stop". Skipping a batch would not
     help, because a row grows over many of them. Raises `InvalidOption` for another action, or a limit not above 0.
@@ -53,6 +54,7 @@ class EmbeddingNorms:
     def attach(self, setup: TrainSetup) -> LiveEmbeddingNorms:
         """Return a `LiveMonitor` for one rank. Raises `InvalidOption` if the model has no table."""
         tables = list(_tables_of(setup.model, self.tables))
+        tables += [TableNorms(each.name, each, None) for each in setup.parts.tables]
         if not tables:
             raise InvalidOption(
                 f"EmbeddingNorms(tables={list(self.tables)}) found no embedding in {type(setup.model).__name__}. "

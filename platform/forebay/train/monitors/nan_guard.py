@@ -126,6 +126,7 @@ class LiveNanGuard:
     def _bad_parameter(self) -> str | None:
         """Return the name of a parameter with NaN or infinity. Buffers are not read: masks hold infinity."""
         parts = [(name, self._parts.value(parameter).detach()) for name, parameter in self._model.named_parameters()]
+        parts += [(table.name, table.weight()) for table in self._parts.tables]
         watched = [(name, part) for name, part in parts if part.is_floating_point() and part.numel()]
         # One pass at the speed of memory, read once. A sum of finite numbers may overflow. Then all are read.
         totals: dict[torch.device, list[Tensor]] = {}

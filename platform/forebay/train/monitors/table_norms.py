@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forebay.train.setup import LocalTable
+
 SLICE_NUMBERS = 1 << 18
 """Numbers of a table per measurement: 1 MiB of float32. A table of 1,000,000 x 32 takes 123 measurements."""
 
@@ -18,22 +20,31 @@ TOUCHED_ROWS = 512
 class TableNorms:
     """Sweep over one table: its position, and the longest norm so far, on the table's device."""
 
-    def __init__(self, name: str, weight: Tensor, module: nn.Module | None) -> None:
-        self.name, self._weight = name, weight
-        self.num_rows = weight.shape[0]
-        self._slice = max(SLICE_NUMBERS // weight.shape[1], 1)
+    def __init__(self, name: str, weight: Tensor | LocalTable, module: nn.Module | None) -> None:
+        self.name, self._source = name, weight
+        self._device = self._weight.device
+        self._slice = max(SLICE_NUMBERS // self._weight.shape[1], 1)
         self.start(0)
         if module is not None:
             module.register_forward_pre_hook(self._keep_ids, with_kwargs=True)
 
+    @property
+    def num_rows(self) -> int:
+        """Number of rows: of a table whose rows are shared by ranks, those of this rank."""
+        return self._weight.shape[0]
+
+    @property
+    def _weight(self) -> Tensor:
+        return self._source.weight() if isinstance(self._source, LocalTable) else self._source
+
     def start(self, row: int) -> None:
         """Continue the sweep from `row`, and discard all norms."""
-        self.row = row % self.num_rows
+        self.row = row % max(self.num_rows, 1)
         self.is_next = False
         self.is_measured = False
         self._looked_up: Tensor | None = None
-        self._longest = torch.zeros((), device=self._weight.device)
-        self._runaway = torch.zeros((), device=self._weight.device)
+        self._longest = torch.zeros((), device=self._device)
+        self._runaway = torch.zeros((), device=self._device)
         self._runaway_before: Tensor | None = None
 
     @torch.no_grad()
@@ -42,6 +53,8 @@ class TableNorms:
 
         Never waits for the device.
         """
+        if not self.num_rows:
+            return
         norms = _norms(self._weight[self.row : self.row + self._slice])
         self._longest = torch.maximum(self._longest, norms.max())
         self._runaway = self._runaway + (norms > limit).sum()
@@ -64,7 +77,7 @@ class TableNorms:
 
     @torch.no_grad()
     def measure_all(self, limit: float) -> tuple[float, int, int]:
-        """Return the longest norm of the whole table, its row, and the number of rows above `limit`."""
+        """Return the longest norm of the whole table, the id of its row, and the number of rows above `limit`."""
         longest, row, runaway = -1.0, 0, 0
         for start in range(0, self.num_rows, self._slice):
             norms = _norms(self._weight[start : start + self._slice])
@@ -72,7 +85,7 @@ class TableNorms:
             if value.item() > longest:
                 longest, row = value.item(), start + int(place.item())
             runaway += int((norms > limit).sum().item())
-        return longest, row, runaway
+        return longest, self._source.id_of(row) if isinstance(self._source, LocalTable) else row, runaway
 
     def _keep_ids(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # In a compiled model this flag would be part of the compiled code. There the sweep is enough.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +16,9 @@ from forebay.checkpoint.parts.contents import Region
 from forebay.errors import InvalidOption
 from forebay.formatting import bytes_text
 from forebay.train.collectives.collective import Collective
+from forebay.train.setup import LocalTable
 from forebay.train.strategies.flat_part import FlatPart, flat_span
+from forebay.train.tables.layout import TableLayout
 from forebay.train.tables.options import Tables
 from forebay.train.tables.owned_rows import OwnedRows, TableFacts
 from forebay.train.tables.placement import (
@@ -123,6 +126,21 @@ class ModelTables:
         begin, end = (0, shape[0]) if shared is None else (shared.owned.begin, shared.owned.end)
         values = read(((begin, *(0 for _ in shape[1:])), (end - begin, *shape[1:])))
         return FlatPart(shape=shape, start=begin * int(np.prod(shape[1:], dtype=np.int64)), values=values.reshape(-1))
+
+    def local_tables(self) -> tuple[LocalTable, ...]:
+        """Return where monitors find the rows of this rank. They may move, and be replaced by a restore."""
+        return tuple(
+            LocalTable(name=name, weight=partial(self._weight, name), id_of=partial(self._id, name))
+            for name in self._modules
+        )
+
+    def _weight(self, name: str) -> Tensor:
+        return self.shared[name].owned.caught_up()
+
+    def _id(self, name: str, row: int) -> int:
+        shared = self.shared[name]
+        begin = shared.owned.begin + row
+        return int(TableLayout(shared.facts.rows).ids(begin, begin + 1)[0])
 
     def lines(self) -> list[str]:
         """Return one line per table: its size, its placement, and the memory of this rank."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class TableStrategy:
         return self._inner.restored(name, shape, read)
 
     def local_parts(self) -> LocalParts:
-        return self._inner.local_parts()
+        return replace(self._inner.local_parts(), tables=self._live.local_tables())
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self._collective.world.is_first:

@@ -11,7 +11,11 @@ from torch import nn
 from torch.optim import SGD, SparseAdam
 
 from forebay.errors import BadJob, InvalidOption
+from forebay.train.batch_size.noise_scale import NoiseScale
 from forebay.train.collectives.collective import SingleProcessCollective
+from forebay.train.monitors.embedding_norms import EmbeddingNorms
+from forebay.train.monitors.nan_guard import NanGuard
+from forebay.train.setup import TrainSetup
 from forebay.train.strategies.ddp import TorchDataParallel
 from forebay.train.strategies.strategy import StrategyOptions
 from forebay.train.tables.model_tables import ModelTables
@@ -159,3 +163,27 @@ def test_rate_of_tables_follows_that_of_the_optimizer() -> None:
         optimizer.step()
         after = model.user(torch.tensor([4]))
         torch.testing.assert_close((before - after).detach(), torch.full((1, DIM), change))
+
+
+def test_monitors_name_table_and_row() -> None:
+    collective, model = SingleProcessCollective(), OneTable()
+    options = StrategyOptions(reduction="mean", plan=None, seed=0)  # type: ignore[arg-type]
+    strategy = with_tables(TorchDataParallel(collective, options), "ddp", model, RowSGD(lr=1.0), collective, options)
+    trained, optimizer = strategy.prepare(model, partial(SGD, lr=0.1))
+    setup = TrainSetup(
+        model=trained, optimizer=optimizer, device=collective.device, world_size=1, parts=strategy.local_parts()
+    )
+    norms, guard = EmbeddingNorms(5.0).attach(setup), NanGuard().attach(setup)
+    (model.user(torch.tensor([66])) * 7).sum().backward()
+    optimizer.step()
+    for step in range(1, 9):
+        norms.step(step, {})
+        guard.step(step, {})
+    assert "1 of the 70 rows of 'user' are longer than limit=5, the longest is row 66" in norms.verdict().reason
+    assert guard.verdict().reason == ""
+    (model.user(torch.tensor([3])) * float("nan")).sum().backward()
+    optimizer.step()
+    guard.step(9, {})
+    assert "parameter 'user' not finite" in guard.verdict().reason
+    with pytest.raises(InvalidOption, match="the rows of user are none"):
+        NoiseScale(min_batch=8, max_batch=64).attach(setup)
