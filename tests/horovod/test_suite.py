@@ -14,6 +14,7 @@ from forebay.driver.horovod.driver import HorovodDriver
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.nodes import SmallNodes
 from forebay.testing.drivers.suite import Nodes
+from forebay.testing.tables.driver_suite import TableSuite
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def bench(tmp_path: Path) -> DriverBench:
 
 
 @pytest.mark.usefixtures("ray_session")
-class TestHorovod(UnderRay):
+class TestHorovod(UnderRay, TableSuite):
     driver_path = "forebay.driver.horovod.driver:HorovodDriver"
     titles = ("ray::HorovodWorker",)
     # The local driver has the laws of a run.

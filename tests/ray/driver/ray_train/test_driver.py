@@ -36,6 +36,7 @@ from forebay.testing.drivers.nodes import SmallNodes
 from forebay.testing.drivers.sharded_suite import ZERO
 from forebay.testing.drivers.suite import Nodes
 from forebay.testing.language.suite import LanguageSuite
+from forebay.testing.tables.driver_suite import TableSuite
 from forebay.train.worker import Worker
 
 
@@ -52,7 +53,7 @@ def bench(tmp_path: Path) -> DriverBench:
 
 
 @pytest.mark.usefixtures("ray_session")
-class TestRayTrain(UnderRay, LanguageSuite):
+class TestRayTrain(UnderRay, LanguageSuite, TableSuite):
     driver_path = "forebay.driver.ray_train.driver:RayTrainDriver"
     titles = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
     # The local driver has the laws of a run. Horovod has those of the elastic core, where a new world costs half as

@@ -28,10 +28,11 @@ from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.fixed_suite import assert_same_model, in_each_order
 from forebay.testing.drivers.sharded_suite import ZERO
 from forebay.testing.language.suite import LanguageSuite
+from forebay.testing.tables.driver_suite import TableSuite
 from forebay.train.worker import TrainFunction, Worker
 
 
-class TestLocalProcesses(LanguageSuite):
+class TestLocalProcesses(LanguageSuite, TableSuite):
     driver_path = "forebay.driver.local.driver:LocalDriver"
     # Every change starts new processes. test_elastic.py has each kind of change, and other tests here kill a worker.
     variations = frozenset(
