@@ -38,6 +38,7 @@ def job(
     lora_r: int = 16,
     lora_alpha: float = 32,
     lora_dropout: float = 0.0,
+    lora_targets: str = "all-linear",
     global_batch: int | None = None,
     per_device_batch: int | None = None,
     epochs: int | None = None,
@@ -72,6 +73,7 @@ def job(
         finetuning: "full", "lora" to train a low-rank adapter, or "qlora" to train one beside 4-bit weights.
         strategy: "ddp", or "fsdp2", "zero1", "zero2" or "zero3" to hold only a part on each rank.
         offload: "optimizer" keeps the states of the optimizer in main memory, with "zero1" to "zero3".
+        lora_targets: Names of the layers that the adapter has, such as "q_proj,v_proj", or "all-linear".
         reduction: "exact" gives the same bits for every number of workers, with strategy="ddp".
         global_batch: Rows of seq_len tokens per step, over all workers.
         per_device_batch: Rows of one pass through the model.
@@ -103,7 +105,7 @@ def job(
             gradient_checkpointing=gradient_checkpointing,
             quantization="nf4" if finetuning == "qlora" else None,
         ),
-        adapter=adapter(finetuning, lora_r, lora_alpha, lora_dropout),
+        adapter=adapter(finetuning, lora_targets, r=lora_r, alpha=lora_alpha, dropout=lora_dropout),
         lr=lr or usual["lr"],
         schedule=schedule,
         warmup=warmup,
@@ -168,10 +170,11 @@ def mixture(
     return fb.Mixture(plans, {names[data]: weight for data, weight in mix.items()}), next(iter(parts.values()))
 
 
-def adapter(finetuning: str, r: int, alpha: float, dropout: float) -> llm.Lora | None:
+def adapter(finetuning: str, targets: str, **sizes: float) -> llm.Lora | None:
     """Adapter to train, or None for the whole model."""
     if finetuning not in ("full", "lora", "qlora"):
         raise InvalidOption(
             f"finetuning={finetuning!r} is unknown. Choose 'full', 'lora' or 'qlora'.", finetuning=finetuning
         )
-    return None if finetuning == "full" else llm.Lora(r=r, alpha=alpha, dropout=dropout)
+    names = targets if targets == "all-linear" else tuple(targets.split(","))
+    return None if finetuning == "full" else llm.Lora(targets=names, **sizes)

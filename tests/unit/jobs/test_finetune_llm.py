@@ -119,8 +119,13 @@ LONG = " ".join(map(str, range(400)))
         ([{"body": "abc"}], {}, r"has the columns 'body', and needs one of: .*messages, .*columns="),
         ([{"text": "ab " * 90}], {"seq_len": 8192}, r"seq_len=8192, and the model tiny has 4096 positions"),
         ([{"text": "ab " * 90}], {"workers": 9, "global_batch": 8}, r"global_batch=8.*9"),
+        (
+            [{"text": "ab " * 90}],
+            {"finetuning": "lora", "lora_targets": "query,key"},
+            r"lora_targets=\('query', 'key'\) match no layer .* linear layers are .*q_proj",
+        ),
     ],
-    ids=["too long", "no target", "columns", "positions", "batch"],
+    ids=["too long", "no target", "columns", "positions", "batch", "adapter"],
 )
 def test_data_that_cannot_be_trained_on(
     refusal: Callable[..., Any], tmp_path: Path, rows: Any, options: dict[str, Any], text: str

@@ -14,7 +14,10 @@ import torch
 
 from forebay.errors import InvalidOption
 from forebay.formatting import bytes_text
+from forebay.llm.adapters import ALL_LINEAR
+from forebay.llm.cost.known_models import model_config
 from forebay.llm.cost.memory import MemoryEstimate, MemoryPlan, estimate_memory
+from forebay.llm.cost.skeleton import skeleton
 from forebay.llm.recipe import Recipe
 
 USABLE = 0.9
@@ -64,7 +67,12 @@ def check_memory(plan: MemoryPlan, device_memory: str | None = None) -> None:
 def memory_plan(
     recipe: Recipe, *, workers: int, seq_len: int, strategy: str = "ddp", offload: str = "none"
 ) -> MemoryPlan:
-    """Plan of the memory of `recipe` on the devices of this machine. Raises `InvalidOption` for unknown options."""
+    """Plan of the memory of `recipe` on the devices of this machine. The adapter counts as one of all linear layers.
+
+    Raises `InvalidOption` for unknown options, and for an adapter whose targets match no layer.
+    """
+    if recipe.adapter is not None and recipe.adapter.targets != ALL_LINEAR:
+        skeleton(model_config(recipe.model.name, recipe.model.vocab_size), recipe.adapter)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tuning = "full" if recipe.adapter is None else "lora" if recipe.model.quantization is None else "qlora"
     return MemoryPlan(
