@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.k8s.objects import ray_job
 from tests.k8s.player import Player
 
 from forebay.deploy.kube.api import KubeApi, Object
-from forebay.deploy.kube.api_errors import AccessRefused
+from forebay.deploy.kube.api_errors import AccessRefused, KubeError
 from forebay.deploy.kube.kuberay import KubeRay
 
 pytestmark = pytest.mark.k8s
@@ -115,6 +115,10 @@ def test_accounts_may_do_what_they_need_and_nothing_else(planes, namespace: str,
         (kind, verb) for kind, verb in product(RESOURCES, VERBS) if is_allowed(api, namespace, account, kind, verb)
     }
     assert found == may
+    # The same by requests with its token: authorization comes before anything else is looked at.
+    own = planes["east"].api_of(token(api, namespace, account))
+    answered = {(kind, verb) for kind, verb in product(RESOURCES, VERBS) if not is_refused(own, namespace, kind, verb)}
+    assert answered == may
 
 
 def test_by_its_token_the_submitter_submits_and_reads_no_secret(planes, namespace: str) -> None:
@@ -173,6 +177,34 @@ def is_allowed(api: KubeApi, namespace: str, account: str, kind: str, verb: str)
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
     return bool(api.create(path, review)["status"].get("allowed"))
+
+
+def is_refused(api: KubeApi, namespace: str, kind: str, verb: str) -> bool:
+    """Whether the API server answers 403 to a request, for an object that is not there or a body that is wrong."""
+    resource, _, sub = kind.partition("/")
+    group = GROUPS.get(resource)
+    is_namespaced = resource not in ("nodes", "namespaces", "clusterroles", "clusterrolebindings")
+    path = f"/apis/{group}/v1" if group else "/api/v1"
+    path += f"/namespaces/{namespace}/{resource}" if is_namespaced else f"/{resource}"
+    one = f"{path}/nobody/{sub}" if sub else f"{path}/nobody"
+    whole = one if sub else path
+    requests: dict[str, Callable[[], object]] = {
+        "get": lambda: api.get(one),
+        "list": lambda: api.get(whole),
+        "watch": lambda: list(api.watch(whole, version="0", timeout_s=1)),
+        "create": lambda: api.create(whole, {}, dry_run=True),
+        "update": lambda: api.replace(one, {}),
+        "patch": lambda: api.merge(one, {}),
+        "delete": lambda: api.delete(one),
+        "deletecollection": lambda: api.delete(path),
+    }
+    try:
+        requests[verb]()
+    except AccessRefused:
+        return True
+    except KubeError:
+        return False
+    return False
 
 
 def token(api: KubeApi, namespace: str, account: str) -> str:
