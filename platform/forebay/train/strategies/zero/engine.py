@@ -75,16 +75,23 @@ def forget_engine(engine: Any) -> None:
     """Remove an engine's hooks, and what DeepSpeed keeps of its world in module globals.
 
     The next world of this process needs new process groups. Newcomers there count modules and parameters from 0, and
-    stage 3 compares these numbers over ranks.
+    stage 3 compares these numbers over ranks. Stage 3 also leaves its own linear function in torch, whose gradients
+    come in another order: beside newcomers without it, stage 2 reduced the gradients of different parameters together.
     """
     from deepspeed.comm import comm  # noqa: PLC0415 - see above
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap  # noqa: PLC0415
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload  # noqa: PLC0415
-    from deepspeed.runtime.zero.partition_parameters import Init  # noqa: PLC0415
+    from deepspeed.runtime.zero.partition_parameters import (  # noqa: PLC0415
+        Init,
+        InsertPostInitMethodToModuleSubClasses,
+    )
     from deepspeed.utils import groups  # noqa: PLC0415
 
     engine.destroy()
     comm.cdb = None
     groups._release_process_group_references()  # noqa: SLF001
+    if nn.functional.linear is zero3_linear_wrap:
+        nn.functional.linear = InsertPostInitMethodToModuleSubClasses.linear_bk
     Init.param_id = 0
     DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0  # noqa: SLF001
 
