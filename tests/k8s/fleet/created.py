@@ -1,4 +1,4 @@
-"""RayJobs that were ever created, as the API servers told."""
+"""RayJobs that were ever created, by the watches of the API servers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Call = Callable[..., Any]
 
 @pytest.fixture
 def meters(tmp_path: Path) -> Path:
-    """Three meters of 40, 60 and 80 hours; the last value of each is missing."""
+    """Three meters of 40, 60 and 80 hours. The last value of each is missing."""
     folder = tmp_path / "meters"
     folder.mkdir()
     for meter, steps in enumerate((40, 60, 80)):

@@ -23,7 +23,7 @@ def test_words_of_the_scheduler() -> None:
 
 def test_a_silent_cluster_is_left_alone_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("kubernetes")
-    # A port where nobody listens: each request is refused at once, and repeated twice with a wait before.
+    # A port that nothing listens to: each request is refused at once, and repeated twice with a wait before.
     cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
     config = tmp_path / "config"
