@@ -9,7 +9,6 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
 NOT_OF_THE_JOB = {
-    "all linear layers",
     "the same `name` again",
     "prepared below `storage`",
     "`forebay export RUN --merge`",
