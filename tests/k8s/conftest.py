@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.k8s.control_plane import ControlPlane, what_is_missing
-from tests.k8s.player import Player, add_nodes
+from tests.k8s.player import Player, add_nodes, playing
 
 CLUSTERS = ("west", "east")
 GPU_NODES = {"west": 1, "east": 3}
@@ -41,11 +41,5 @@ def planes() -> Iterator[dict[str, ControlPlane]]:
 @pytest.fixture(scope="module")
 def players(planes: dict[str, ControlPlane]) -> Iterator[dict[str, Player]]:
     """The kubelet and the operator of each cluster. Jobs succeed at once."""
-    found = {name: Player(plane.api(), lambda _: "SUCCEEDED") for name, plane in planes.items()}
-    for player in found.values():
-        player.start()
-    yield found
-    for player in found.values():
-        player.ended.set()
-    for player in found.values():
-        player.join(5)
+    with playing(planes) as found:
+        yield found

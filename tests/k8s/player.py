@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import secrets
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from tests.k8s.control_plane import ControlPlane
 
 from forebay.deploy.kube.api import KubeApi, Object
 from forebay.deploy.kube.api_errors import KubeError, ObjectMissing
@@ -242,3 +244,16 @@ def stamp() -> str:
 def age_s(when: str) -> float:
     then = datetime.datetime.fromisoformat(when)
     return (datetime.datetime.now(datetime.UTC) - then).total_seconds()
+
+
+@contextmanager
+def playing(planes: Mapping[str, ControlPlane]) -> Iterator[dict[str, Player]]:
+    """The kubelet and the operator of each cluster, for the length of a block. Jobs succeed at once."""
+    found = {name: Player(plane.api(), lambda _: "SUCCEEDED") for name, plane in planes.items()}
+    for player in found.values():
+        player.start()
+    yield found
+    for player in found.values():
+        player.ended.set()
+    for player in found.values():
+        player.join(5)

@@ -10,7 +10,7 @@ import pytest
 from tests.k8s.control_plane import ControlPlane
 from tests.k8s.fleet.created import CreatedJobs
 from tests.k8s.objects import IMAGE, wait_for
-from tests.k8s.player import Player, add_nodes
+from tests.k8s.player import Player, add_nodes, playing
 
 from forebay.deploy.kube.api_errors import ObjectMissing
 
@@ -39,14 +39,8 @@ def fleet(planes: dict[str, ControlPlane]) -> Iterator[dict[str, ControlPlane]]:
 @pytest.fixture(scope="module")
 def players(fleet: dict[str, ControlPlane]) -> Iterator[dict[str, Player]]:
     """The kubelet and the operator of each of the three clusters."""
-    found = {name: Player(plane.api(), lambda _: "SUCCEEDED") for name, plane in fleet.items()}
-    for player in found.values():
-        player.start()
-    yield found
-    for player in found.values():
-        player.ended.set()
-    for player in found.values():
-        player.join(5)
+    with playing(fleet) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
