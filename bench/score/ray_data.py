@@ -46,13 +46,18 @@ def keep_checkpoints(to: Path) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(description: str | None) -> argparse.Namespace:
+    """Return the arguments of a script that scores with Ray Data."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("model")
     parser.add_argument("data")
     parser.add_argument("to", type=Path)
     parser.add_argument("--checkpoint", action="store_true", help="with checkpoints of Ray Data, by the column id")
-    asked = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = arguments(__doc__)
     ray.init(runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", str(Path.cwd()))}})
     if asked.checkpoint:
         keep_checkpoints(asked.to)

@@ -6,7 +6,6 @@ Without a GPU the stage of vLLM needs `placement_group_config`. Its stages are f
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import ray
 
 from bench.score.faults import MAX_TOKENS
-from bench.score.ray_data import keep_checkpoints
+from bench.score.ray_data import arguments, keep_checkpoints
 
 BATCH, CACHE_BYTES, BLOCKS = 64, 1 << 30, 20
 NUM_CPUS = 8
@@ -33,12 +32,7 @@ def answer(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("data")
-    parser.add_argument("to", type=Path)
-    parser.add_argument("--checkpoint", action="store_true", help="with checkpoints of Ray Data, by the column id")
-    asked = parser.parse_args()
+    asked = arguments(__doc__)
     from ray.data.llm import build_processor, vLLMEngineProcessorConfig  # noqa: PLC0415 - needs vllm
 
     here = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": NUM_CPUS, "include_dashboard": False}

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from forebay.deploy.client.stored_log import StoredLog
@@ -99,9 +100,11 @@ def _run(words: list[str], environment: Mapping[str, str], tee: LogTee, *, limit
 
         def end_late() -> None:
             is_late.set()
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended in this moment
+                os.killpg(process.pid, signal.SIGKILL)
 
         limit = threading.Timer(limit_s or 0.0, end_late)
+        limit.daemon = True  # an interrupted runner does not wait for it
         if limit_s is not None:
             limit.start()
         assert process.stdout is not None

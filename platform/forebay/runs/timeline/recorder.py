@@ -33,7 +33,7 @@ class TimelineRecorder:
         self._spacing_s, self._omitted, self._world_size = 0.0, 0, 0
         self._newest: ProgressPoint | None = None
         self._is_waiting = False
-        self._lock = threading.Lock()
+        self._lock, self._saving = threading.Lock(), threading.Lock()
 
     def record(self, event: Event) -> None:
         """Record one event at the present time."""
@@ -51,8 +51,9 @@ class TimelineRecorder:
 
     def save(self) -> None:
         """Write the timeline. Storage that refuses is logged: a run does not end for want of its timeline."""
-        with self._lock:
-            timeline = self.timeline
+        with self._saving:
+            with self._lock:  # Not during the request: events would wait for a storage that does not answer.
+                timeline = self.timeline
             try:
                 save_timeline(timeline, self._path)
             except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -41,7 +41,7 @@ class _Measured:
     world_size: int
     steps: int = 0
     unique: float = 0.0
-    seen: int = field(default=0)
+    seen: int = 0
 
     @property
     def is_done(self) -> bool:

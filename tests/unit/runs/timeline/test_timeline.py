@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -128,3 +129,26 @@ def test_storage_that_refuses_ends_no_run(tmp_path: Path, caplog: pytest.LogCapt
     recorder.save()
     assert "could not be saved" in caplog.text
     assert recorder.timeline.starts[0].events[0].facts == {"epoch": 0, "step": 1}
+
+
+def test_events_do_not_wait_for_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_asked, answers = threading.Event(), threading.Event()
+
+    def answer_late(timeline: Timeline, path: str) -> None:
+        is_asked.set()
+        assert answers.wait(30.0)
+        save_timeline(timeline, path)
+
+    monkeypatch.setattr("forebay.runs.timeline.recorder.save_timeline", answer_late)
+    recorder = TimelineRecorder(str(tmp_path), START, None)
+    saving = threading.Thread(target=recorder.save)
+    saving.start()
+    assert is_asked.wait(30.0)
+    recording = threading.Thread(target=recorder.record, args=(started(2),))
+    recording.start()
+    recording.join(10.0)
+    was_free = not recording.is_alive()
+    answers.set()
+    for thread in (saving, recording):
+        thread.join(30.0)
+    assert was_free
