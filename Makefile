@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score k8s soak horovod deepspeed clean
+.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables k8s soak horovod deepspeed clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-sequences  windows over series: windows/s, memory and first batch, beside its peers; BENCH_ARGS='--sets 100000x7 --repeats 1' for less"
 	@echo "make bench-preparation  a job that prepares and trains, run twice, beside Ray Data into Ray Train; BENCH_ARGS='--repeats 1' for less"
 	@echo "make bench-score  batch sizes of the scorer, and 10,000 rows under kills of workers, driver and nodes; BENCH_ARGS='--kills 6' for less"
+	@echo "make bench-tables  a table of 10 million rows on 2 and 4 ranks, beside dense gradients: bytes, CPU time, memory; needs root"
 	@echo "make k8s     deployment on real API servers of Kubernetes, from binaries in ~/.cache/forebay/control-plane"
 	@echo "make bench-llm  fine-tuning beside HF Trainer, TRL, torchtune, LLaMA-Factory and axolotl; BENCH_ARGS='--rounds 1' for less"
 	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
@@ -124,6 +125,10 @@ bench-preparation: $(INSTALLED)
 bench-score: $(INSTALLED)
 	@echo "== python -m bench.score $(BENCH_ARGS)"
 	@$(BIN)/python -m bench.score $(BENCH_ARGS)
+
+bench-tables: $(INSTALLED)
+	@echo "== python -m bench.tables $(BENCH_ARGS)"
+	@$(BIN)/python -m bench.tables $(BENCH_ARGS)
 
 k8s: $(INSTALLED_TEST)
 	@echo "== pytest, on a control plane"

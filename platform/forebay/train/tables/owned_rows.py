@@ -14,6 +14,7 @@ from forebay.train.tables.optimizers import RowOptimizer
 from forebay.train.tables.start_values import start_rows
 
 WEIGHT, DECAYED = "weight", "decayed"
+_PIECE_ROWS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +50,7 @@ class OwnedRows:
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         if self._tensors is None:
-            facts = self.facts
-            ids = TableLayout(facts.rows).ids(self.begin, self.end)
-            weight = start_rows(ids, facts.dim, seed=facts.seed, table=facts.name, scale=facts.scale)
-            self._tensors = {WEIGHT: weight.to(self._device)}
+            self._tensors = {WEIGHT: self._start_rows().to(self._device)}
             for moment in self.shapes().keys() - {WEIGHT}:
                 self._tensors[moment] = self._zeros(moment)
         return self._tensors
@@ -105,6 +103,16 @@ class OwnedRows:
 
     def _behind(self, local: Tensor) -> Tensor:
         return _factor(self.tensors[DECAYED].index_select(0, local), self.decay)
+
+    def _start_rows(self) -> Tensor:
+        facts, layout = self.facts, TableLayout(self.facts.rows)
+        weight = torch.empty(self.end - self.begin, facts.dim)
+        # In pieces: the ids of all rows would take 8 bytes a row, and several times that while they are made.
+        for begin in range(self.begin, self.end, _PIECE_ROWS):
+            end = min(begin + _PIECE_ROWS, self.end)
+            rows = start_rows(layout.ids(begin, end), facts.dim, seed=facts.seed, table=facts.name, scale=facts.scale)
+            weight[begin - self.begin : end - self.begin] = rows
+        return weight
 
     def _zeros(self, name: str) -> Tensor:
         shape = (self.end - self.begin, *self.shapes()[name][1:])
