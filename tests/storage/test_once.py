@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
 from tests.storage.conftest import ObjectStore
+from tests.unit.runs.attempts.late_laws import LateWriteLaws
 
 from forebay.driver.driver import Driver
 from forebay.driver.local.driver import LocalDriver
@@ -28,3 +30,9 @@ class TestOnceOnS3(OnceSuite):
 
     def options(self) -> Mapping[str, Any]:
         return {"storage": self._uri}
+
+
+class TestLateWritesOnS3(LateWriteLaws):
+    @pytest.fixture
+    def run(self, s3: ObjectStore) -> str:
+        return s3.uri(f"late-{uuid.uuid4().hex}/ctr")

@@ -25,7 +25,8 @@ class CheckpointConfig:
 
     `attempt` is the number of the run's attempt that saves. None for a store that no attempts share. Checkpoints are
     ordered by attempt, then step. `next_claim` is the URI of the file that a later attempt creates: once it is there,
-    this attempt uploads nothing more.
+    this attempt keeps nothing more. `restorable` has the names of the folders of earlier attempts that were complete
+    when this one was claimed: nothing else of theirs is restored. None if that is not known.
 
     >>> CheckpointConfig(uri="runs/ctr/checkpoints", keep_every=1000).is_permanent(3000)
     True
@@ -39,6 +40,7 @@ class CheckpointConfig:
     access: Access | None = None
     attempt: int | None = None
     next_claim: str | None = None
+    restorable: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if "://" in self.uri:  # Texts that are passed on and printed must not contain secrets.

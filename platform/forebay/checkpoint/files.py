@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -36,6 +37,8 @@ from forebay.storage.retry import ReadPolicy, read
 from forebay.storage.versions import is_there
 
 STEP_FORM = re.compile(r"(?:attempt-(\d{6,})-)?step-(\d{9,})")
+
+SPOOLS = "~/.cache/forebay-checkpoints"
 
 # A state of many gigabytes takes minutes.
 READ_POLICY = ReadPolicy(deadline_s=900.0)
@@ -88,12 +91,18 @@ def fenced_error(claim_uri: str, attempt: int) -> Fenced:
     )
 
 
+def spool_of(uri: str, spools: str | None = None) -> Path:
+    """Folder on this machine's disk for checkpoints of a local run that are on their way to the storage `uri`."""
+    return Path(spools or SPOOLS).expanduser() / hashlib.sha256(uri.encode()).hexdigest()[:16]
+
+
 class CheckpointFiles:
     """Folder per step: `shard-00000.pt` and so on, then `checkpoint.json`. A step without the latter is incomplete.
 
     Attempts from the second on have their number before the step, so that a late write of an attempt that was taken
-    over replaces nothing. An attempt sees its own checkpoints and those of earlier ones. If `config` has no
-    attempt, all are seen, and those written have plain names, as those of the first attempt.
+    over replaces nothing. An attempt restores its own checkpoints, and those of earlier ones that were complete when it
+    was claimed. If `config` has no attempt, all are seen, and those written have plain names, as those of the first
+    attempt.
 
     Of a checkpoint in parts, each rank writes the file `part-00001` and so on of its own. Then `write` adds the rest.
     One process writes at a time, with one exception: a store that is about to be replaced, and its successor. So a
@@ -129,12 +138,13 @@ class CheckpointFiles:
     def write(self, encoded: EncodedCheckpoint) -> None:
         """Write a checkpoint, then delete the steps it supersedes. Raises `OSError`.
 
-        Parts that `encoded` does not have were written before.
+        Parts that `encoded` does not have were written before. Deletes nothing and raises `Fenced` if a later attempt
+        has taken over meanwhile.
         """
         if part_facts(encoded.metadata).keys() - encoded.shards.keys():
             self._seal(encoded)
             return
-        there_before = set(self.names())
+        there_before = set(self._all_names())
         folder = self._folder(encoded.step)
         if self._fs.get_file_info(folder).type != FileType.NotFound:
             self._delete(SavedStep(self._own, encoded.step))
@@ -158,7 +168,7 @@ class CheckpointFiles:
         return bool(info.type == FileType.File and info.size == part.num_bytes)
 
     def _seal(self, encoded: EncodedCheckpoint) -> None:
-        there_before = set(self.names())
+        there_before = set(self._all_names())
         names = {*file_names(encoded.metadata).values(), METADATA}
         for info in children(self._fs, self._folder(encoded.step)):
             if info.base_name not in names:  # a part of an earlier, larger world
@@ -210,7 +220,7 @@ class CheckpointFiles:
         for number, file in file_names(metadata).items():
             if shards is None or number in shards:
                 content[number] = self._read(name, file)
-            elif not self._exists(f"{self._place.path}/{_title(name)}/{file}"):
+            elif not self._exists(f"{self._place.path}/{title_of(name)}/{file}"):
                 raise CorruptCheckpoint(f"it has no {file}")
         return EncodedCheckpoint(metadata=metadata, shards=content)
 
@@ -220,7 +230,7 @@ class CheckpointFiles:
 
         Needs little memory. Raises `CorruptCheckpoint` and `ReadFailed`.
         """
-        name, folder = file_names(metadata)[number], _title(self._saved(step))
+        name, folder = file_names(metadata)[number], title_of(self._saved(step))
         path = f"{self._place.path}/{folder}/{name}"
         with ExitStack() as copied:
             target = None if self.is_local else Path(copied.enter_context(TemporaryDirectory(prefix="forebay-"))) / name
@@ -243,21 +253,49 @@ class CheckpointFiles:
         return sums
 
     def names(self) -> list[SavedStep]:
-        """All checkpoints that have a folder and that this attempt may see, newest first."""
+        """All checkpoints that have a folder and that this attempt may restore, newest first."""
+        return self._restorable(self._all_names())
+
+    def complete_names(self) -> list[SavedStep]:
+        """Those of `names()` that were written completely. A crash may have corrupted one of them since."""
+        return [name for name in self.names() if self._is_complete(name)]
+
+    def _restorable(self, names: list[SavedStep]) -> list[SavedStep]:
+        """Those of `names` that this attempt wrote, or that were there when it was claimed."""
+        pinned = self._config.restorable
+        if pinned is None:
+            return names
+        own = [name for name in names if name.attempt == self._own]
+        earlier = [name for name in names if name.attempt != self._own]
+        kept = [name for name in earlier if title_of(name) in pinned]
+        newest = max((saved_step(each) for each in pinned), default=None)
+        if newest is None or newest in earlier or any(self._is_complete(name) for name in own):
+            return [*own, *kept]
+        # The earlier attempt has deleted it between the listing and the claim. It does so only if it finds no claim
+        # after a later one is complete: the oldest of those was complete before the claim.
+        later = [name for name in earlier if name > newest and self._is_complete(name)]
+        return [*own, *later[-1:], *kept]
+
+    def _all_names(self) -> list[SavedStep]:
+        """All checkpoints of this attempt and of earlier ones that have a folder, newest first."""
         try:
             found = children(self._fs, self._place.path)
         except FileNotFoundError:  # pyarrow looks twice. The folder was made in between, and counts as empty.
             return []
-        names = [STEP_FORM.fullmatch(info.base_name) for info in found if info.type == FileType.Directory]
-        saved = [SavedStep(int(name[1] or 1), int(name[2])) for name in names if name]
+        folders = [info.base_name for info in found if info.type == FileType.Directory]
+        saved = [saved_step(name) for name in folders if STEP_FORM.fullmatch(name)]
         last = self._config.attempt
         return sorted((name for name in saved if last is None or name.attempt <= last), reverse=True)
 
     def steps(self) -> list[int]:
         """Steps of this attempt that have a folder, newest first. Without an attempt, those of the newest lineage."""
+        return [name.step for name in self.own_names()]
+
+    def own_names(self) -> list[SavedStep]:
+        """Checkpoints whose steps are `steps()`."""
         if self._config.attempt is None:
-            return [name.step for name in lineage(self.names())]
-        return [name.step for name in self.names() if name.attempt == self._own]
+            return lineage(self.names())
+        return [name for name in self.names() if name.attempt == self._own]
 
     def complete_steps(self) -> list[int]:
         """Those of `steps()` that were written completely. A crash may have corrupted one of them since."""
@@ -271,7 +309,7 @@ class CheckpointFiles:
 
     def uri_of_saved(self, name: SavedStep) -> str:
         """URI of a checkpoint, for messages."""
-        return f"{self.uri}/{_title(name)}"
+        return f"{self.uri}/{title_of(name)}"
 
     def _saved(self, step: int) -> SavedStep:
         own = SavedStep(self._own, step)
@@ -280,19 +318,22 @@ class CheckpointFiles:
         return next((name for name in self.names() if name.step == step and self._is_complete(name)), own)
 
     def _is_complete(self, name: SavedStep) -> bool:
-        return self._exists(f"{self._place.path}/{_title(name)}/{METADATA}")
+        return self._exists(f"{self._place.path}/{title_of(name)}/{METADATA}")
 
     def _retain(self, newest: int, there_before: set[SavedStep]) -> None:
+        # After the write: a later attempt restores what was there when it claimed the run.
+        self.check_fence()
         # Delete later steps first: as long as they exist, they would be taken for the newest.
-        names = [name for name in self.names() if name.attempt <= self._own]
-        past = lineage([name for name in names if name.step <= newest and self._is_complete(name)])
+        names = [name for name in self._all_names() if name.attempt <= self._own]
+        ours = set(self._restorable(names))
+        past = lineage([name for name in names if name in ours and name.step <= newest and self._is_complete(name)])
         steps = self._config.superseded([name.step for name in past], newest)
         superseded = {name for name in past if name.step in steps} | (set(names) - set(past)) & there_before
         for name in sorted(superseded, reverse=True):
             self._delete(name)
 
     def _delete(self, name: SavedStep) -> None:
-        folder = f"{self._place.path}/{_title(name)}"
+        folder = f"{self._place.path}/{title_of(name)}"
         # Delete the metadata first: an interrupted deletion must leave an incomplete checkpoint.
         if self._exists(f"{folder}/{METADATA}"):
             self._fs.delete_file(f"{folder}/{METADATA}")
@@ -302,7 +343,7 @@ class CheckpointFiles:
         return bool(self._fs.get_file_info(path).type == FileType.File)
 
     def _read(self, name: SavedStep, file: str, span: slice | None = None) -> bytes:
-        path = f"{self._place.path}/{_title(name)}/{file}"
+        path = f"{self._place.path}/{title_of(name)}/{file}"
         try:
             return read(f"{self.uri_of_saved(name)}/{file}", lambda: self._contents(path, span), READ_POLICY)
         except FileNotFoundError:
@@ -320,8 +361,16 @@ class CheckpointFiles:
             stream.write(contents)
 
     def _folder(self, step: int) -> str:
-        return f"{self._place.path}/{_title(SavedStep(self._own, step))}"
+        return f"{self._place.path}/{title_of(SavedStep(self._own, step))}"
 
 
-def _title(name: SavedStep) -> str:
+def saved_step(title: str) -> SavedStep:
+    """Checkpoint whose folder has the name `title`, which must be of the form `STEP_FORM`."""
+    found = STEP_FORM.fullmatch(title)
+    assert found is not None, title
+    return SavedStep(int(found[1] or 1), int(found[2]))
+
+
+def title_of(name: SavedStep) -> str:
+    """Name of the folder of a checkpoint."""
     return f"step-{name.step:09d}" if name.attempt == 1 else f"attempt-{name.attempt:06d}-step-{name.step:09d}"

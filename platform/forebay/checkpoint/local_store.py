@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import shutil
@@ -26,7 +25,7 @@ from forebay.checkpoint.checkpoint import (
 )
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, PartFacts
-from forebay.checkpoint.files import CheckpointFiles, file_names
+from forebay.checkpoint.files import SPOOLS, CheckpointFiles, file_names, spool_of
 from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.checkpoint.parts.verified_part import ReadBytes
 from forebay.checkpoint.uploader import Uploader
@@ -35,7 +34,6 @@ from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.retry import read
 
-SPOOLS = "~/.cache/forebay-checkpoints"
 OWNER = "spooled-by"
 
 
@@ -107,7 +105,7 @@ class SpooledStore:
 
     def __init__(self, config: CheckpointConfig, spools: str = SPOOLS) -> None:
         self._config = config
-        self._spools = Path(spools).expanduser()
+        self._spools = spools
         self._encoder, self._buffer = Encoder(), ReusableBuffer()
         self._opened: _Spool | None = None
 
@@ -167,13 +165,18 @@ class SpooledStore:
 
     @cached_property
     def _folder(self) -> Path:
-        return self._spools / hashlib.sha256(self._stored.uri.encode()).hexdigest()[:16]
+        return spool_of(self._stored.uri, self._spools)
 
     @cached_property
     def _spooled(self) -> CheckpointFiles:
         config = self._config
         return CheckpointFiles(
-            CheckpointConfig(uri=str(self._folder), keep_last=config.keep_last, attempt=config.attempt)
+            CheckpointConfig(
+                uri=str(self._folder),
+                keep_last=config.keep_last,
+                attempt=config.attempt,
+                restorable=config.restorable,
+            )
         )
 
     def _own(self, folder: Path, uri: str) -> None:

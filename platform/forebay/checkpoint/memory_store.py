@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeAlias
@@ -13,10 +13,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint, Metadata, part_facts
+from forebay.checkpoint.files import CheckpointFiles, SavedStep
 from forebay.checkpoint.shared_buffer import BufferHandle, SharedBuffer
 from forebay.checkpoint.uploader import Uploader
-from forebay.errors import WriteFailed
+from forebay.errors import Fenced, WriteFailed
 
 log = logging.getLogger(__name__)
 
@@ -140,12 +142,17 @@ class MemoryStore:
             number: np.frombuffer(content, np.uint8) for number, content in asked if shards is None or number in shards
         }
 
-    async def flush(self) -> WriteFailed | None:
-        """Write the newest checkpoint to storage. Returns the error if that fails."""
+    async def flush(self, successor: CheckpointConfig | None = None) -> WriteFailed | Fenced | None:
+        """Write the newest checkpoint to storage. Returns the error if that fails.
+
+        For the options of a later attempt, the `successor`, as a checkpoint of that attempt.
+        """
         self._adopt_unreported()
         newest = self._newest
         if newest is None:
             return None
+        if successor is not None:
+            return await asyncio.to_thread(self._hand_over, newest, successor)
         if not self._is_origin:
             seen = self._last_ticket
             if await asyncio.to_thread(self._is_in_storage, newest.step):
@@ -155,7 +162,7 @@ class MemoryStore:
         try:
             self._uploader.enqueue(newest)
             await asyncio.to_thread(self._uploader.flush)
-        except WriteFailed as error:
+        except (WriteFailed, Fenced) as error:
             return error
         return None
 
@@ -282,15 +289,29 @@ class MemoryStore:
         self._buffers[buffer.number] = buffer
         return buffer
 
+    def _hand_over(self, newest: EncodedCheckpoint, successor: CheckpointConfig) -> WriteFailed | Fenced | None:
+        files = CheckpointFiles(successor)
+        try:
+            if not _is_stored(files, files.names(), newest.step):
+                self._uploader.hand_over(newest, successor)
+        except (WriteFailed, Fenced) as error:
+            return error
+        return None
+
     def _is_in_storage(self, step: int) -> bool:
         """Whether storage has a complete checkpoint of `step` or later. A copy must not replace a later one."""
         files = self._uploader.files
-        for stored in files.steps():
-            if stored < step:
-                return False
-            try:
-                files.read(stored).verify()
-            except CorruptCheckpoint:
-                continue
-            return True
-        return False
+        return _is_stored(files, files.own_names(), step)
+
+
+def _is_stored(files: CheckpointFiles, names: Iterable[SavedStep], step: int) -> bool:
+    """Whether one of `names`, the newest first, is a complete checkpoint of `step` or later."""
+    for name in names:
+        if name.step < step:
+            return False
+        try:
+            files.read_saved(name).verify()
+        except CorruptCheckpoint:
+            continue
+        return True
+    return False

@@ -20,12 +20,13 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 
+from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint, part_facts
 from forebay.checkpoint.files import CheckpointFiles
 from forebay.checkpoint.memory_store import MemoryStore, StoredStep
 from forebay.checkpoint.part_memory.actor import StoreOwner, end_part_stores, is_alive, upload_parts
 from forebay.checkpoint.uploader import Uploader
-from forebay.errors import WriteFailed
+from forebay.errors import Fenced, WriteFailed
 from forebay.ray_cluster.actors import actors_by_name, make_on_node
 from forebay.ray_cluster.nodes import _alive_nodes, steady_nodes
 
@@ -40,6 +41,8 @@ LOOK_S = 2.0
 WATCH_S = 1.0
 FLUSH_S = 900.0
 END_S = 30.0
+HAND_OVER_S = 60.0
+"""Time in which the driver of a later attempt starts, on the same cluster."""
 
 Stores: TypeAlias = dict[str, ActorHandle]
 
@@ -47,13 +50,17 @@ log = logging.getLogger(__name__)
 
 
 class StoreActor(MemoryStore):
-    """Memory store on its node. Ends after the run's coordinator, and then writes the newest checkpoint to storage."""
+    """Memory store on its node. Ends after the run's coordinator, and then writes the newest checkpoint to storage.
+
+    If a later attempt has the run by then, it waits `HAND_OVER_S`: that one may be on this cluster, and take what is
+    here.
+    """
 
     def __init__(self, owner: StoreOwner) -> None:
         self._owner = owner
         self._node = ray.get_runtime_context().get_node_id()
         self._replica = _Replica(owner, self._node)
-        super().__init__(Uploader(owner.config, partial(upload_parts_of, owner)), self._replica.replicate)
+        super().__init__(Uploader(owner.config, partial(upload_parts_of, owner.run)), self._replica.replicate)
         self._me = ray.get_runtime_context().current_actor
         threading.Thread(target=self._watch, name="forebay-watch", daemon=True).start()
 
@@ -67,7 +74,10 @@ class StoreActor(MemoryStore):
         # A store with a newer step ends first: two at once would corrupt each other's checkpoint.
         while (mine := self._stored_step()) is not None and self._newest_elsewhere() > (mine, self._node):
             time.sleep(WATCH_S)
-        if error := asyncio.run(self.flush()):
+        error = asyncio.run(self.flush())
+        if isinstance(error, Fenced):
+            time.sleep(HAND_OVER_S)
+        elif error is not None:
             log.error("%s", error)
         ray.kill(self._me)
 
@@ -140,11 +150,11 @@ class _Replica:
         self._is_settled = True
 
 
-def upload_parts_of(owner: StoreOwner, encoded: EncodedCheckpoint) -> bool:
-    """Write the parts of a checkpoint to storage. Returns False if one is lost. Raises `OSError`."""
+def upload_parts_of(run: str, encoded: EncodedCheckpoint, config: CheckpointConfig) -> bool:
+    """Write the parts of a checkpoint to the storage of `config`. Returns False if one is lost. Raises `OSError`."""
     parts = list(part_facts(encoded.metadata).values())
-    files = CheckpointFiles(owner.config)
-    return all(files.has_part(encoded.step, part) for part in upload_parts(owner.run, encoded.step, parts))
+    files = CheckpointFiles(config)
+    return all(files.has_part(encoded.step, part) for part in upload_parts(run, encoded.step, parts, config))
 
 
 def make_store(owner: StoreOwner, node: str) -> ActorHandle:
@@ -195,13 +205,16 @@ def _named(stores: Stores) -> str:
     return ", ".join(sorted(node[:8] for node in stores))
 
 
-def flush_newest(run: str) -> WriteFailed | None:
-    """Write a run's newest checkpoint in memory to storage. Returns the error if that fails."""
+def flush_newest(run: str, successor: CheckpointConfig | None = None) -> WriteFailed | Fenced | None:
+    """Write a run's newest checkpoint in memory to storage. Returns the error if that fails.
+
+    For the options of a later attempt, the `successor`, as a checkpoint of that attempt.
+    """
     stores = stores_of(run)
     stored = stored_steps(stores)
     for node in sorted(stored, key=lambda node: stored[node], reverse=True):
         try:
-            error: WriteFailed | None = ray.get(stores[node].flush.remote(), timeout=FLUSH_S)
+            error: WriteFailed | Fenced | None = ray.get(stores[node].flush.remote(successor), timeout=FLUSH_S)
         except RayError:
             log.warning("The memory of node %s is lost; asking the next.", node[:8])
             continue
@@ -209,13 +222,13 @@ def flush_newest(run: str) -> WriteFailed | None:
     return None
 
 
-def end_stores(run: str) -> None:
-    """Write a run's newest checkpoint to storage, and end all its stores. A failed write is logged.
+def end_stores(run: str, successor: CheckpointConfig | None = None) -> None:
+    """Write a run's newest checkpoint to storage as `flush_newest` does, and end all its stores. Logs a failed write.
 
     A silent store is ended too: if it answered later, it would overwrite checkpoints of the next run.
     """
-    if error := flush_newest(run):
-        log.error("%s", error)
+    if error := flush_newest(run, successor):
+        log.log(logging.INFO if isinstance(error, Fenced) else logging.ERROR, "%s", error)
     deadline = time.monotonic() + END_S
     # Repeated: a store that has just kept a checkpoint may be making another store, which is listed once it has
     # stopped.

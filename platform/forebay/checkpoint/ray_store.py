@@ -36,7 +36,7 @@ from forebay.checkpoint.part_memory.client import PartMemory
 from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.checkpoint.parts.verified_part import ReadBytes
 from forebay.checkpoint.shared_buffer import BufferHandle, SharedBufferClient, read_shared_buffer
-from forebay.errors import ReadFailed, WriteFailed
+from forebay.errors import Fenced, ReadFailed, WriteFailed
 from forebay.storage.atomic import ADVICE, write_failed
 
 START_S = 15.0
@@ -53,12 +53,13 @@ def open_ray_checkpoints(run: str, config: CheckpointConfig, coordinator: ActorH
 
 
 @contextmanager
-def checkpoint_stores(run: str) -> Iterator[None]:
+def checkpoint_stores(run: str, config: CheckpointConfig) -> Iterator[None]:
     """End all memory stores of a run before and after the block, on the driver. No checkpoint is lost with them.
 
-    Stores from before the block belong to a driver that was killed.
+    Stores from before the block belong to a driver that was killed. What they have is written as checkpoint of the
+    attempt of `config`: it restores nothing that an earlier one writes after its claim.
     """
-    end_stores(run)
+    end_stores(run, config)
     try:
         yield
     finally:
@@ -149,8 +150,8 @@ class RayCheckpointStore:
         return newest
 
     def flush(self) -> None:
-        """Return once the newest checkpoint is in storage. Raises `WriteFailed`."""
-        error: WriteFailed | None = None
+        """Return once the newest checkpoint is in storage. Raises `WriteFailed`, and `Fenced`."""
+        error: WriteFailed | Fenced | None = None
         if self._store is None or self._saved is None:
             error = flush_newest(self._owner.run)
         elif self._saved is not self._stored:
@@ -266,7 +267,7 @@ class RayCheckpointStore:
             raise write_failed(f"the checkpoint of step {encoded.step}", self._files.uri, error, advice) from error
 
     def _upload(self, encoded: EncodedCheckpoint) -> None:
-        if not upload_parts_of(self._owner, encoded):
+        if not upload_parts_of(self._owner.run, encoded, self._owner.config):
             raise OSError(f"parts of the checkpoint of step {encoded.step} are lost")
         self._files.write(encoded)
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
+from forebay.errors import Fenced, WriteFailed
 from forebay.foreign_code import error_of, replaced_errors
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import redact
@@ -23,11 +24,11 @@ CLOSE_S = 10.0
 
 log = logging.getLogger(__name__)
 
-UploadParts = Callable[[EncodedCheckpoint], bool]
+UploadParts = Callable[[EncodedCheckpoint, CheckpointConfig], bool]
 """Function that writes a checkpoint's parts, which are elsewhere, to storage. Returns False if one is lost."""
 
 
-def _has_all(_encoded: EncodedCheckpoint) -> bool:
+def _has_all(_encoded: EncodedCheckpoint, _config: CheckpointConfig) -> bool:
     return True
 
 
@@ -110,9 +111,18 @@ class Uploader:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Write everything that is not in storage, on this thread. Raises `WriteFailed`."""
-        with replaced_errors(lambda error: write_failed("the newest checkpoint", self._files.uri, error)):
+        """Write everything that is not in storage, on this thread. Raises `WriteFailed`, and `Fenced`."""
+        with replaced_errors(self._write_failed):
             self._write(everything=True)
+
+    def hand_over(self, encoded: EncodedCheckpoint, successor: CheckpointConfig) -> None:
+        """Write `encoded` as a checkpoint of the later attempt that asks for it. Raises `WriteFailed`, and `Fenced`."""
+        files = CheckpointFiles(successor)
+        with replaced_errors(self._write_failed), self._writing:
+            files.check_fence()
+            if not self._upload_parts(encoded, successor):
+                raise _lost_parts(encoded)
+            files.write(encoded)
 
     def close(self) -> None:
         """End the thread. Waits up to `CLOSE_S` seconds for an upload in progress."""
@@ -163,16 +173,17 @@ class Uploader:
                     continue
                 with ExitStack() as undo:
                     undo.callback(self._record_failure)
-                    if not everything:
-                        # A flush is not refused: it is the last word of this attempt, under its own name.
-                        self._files.check_fence()
-                    is_whole = self._upload_parts(encoded)
+                    self._files.check_fence()
+                    is_whole = self._upload_parts(encoded, self._config)
                     if is_whole:
                         self._files.write(encoded)
                     elif everything:
-                        raise OSError(f"parts of the checkpoint of step {encoded.step} are lost")
+                        raise _lost_parts(encoded)
                     undo.pop_all()
                 self._record_written(encoded) if is_whole else self._record_superseded(encoded)
+
+    def _write_failed(self, error: Exception) -> WriteFailed | Fenced:
+        return error if isinstance(error, Fenced) else write_failed("the newest checkpoint", self._files.uri, error)
 
     def _start_batch(self, *, everything: bool) -> list[EncodedCheckpoint]:
         """Checkpoints to write now, the newest last. Later offers wait: otherwise a flush might never end."""
@@ -211,6 +222,10 @@ class Uploader:
             self._in_progress, self._is_failing = [], True
             self._due_at = time.monotonic() + max(self._config.storage_every_s, RETRY_S)
             self._changed.notify_all()
+
+
+def _lost_parts(encoded: EncodedCheckpoint) -> OSError:
+    return OSError(f"parts of the checkpoint of step {encoded.step} are lost")
 
 
 def _one_line(error: BaseException) -> str:

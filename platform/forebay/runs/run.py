@@ -147,17 +147,23 @@ class Run:
             train_spec=self.job.train_spec,
             resources=self.job.resources,
             cache=self.job.cache,
-            checkpoint_config=CheckpointConfig(
-                uri=below(self.path, FOLDER),
-                keep_last=self.job.keep_last,
-                keep_every=self.job.keep_every,
-                storage_every_s=self.job.storage_every_s,
-                store_timeout_s=self.job.hang_timeout_s / 2,
-                access=Access([self.path]),
-                attempt=self.attempt,
-                next_claim=self._fence.next_claim_uri,
-            ),
+            checkpoint_config=self.checkpoint_config,
             hang_timeout_s=self.job.hang_timeout_s,
+        )
+
+    @property
+    def checkpoint_config(self) -> CheckpointConfig:
+        """Options of the checkpoints of this attempt."""
+        return CheckpointConfig(
+            uri=below(self.path, FOLDER),
+            keep_last=self.job.keep_last,
+            keep_every=self.job.keep_every,
+            storage_every_s=self.job.storage_every_s,
+            store_timeout_s=self.job.hang_timeout_s / 2,
+            access=Access([self.path]),
+            attempt=self.attempt,
+            next_claim=self._fence.next_claim_uri,
+            restorable=self._fence.restorable,
         )
 
     @property

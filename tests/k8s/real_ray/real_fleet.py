@@ -18,7 +18,7 @@ from tests.k8s.real_ray.cut_storage import CuttableWay
 from tests.k8s.real_ray.ray_player import RayPlayer
 
 import forebay as fb
-from forebay.checkpoint.files import STEP_FORM
+from forebay.checkpoint.files import STEP_FORM, saved_step
 from forebay.cli.app import main
 from forebay.deploy.client.submitted_job import SubmittedJob
 from forebay.deploy.federation.controller import FleetController
@@ -130,6 +130,12 @@ class RealFleet:
         """Number of the newest attempt, 0 before the first."""
         claim = self.claim(name)
         return 0 if claim is None else claim.number
+
+    def restorable(self, name: str) -> set[int]:
+        """Steps of checkpoints of the first attempt that the second one may restore."""
+        claim = AttemptFiles(f"{STORAGE}/{name}").claim(2)
+        assert claim is not None
+        return {saved_step(each).step for each in claim.restorable or ()}
 
     def ray_jobs(self) -> list[str]:
         """Names of the RayJobs of all clusters."""

@@ -128,10 +128,10 @@ def test_attempt_whose_folder_a_later_one_removed_is_fenced(
         store.save(checkpoint)
 
 
-def test_fenced_attempt_uploads_only_at_its_end(fenced_config: CheckpointConfig) -> None:
+def test_fenced_attempt_uploads_nothing(fenced_config: CheckpointConfig) -> None:
     uploader = Uploader(fenced_config)
     uploader.offer(encoded(1))
     uploader.close()
+    with pytest.raises(Fenced):
+        uploader.flush()
     assert uploader.files.names() == []
-    uploader.flush()
-    assert uploader.files.names() == [SavedStep(1, 1)]

@@ -18,7 +18,7 @@ from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.checkpoint import Encoder, decode
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, Metadata
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files import CheckpointFiles, SavedStep
 from forebay.checkpoint.memory_store import MemoryStore, StoredStep
 from forebay.checkpoint.shared_buffer import (
     BufferHandle,
@@ -28,7 +28,7 @@ from forebay.checkpoint.shared_buffer import (
     read_shared_buffer,
 )
 from forebay.checkpoint.uploader import Uploader
-from forebay.errors import WriteFailed
+from forebay.errors import Fenced, WriteFailed
 
 
 class StoreNode:
@@ -542,5 +542,28 @@ def test_storage_that_refuses_is_told_at_a_flush(
         error = await node.store.flush()
         assert isinstance(error, WriteFailed) and "not yours" in str(error) and node.uploads.files.uri in str(error)
         assert await node.newest() == 1
+
+    asyncio.run(scene())
+
+
+def test_memory_of_a_fenced_attempt_is_written_only_as_a_checkpoint_of_its_successor(
+    make_node: Callable[[], StoreNode], tmp_path: Path
+) -> None:
+    """Its driver was killed, and the later attempt is on the same cluster."""
+    claim = tmp_path / "000002.json"
+    first = CheckpointConfig(uri=str(tmp_path / "late"), attempt=1, next_claim=str(claim), storage_every_s=1e6)
+    second = CheckpointConfig(uri=first.uri, attempt=2, restorable=frozenset())
+
+    async def scene() -> None:
+        node = make_node()
+        node.store._uploader = Uploader(first)
+        assert await node.store.flush(second) is None, "it has nothing"
+        claim.write_text("{}")
+        await node.save(3)
+        assert isinstance(await node.store.flush(), Fenced)
+        assert await node.store.flush(second) is None
+        assert CheckpointFiles(second).names() == [SavedStep(2, 3)]
+        assert await node.store.flush(second) is None, "asked again"
+        node.store._uploader.close()
 
     asyncio.run(scene())

@@ -98,8 +98,8 @@ def part_stores_of(run: str) -> PartStores:
     return actors_by_name(f"{PREFIX}{run}:")
 
 
-def upload_parts(run: str, step: int, parts: Sequence[PartFacts]) -> list[PartFacts]:
-    """Write all `parts` that are in memory to storage, each by the first node that has it.
+def upload_parts(run: str, step: int, parts: Sequence[PartFacts], config: CheckpointConfig) -> list[PartFacts]:
+    """Write all `parts` that are in memory to the storage of `config`, each by the first node that has it.
 
     Returns those that no node has. Raises `OSError` if storage refuses one.
     """
@@ -108,7 +108,7 @@ def upload_parts(run: str, step: int, parts: Sequence[PartFacts]) -> list[PartFa
         if not left:
             break
         try:
-            found: tuple[int, ...] | str = store.upload.remote(step, left).future().result(UPLOAD_S)
+            found: tuple[int, ...] | str = store.upload.remote(step, left, config).future().result(UPLOAD_S)
         except (RayError, TimeoutError) as error:
             log.warning("The parts in the memory of node %s are lost (%s).", node[:8], type(error).__name__)
             continue

@@ -47,7 +47,6 @@ class PartStore:
 
     def __init__(self, config: CheckpointConfig, copy: CopyPart) -> None:
         self._config, self._copy = config, copy
-        self._files = CheckpointFiles(config)
         self._buffers: dict[int, SharedBuffer] = {}
         self._numbers = count()
         self._kept: dict[tuple[int, int], tuple[KeptPart, int]] = {}
@@ -94,14 +93,18 @@ class PartStore:
         found = self._find(step, facts)
         return None if found is None else np.frombuffer(self._buffers[found].view(facts.num_bytes)[begin:end], np.uint8)
 
-    async def upload(self, step: int, parts: Sequence[PartFacts]) -> tuple[int, ...] | str:
-        """Write those of `parts` that are here to storage. Returns their numbers, or the error as text."""
+    async def upload(self, step: int, parts: Sequence[PartFacts], config: CheckpointConfig) -> tuple[int, ...] | str:
+        """Write those of `parts` that are here to the storage of `config`. Returns their numbers, or the error as text.
+
+        The options are those of this attempt, or of the later one that takes them over.
+        """
+        files = CheckpointFiles(config)
         here = {facts.number: (facts, found) for facts in parts if (found := self._find(step, facts)) is not None}
         for number, (facts, found) in here.items():
             with self._reading(found):
                 try:
                     content = self._buffers[found].view(facts.num_bytes)
-                    await asyncio.to_thread(self._files.write_part, step, number, content)
+                    await asyncio.to_thread(files.write_part, step, number, content)
                 except OSError as error:
                     return f"{type(error).__name__}: {error}"
         self._uploaded.add(step)

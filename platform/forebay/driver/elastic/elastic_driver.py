@@ -37,7 +37,7 @@ def train_elastic(run: Run, driver: str, open_backend: OpenBackend) -> Result:
 
     Raises `RunFailed` when a train function raises, workers die too often, or Ray cannot be reached any more.
     """
-    with coordinator_of(run, driver) as coordinator, checkpoint_stores(run.name):
+    with coordinator_of(run, driver) as coordinator, checkpoint_stores(run.name, run.checkpoint_config):
         run.tell(Preparing(what=f"starting {run.job.start_workers} workers, a process each"))
         try:
             with open_backend(run, coordinator) as trainer, TrainingThread(trainer, coordinator) as training:

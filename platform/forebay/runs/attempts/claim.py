@@ -19,6 +19,9 @@ from forebay.errors import InvalidOption
 class Claim:
     """One attempt at a run. `token` is unique, so that a process recognizes its own.
 
+    `restorable` names the complete checkpoints of earlier attempts, as they were found just before the claim. What
+    those attempts write later is not restored. None for the first attempt, and in claims of earlier releases.
+
     `key` and `cluster` are those of the submitter, if there is one. `kernel`, `namespace`, `pid` and `started` name the
     process: its end is known at once to processes of the same kernel. `time` is for people: no decision compares the
     clocks of two machines.
@@ -34,9 +37,12 @@ class Claim:
     key: str = ""
     cluster: str = ""
     time: float = 0.0
+    restorable: tuple[str, ...] | None = None
 
     @classmethod
-    def of_this_process(cls, number: int, *, key: str = "", cluster: str = "") -> Claim:
+    def of_this_process(
+        cls, number: int, *, key: str = "", cluster: str = "", restorable: tuple[str, ...] | None = None
+    ) -> Claim:
         """Claim on attempt `number` by this process."""
         return cls(
             number=number,
@@ -49,6 +55,7 @@ class Claim:
             key=key,
             cluster=cluster,
             time=time.time(),
+            restorable=restorable,
         )
 
     def to_json(self) -> bytes:
@@ -59,8 +66,11 @@ class Claim:
     def from_json(cls, content: bytes, uri: str) -> Claim:
         """Decode a file. Raises `InvalidOption` for anything that `to_json` did not write."""
         try:
-            return cls(**json.loads(content))
-        except (ValueError, TypeError) as error:
+            facts = json.loads(content)
+            if facts.get("restorable") is not None:
+                facts["restorable"] = tuple(facts["restorable"])
+            return cls(**facts)
+        except (ValueError, TypeError, AttributeError) as error:
             raise InvalidOption(
                 f"{uri} is not a claim of a Forebay run ({error}). Give the run another name, or another storage.",
                 uri=uri,

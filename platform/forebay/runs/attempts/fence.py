@@ -56,6 +56,12 @@ class Fence:
         """URI of the claim whose existence ends this attempt. None if nothing is guarded."""
         return None if self._files is None or self._claim is None else self._files.claim_uri(self._claim.number + 1)
 
+    @property
+    def restorable(self) -> frozenset[str] | None:
+        """Folders of checkpoints of earlier attempts that this one may restore. None if all."""
+        names = None if self._claim is None else self._claim.restorable
+        return None if names is None else frozenset(names)
+
     def watch(self, each_round: Round = lambda: None) -> None:
         """Start the thread that asks."""
         if self._files is not None:

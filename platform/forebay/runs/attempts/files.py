@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from forebay.checkpoint.config import FOLDER as CHECKPOINTS
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.files import CheckpointFiles, spool_of, title_of
 from forebay.runs.attempts.claim import Claim
 from forebay.storage.atomic import write_atomically
 from forebay.storage.exclusive import create_exclusively, create_locked
@@ -47,7 +50,7 @@ class AttemptFiles:
 
     def __init__(self, run: str) -> None:
         uri = resolve(run).uri
-        self._folder = below(uri, FOLDER)
+        self._run, self._folder = uri, below(uri, FOLDER)
         self.run_name = uri.partition("?")[0].rpartition("/")[2]
         self.is_local = resolve(run).is_local
 
@@ -67,8 +70,27 @@ class AttemptFiles:
         except (FileNotFoundError, NotADirectoryError):
             return None
         number = max((int(name[1]) for name in names if name), default=None)
-        content = None if number is None else self._read(f"{number:06d}.json")
-        return None if number is None or content is None else Claim.from_json(content, self.claim_uri(number))
+        return None if number is None else self.claim(number)
+
+    def claim(self, number: int) -> Claim | None:
+        """Claim of attempt `number`, or None. Raises as `newest`."""
+        content = self._read(f"{number:06d}.json")
+        return None if content is None else Claim.from_json(content, self.claim_uri(number))
+
+    def restorable_by(self, number: int) -> tuple[str, ...] | None:
+        """Folders of the checkpoints that attempt `number` may restore if it is claimed now. None for the first one.
+
+        Those in storage, and those of a local run on this machine's disk. Raises `OSError`.
+        """
+        before = self.claim(number - 1) if number > 1 else None
+        if before is None:
+            return None
+        pinned = None if before.restorable is None else frozenset(before.restorable)
+        stored = below(self._run, CHECKPOINTS)
+        folders = [stored, str(spool_of(resolve(stored).uri))]
+        configs = [CheckpointConfig(uri=uri, attempt=before.number, restorable=pinned) for uri in folders]
+        found = {name for config in configs for name in CheckpointFiles(config).complete_names()}
+        return tuple(title_of(name) for name in sorted(found))
 
     def create(self, claim: Claim) -> FileLock | bool:
         """Create the claim. Returns false if another process has that number. Raises as `create_exclusively`.

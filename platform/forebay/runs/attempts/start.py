@@ -79,7 +79,7 @@ class _Starter:
                 return fence
 
     def _claim(self, number: int) -> Fence | None:
-        claim = Claim.of_this_process(number)
+        claim = Claim.of_this_process(number, restorable=self._files.restorable_by(number))
         created = self._files.create(claim)
         if isinstance(created, FileLock):
             return Fence(self._files, claim, created)
@@ -177,7 +177,13 @@ def create_attempt(run: str, number: int, *, key: str = "", cluster: str = "") -
     submitter = Claim.of_this_process(number, key=key, cluster=cluster)
     # The process of the submitter may end: it is no evidence about the attempt.
     claim = Claim(
-        number=number, token=submitter.token, host=submitter.host, key=key, cluster=cluster, time=submitter.time
+        number=number,
+        token=submitter.token,
+        host=submitter.host,
+        key=key,
+        cluster=cluster,
+        time=submitter.time,
+        restorable=files.restorable_by(number),
     )
     created = files.create(claim)
     if isinstance(created, FileLock):

@@ -119,13 +119,13 @@ def test_uploads_write_what_is_here_and_permanent_steps_wait_for_theirs(config: 
         asked = [facts_of(10, 1), facts_of(10, 2)]
         part = KeptPart(step=10, sealed=None, facts=asked[1])
         await copy.store.keep_copy(part, np.frombuffer(content_of(10, 2), np.uint8))
-        assert (await node.store.upload(10, asked), await copy.store.upload(10, asked)) == ((1,), (2,))
+        assert (await node.store.upload(10, asked, config), await copy.store.upload(10, asked, config)) == ((1,), (2,))
         files = CheckpointFiles(config)
         assert [files.has_part(10, facts) for facts in asked] == [True, True]
         assert files.part_readers(10, 2)[0](1, 3) == content_of(10, 2)[1:3]
         await node.save(14, 1, 13)
         assert not await node.has(10, 1), "uploaded"
-        assert await node.store.upload(11, [facts_of(11, 1)]) == (), "given up"
+        assert await node.store.upload(11, [facts_of(11, 1)], config) == (), "given up"
         stale = PartFacts(number=1, num_bytes=SIZE, checksum="of another future")
         assert await node.store.locate(14, stale) is None
 

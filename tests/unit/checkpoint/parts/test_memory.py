@@ -48,7 +48,7 @@ def test_the_head_before_the_newest_is_kept_while_there_are_parts(config: Checkp
     async def scene() -> None:
         async def alone(_encoded: EncodedCheckpoint) -> None: ...
 
-        store = MemoryStore(Uploader(config, lambda _: False), alone)
+        store = MemoryStore(Uploader(config, lambda _encoded, _config: False), alone)
         handle = await store.acquire()
         for step in range(1, 6):
             writer = SharedBufferWriter(handle.path)
@@ -78,7 +78,7 @@ def test_parts_are_in_storage_before_their_checkpoint_and_those_that_gave_way_ar
 ) -> None:
     files, superseded = CheckpointFiles(config), [2, 3]
 
-    def upload_parts(encoded: EncodedCheckpoint) -> bool:
+    def upload_parts(encoded: EncodedCheckpoint, _config: CheckpointConfig) -> bool:
         assert encoded.step not in files.complete_steps()
         if encoded.step in superseded:
             return False
