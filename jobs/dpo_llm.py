@@ -26,6 +26,7 @@ def job(
     beta: float = 0.1,
     lora_r: int = 16,
     lora_alpha: float = 32,
+    lora_targets: str = "all-linear",
     global_batch: int = 16,
     per_device_batch: int | None = None,
     epochs: int = 1,
@@ -34,7 +35,9 @@ def job(
     warmup: float = 0.03,
     max_grad_norm: float = 1.0,
     dtype: str = "auto",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool | None = None,
+    check_memory: bool = True,
+    device_memory: str | None = None,
     strategy: str = "ddp",
     workers: int = 2,
     min_workers: int | None = None,
@@ -54,6 +57,10 @@ def job(
         seq_len: Tokens of a row. A pair of answers with their prompts must fit into one, and is left out otherwise.
         finetuning: "lora", or "qlora" for an adapter beside 4-bit weights.
         beta: Weight of the reference.
+        lora_targets: Names of the layers that the adapter has, such as "q_proj,v_proj", or "all-linear".
+        gradient_checkpointing: Compute activations again in the backward pass. Without it, on a GPU.
+        check_memory: Refuse a run that does not fit into the memory of a worker's device.
+        device_memory: Memory of that device, such as "80GB". Without it, that of this machine.
     """
     if finetuning not in ("lora", "qlora"):
         raise InvalidOption(
@@ -77,7 +84,7 @@ def job(
             gradient_checkpointing=gradient_checkpointing,
             quantization="nf4" if finetuning == "qlora" else None,
         ),
-        adapter=llm.Lora(r=lora_r, alpha=lora_alpha),
+        adapter=llm.Lora(r=lora_r, alpha=lora_alpha, targets=lora_targets),
         lr=lr or (4e-3 if is_tiny else 5e-6),
         schedule=schedule,
         warmup=warmup,
@@ -86,6 +93,9 @@ def job(
         dtype=dtype,
         tokenizer=tokens.spec(tokenizer),
     )
+    if check_memory:
+        split = {"workers": min_workers or workers, "strategy": strategy}
+        llm.check_memory(llm.memory_plan(recipe, seq_len=tokens.seq_len, **split), device_memory)
     transform, evaluated = llm.pair_rows(), None
     if held_out is not None:
         # The same tokenizer, also where it was trained on the data.

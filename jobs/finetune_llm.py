@@ -49,7 +49,7 @@ def job(
     max_grad_norm: float = 1.0,
     dtype: str = "auto",
     attn: str = "auto",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool | None = None,
     loss_chunk: int = 1024,
     profile: str = "exact",
     check_memory: bool = True,
@@ -77,6 +77,7 @@ def job(
         reduction: "exact" gives the same bits for every number of workers, with strategy="ddp".
         global_batch: Rows of seq_len tokens per step, over all workers.
         per_device_batch: Rows of one pass through the model.
+        gradient_checkpointing: Compute activations again in the backward pass. Without it, on a GPU.
         loss_chunk: Positions whose logits exist at a time. 0: those of all rows of a pass.
         profile: "exact", or "deepspeed" to count FLOPs as its profiler does.
         check_memory: Refuse a run that does not fit into the memory of a worker's device.
@@ -176,5 +177,4 @@ def adapter(finetuning: str, targets: str, **sizes: float) -> llm.Lora | None:
         raise InvalidOption(
             f"finetuning={finetuning!r} is unknown. Choose 'full', 'lora' or 'qlora'.", finetuning=finetuning
         )
-    names = targets if targets == "all-linear" else tuple(targets.split(","))
-    return None if finetuning == "full" else llm.Lora(targets=names, **sizes)
+    return None if finetuning == "full" else llm.Lora(targets=targets, **sizes)

@@ -27,6 +27,7 @@ def mixed(
     held_out: str,
     lr: float = 2e-3,
     lora_r: int = 8,
+    lora_targets: str = "all-linear",
     numbers_share: float = 0.5,
     epochs: int = 2,
     seq_len: int = 256,
@@ -46,6 +47,7 @@ def mixed(
         finetuning="lora",
         lr=lr,
         lora_r=lora_r,
+        lora_targets=lora_targets,
         epochs=epochs,
         seq_len=seq_len,
         global_batch=global_batch,
@@ -73,6 +75,7 @@ def sweep(
     global_batch: int = 16,
     per_device_batch: int = 8,
     workers: int = 1,
+    lora_targets: str = "all-linear",
     at_once: int | None = None,
     driver: str = "ray",
     cache: str = "~/.cache/forebay",
@@ -90,6 +93,7 @@ def sweep(
         numbers: Second data set, which the base model does not know.
         held_out: Data that is only evaluated on.
         workers: Largest number of workers per trial.
+        lora_targets: Names of the layers that adapters have, such as "q_proj,v_proj", or "all-linear".
         at_once: Largest number of trials that train at a time.
     """
     given = (words, numbers, held_out)
@@ -103,7 +107,7 @@ def sweep(
         model = tuned_base(words, epochs=base_epochs, name=f"base-{chats}-{base_epochs}-{seed}", **rows, **places)
     model = llm.pinned_model(model)  # the same commit for all trials
     fixed = {"model": model, "words": words, "numbers": numbers, "held_out": held_out, "epochs": epochs}
-    fixed |= {"workers": workers, "checkpoint_every": 20, **rows, **places}
+    fixed |= {"workers": workers, "lora_targets": lora_targets, "checkpoint_every": 20, **rows, **places}
     mixed(**fixed)  # prepares the token rows, which all trials then find
     return fb.Sweep(
         mixed,

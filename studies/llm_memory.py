@@ -34,8 +34,8 @@ GB = 10**9
 LENGTHS, TIMED = (512, 1024, 2048, 4096, 8192, 16_384), (256, 512, 1024, 2048)
 RANKS, DEVICE, TOKENS = (16, 32, 64, 128), 80 * GB, 4096
 ATTENTION: Mapping[str, Mapping[str, Any]] = {
-    "eager": {"attn": "eager"},
-    "fused": {"attn": "sdpa"},
+    "eager": {"attn": "eager", "gradient_checkpointing": False},
+    "fused": {"attn": "sdpa", "gradient_checkpointing": False},
     "fused, checkpointing": {"attn": "sdpa", "gradient_checkpointing": True},
 }
 OFFLOAD = {"ZeRO-3": "none", "ZeRO-3, offload": "optimizer"}

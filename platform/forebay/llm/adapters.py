@@ -26,7 +26,7 @@ class Lora:
         r: Rank.
         alpha: The adapter's output is scaled by `alpha / r`.
         dropout: Share of the adapter's inputs that are dropped in training.
-        targets: Names of the layers, or "all-linear".
+        targets: Names of the layers, also as text: "q_proj,v_proj". Or "all-linear".
     """
 
     r: int = 16
@@ -36,6 +36,8 @@ class Lora:
 
     def __post_init__(self) -> None:
         whole_number("lora_r", self.r, least=1)
+        if isinstance(self.targets, str) and self.targets != ALL_LINEAR:
+            object.__setattr__(self, "targets", tuple(self.targets.split(",")))
         if not 0 <= self.dropout < 1:
             raise InvalidOption(f"lora_dropout={self.dropout} is not a share. Give 0 or more, below 1.")
 
@@ -72,6 +74,11 @@ class Lora:
             target_modules=targets if isinstance(targets, str) else list(targets),
             task_type="CAUSAL_LM",
         )
+
+
+def targets_text(adapter: Lora) -> str:
+    """Targets of an adapter, as they are written on the command line."""
+    return adapter.targets if isinstance(adapter.targets, str) else ",".join(adapter.targets)
 
 
 @contextmanager

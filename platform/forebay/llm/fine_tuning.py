@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -60,9 +63,18 @@ def _set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optim
     # Before the model is restored: a checkpoint of another adapter is refused by its name.
     worker.track(model_origin=recipe.origin(worker.seed))
     built = recipe.build_model()
+    if worker.world.is_first:
+        print(_said(recipe, built, worker.device), file=sys.stderr, flush=True)
     if recipe.model.quantization is None:
         return built, *worker.setup(built, recipe.optimizer)
     worker.track(frozen_weights=(frozen := FrozenWeights(built)))
     model, optimizer = worker.setup(built, recipe.optimizer)
     frozen.watch(model)
     return built, model, optimizer
+
+
+def _said(recipe: Recipe, model: nn.Module, device: torch.device) -> str:
+    """Line with what the device decided."""
+    dtype = str(recipe.compute_type(device)).removeprefix("torch.")
+    on = getattr(model, "is_gradient_checkpointing", False)
+    return f"model {recipe.model.name}: {dtype} on {device.type}, gradient_checkpointing={str(on).lower()}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from forebay.errors import InvalidOption
-from forebay.llm.adapters import Lora
+from forebay.llm.adapters import Lora, targets_text
 from forebay.llm.models import TINY
 from forebay.llm.recipe import Recipe
 from forebay.llm.source.folders import folder_digest
@@ -56,8 +56,7 @@ def _model(recipe: Recipe) -> str:
 def _adapter(adapter: Lora | None) -> str:
     if adapter is None:
         return "none"
-    targets = adapter.targets if isinstance(adapter.targets, str) else ",".join(adapter.targets)
-    return f"{type(adapter).__name__.lower()} r={adapter.r} alpha={adapter.alpha:g} targets={targets}"
+    return f"{type(adapter).__name__.lower()} r={adapter.r} alpha={adapter.alpha:g} targets={targets_text(adapter)}"
 
 
 def _data(tokens: PreparedTokens) -> str:

@@ -41,13 +41,14 @@ class ModelSpec:
         vocab_size: Entries of the tokenizer, for the tiny model.
         attn: Implementation of attention.
         gradient_checkpointing: Whether activations are computed again in the backward pass, which saves memory.
+            None: on a GPU.
         quantization: "nf4" holds the linear layers in 4 bits, frozen. None holds float32.
     """
 
     name: str
     vocab_size: int
     attn: Attention = "auto"
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | None = None
     quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class ModelSpec:
         if self.attn == DOCUMENTS or (attn == DOCUMENTS and can_attend_by_documents(model)):
             attend_by_documents(model)
         model.config.use_cache = False
-        if self.gradient_checkpointing:
+        if recomputes_activations(self.gradient_checkpointing, has_gpu=torch.cuda.is_available()):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # A loaded model is in evaluation mode.
         trained: nn.Module = model.train()
@@ -95,6 +96,14 @@ class ModelSpec:
                 local_files_only=True,
                 use_safetensors=True,
             )
+
+
+def recomputes_activations(wanted: bool | None, *, has_gpu: bool) -> bool:
+    """Whether activations are computed again in the backward pass: as wanted, and else on a GPU.
+
+    A GPU has too little memory more often than time. Main memory is larger, and a CPU slower.
+    """
+    return has_gpu if wanted is None else wanted
 
 
 def tiny_sizes(vocab_size: int) -> dict[str, Any]:

@@ -49,13 +49,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_trials_prepare_nothing_and_have_the_same_blocks(
     sweep_llm: ModuleType, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep: fb.Sweep = sweep_llm.sweep(**SMALL, model=model, deadline=60, **places(tmp_path))
+    options = {"model": model, "deadline": 60, "lora_targets": "q_proj,v_proj"}
+    sweep: fb.Sweep = sweep_llm.sweep(**SMALL, **options, **places(tmp_path))
     assert sweep.space.keys() == {"lr", "lora_r", "numbers_share"} and sweep.deadline_s == 60
     monkeypatch.setattr(llm.TokenSource, "open", lambda _: pytest.fail("a source was opened"))
     jobs = [sweep.job(**sweep.fixed, **config) for config in CONFIGS]
     names = {tuple(dataset.fingerprint for dataset in job.data.datasets) for job in jobs}
     assert len(names) == 1 and len(next(iter(names))) == 2
     assert len({job.data.plan.id for job in jobs}) == 3  # one per share
+    assert all(job.identity["adapter"].endswith("targets=q_proj,v_proj") for job in jobs)
     assert {job.identity["model"] for job in jobs} == {jobs[0].identity["model"]}
 
 

@@ -182,7 +182,10 @@ def assert_adapter_only(recipe: llm.Recipe, store: Path) -> None:
 
 
 def test_bf16_has_the_losses_of_fp32(
-    prepared: llm.PreparedTokens, make_data: Callable[..., fb.Data], tmp_path: Path
+    prepared: llm.PreparedTokens,
+    make_data: Callable[..., fb.Data],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     losses = []
     for dtype in ("fp32", "bf16"):
@@ -192,3 +195,5 @@ def test_bf16_has_the_losses_of_fp32(
     exact, rounded = losses
     assert len(exact) == STEPS
     assert 0 < np.abs(rounded / exact - 1).max() < 2e-3
+    said = capsys.readouterr().err
+    assert all(f"model tiny: {dtype} on cpu, gradient_checkpointing=false" in said for dtype in ("float32", "bfloat16"))

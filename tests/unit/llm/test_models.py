@@ -9,7 +9,7 @@ import torch
 
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
-from forebay.llm.models import ModelSpec, check_model, read_config
+from forebay.llm.models import ModelSpec, check_model, read_config, recomputes_activations
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.tokens import TokenCounts
 
@@ -42,7 +42,17 @@ def test_tiny_model_is_seeded_and_trains_in_float32() -> None:
     first, second = (each.state_dict() for each in models)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert {each.dtype for each in first.values()} == {torch.float32}
-    assert models[0].training
+    assert models[0].training and not models[0].is_gradient_checkpointing
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_gpu", "does"),
+    [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
+)
+def test_activations_are_computed_again_on_gpus_if_nothing_is_said(
+    wanted: bool | None, has_gpu: bool, does: bool
+) -> None:
+    assert recomputes_activations(wanted, has_gpu=has_gpu) is does
 
 
 def test_folder_is_loaded_without_its_evaluation_mode(folder: Path) -> None:
@@ -107,7 +117,7 @@ def test_adapter_trains_a_little_beside_a_frozen_model() -> None:
 def test_adapters_that_cannot_work() -> None:
     model = ModelSpec(name="tiny", vocab_size=300).build()
     with pytest.raises(InvalidOption, match=r"lora_targets=\('query',\) match no layer .* linear layers are .*q_proj"):
-        Lora(targets=("query",)).add_to(model)
+        Lora(targets="query").add_to(model)
     with pytest.raises(InvalidOption, match="lora_r=0"):
         Lora(r=0)
     with pytest.raises(InvalidOption, match="lora_dropout=1"):

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from torch import nn
 
 from forebay.errors import InvalidOption, whole_number
-from forebay.llm.adapters import Lora
+from forebay.llm.adapters import ALL_LINEAR, Lora
 from forebay.llm.cost.activations import Activations, count_activations
 from forebay.llm.cost.known_models import TINY_VOCABULARY, model_config
 from forebay.llm.cost.skeleton import num_parameters, over_layers, skeleton
@@ -32,7 +32,7 @@ BUCKET = 50_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Options of a fine-tuning that decide its memory. Names and defaults are those of `jobs/finetune_llm.py`.
+    """Options of a fine-tuning that decide its memory. Names and defaults are those of `jobs/finetune_llm.py` on GPUs.
 
     Attributes:
         model: "tiny", a known model such as "Llama-2-70B", or a model's folder.
@@ -50,9 +50,10 @@ class MemoryPlan:
     offload: Offload = "none"
     finetuning: Tuning = "full"
     lora_r: int = 16
+    lora_targets: str = ALL_LINEAR
     seq_len: int = 1024
     per_device_batch: int = 1
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = True
     attn: str = "auto"
     dtype: Precision = "bf16"
     stored: Precision = "fp32"
@@ -76,7 +77,7 @@ class MemoryPlan:
     @property
     def adapter(self) -> Lora | None:
         """Adapter that is trained, or None."""
-        return None if self.finetuning == "full" else Lora(r=self.lora_r)
+        return None if self.finetuning == "full" else Lora(r=self.lora_r, targets=self.lora_targets)
 
 
 def plan_of(values: Mapping[str, str]) -> MemoryPlan:

@@ -14,10 +14,11 @@ import torch
 
 from forebay.errors import InvalidOption
 from forebay.formatting import bytes_text
-from forebay.llm.adapters import ALL_LINEAR
+from forebay.llm.adapters import ALL_LINEAR, targets_text
 from forebay.llm.cost.known_models import model_config
 from forebay.llm.cost.memory import MemoryEstimate, MemoryPlan, estimate_memory
 from forebay.llm.cost.skeleton import skeleton
+from forebay.llm.models import recomputes_activations
 from forebay.llm.recipe import Recipe
 
 USABLE = 0.9
@@ -67,13 +68,14 @@ def check_memory(plan: MemoryPlan, device_memory: str | None = None) -> None:
 def memory_plan(
     recipe: Recipe, *, workers: int, seq_len: int, strategy: str = "ddp", offload: str = "none"
 ) -> MemoryPlan:
-    """Plan of the memory of `recipe` on the devices of this machine. The adapter counts as one of all linear layers.
+    """Plan of the memory of `recipe` on the devices of this machine.
 
     Raises `InvalidOption` for unknown options, and for an adapter whose targets match no layer.
     """
     if recipe.adapter is not None and recipe.adapter.targets != ALL_LINEAR:
         skeleton(model_config(recipe.model.name, recipe.model.vocab_size), recipe.adapter)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    has_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if has_gpu else "cpu")
     tuning = "full" if recipe.adapter is None else "lora" if recipe.model.quantization is None else "qlora"
     return MemoryPlan(
         model=recipe.model.name,
@@ -82,9 +84,10 @@ def memory_plan(
         offload=cast(Any, offload),
         finetuning=cast(Any, tuning),
         lora_r=recipe.adapter.r if recipe.adapter else 1,
+        lora_targets=targets_text(recipe.adapter) if recipe.adapter else ALL_LINEAR,
         seq_len=seq_len,
         per_device_batch=recipe.per_device_batch,
-        gradient_checkpointing=recipe.model.gradient_checkpointing,
+        gradient_checkpointing=recomputes_activations(recipe.model.gradient_checkpointing, has_gpu=has_gpu),
         attn=recipe.model.attn,
         loss_chunk=recipe.loss_chunk,
         dtype="bf16" if recipe.compute_type(device) == torch.bfloat16 else "fp32",

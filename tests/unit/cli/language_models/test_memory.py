@@ -13,7 +13,7 @@ def test_memory_of_a_known_model_fits_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    words = ["model=Llama-2-70B", "workers=32", "strategy=zero3", "offload=optimizer", "gradient_checkpointing=true"]
+    words = ["model=Llama-2-70B", "workers=32", "strategy=zero3", "offload=optimizer"]
     with pytest.raises(SystemExit) as ended:
         main(["memory", *words, "device_memory=80GB"])
     lines = capsys.readouterr().out.splitlines()
