@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+
+from forebay.train.metric import Metric
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -33,12 +35,14 @@ class LocalTable:
 class LocalParts:
     """Parts that this rank holds: of a parameter's value, and of its reduced gradient before a step, or None.
 
-    `tables` are rows that are no parameters (`forebay.train.tables`).
+    `tables` are rows that are no parameters (`forebay.train.tables`). All ranks call `metrics` together before a
+    checkpoint, for what they measured since the last one.
     """
 
     value: Callable[[Tensor], Tensor] = local_part
     gradient: Callable[[Tensor], Tensor | None] = _gradient
     tables: tuple[LocalTable, ...] = ()
+    metrics: Callable[[], Mapping[str, Metric]] = dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from forebay.train.batch_size.policy import TrainPosition
 from forebay.train.metric import Metric
 from forebay.train.monitors.monitor import Verdict
 from forebay.train.monitors.monitor_set import MonitorSet
-from forebay.train.setup import TrainSetup
+from forebay.train.setup import LocalParts, TrainSetup
 from forebay.train.spec import TrainSpec
 from forebay.train.state.data_progress import DataProgress, PendingBatches
 from forebay.train.state.epoch_totals import EpochFacts, EpochTotals
@@ -38,6 +38,7 @@ class TrainState:
         self.step, self.rows = 0, 0
         self.ended: tuple[EpochEnded, ...] = ()
         self.restored: Snapshot | None = None
+        self._parts = LocalParts()
         self.totals = self._new_totals(EpochFacts())
 
     @property
@@ -54,6 +55,7 @@ class TrainState:
         self.objects.add(**states)
         self.monitors.attach(setup)
         self.batch_size.attach(setup)
+        self._parts = setup.parts
 
     def count_step(self, metrics: Mapping[str, Metric]) -> PendingBatches:
         """Count one step, and return its batches. Raises `BadJob` if there are none."""
@@ -66,10 +68,12 @@ class TrainState:
         self.batch_size.step(rows=drawn.rows, size=drawn.size)
         return drawn
 
-    def evaluate_monitors(self) -> tuple[Verdict, dict[str, float]]:
-        """Return the verdict of this rank's monitors on the steps since the last checkpoint, and their metrics."""
+    def evaluate_monitors(self) -> tuple[Verdict, dict[str, Metric]]:
+        """Return the verdict of this rank's monitors on the steps since the last checkpoint, their metrics, and those
+        of the strategy.
+        """
         began = time.perf_counter()
-        verdict, measured = self.monitors.verdict(), self.monitors.metrics()
+        verdict, measured = self.monitors.verdict(), {**self.monitors.metrics(), **self._parts.metrics()}
         self.totals.add_metrics(measured)
         self.totals.add_time("checkpoint_s", time.perf_counter() - began)
         return verdict, measured

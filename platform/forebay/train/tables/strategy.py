@@ -21,6 +21,7 @@ from forebay.train.setup import LocalParts
 from forebay.train.state.stateful import Stateful
 from forebay.train.strategies.flat_part import FlatPart
 from forebay.train.strategies.strategy import BuildOptimizer, Strategy, StrategyOptions
+from forebay.train.tables.metrics.table_metrics import TableMetrics
 from forebay.train.tables.model_tables import ModelTables
 from forebay.train.tables.optimizers import RowOptimizer
 from forebay.train.tables.options import Tables
@@ -82,6 +83,7 @@ class TableStrategy:
 
     def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
         tables = self._tables = ModelTables(model, self._options, self._collective, seed=self._seed)
+        self._metrics = TableMetrics(model, lambda: tables.shared, self._collective)
         model, built = self._inner.prepare(model, optimizer)
         start = built.param_groups[0]["lr"]
 
@@ -100,7 +102,7 @@ class TableStrategy:
         return self._inner.restored(name, shape, read)
 
     def local_parts(self) -> LocalParts:
-        return replace(self._inner.local_parts(), tables=self._live.local_tables())
+        return replace(self._inner.local_parts(), tables=self._live.local_tables(), metrics=self._metrics.pop)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self._collective.world.is_first:

@@ -1,0 +1,131 @@
+"""Metrics of tables between two checkpoints: lookups, bytes, trained rows, their balance over ranks, collisions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from forebay.train.collectives.collective import Collective
+from forebay.train.metric import Metric, WeightedMean
+from forebay.train.tables.owned_rows import WEIGHT
+from forebay.train.tables.shared_rows import SharedRows
+from forebay.train.tables.table import Table
+
+_Counts = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Counts of one table on one rank, or over all ranks. `hottest` is of the last lookup, which had `last` ids."""
+
+    steps: float
+    lookups: float
+    unique: float
+    touched: float
+    bad: float
+    sent_bytes: float
+    hottest: float
+    last: float
+    occupied: float
+
+
+class TableMetrics:
+    """Metrics of all tables of a model. `shared` returns the tables by their path in the model.
+
+    All ranks call `pop` together: it has one small exchange.
+    """
+
+    def __init__(
+        self, model: nn.Module, shared: Callable[[], Mapping[str, SharedRows]], collective: Collective
+    ) -> None:
+        self._shared, self._collective = shared, collective
+        self._before: dict[str, _Counts] = {}
+        self._last: dict[str, Tensor] = {}
+        for name, module in model.named_modules():
+            if isinstance(module, Table):
+                module.register_forward_pre_hook(self._keeper(name))
+
+    def pop(self) -> dict[str, Metric]:
+        """Return the metrics of all ranks since the last call."""
+        world, shared = self._collective.world, self._shared()
+        counts = np.array([self._counted(name, rows) for name, rows in shared.items()])
+        by_rank = np.zeros((len(shared), world.size))
+        by_rank[:, world.rank] = counts[:, 3]
+        both = self._collective.all_reduce(np.concatenate([counts, by_rank], axis=1))
+        found: dict[str, Metric] = {}
+        width = counts.shape[1]
+        for (name, rows), row in zip(shared.items(), both, strict=True):
+            found |= {f"tables/{name}/{key}": value for key, value in _metrics(rows, row[:width], row[width:]).items()}
+        return found
+
+    def _keeper(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if module.training and args:
+                self._last[name] = args[0].detach()
+
+        return keep
+
+    def _counted(self, name: str, shared: SharedRows) -> _Counts:
+        """Return this rank's `_Numbers` since the last call."""
+        use = shared.use
+        totals = np.array([use.steps, use.lookups, use.unique, use.touched, use.bad, use.sent_bytes], np.float64)
+        since = totals - self._before.get(name, np.zeros_like(totals))
+        self._before[name] = totals
+        hottest, last = _hottest(self._last.pop(name, None))
+        return np.array([*since, hottest, last, _occupied(shared)])  # the fields of _Numbers
+
+
+def estimated_collisions(occupied: float, buckets: int) -> float:
+    """Return how many distinct values more than `occupied` buckets were hashed into `buckets`, by expectation.
+
+    It is the estimate of linear counting (Whang et al. 1990), without a list of values.
+
+    >>> round(estimated_collisions(632.3, 1000))
+    368
+    """
+    free = max(buckets - occupied, 0.5)  # Full: at least the number that leaves half a bucket free.
+    return max(math.log(free / buckets) / math.log1p(-1 / buckets) - occupied, 0.0) if buckets > 1 else 0.0
+
+
+def _metrics(shared: SharedRows, counts: _Counts, touched_by_rank: _Counts) -> Mapping[str, Metric]:
+    numbers, size = _Numbers(*counts.tolist()), len(touched_by_rank)
+    found: dict[str, Metric] = {
+        "unique_share": WeightedMean(total=numbers.unique, weight=numbers.lookups),
+        "hottest_share": WeightedMean(total=numbers.hottest, weight=numbers.last),
+        "sent_bytes": WeightedMean(total=numbers.sent_bytes, weight=numbers.steps),
+        # Every rank trains all replicas of a row.
+        "touched_rows": WeightedMean(
+            total=numbers.touched / (size if shared.placement == "replicate" else 1), weight=numbers.steps / size
+        ),
+        "bad_ids": WeightedMean(total=numbers.bad, weight=numbers.steps / size),
+    }
+    if numbers.touched:
+        found["imbalance"] = float(touched_by_rank.max() / touched_by_rank.mean())
+    if shared.owned.optimizer.moments:
+        found["trained_rows"] = numbers.occupied
+        found["collisions"] = estimated_collisions(numbers.occupied, shared.facts.rows)
+    return found
+
+
+def _hottest(ids: Tensor | None) -> tuple[float, float]:
+    """Return how often the most frequent id occurs, and the number of ids."""
+    if ids is None or not ids.numel():
+        return 0.0, 0.0
+    counts = torch.unique(ids, return_counts=True)[1]
+    return float(counts.max()), float(ids.numel())
+
+
+def _occupied(shared: SharedRows) -> float:
+    """Return the number of rows that were ever trained, of those that this rank saves. They have state."""
+    owned, (begin, end) = shared.owned, shared.saved_span
+    for name, per_element in owned.optimizer.moments.items():
+        assert name != WEIGHT, "a name of state"
+        state = owned.tensors[name][begin - owned.begin : end - owned.begin]
+        return float(torch.count_nonzero(state[:, 0] if per_element else state))
+    return 0.0

@@ -1,0 +1,113 @@
+"""Metrics of tables: what a run reports, and what they count over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from forebay.checkpoint.checkpoint import DirectoryStore
+from forebay.events import EpochEnded, Reported
+from forebay.loader.data import Data
+from forebay.train.collectives.collective import Collective, SingleProcessCollective
+from forebay.train.metric import WeightedMean
+from forebay.train.spec import TrainSpec
+from forebay.train.strategies.ddp import TorchDataParallel
+from forebay.train.strategies.strategy import StrategyOptions
+from forebay.train.tables.metrics.table_metrics import estimated_collisions
+from forebay.train.tables.optimizers import LazyAdam, RowWiseAdagrad
+from forebay.train.tables.options import Tables
+from forebay.train.tables.strategy import with_tables
+from forebay.train.tables.table import Table
+from forebay.train.worker import Worker
+
+DIM = 4
+
+
+class OneTable(nn.Module):
+    def __init__(self, rows: int = 128) -> None:
+        super().__init__()
+        self.user = Table(rows, DIM, bad_ids="row 0", scale=0.5)
+        self.out = nn.Linear(DIM, 1)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.out(self.user(batch["id"]))[:, 0]
+
+
+def two_steps(collective: Collective, ids_of_ranks: list[list[int]], placement: str = "rows") -> dict[str, float]:
+    """Metrics after two steps with the ids of this rank."""
+    options = StrategyOptions(reduction="mean", plan=None, seed=0)  # type: ignore[arg-type]
+    model, tables = OneTable(), Tables(LazyAdam(lr=0.1), placement=placement)
+    strategy = with_tables(TorchDataParallel(collective, options), "ddp", model, tables, collective, options)
+    trained, optimizer = strategy.prepare(model, partial(SGD, lr=0.1))
+    wrapped = strategy.wrap(trained)
+    ids = torch.tensor(ids_of_ranks[collective.world.rank])
+    for _ in range(2):
+        wrapped({"id": ids}).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = strategy.local_parts().metrics()
+    return {name: each.total / each.weight if isinstance(each, WeightedMean) else each for name, each in found.items()}
+
+
+IDS = [[0, 0, 0, 1, 64, 65], [0, 0, 3, 500, -1, 2]]
+
+
+def test_metrics_count_all_ranks(ranks: Callable[..., list[Any]]) -> None:
+    one, two = ranks(2, two_steps, IDS)
+    assert one == two
+    assert one["tables/user/unique_share"] == (4 + 3) / 12  # 500 and -1 look up row 0.
+    assert one["tables/user/hottest_share"] == (3 + 2) / 12
+    assert one["tables/user/bad_ids"] == 2
+    # Rows 0, 1, 2, 3, 64 and 65 lie on rank 0.
+    assert one["tables/user/touched_rows"] == one["tables/user/trained_rows"] == 6
+    assert one["tables/user/imbalance"] == 2
+    assert one["tables/user/sent_bytes"] == (3 * 4 + 2 * 3 * 4 * DIM) / 2
+    assert one["tables/user/collisions"] == pytest.approx(estimated_collisions(6, 128))
+
+
+@pytest.mark.variation("replicas are counted once")
+def test_replicated_rows_are_counted_once(ranks: Callable[..., list[Any]]) -> None:
+    found = ranks(2, two_steps, IDS, "replicate")[0]
+    assert found["tables/user/touched_rows"] == found["tables/user/trained_rows"] == 6
+    assert found["tables/user/imbalance"] == 1
+
+
+@pytest.mark.parametrize(("distinct", "buckets"), [(50_000, 131_072), (100_000, 131_072), (500_000, 131_072)])
+def test_collisions_are_estimated_from_the_trained_rows(distinct: int, buckets: int) -> None:
+    for seed in range(5):
+        occupied = len(np.unique(np.random.default_rng(seed).integers(0, buckets, distinct)))
+        assert estimated_collisions(occupied, buckets) == pytest.approx(distinct - occupied, rel=0.05)
+
+
+def test_collisions_of_full_and_tiny_tables_are_finite() -> None:
+    assert estimated_collisions(10, 10) > 10
+    assert estimated_collisions(1, 1) == estimated_collisions(0, 5) == 0
+
+
+def test_run_reports_metrics_of_its_tables(make_data: Callable[..., Data], make_recorder: Any, tmp_path: Path) -> None:
+    spec = TrainSpec(data=make_data(lanes=4), epochs=2, checkpoint_every=2, seed=3)
+
+    def train(worker: Worker) -> None:
+        model, optimizer = worker.setup(OneTable(43), partial(SGD, lr=0.1), tables=RowWiseAdagrad(lr=0.1))
+        for batch in worker.loader():
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            worker.commit()
+
+    recorder = make_recorder()
+    Worker(spec, SingleProcessCollective(), None, DirectoryStore(str(tmp_path)), recorder).run(train)
+    epochs = [event.metrics for event in recorder.events if isinstance(event, EpochEnded)]
+    assert [found["tables/user/unique_share"] for found in epochs] == [1.0, 1.0]
+    assert epochs[1]["tables/user/touched_rows"] == pytest.approx(43 / 6)
+    assert epochs[1]["tables/user/trained_rows"] == 43
+    steps = [event.metrics for event in recorder.events if isinstance(event, Reported)]
+    assert any("tables/user/unique_share" in metrics for metrics in steps)
