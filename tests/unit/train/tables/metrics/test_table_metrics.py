@@ -31,7 +31,7 @@ from forebay.train.worker import Worker
 DIM = 4
 
 
-class OneTable(nn.Module):
+class CountedTable(nn.Module):
     def __init__(self, rows: int = 128) -> None:
         super().__init__()
         self.user = Table(rows, DIM, bad_ids="row 0", scale=0.5)
@@ -44,7 +44,7 @@ class OneTable(nn.Module):
 def two_steps(collective: Collective, ids_of_ranks: list[list[int]], placement: str = "rows") -> dict[str, float]:
     """Metrics after two steps with the ids of this rank."""
     options = StrategyOptions(reduction="mean", plan=None, seed=0)  # type: ignore[arg-type]
-    model, tables = OneTable(), Tables(LazyAdam(lr=0.1), placement=placement)
+    model, tables = CountedTable(), Tables(LazyAdam(lr=0.1), placement=placement)
     strategy = with_tables(TorchDataParallel(collective, options), "ddp", model, tables, collective, options)
     trained, optimizer = strategy.prepare(model, partial(SGD, lr=0.1))
     wrapped = strategy.wrap(trained)
@@ -96,7 +96,7 @@ def test_run_reports_metrics_of_its_tables(make_data: Callable[..., Data], make_
     spec = TrainSpec(data=make_data(lanes=4), epochs=2, checkpoint_every=2, seed=3)
 
     def train(worker: Worker) -> None:
-        model, optimizer = worker.setup(OneTable(43), partial(SGD, lr=0.1), tables=RowWiseAdagrad(lr=0.1))
+        model, optimizer = worker.setup(CountedTable(43), partial(SGD, lr=0.1), tables=RowWiseAdagrad(lr=0.1))
         for batch in worker.loader():
             model(batch).square().mean().backward()
             optimizer.step()
