@@ -87,11 +87,34 @@ class PlacementSuite:
             assert all(torch.equal(rest.dense[name], values) for name, values in whole.dense.items())
             assert_same_tables(rest, whole)
 
+    @pytest.mark.variation("30 steps are tested by default, and fewer with each kind of ids")
+    @pytest.mark.parametrize("size", [1, 2, 3, 4])
+    def test_long_run_is_that_of_one_process_and_repeats_every_bit(self, importing_ranks: Ranks, size: int) -> None:
+        """200 steps with all kinds of ids. Twice in one piece, and once with a resume."""
+        steps, cut = 200, 137
+        run = self.run(OPTIMIZERS["adagrad"], steps=steps, batch_of=mixed_clicks)
+        wanted = train_dense(run)
+        whole, again = (importing_ranks(size, train_clicks, None, run, {}) for _ in range(2))
+        first = importing_ranks(size, train_clicks, None, replace(run, steps=cut), {})[0]
+        rest = continued(replace(run, steps=cut), steps - cut)
+        resumed = importing_ranks(size, train_clicks, None, rest, first.state)
+        for found, other, late in zip(whole, again, resumed, strict=True):
+            assert_close(found, wanted)
+            assert found.losses == other.losses == first.losses + late.losses
+            assert_same_tables(other, found)
+            assert_same_tables(late, found)
+
     @pytest.mark.parametrize(("wire", "error"), [("bfloat16", 2e-2), ("float16", 3e-3)])
     def test_short_numbers_on_the_wire_change_little(self, importing_ranks: Ranks, wire: str, error: float) -> None:
         run = self.run(OPTIMIZERS["adagrad"], wire=wire)
         found = importing_ranks(2, train_clicks, None, run, {})[0]
         assert_close(found, train_dense(run), tolerance=error)
+
+
+def mixed_clicks(step: int) -> Clicks:
+    """Return usual batches, and every fifth time one of the `IDS`, in turns."""
+    batch, kinds = clicks(step), list(IDS.values())
+    return batch if step % 5 else kinds[step // 5 % len(kinds)](batch)
 
 
 class ChangedClicks:
