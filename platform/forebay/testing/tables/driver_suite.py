@@ -93,7 +93,8 @@ class TableBench(DriverBench):
             step_s=step_s,
             stop_at=stop_at,
         )
-        return super().job(name, **({"train": train, "checkpoint_every": 1} | options))
+        chosen: dict[str, Any] = {"train": train, "checkpoint_every": 1} | options
+        return super().job(name, **chosen)
 
 
 class TableSuite(DriverSuite):
