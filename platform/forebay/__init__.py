@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from forebay import events as events
     from forebay import llm as llm
     from forebay import score as score
+    from forebay.bridges import hf as hf
+    from forebay.bridges import lightning as lightning
+    from forebay.bridges import petastorm as petastorm
+    from forebay.bridges import ray_train as ray_train
+    from forebay.bridges import torch as torch
     from forebay.cache.disk.disk_cache import DiskCache as DiskCache
     from forebay.cache.spec import CacheSpec as CacheSpec
     from forebay.callbacks.scaling import DoubleEvery as DoubleEvery
@@ -104,8 +109,19 @@ if TYPE_CHECKING:
     from forebay.transform.transform import Transform as Transform
     from forebay.world import World as World
 
-_MODULES = ("callbacks", "errors", "events", "llm", "score")
-"""Modules that are public as a whole."""
+_MODULES = {
+    "callbacks": "callbacks",
+    "errors": "errors",
+    "events": "events",
+    "hf": "bridges.hf",
+    "lightning": "bridges.lightning",
+    "llm": "llm",
+    "petastorm": "bridges.petastorm",
+    "ray_train": "bridges.ray_train",
+    "score": "score",
+    "torch": "bridges.torch",
+}
+"""Homes of the modules that are public as a whole."""
 _HOMES = {
     "Action": "train.monitors.monitor",
     "Batch": "loader.batch",
@@ -207,7 +223,7 @@ __all__ = sorted([*_HOMES, *_MODULES])  # noqa: PLE0605 - derived from the table
 def __getattr__(name: str) -> object:
     """Import a public name on first use, so that `import forebay` itself stays fast."""
     if name in _MODULES:
-        return importlib.import_module(f"forebay.{name}")
+        return importlib.import_module(f"forebay.{_MODULES[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'forebay' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"forebay.{_HOMES[name]}"), name)

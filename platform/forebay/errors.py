@@ -40,6 +40,10 @@ class InvalidOption(ForebayError, ValueError):
     """An argument that can never work with any data, such as a negative batch or an unknown policy name."""
 
 
+class MissingPackage(InvalidOption):
+    """A package that is not installed. The text has the line that installs it."""
+
+
 class InvalidJobSpec(InvalidOption):
     """A job file of a deployment that cannot work: an unknown key, a wrong value, or a secret that is written out."""
 

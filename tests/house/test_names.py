@@ -84,6 +84,8 @@ PUBLIC_NAMES = [
     "fit",
     "fit_vocabulary",
     "from_ray_data",
+    "hf",
+    "lightning",
     "llm",
     "load_job_spec",
     "load_manifest",
@@ -92,10 +94,12 @@ PUBLIC_NAMES = [
     "load_sweep",
     "losses_by_source",
     "optional_callback",
+    "petastorm",
     "prepare",
     "prepare_on_ray",
     "prepare_stream",
     "ramp",
+    "ray_train",
     "run",
     "run_sweep",
     "save_manifest",
@@ -104,6 +108,7 @@ PUBLIC_NAMES = [
     "show_report",
     "stratified_split",
     "submit",
+    "torch",
 ]
 
 VERBS = [

@@ -17,6 +17,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base
 FORBIDDEN_ENDINGS = ("Manager", "Handler", "Helper", "Processor")
 # Their arguments are public options, all keyword-only.
 MAY_TAKE_MORE = {
+    "bridges/petastorm.py:make_batch_reader",
     "loader/loader.py:__init__",
     "preparation/prepare.py:prepare",
     "preparation/ray_data.py:from_ray_data",

@@ -115,6 +115,21 @@ class Loader:
         """Epoch of the next batch."""
         return self._epoch
 
+    @property
+    def plan(self) -> Order:
+        """Order of the rows."""
+        return self._options.plan
+
+    @property
+    def global_batch(self) -> int:
+        """Rows per step over all ranks."""
+        return self._options.global_batch
+
+    @property
+    def last(self) -> Last:
+        """Sizes of batches: "balance" or "drop"."""
+        return self._options.last
+
     def __len__(self) -> int:
         """Number of global batches of a whole epoch, at any position. See `batches_left`."""
         return self._options.plan.num_batches(self._options.global_batch, last=self._options.last)

@@ -1,0 +1,96 @@
+"""Loader in the `Trainer` of Hugging Face, and in trainers made of it such as those of TRL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from forebay.bridges.torch import as_dataset
+from forebay.errors import CursorMismatch, InvalidOption
+from forebay.loader.batch import Batch
+from forebay.loader.loader import Loader
+from forebay.plan.cursor import Cursor
+
+if TYPE_CHECKING:
+    TrainerMethods = Any  # a mixin: the trainer beside it has the methods that are called here
+else:
+    TrainerMethods = object
+
+
+class TrainerMixin(TrainerMethods):  # type: ignore[misc]
+    """Mixin for a `Trainer` that trains on `train_loader` and keeps its cursor in the Trainer's checkpoints.
+
+    ```python
+    class ClickTrainer(fb.hf.TrainerMixin, Trainer): ...
+    ClickTrainer(model, TrainingArguments("out", ignore_data_skip=True), train_loader=loader).train()
+    ```
+
+    The cursor is that of the last trained batch, in `trainer_state.json`. Names of arrays are arguments of the model.
+
+    Raises:
+        InvalidOption: Ranks get parts of different sizes, the loader belongs to another rank, `ignore_data_skip` is
+            not set, or gradient accumulation does not divide the batches of an epoch.
+    """
+
+    def __init__(self, *arguments: Any, train_loader: Loader, **options: Any) -> None:
+        self._train_dataset = as_dataset(train_loader)
+        self._start = self.trained = train_loader.cursor()
+        super().__init__(*arguments, **options)
+        _validate_arguments(self.args, train_loader)
+        self.add_callback(_cursor_callback(self))
+
+    def get_train_dataloader(self) -> DataLoader[Batch]:
+        """Batches of this rank, on the host. `Accelerator.prepare` would divide them among the ranks once more."""
+        return DataLoader(self._train_dataset, batch_size=None)
+
+    def training_step(self, model: Any, inputs: Batch, *rest: Any, **options: Any) -> Any:
+        """Train on a batch, then move the cursor behind it: the Trainer takes batches ahead of their steps."""
+        loss = super().training_step(model, inputs, *rest, **options)
+        epoch, position = (inputs.epoch + 1, 0) if inputs.ends_epoch else (inputs.epoch, inputs.position + inputs.size)
+        self.trained = Cursor(
+            plan_id=self._start.plan_id, epoch=epoch, position=position, global_batch=self._start.global_batch
+        )
+        return loss
+
+    def seek(self, cursor: Cursor | None) -> None:
+        """Continue from `cursor`, or where the loader was when this trainer was made."""
+        self.trained = cursor or self._start
+        self._train_dataset.loader.seek(self.trained)
+
+
+def _validate_arguments(args: Any, loader: Loader) -> None:
+    place = (loader.world.rank, loader.world.size)
+    if place != (args.process_index, args.world_size):
+        raise InvalidOption(
+            f"train_loader is of rank {place[0]} of {place[1]}, but this process is rank {args.process_index} of "
+            f"{args.world_size}. Give fb.Loader(world=fb.World(rank=args.process_index, size=args.world_size))."
+        )
+    if not args.ignore_data_skip:
+        raise InvalidOption(
+            "ignore_data_skip=False: a resumed Trainer would skip batches that the cursor has already passed. Give "
+            "TrainingArguments(ignore_data_skip=True)."
+        )
+    if len(loader) % args.gradient_accumulation_steps:
+        raise InvalidOption(
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps} does not divide the {len(loader)} batches "
+            "of an epoch: the steps of a resumed epoch would differ. Give one that divides it, or another global_batch."
+        )
+
+
+def _cursor_callback(trainer: TrainerMixin) -> Any:
+    from transformers.trainer_callback import ExportableState, TrainerCallback  # noqa: PLC0415 - an extra
+
+    class LoaderCursor(TrainerCallback, ExportableState):  # type: ignore[misc]
+        """Cursor among the states of callbacks, which the Trainer saves."""
+
+        def state(self) -> dict[str, Any]:
+            return {"args": {}, "attributes": {"cursor": trainer.trained.to_dict()}}
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - of the hook
+            saved = state.stateful_callbacks.get("LoaderCursor", {}).get("attributes", {}).get("cursor")
+            if state.global_step and not saved:
+                raise CursorMismatch("This checkpoint was saved without the cursor of a loader. Start without it.")
+            trainer.seek(Cursor.from_dict(saved) if state.global_step else None)
+
+    return LoaderCursor()
