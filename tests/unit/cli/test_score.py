@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,16 @@ def test_bad_input(
     said = forebay("score", *words(**wrong))
     assert said.code == 2
     assert says in said.err
+
+
+def test_missing_engine_is_named_with_the_line_that_installs_it(
+    forebay: Callable[..., Any], words: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    said = forebay("score", *words(engine="vllm"))
+    assert said.code == 2
+    assert 'needs the package vllm: pip install "vllm' in " ".join(said.err.split())
+    assert not (tmp_path / "answers").exists()
 
 
 def test_another_plan_is_refused_with_both(forebay: Callable[..., Any], words: Callable[..., list[str]]) -> None:

@@ -100,6 +100,11 @@ def test_a_bad_row_is_named_by_file_and_line(refusal: Callable[..., Any], tmp_pa
     assert refusal(data=data, on_bad_rows="skip") is None
 
 
+FORGETFUL = (
+    "{% for message in messages %}{% if message['role'] == 'user' or loop.last %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
+)
+"""Template that leaves earlier answers out."""
 LONG = " ".join(map(str, range(400)))
 
 
@@ -131,6 +136,37 @@ def test_data_that_cannot_be_trained_on(
     refusal: Callable[..., Any], tmp_path: Path, rows: Any, options: dict[str, Any], text: str
 ) -> None:
     assert re.search(text, refusal(data=lines(tmp_path / "some.jsonl", *rows), **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"offload": "optimizer"}, "offload='optimizer' needs strategy='zero1', 'zero2' or 'zero3'"),
+        ({"strategy": "fsdp2", "reduction": "exact"}, "reduction='exact' needs whole gradients.*strategy='ddp'"),
+        ({"strategy": "zero3"}, "strategy='zero3' needs the package deepspeed.*Install it: pip install"),
+        (
+            {"device_memory": "6MB"},
+            r"needs [\d.]+ MiB on each of 1 workers: weights .* The smallest change that fits: per_device_batch=1.",
+        ),
+    ],
+    ids=["offload", "exact", "deepspeed", "memory"],
+)
+def test_options_that_cannot_work(
+    refusal: Callable[..., Any], made: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], text: str
+) -> None:
+    monkeypatch.setattr("forebay.train.strategies.choice.find_spec", lambda _: None)
+    assert re.search(text, refusal(data=made / "chats.jsonl", **options))
+
+
+def test_template_that_forgets_turns_is_refused_with_both_remedies(
+    refusal: Callable[..., Any], made: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(made / "model", tmp_path / "model")
+    (model / "chat_template.jinja").write_text(FORGETFUL)
+    data = lines(tmp_path / "turns.jsonl", {"messages": [USER, ANSWER, USER, ANSWER]})
+    said = refusal(model=model, data=data)
+    assert 'Set train_on="all", or give template= with {% generation %} marks' in said
+    assert refusal(model=model, data=data, train_on="all") is None
 
 
 def test_more_workers_than_lanes(refusal: Callable[..., Any], made: Path) -> None:
