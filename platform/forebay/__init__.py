@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from forebay.train.tables.optimizers import RowWiseAdagrad as RowWiseAdagrad
     from forebay.train.tables.options import Tables as Tables
     from forebay.train.tables.table import Table as Table
+    from forebay.train.tables.vocabulary.admission import Admission as Admission
     from forebay.train.worker import Worker as Worker
     from forebay.transform.block import Block as Block
     from forebay.transform.dataset import Dataset as Dataset
@@ -124,6 +125,7 @@ _MODULES = {
 """Homes of the modules that are public as a whole."""
 _HOMES = {
     "Action": "train.monitors.monitor",
+    "Admission": "train.tables.vocabulary.admission",
     "Batch": "loader.batch",
     "BatchSchedule": "train.batch_size.schedule",
     "Block": "transform.block",

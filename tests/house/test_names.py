@@ -9,6 +9,7 @@ from forebay.cli.app import app
 
 PUBLIC_NAMES = [
     "Action",
+    "Admission",
     "Batch",
     "BatchSchedule",
     "Block",

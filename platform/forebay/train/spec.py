@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from forebay.loader.data import Data
@@ -33,9 +34,11 @@ class TrainSpec:
     strategy: StrategyName = "ddp"
     offload: Offload = "none"
 
-    def options_of(self, strategy: str) -> StrategyOptions:
+    def options_of(self, strategy: str, rows_done: Callable[[], int] = lambda: 0) -> StrategyOptions:
         """Return what `strategy` needs. Raises `InvalidOption` if it does not fit the rest of the job."""
         readers = [each for each in (*self.monitors, self.batch) if getattr(each, "needs_whole", False)]
         names = [type(each).__name__ for each in readers]
         validate_choice(strategy, self.offload, self.reduction, whole=names)
-        return StrategyOptions(reduction=self.reduction, plan=self.data.plan, seed=self.seed, offload=self.offload)
+        return StrategyOptions(
+            reduction=self.reduction, plan=self.data.plan, seed=self.seed, offload=self.offload, rows_done=rows_done
+        )

@@ -153,7 +153,7 @@ class Worker:
         Raises as `restore`, and `InvalidOption`, before anything is built, if the driver does not have this strategy.
         """
         name = strategy or self._spec.strategy
-        options = self._spec.options_of(name)
+        options = self._spec.options_of(name, lambda: self._state.rows)
         inner = build_strategy(name, self._strategies, self._collective, options)
         chosen = with_tables(inner, name, model, tables, self._collective, options)
         self._strategy = self._checkpoints.strategy = chosen

@@ -29,12 +29,14 @@ class StrategyOptions:
     """Facts of a run that a strategy needs.
 
     `reduction` combines gradients. The plan and the job's seed are for "exact". `offload` is in main memory.
+    `rows_done` returns the global rows of the run before the next step.
     """
 
     reduction: Reduction
     plan: Order
     seed: int
     offload: Offload = "none"
+    rows_done: Callable[[], int] = lambda: 0
 
 
 class Strategy(Protocol):

@@ -18,7 +18,6 @@ from forebay.formatting import bytes_text
 from forebay.train.collectives.collective import Collective
 from forebay.train.setup import LocalTable
 from forebay.train.strategies.flat_part import FlatPart, flat_span
-from forebay.train.tables.layout import TableLayout
 from forebay.train.tables.options import Tables
 from forebay.train.tables.owned_rows import OwnedRows, TableFacts
 from forebay.train.tables.placement import (
@@ -32,6 +31,8 @@ from forebay.train.tables.placement import (
 )
 from forebay.train.tables.shared_rows import SharedRows
 from forebay.train.tables.table import Table
+from forebay.train.tables.vocabulary.admitted_rows import AdmittedRows
+from forebay.train.tables.vocabulary.open_rows import OpenRows
 
 
 @dataclass(slots=True)
@@ -54,21 +55,38 @@ class ModelTables:
     A state has `FlatPart`s of tables in the order of `TableLayout`: it depends on neither world size nor placement.
     """
 
-    def __init__(self, model: nn.Module, options: Tables, collective: Collective, *, seed: int) -> None:
-        self._options, self._collective, self._seed = options, collective, seed
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Tables,
+        collective: Collective,
+        *,
+        seed: int,
+        rows_done: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`rows_done` returns the global rows that the run has trained on before this step."""
+        self._options, self._collective, self._seed, self._rows_done = options, collective, seed, rows_done
         self._modules = {name: module for name, module in model.named_modules() if isinstance(module, Table)}
         self._tensors = collective.tensor_collectives()
         size = collective.world.size
-        self._measured = {name: _Measured(size) for name in self._modules}
+        self._measured = {name: _Measured(size) for name, each in self._modules.items() if each.admission is None}
         self._step = 0
         self._require_known(options)
         for name in self._modules:
             self._place(name, self._start_placement(name))
 
     @property
-    def shared(self) -> Mapping[str, SharedRows]:
+    def shared(self) -> Mapping[str, SharedRows | OpenRows]:
         """Tables by their path in the model."""
         return {name: _shared_of(module) for name, module in self._modules.items()}
+
+    @property
+    def _fixed(self) -> Mapping[str, SharedRows]:
+        return {name: shared for name, shared in self.shared.items() if isinstance(shared, SharedRows)}
+
+    @property
+    def _open(self) -> Mapping[str, OpenRows]:
+        return {name: shared for name, shared in self.shared.items() if isinstance(shared, OpenRows)}
 
     def step(self, rate: float = 1.0) -> None:
         """Make one optimiser step of all tables, with `rate` times its learning rate.
@@ -84,9 +102,7 @@ class ModelTables:
         """Return the squared norm of the gradient of all tables over all ranks, float64."""
         total = torch.zeros((), dtype=torch.float64)
         for shared in self.shared.values():
-            square = shared.reduce()[1].double().square().sum().cpu()
-            # Every rank has all of a replicated gradient.
-            total += square if shared.is_exchanged else square / self._collective.world.size
+            total += shared.squared_norm()
         return torch.from_numpy(self._collective.all_reduce(total.reshape(1).numpy())).reshape(())
 
     def scale(self, factor: Tensor) -> None:
@@ -94,17 +110,19 @@ class ModelTables:
         for shared in self.shared.values():
             shared.scale(factor)
 
-    def discard(self) -> None:
+    def zero_grad(self) -> None:
         """Forget all gradients since the last step."""
         for shared in self.shared.values():
-            shared.discard()
+            shared.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
+        rows = {name: _saved(shared) for name, shared in self._fixed.items()}
         return {
             "step": self._step,
-            "rows": {name: self._saved(shared) for name, shared in self.shared.items()},
-            "decay": {name: shared.owned.decay for name, shared in self.shared.items()},
-            "placement": {name: shared.placement for name, shared in self.shared.items()},
+            "rows": {**rows, **{name: shared.parts() for name, shared in self._open.items()}},
+            "open": {name: shared.state() for name, shared in self._open.items()},
+            "decay": {name: shared.owned.decay for name, shared in self._fixed.items()},
+            "placement": {name: shared.placement for name, shared in self._fixed.items()},
             "measured": {name: [each.world_size, each.steps, each.unique] for name, each in self._measured.items()},
         }
 
@@ -113,17 +131,24 @@ class ModelTables:
         if other := sorted(found.keys() ^ self._modules.keys()):
             raise ValueError(f"the checkpoint and the model do not have the same tables: {', '.join(other)}")
         self._step = state_dict["step"]
-        for name, shared in self.shared.items():
+        for name, shared in self._fixed.items():
+            if "ids" in found[name]:
+                raise ValueError(f"the saved table {name!r} has admission=, and that of the model has not")
             shared.discard()
             shared.owned.decay = state_dict["decay"][name]
             shared.owned.adopt({key: self._own_part(shared, name, key, each) for key, each in found[name].items()})
             self._follow(name, state_dict)
+        for name, opened in self._open.items():
+            opened.load(found[name], state_dict.get("open", {}).get(name, {}))
 
-    def restored(self, path: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> FlatPart:
+    def restored(self, path: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor | FlatPart:
         """Return what this rank holds of the saved tensor `path`, e.g. "user.weight", of `shape`."""
-        name = path.rpartition(".")[0]
+        name, _, key = path.rpartition(".")
         shared = self.shared.get(name)
-        begin, end = (0, shape[0]) if shared is None else (shared.owned.begin, shared.owned.end)
+        if isinstance(shared, OpenRows):
+            return shared.restored(key, shape, read)
+        begin, end = (0, shape[0]) if shared is None else (shared.owned.begin, min(shared.owned.end, shape[0]))
+        begin = min(begin, end)  # A table of fewer rows is refused once all of the state is read.
         values = read(((begin, *(0 for _ in shape[1:])), (end - begin, *shape[1:])))
         return FlatPart(shape=shape, start=begin * int(np.prod(shape[1:], dtype=np.int64)), values=values.reshape(-1))
 
@@ -135,18 +160,21 @@ class ModelTables:
         )
 
     def _weight(self, name: str) -> Tensor:
-        return self.shared[name].owned.caught_up()
+        return self.shared[name].weight()
 
     def _id(self, name: str, row: int) -> int:
-        shared = self.shared[name]
-        begin = shared.owned.begin + row
-        return int(TableLayout(shared.facts.rows).ids(begin, begin + 1)[0])
+        return self.shared[name].id_of(row)
 
     def lines(self) -> list[str]:
         """Return one line per table: its size, its placement, and the memory of this rank."""
         size = self._collective.world.size
         found = []
-        for name, shared in self.shared.items():
+        for name, opened in self._open.items():
+            found.append(
+                f"table {name!r}: open, up to {opened.facts.rows:,} x {opened.facts.dim}, over {size} ranks, "
+                f"{bytes_text(opened.rows.num_bytes)} on this rank"
+            )
+        for name, shared in self._fixed.items():
             total = shared.facts.rows * shared.facts.row_bytes(self._options.optimizer)
             found.append(
                 f"table {name!r}: {shared.facts.rows:,} x {shared.facts.dim}, {bytes_text(total)} with state, "
@@ -158,6 +186,12 @@ class ModelTables:
         module = self._modules[name]
         facts = TableFacts(name=name, rows=module.rows, dim=module.dim, scale=module.scale, seed=self._seed)
         options, device = self._options, self._collective.device
+        if module.admission is not None:
+            rows = AdmittedRows(facts, options.optimizer, device)
+            module.shared = OpenRows(
+                self._tensors, module.admission, rows, facts, wire=options.wire, rows_done=self._rows_done
+            )
+            return
         module.shared = SharedRows(
             self._tensors,
             placement,
@@ -168,6 +202,8 @@ class ModelTables:
 
     def _start_placement(self, name: str) -> PlacementName:
         option, module = self._option(name), self._modules[name]
+        if module.admission is not None:
+            return "rows"
         if option != AUTO:
             return cast(PlacementName, option)
         if self._collective.world.size == 1:
@@ -186,8 +222,8 @@ class ModelTables:
         if world_size != self._collective.world.size:
             self._measured[name] = _Measured(self._collective.world.size)
             return
-        self._measured[name] = _Measured(world_size, steps, unique, self.shared[name].use.unique)
-        if self.shared[name].placement != state["placement"][name]:
+        self._measured[name] = _Measured(world_size, steps, unique, self._fixed[name].use.unique)
+        if self._fixed[name].placement != state["placement"][name]:
             self._move(name, state["placement"][name])
 
     def _measure(self) -> None:
@@ -195,7 +231,7 @@ class ModelTables:
         if self._collective.world.size == 1:
             return
         ended = list[str]()
-        for name, shared in self.shared.items():
+        for name, shared in self._fixed.items():
             measured = self._measured[name]
             if self._option(name) != AUTO or measured.is_done:
                 continue
@@ -209,7 +245,7 @@ class ModelTables:
                 self._decide(name, total / self._collective.world.size / MEASURED_STEPS)
 
     def _decide(self, name: str, unique: float) -> None:
-        shared, size = self.shared[name], self._collective.world.size
+        shared, size = self._fixed[name], self._collective.world.size
         facts, wire = shared.facts, self._options.wire
         demand = TableDemand(rows=facts.rows, dim=facts.dim, unique=unique, world_size=size, wire=wire)
         costs = costs_of(demand)
@@ -220,10 +256,10 @@ class ModelTables:
 
     def _move(self, name: str, placement: PlacementName) -> None:
         """Hold the rows of a table elsewhere. Each rank sees the whole table for a moment, tensor by tensor."""
-        before = self.shared[name]
+        before = self._fixed[name]
         begin, end = before.saved_span
         self._place(name, placement)
-        after = self.shared[name]
+        after = self._fixed[name]
         after.use, after.owned.decay = before.use, before.owned.decay
         moved = {}
         for key, values in before.owned.tensors.items():
@@ -232,18 +268,6 @@ class ModelTables:
             whole = self._tensors.all_reduce(whole)
             moved[key] = whole[after.owned.begin : after.owned.end].clone()
         after.owned.adopt(moved)
-
-    def _saved(self, shared: SharedRows) -> dict[str, FlatPart]:
-        owned, (begin, end) = shared.owned, shared.saved_span
-        shapes = owned.shapes()
-        return {
-            key: FlatPart(
-                shape=shapes[key],
-                start=begin * int(np.prod(shapes[key][1:], dtype=np.int64)),
-                values=values[begin - owned.begin : end - owned.begin].reshape(-1),
-            )
-            for key, values in owned.tensors.items()
-        }
 
     def _own_part(self, shared: SharedRows, name: str, key: str, saved: Tensor | FlatPart) -> Tensor:
         """Return this rank's rows of a saved tensor."""
@@ -263,8 +287,28 @@ class ModelTables:
                 f"placement names {', '.join(unknown)}, and the model has the tables {', '.join(self._modules)}.",
                 unknown=unknown,
             )
+        for name in (name for name, module in self._modules.items() if module.admission is not None):
+            if (option := self._option(name)) not in {AUTO, "rows"}:
+                raise InvalidOption(
+                    f"placement={option!r} was given for table {name!r}, which has admission=. Each of its rows lies "
+                    "on one rank: set 'rows' or 'auto'.",
+                    placement=option,
+                )
 
 
-def _shared_of(module: Table) -> SharedRows:
+def _shared_of(module: Table) -> SharedRows | OpenRows:
     assert module.shared is not None, "placed when it was found"
     return module.shared
+
+
+def _saved(shared: SharedRows) -> dict[str, FlatPart]:
+    owned, (begin, end) = shared.owned, shared.saved_span
+    shapes = owned.shapes()
+    return {
+        key: FlatPart(
+            shape=shapes[key],
+            start=begin * int(np.prod(shapes[key][1:], dtype=np.int64)),
+            values=values[begin - owned.begin : end - owned.begin].reshape(-1),
+        )
+        for key, values in owned.tensors.items()
+    }

@@ -20,7 +20,9 @@ class TableUse:
     """Counts of one rank since the start of its process, or since they were read.
 
     `lookups` are ids, `unique` the rows fetched for them, and `sent_bytes` what this rank sent to others for them.
-    `touched` are rows of this rank that a gradient changed, and `bad` are ids beyond the table.
+    `touched` are rows of this rank that a gradient changed, and `bad` are ids beyond the table. Of an open vocabulary,
+    `admitted` are ids of this rank that got a row, and `evicted` those that lost it. `shared` are answers of this rank
+    for ids that have no row.
     """
 
     steps: int = 0
@@ -29,6 +31,9 @@ class TableUse:
     touched: int = 0
     bad: int = 0
     sent_bytes: int = 0
+    admitted: int = 0
+    shared: int = 0
+    evicted: int = 0
 
 
 @dataclass(slots=True)
@@ -95,6 +100,12 @@ class SharedRows:
             self._due = self._sum_exchanged() if self.is_exchanged else self._sum_replicas()
         return self._due
 
+    def squared_norm(self) -> Tensor:
+        """Return this rank's share of the squared norm of the gradient, float64, a scalar."""
+        square = self.reduce()[1].double().square().sum().cpu()
+        # Every rank has all of a replicated gradient.
+        return square if self.is_exchanged else square / self._tensors.world_size
+
     def scale(self, factor: Tensor) -> None:
         """Multiply the gradient by a scalar."""
         rows, gradient = self.reduce()
@@ -112,6 +123,21 @@ class SharedRows:
     def discard(self) -> None:
         """Forget all lookups and gradients since the last update."""
         self._pending, self._due = [], None
+
+    def zero_grad(self) -> None:
+        """Forget all gradients since the last update. Lookups wait for another one: their backward may be to come."""
+        self._due = None
+        for each in self._pending:
+            each.rows.grad = None
+
+    def weight(self) -> Tensor:
+        """Return the newest values of the rows that this rank holds."""
+        return self.owned.caught_up()
+
+    def id_of(self, row: int) -> int:
+        """Return the id of a row of `weight`."""
+        begin = self.owned.begin + row
+        return int(self._layout.ids(begin, begin + 1)[0])
 
     def _fetch(self, unique: Tensor) -> _Lookup:
         if not self.is_exchanged:

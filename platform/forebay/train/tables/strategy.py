@@ -69,7 +69,7 @@ def with_tables(
             strategy=name,
         )
     chosen = Tables(tables) if isinstance(tables, RowOptimizer) else tables
-    return TableStrategy(inner, collective, chosen, seed=options.seed)
+    return TableStrategy(inner, collective, chosen, options)
 
 
 class TableStrategy:
@@ -77,12 +77,15 @@ class TableStrategy:
 
     is_sharded = True
 
-    def __init__(self, inner: Strategy, collective: Collective, tables: Tables, *, seed: int) -> None:
-        self._inner, self._collective, self._options, self._seed = inner, collective, tables, seed
+    def __init__(self, inner: Strategy, collective: Collective, tables: Tables, facts: StrategyOptions) -> None:
+        self._inner, self._collective, self._options, self._facts = inner, collective, tables, facts
         self._tables: ModelTables | None = None
 
     def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
-        tables = self._tables = ModelTables(model, self._options, self._collective, seed=self._seed)
+        facts = self._facts
+        tables = self._tables = ModelTables(
+            model, self._options, self._collective, seed=facts.seed, rows_done=facts.rows_done
+        )
         self._metrics = TableMetrics(model, lambda: tables.shared, self._collective)
         model, built = self._inner.prepare(model, optimizer)
         start = built.param_groups[0]["lr"]
@@ -91,6 +94,7 @@ class TableStrategy:
             tables.step(float(trained.param_groups[0]["lr"] / start) if start else 1.0)
 
         built.register_step_post_hook(train_tables)
+        _forget_with(built, tables)
         return model, built
 
     def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
@@ -128,3 +132,14 @@ class TableStrategy:
     def _live(self) -> ModelTables:
         assert self._tables is not None, "prepare() comes first"
         return self._tables
+
+
+def _forget_with(optimizer: Optimizer, tables: ModelTables) -> None:
+    """Make `optimizer.zero_grad()` forget the gradients of tables too. torch has hooks for steps, and none for this."""
+    zero_grad = optimizer.zero_grad
+
+    def zero_all(set_to_none: bool = True) -> None:
+        zero_grad(set_to_none)
+        tables.zero_grad()
+
+    optimizer.zero_grad = zero_all  # type: ignore[method-assign]

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from forebay.errors import BadJob, InvalidOption
 from forebay.train.tables.bags import bags_of
+from forebay.train.tables.layout import NUM_SHARDS
 from forebay.train.tables.shared_rows import SharedRows
+from forebay.train.tables.vocabulary.admission import Admission
+from forebay.train.tables.vocabulary.open_rows import OpenRows
 
 Pool = Literal["sum", "mean"]
 BadIds = Literal["error", "row 0"]
@@ -23,25 +26,40 @@ class Table(nn.Module):
     and in the same order, also in evaluation.
 
     Args:
-        rows: Number of rows. Ids are 0 to `rows - 1`.
+        rows: Number of rows. Ids are 0 to `rows - 1`. With `admission`, the most rows of the table, in 64 equal shares.
         dim: Width of a row.
         padding_id: Id that stands for no id: its row is zero, it is not trained, and counts in no bag.
         bad_ids: Rule for ids beyond the table: "error", or "row 0" to look up row 0 and to count them.
         scale: Start values are uniform from `-scale` to `scale`, and a function of seed, table and id.
+        admission: Rule by which ids get rows. Then ids are any int64. None: each of the `rows` ids has its row.
 
     Raises `InvalidOption` for values that can never work.
     """
 
     def __init__(
-        self, rows: int, dim: int, *, padding_id: int | None = None, bad_ids: BadIds = "error", scale: float = 0.05
+        self,
+        rows: int,
+        dim: int,
+        *,
+        padding_id: int | None = None,
+        bad_ids: BadIds = "error",
+        scale: float = 0.05,
+        admission: Admission | None = None,
     ) -> None:
         super().__init__()
         if rows < 1 or dim < 1:
             raise InvalidOption(f"Table(rows={rows}, dim={dim}): give at least 1 of each.", rows=rows, dim=dim)
         if bad_ids not in {"error", "row 0"}:
             raise InvalidOption(f"Table(bad_ids={bad_ids!r}): choose 'error' or 'row 0'.", bad_ids=bad_ids)
+        if admission is not None and (rows < NUM_SHARDS or bad_ids != "error"):
+            raise InvalidOption(
+                f"Table(rows={rows}, bad_ids={bad_ids!r}) has admission=. Give {NUM_SHARDS} rows or more, and leave "
+                "bad_ids out: no id is beyond an open table.",
+                rows=rows,
+            )
         self.rows, self.dim, self.padding_id, self.bad_ids, self.scale = rows, dim, padding_id, bad_ids, scale
-        self.shared: SharedRows | None = None
+        self.admission = admission
+        self.shared: SharedRows | OpenRows | None = None
         """Rows in the world of this process, since `Worker.setup`."""
 
     def forward(
@@ -79,7 +97,7 @@ class Table(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.dim}"
 
-    def _require_shared(self) -> SharedRows:
+    def _require_shared(self) -> SharedRows | OpenRows:
         if self.shared is None:
             raise BadJob(
                 f"Table({self.rows}, {self.dim}) was called before worker.setup(), which places its rows. Give the "
@@ -89,7 +107,7 @@ class Table(nn.Module):
 
     def _valid(self, wanted: Tensor, places: Tensor | None, ids: Tensor) -> Tensor:
         """Return `wanted`, which are ids at some `places` of `ids`, without those beyond the table."""
-        if not len(wanted):
+        if self.admission is not None or not len(wanted):
             return wanted
         lowest, highest = torch.aminmax(wanted)
         if lowest >= 0 and highest < self.rows:

@@ -23,6 +23,7 @@ from forebay.train.tables.optimizers import LazyAdam, RowSGD, RowWiseAdagrad
 from forebay.train.tables.options import Tables
 from forebay.train.tables.strategy import with_tables
 from forebay.train.tables.table import Table
+from forebay.train.tables.vocabulary.admission import Admission
 
 ROWS, DIM = 70, 3
 
@@ -163,6 +164,27 @@ def test_rate_of_tables_follows_that_of_the_optimizer() -> None:
         optimizer.step()
         after = model.user(torch.tensor([4]))
         torch.testing.assert_close((before - after).detach(), torch.full((1, DIM), change))
+
+
+@pytest.mark.parametrize("admission", [None, Admission()])
+def test_zero_grad_discards_gradients_and_keeps_lookups(admission: Admission | None) -> None:
+    collective, model = SingleProcessCollective(), OneTable(admission=admission)
+    options = StrategyOptions(reduction="mean", plan=None, seed=0)  # type: ignore[arg-type]
+    strategy = with_tables(TorchDataParallel(collective, options), "ddp", model, RowSGD(lr=1.0), collective, options)
+    _, optimizer = strategy.prepare(model, partial(SGD, lr=0.1))
+    before = model.user(torch.tensor([4, 5])).detach().clone()
+    model.user(torch.tensor([4])).sum().backward()
+    optimizer.zero_grad()
+    model.user(torch.tensor([4])).sum().backward()
+    strategy.clip_grad_norm(1e3)
+    optimizer.zero_grad()
+    loss = model.user(torch.tensor([5])).sum()
+    optimizer.zero_grad()  # Between the lookup and its backward, as many loops have it.
+    loss.backward()
+    optimizer.step()
+    torch.testing.assert_close(
+        before - model.user(torch.tensor([4, 5])).detach(), torch.tensor([[0.0], [1.0]]) * torch.ones(DIM)
+    )
 
 
 def test_monitors_name_table_and_row() -> None:

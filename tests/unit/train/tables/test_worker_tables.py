@@ -24,6 +24,7 @@ from forebay.train.spec import TrainSpec
 from forebay.train.tables.optimizers import LazyAdam, RowSGD, RowWiseAdagrad
 from forebay.train.tables.options import Tables
 from forebay.train.tables.table import Table
+from forebay.train.tables.vocabulary.admission import Admission
 from forebay.train.worker import Worker
 
 Ranks = Callable[..., list[Any]]
@@ -34,10 +35,11 @@ class Ranker(nn.Module):
     def __init__(self, rows: int = 43) -> None:
         super().__init__()
         self.id = Table(rows, 4, scale=0.5)
-        self.out = nn.Linear(7, 1)
+        self.open = Table(640, 4, scale=0.5, admission=Admission(min_count=2, evict_after=64))
+        self.out = nn.Linear(11, 1)
 
     def forward(self, batch: Any) -> torch.Tensor:
-        return self.out(torch.cat([batch["x"], self.id(batch["id"])], dim=1))[:, 0]
+        return self.out(torch.cat([batch["x"], self.id(batch["id"]), self.open(-batch["id"])], dim=1))[:, 0]
 
 
 def run_to(
@@ -67,8 +69,8 @@ def run_to(
 def saved_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
     files = CheckpointFiles(CheckpointConfig(uri=str(folder)))
     with open_state(files, files.complete_steps()[0]) as state:
-        tables = state.head["objects"]["tables"]["rows"]["id"]
-        return {name: state.tensor(leaf) for name, leaf in tables.items()}
+        tables = state.head["objects"]["tables"]["rows"]
+        return {f"{name}.{key}": state.tensor(leaf) for name, table in tables.items() for key, leaf in table.items()}
 
 
 def test_run_in_many_worlds_is_that_of_one_process(
@@ -81,6 +83,7 @@ def test_run_in_many_worlds_is_that_of_one_process(
     alone = run_to(SingleProcessCollective(), data, str(tmp_path / "alone"), 14, make_recorder)
     assert alone["step"] == 14
     wanted = saved_tensors(tmp_path / "alone")
+    assert len(wanted["open.ids"]) > 5
     for name, values in saved_tensors(folder).items():
         torch.testing.assert_close(values, wanted[name], rtol=1e-5, atol=1e-5)
 

@@ -16,6 +16,7 @@ from forebay.train.metric import Metric, WeightedMean
 from forebay.train.tables.owned_rows import WEIGHT
 from forebay.train.tables.shared_rows import SharedRows
 from forebay.train.tables.table import Table
+from forebay.train.tables.vocabulary.open_rows import OpenRows
 
 _Counts = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -30,6 +31,9 @@ class _Numbers:
     touched: float
     bad: float
     sent_bytes: float
+    admitted: float
+    evicted: float
+    shared: float
     hottest: float
     last: float
     occupied: float
@@ -42,7 +46,7 @@ class TableMetrics:
     """
 
     def __init__(
-        self, model: nn.Module, shared: Callable[[], Mapping[str, SharedRows]], collective: Collective
+        self, model: nn.Module, shared: Callable[[], Mapping[str, SharedRows | OpenRows]], collective: Collective
     ) -> None:
         self._shared, self._collective = shared, collective
         self._before: dict[str, _Counts] = {}
@@ -71,10 +75,11 @@ class TableMetrics:
 
         return keep
 
-    def _counted(self, name: str, shared: SharedRows) -> _Counts:
+    def _counted(self, name: str, shared: SharedRows | OpenRows) -> _Counts:
         """Return this rank's `_Numbers` since the last call."""
         use = shared.use
-        totals = np.array([use.steps, use.lookups, use.unique, use.touched, use.bad, use.sent_bytes], np.float64)
+        found = [use.steps, use.lookups, use.unique, use.touched, use.bad, use.sent_bytes]
+        totals = np.array([*found, use.admitted, use.evicted, use.shared], np.float64)
         since = totals - self._before.get(name, np.zeros_like(totals))
         self._before[name] = totals
         hottest, last = _hottest(self._last.pop(name, None))
@@ -93,7 +98,7 @@ def estimated_collisions(occupied: float, buckets: int) -> float:
     return max(math.log(free / buckets) / math.log1p(-1 / buckets) - occupied, 0.0) if buckets > 1 else 0.0
 
 
-def _metrics(shared: SharedRows, counts: _Counts, touched_by_rank: _Counts) -> Mapping[str, Metric]:
+def _metrics(shared: SharedRows | OpenRows, counts: _Counts, touched_by_rank: _Counts) -> Mapping[str, Metric]:
     numbers, size = _Numbers(*counts.tolist()), len(touched_by_rank)
     found: dict[str, Metric] = {
         "unique_share": WeightedMean(total=numbers.unique, weight=numbers.lookups),
@@ -107,7 +112,13 @@ def _metrics(shared: SharedRows, counts: _Counts, touched_by_rank: _Counts) -> M
     }
     if numbers.touched:
         found["imbalance"] = float(touched_by_rank.max() / touched_by_rank.mean())
-    if shared.owned.optimizer.moments:
+    if isinstance(shared, OpenRows):
+        steps = numbers.steps / size
+        found["rows"] = numbers.occupied
+        found["admitted_rows"] = WeightedMean(total=numbers.admitted, weight=steps)
+        found["evicted_rows"] = WeightedMean(total=numbers.evicted, weight=steps)
+        found["shared_share"] = WeightedMean(total=numbers.shared, weight=numbers.unique)
+    elif shared.owned.optimizer.moments:
         found["trained_rows"] = numbers.occupied
         found["collisions"] = estimated_collisions(numbers.occupied, shared.facts.rows)
     return found
@@ -121,8 +132,13 @@ def _hottest(ids: Tensor | None) -> tuple[float, float]:
     return float(counts.max()), float(ids.numel())
 
 
-def _occupied(shared: SharedRows) -> float:
-    """Return the number of rows that were ever trained, of those that this rank saves. They have state."""
+def _occupied(shared: SharedRows | OpenRows) -> float:
+    """Return the number of rows that were ever trained, of those that this rank saves. They have state.
+
+    Of an open table, it is the number of all rows.
+    """
+    if isinstance(shared, OpenRows):
+        return float(shared.rows.count)
     owned, (begin, end) = shared.owned, shared.saved_span
     for name, per_element in owned.optimizer.moments.items():
         assert name != WEIGHT, "a name of state"

@@ -26,6 +26,7 @@ from forebay.train.tables.optimizers import LazyAdam, RowWiseAdagrad
 from forebay.train.tables.options import Tables
 from forebay.train.tables.strategy import with_tables
 from forebay.train.tables.table import Table
+from forebay.train.tables.vocabulary.admission import Admission
 from forebay.train.worker import Worker
 
 DIM = 4
@@ -71,6 +72,24 @@ def test_metrics_count_all_ranks(ranks: Callable[..., list[Any]]) -> None:
     assert one["tables/user/imbalance"] == 2
     assert one["tables/user/sent_bytes"] == (3 * 4 + 2 * 3 * 4 * DIM) / 2
     assert one["tables/user/collisions"] == pytest.approx(estimated_collisions(6, 128))
+
+
+def test_open_tables_report_rows_that_come_and_go() -> None:
+    collective, rows = SingleProcessCollective(), iter(range(0, 100, 10))
+    options = StrategyOptions(reduction="mean", plan=None, seed=0, rows_done=rows.__next__)  # type: ignore[arg-type]
+    model = nn.Sequential(Table(640, DIM, admission=Admission(min_count=2, evict_after=25)))
+    strategy = with_tables(TorchDataParallel(collective, options), "ddp", model, LazyAdam(lr=0.1), collective, options)
+    optimizer = strategy.prepare(model, lambda _: SGD([torch.zeros(1)], lr=0.1))[1]
+    for ids in ([7, 8], [7, 9], [7, 9], [5, 6], [5, 6]):
+        model(torch.tensor(ids)).sum().backward()
+        optimizer.step()
+    found = {
+        name.removeprefix("tables/0/"): each.total / each.weight if isinstance(each, WeightedMean) else each
+        for name, each in strategy.local_parts().metrics().items()
+    }
+    # 7 at the second step, 9 at the third, then 5 and 6. 7 and 9 were last seen at row 20.
+    assert (found["admitted_rows"], found["evicted_rows"], found["rows"]) == (4 / 5, 0, 4)
+    assert found["shared_share"] == (2 + 2 + 1 + 2 + 2) / 10
 
 
 @pytest.mark.variation("replicas are counted once")

@@ -1,0 +1,269 @@
+"""Rows of one table with an open vocabulary, as all ranks look them up and train them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forebay.checkpoint.parts.contents import Region
+from forebay.train.collectives.tensor_collectives import TensorCollectives
+from forebay.train.strategies.flat_part import FlatPart
+from forebay.train.tables.layout import NUM_SHARDS
+from forebay.train.tables.owned_rows import WEIGHT, OwnedRows, TableFacts
+from forebay.train.tables.placement import PlacementName
+from forebay.train.tables.shared_rows import TableUse
+from forebay.train.tables.vocabulary.admission import Admission
+from forebay.train.tables.vocabulary.admitted_rows import SHARED, AdmittedRows
+from forebay.train.tables.vocabulary.count_sketch import CountSketch
+from forebay.train.tables.vocabulary.saved_rows import SavedRows
+from forebay.train.tables.vocabulary.shards import mixed, owners, shard_bounds, shards_of
+from forebay.train.tables.wire import WireName, from_wire, row_bytes, to_wire
+
+
+@dataclass(slots=True)
+class _OpenLookup:
+    """Rows that were looked up and wait for a gradient. `ids` and `counts` are what ranks asked this one for."""
+
+    rows: Tensor
+    ids: Tensor
+    counts: Tensor
+    send: Sequence[int]
+    receive: Sequence[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class _OpenGradient:
+    """Gradient of a step: of `ids` [n] of this rank with their lookups `counts`, and of the row that others share.
+
+    `gradient` [n + 1, dim] is a mean over ranks. Its last row is that of the shared row, equal on all ranks.
+    `is_own` [n] tells ids that have a row, or get one at once. The gradient of the others is zero here.
+    """
+
+    ids: Tensor
+    counts: Tensor
+    gradient: Tensor
+    is_own: Tensor
+
+
+class OpenRows:
+    """One table with an open vocabulary in one world. All ranks call every method alike.
+
+    A shard, its counts and its limit of rows are on one rank. So which ids have rows does not depend on the world.
+    """
+
+    placement: PlacementName = "rows"
+
+    def __init__(
+        self,
+        tensors: TensorCollectives,
+        admission: Admission,
+        rows: AdmittedRows,
+        facts: TableFacts,
+        *,
+        wire: WireName,
+        rows_done: Callable[[], int],
+    ) -> None:
+        self._tensors, self._admission, self._wire, self._rows_done = tensors, admission, wire, rows_done
+        self.rows, self.facts, self.use = rows, facts, TableUse()
+        device = rows.ids.device
+        bounds = shard_bounds(tensors.world_size)
+        shards = bounds[tensors.rank], bounds[tensors.rank + 1]
+        self._owners = owners(tensors.world_size, device)
+        first, stop = (0, 0) if admission.is_immediate else shards
+        self._sketch = CountSketch(first, stop, facts.rows, device)
+        self._saved = SavedRows(rows, self._sketch, shards, facts.rows)
+        self._shard_rows = facts.rows // NUM_SHARDS
+        self._pending: list[_OpenLookup] = []
+        self._due: _OpenGradient | None = None
+        self._window = self._check = 0
+
+    @property
+    def owned(self) -> OwnedRows:
+        """Rows of this rank, of which row 0 is shared by ids without one."""
+        return self.rows.owned
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether ranks ask each other for rows."""
+        return self._tensors.world_size > 1
+
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """Return the rows of any ids [n], float32 [n, dim]. Each row is fetched once. A backward pass reaches it."""
+        is_trained = torch.is_grad_enabled()
+        unique, inverse, counts = torch.unique(ids, return_inverse=True, return_counts=True)
+        with torch.no_grad():
+            order = torch.argsort(self._owners[shards_of(mixed(unique))], stable=True)
+            found = self._fetch(unique[order], counts[order], is_trained=is_trained)
+        self.use.lookups += len(ids)
+        self.use.unique += len(unique)
+        if is_trained:
+            found.rows.requires_grad_()
+            self._pending.append(found)
+        place = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
+        return found.rows.index_select(0, place[inverse])
+
+    @torch.no_grad()
+    def squared_norm(self) -> Tensor:
+        """Return this rank's share of the squared norm of the gradient, float64, a scalar."""
+        squares = self._reduced().gradient.double().square().sum(1).cpu()
+        # Every rank has the gradient of the shared row.
+        return squares.sum() if self._tensors.rank == 0 else squares[:-1].sum()
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply the gradient by a scalar."""
+        due = self._reduced()
+        due.gradient = due.gradient * factor.to(due.gradient.device)
+
+    @torch.no_grad()
+    def update(self, step: int, lr: float) -> None:
+        """Make optimiser step number `step`, from 1, then admit and evict ids."""
+        due, position = self._reduced(), self._rows_done()
+        self._due = None
+        own = due.ids[due.is_own]
+        if self._admission.is_immediate:
+            self._admit(own[self.rows.find(own) == SHARED], position)
+        rows = torch.cat([self.rows.find(own), own.new_full((1,), SHARED)])
+        gradient = torch.cat([due.gradient[:-1][due.is_own], due.gradient[-1:]])
+        touched = gradient.any(1)
+        self.owned.update(rows[touched], gradient[touched], step, lr)
+        self.rows.mark_seen(rows[:-1], position)
+        self.use.steps += 1
+        self.use.touched += int(touched[:-1].sum())
+        self._begin_window(position)
+        if not self._admission.is_immediate:
+            self._count(due.ids[~due.is_own], due.counts[~due.is_own], position)
+        self._evict(position)
+
+    def discard(self) -> None:
+        """Forget all lookups and gradients since the last update."""
+        self._pending, self._due = [], None
+
+    def zero_grad(self) -> None:
+        """Forget all gradients since the last update. Lookups wait for another one: their backward may be to come."""
+        self._due = None
+        for each in self._pending:
+            each.rows.grad = None
+
+    def parts(self) -> dict[str, FlatPart]:
+        """Return this rank's parts of the rows, for a checkpoint."""
+        return self._saved.parts(self._tensors)
+
+    def state(self) -> dict[str, Any]:
+        """Return the rest of the state, which is the same on all ranks."""
+        place = {"window": self._window, "check": self._check}
+        return {**place, "decay": self.owned.decay, "shared": self._saved.shared_row()}
+
+    def load(self, parts: Mapping[str, Tensor | FlatPart], state: Mapping[str, Any]) -> None:
+        """Take over a saved state. Raises `ValueError` if it does not fit."""
+        self.discard()
+        self._saved.load(parts, state.get("shared", {}))
+        self._window, self._check, self.owned.decay = state["window"], state["check"], state["decay"]
+
+    def restored(self, key: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor | FlatPart:
+        """Return what this rank reads of the saved tensor `key`."""
+        return self._saved.restored(key, shape, read)
+
+    def weight(self) -> Tensor:
+        """Return the newest values of the rows of this rank's ids."""
+        return self.owned.caught_up()[1 : self.rows.count + 1]
+
+    def id_of(self, row: int) -> int:
+        """Return the id of a row of `weight`."""
+        return int(self.rows.ids[row])
+
+    def _fetch(self, asked: Tensor, counts: Tensor, *, is_trained: bool) -> _OpenLookup:
+        if not self.is_exchanged:
+            return _OpenLookup(self._read(asked, is_trained=is_trained), asked, counts, (), ())
+        rank_of = self._owners[shards_of(mixed(asked))]
+        send = torch.bincount(rank_of, minlength=self._tensors.world_size).tolist()
+        received, receive = self._tensors.exchange(torch.stack([asked, counts], dim=1), send)
+        ids, counts = received[:, 0].contiguous(), received[:, 1].contiguous()
+        answer = to_wire(self._read(ids, is_trained=is_trained), self._wire)
+        rows, _ = self._tensors.exchange(answer, receive, send)
+        width, here = row_bytes(self.facts.dim, self._wire), self._tensors.rank
+        self.use.sent_bytes += (len(asked) - send[here]) * (16 + width) + (len(ids) - receive[here]) * width
+        return _OpenLookup(from_wire(rows, self.facts.dim, self._wire), ids, counts, send, receive)
+
+    def _read(self, ids: Tensor, *, is_trained: bool) -> Tensor:
+        rows = self.rows.find(ids)
+        found = self.owned.read(rows)
+        is_shared = rows == SHARED
+        if self._admission.is_immediate and is_trained:
+            starts = (is_shared & (self.rows.filled[shards_of(mixed(ids))] < self._shard_rows)).nonzero()[:, 0]
+            found[starts] = self.rows.start_rows_of(ids[starts])
+            is_shared[starts] = False
+        self.use.shared += int(is_shared.sum())
+        return found
+
+    @torch.no_grad()
+    def _reduced(self) -> _OpenGradient:
+        if self._due is None:
+            self._due = self._sum_gradients(self._pop_pending())
+        return self._due
+
+    def _pop_pending(self) -> list[_OpenLookup]:
+        pending, self._pending = self._pending, []
+        return pending
+
+    def _sum_gradients(self, lookups: Sequence[_OpenLookup]) -> _OpenGradient:
+        """Sum the gradients of equal ids in the order of lookups and, within one, of ranks. Divide by their number."""
+        weight, size = self.owned.tensors[WEIGHT], self._tensors.world_size
+        none = self.rows.ids.new_zeros(0)
+        asked = torch.cat([none, *(each.ids for each in lookups)])
+        counts = torch.cat([none, *(each.counts for each in lookups)])
+        gradients = torch.cat([weight.new_zeros(0, self.facts.dim), *map(self._received, lookups)])
+        touched = gradients.any(1)  # Rows of an empty part of a batch have no gradient, and are no lookups.
+        ids, inverse = torch.unique(asked[touched], return_inverse=True)
+        total = weight.new_zeros(len(ids), self.facts.dim).index_add_(0, inverse, gradients[touched]).div_(size)
+        counts = torch.zeros_like(ids).index_add_(0, inverse, counts[touched])
+        is_own = self.rows.find(ids) != SHARED
+        if self._admission.is_immediate:
+            is_own[~is_own] = self._fits(ids[~is_own], counts[~is_own])
+        shared = self._tensors.all_reduce(total[~is_own].sum(0))
+        gradient = torch.cat([total * is_own.unsqueeze(1), shared.unsqueeze(0)])
+        return _OpenGradient(ids=ids, counts=counts, gradient=gradient, is_own=is_own)
+
+    def _received(self, lookup: _OpenLookup) -> Tensor:
+        gradient = torch.zeros_like(lookup.rows) if lookup.rows.grad is None else lookup.rows.grad
+        if not self.is_exchanged:
+            return gradient
+        received, _ = self._tensors.exchange(to_wire(gradient, self._wire), lookup.send, lookup.receive)
+        return from_wire(received, self.facts.dim, self._wire)
+
+    def _begin_window(self, position: int) -> None:
+        window = self._admission.window_of(position)
+        if window != self._window:
+            self._window = window
+            self._sketch.counts.zero_()
+
+    def _count(self, ids: Tensor, counts: Tensor, position: int) -> None:
+        """Count lookups of ids without a row, and admit those that have enough."""
+        totals = self._sketch.add(ids, counts)
+        is_frequent = totals >= self._admission.min_count
+        ids, totals = ids[is_frequent], totals[is_frequent]
+        self._admit(ids[self._fits(ids, totals)], position)
+
+    def _fits(self, ids: Tensor, counts: Tensor) -> Tensor:
+        """Return which of `ids` [n], sorted, their shards have room for: the most frequent, then the smallest ones."""
+        order = torch.argsort(counts, descending=True, stable=True)
+        shards = shards_of(mixed(ids))[order]
+        by_shard = torch.argsort(shards, stable=True)
+        order, shards = order[by_shard], shards[by_shard]
+        before = torch.arange(len(ids), device=ids.device) - torch.searchsorted(shards, shards)
+        fits = torch.zeros_like(ids, dtype=torch.bool)
+        fits[order] = self.rows.filled[shards] + before < self._shard_rows
+        return fits
+
+    def _admit(self, ids: Tensor, position: int) -> None:
+        self.rows.admit(ids, position)
+        self.use.admitted += len(ids)
+
+    def _evict(self, position: int) -> None:
+        check, unseen_for = self._admission.check_of(position), self._admission.evict_after
+        if unseen_for is not None and check != self._check:
+            self._check = check
+            self.use.evicted += self.rows.evict_before(position - unseen_for)
