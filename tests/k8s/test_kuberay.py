@@ -12,6 +12,7 @@ from tests.k8s.player import Player
 
 from forebay.deploy.kube.api_errors import (
     ApiUnreachable,
+    ObjectChanged,
     ObjectExists,
     ObjectInvalid,
     ObjectMissing,
@@ -84,7 +85,12 @@ def test_second_create_adopts_its_own_job_and_refuses_another(kuberay: KubeRay, 
     assert again["metadata"]["uid"] == first["metadata"]["uid"]
     with pytest.raises(NameTaken, match=r"'forebay.dev/attempt': '2'"):
         kuberay.create_job(ray_job("twice", **{**mine, "forebay.dev/attempt": "2"}))
-    kuberay.delete_job("twice")
+    kuberay.delete_job("twice", key="another")
+    assert kuberay.job("twice") is not None, "it is of another job"
+    with pytest.raises(ObjectChanged):
+        kuberay.api.delete("/apis/ray.io/v1/namespaces/default/rayjobs/twice", uid="another")
+    kuberay.delete_job("twice", key="a")
+    assert kuberay.job("twice") is None
 
 
 def test_job_whose_answer_was_lost_is_adopted(planes: Planes, players: Players) -> None:

@@ -19,7 +19,8 @@ import forebay as fb
 from forebay.deploy.fleet.cluster import CacheVolume, Cluster, Sku
 from forebay.deploy.kube.api import KubeApi, Object
 from forebay.deploy.placement.counting import count
-from forebay.deploy.placement.place import Fit, FleetView, PlacementChoice, PlacementHistory, place
+from forebay.deploy.placement.history import PlacementHistory
+from forebay.deploy.placement.place import Fit, FleetView, PlacementChoice, place
 from forebay.deploy.rayjob.attempt import PlacedAttempt
 from forebay.deploy.rayjob.render import render
 

@@ -32,8 +32,12 @@ _PIPE_WIDTH = 160
 
 
 def print_json(facts: object) -> None:
-    """Print one JSON document on standard output. Numbers that are not finite become null."""
+    """Print one JSON document on a line of standard output. Numbers that are not finite become null.
+
+    Characters outside of ASCII are escaped, so that none steers a terminal. Written at once: a program may follow.
+    """
     sys.stdout.write(to_json(facts, not_finite=lambda _: None) + "\n")
+    sys.stdout.flush()
 
 
 @contextmanager

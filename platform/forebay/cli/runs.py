@@ -111,7 +111,7 @@ def _order(storage: str, run: str, as_json: bool, *, stop: str | None = None, ta
         print_json({"run": run, "attempt": orders.attempt, "stop": orders.stop, "target": orders.target})
         return
     what = f"ends at its next checkpoint ({stop})" if stop is not None else f"target {target} workers"
-    typer.echo(f"{run}: {what}, ordered in its storage. Attempt {orders.attempt} reads it within 20 s.")
+    typer.echo(f"{run}: {what}, ordered in its storage. Attempt {orders.attempt} reads it within 15 s.")
 
 
 def _say_stopped(sweep: SweepStatus, reason: str, as_json: bool) -> None:

@@ -31,5 +31,5 @@ class StartPolicy:
         if isinstance(self.takeover_s, bool) or not self.takeover_s >= LEAST_S:
             raise InvalidOption(
                 f"takeover_s={self.takeover_s!r} would take over attempts that are alive. Give {LEAST_S:g} second or "
-                "more; running attempts give a sign every 20 s."
+                "more; running attempts give a sign every 15 s."
             )

@@ -236,14 +236,18 @@ class Run:
         """Raise `Fenced` if a later attempt has taken over. Sends no request."""
         self._fence.check()
 
+    def ask_fence(self) -> None:
+        """Look for a later attempt now, which may be the cause of an error. Raises `Fenced`."""
+        with suppress(OSError):  # storage does not answer: the error stays what it is
+            self._fence.ask()
+
     def _record(self, event: Event) -> None:
         self._history.record(event)
         if self._timeline is not None:
             self._timeline.record(event)
 
     def _save(self) -> None:
-        with suppress(OSError):  # storage does not answer: the next write says so
-            self._fence.ask()
+        self.ask_fence()
         self._save_timeline()
         save_result(self.result)
 

@@ -17,12 +17,13 @@ from forebay.errors import InvalidOption, ReadFailed
 from forebay.storage.credentials import redact
 
 if TYPE_CHECKING:
-    from forebay.deploy.client.submitted_job import JobStatus
+    from forebay.deploy.client.submitted_job import JobStatus, SubmittedJob
 
 JobName = Annotated[str, typer.Argument(help="Name of the job.", metavar="JOB")]
 Storage = Annotated[str, typer.Option(help="Storage of the job, as in its file.", metavar="URI")]
-
-
+AsJsonLines = Annotated[
+    bool, typer.Option("--json", help="Print a JSON document per line, and at the end of watch the state.")
+]
 Storages = Annotated[
     list[str],
     typer.Option("--storage", help="Storage of jobs, as in their files. May be given several times.", metavar="URI"),
@@ -90,16 +91,18 @@ def _rebuild(storages: list[str], journal: Path | None, fleet: Path, *, as_json:
     typer.echo(f"journal: {journal}, {len(rows)} tasks")
 
 
-def watch(job: JobName, storage: Storage) -> None:
+def watch(job: JobName, storage: Storage, as_json: AsJsonLines = False) -> None:
     """Show what a job writes until it ends, then its state. Ctrl-C ends this command, and never the job."""
     from forebay.deploy.client.submitted_job import SubmittedJob  # noqa: PLC0415 - imports what only this needs
 
     with _answering(storage):
         found = SubmittedJob(storage, job)
-        for line in found.logs(follow=True):
-            typer.echo(printable(line))
+        _print_log(found, follow=True, as_json=as_json)
         status = found.status()
-    typer.echo(f"{job}: {status.state}{': ' + printable(status.why) if status.why else ''}")
+    if as_json:
+        print_json({"status": asdict(status)})
+    else:
+        typer.echo(f"{job}: {status.state}{': ' + printable(status.why) if status.why else ''}")
     if status.state not in ("succeeded", "stopped"):
         raise typer.Exit(1)
 
@@ -108,12 +111,21 @@ def logs(
     job: JobName,
     storage: Storage,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Print what a job has written, from its storage: there also when its cluster is gone."""
     from forebay.deploy.client.submitted_job import SubmittedJob  # noqa: PLC0415 - imports what only this needs
 
     with _answering(storage):
-        for line in SubmittedJob(storage, job).logs(follow=follow):
+        _print_log(SubmittedJob(storage, job), follow=follow, as_json=as_json)
+
+
+def _print_log(job: SubmittedJob, *, follow: bool, as_json: bool) -> None:
+    if as_json:
+        for each in job.log_lines(follow=follow):
+            print_json(asdict(each))
+    else:
+        for line in job.logs(follow=follow):
             typer.echo(printable(line))
 
 

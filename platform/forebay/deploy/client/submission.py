@@ -31,7 +31,10 @@ How = Literal["succeeded", "failed", "stopped", "fenced"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Submission `number` of a job. `address` is that of the backend, `folder` holds the code, or `code` its digest."""
+    """Submission `number` of a job. `address` is that of the backend, `folder` holds the code, or `code` its digest.
+
+    `after` has the newest attempt of each run that earlier submissions made: their ends are not those of this one.
+    """
 
     spec: JobSpec
     number: int
@@ -40,6 +43,7 @@ class Submission:
     address: str = ""
     folder: str = ""
     code: str | None = None
+    after: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

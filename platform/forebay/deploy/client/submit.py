@@ -17,6 +17,7 @@ from forebay.deploy.spec.job_spec import JobSpec
 from forebay.deploy.spec.job_toml import load_job_spec
 from forebay.deploy.spec.program import load_program
 from forebay.errors import InvalidOption
+from forebay.runs.attempts.start import newest_attempt
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import resolve
@@ -102,7 +103,14 @@ def _next(spec: JobSpec, place: JobBackend, root: str, earlier: Submission | Non
         token=secrets.token_hex(8),
         folder=root,
         code=code,
+        after={} if earlier is None else _attempts(spec),
     )
+
+
+def _attempts(spec: JobSpec) -> dict[str, int]:
+    """Newest attempt of each run of a job that has one. Raises `OSError` if storage does not answer."""
+    names = [spec.run_name(task) for task in spec.task]
+    return {name: claim.number for name in names if (claim := newest_attempt(spec.storage, name)) is not None}
 
 
 def _start(files: JobFiles, place: JobBackend, submission: Submission) -> None:

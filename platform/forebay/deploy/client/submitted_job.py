@@ -50,6 +50,14 @@ class JobStatus:
         return self.state in OVER
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """Line of a job's log. `part` is its submission, or in a fleet its task and attempt."""
+
+    part: str
+    line: str
+
+
 class SubmittedJob:
     """Handle of a submitted job. It holds no connection: any process may make one, from the storage and the name."""
 
@@ -109,18 +117,24 @@ class SubmittedJob:
         A submission to a fleet has the lines of each attempt behind a line with its number. What a job writes may have
         control characters in it: `forebay logs` replaces them.
         """
-        submission, shown, last = self.submission, dict[str, int](), ""
+        is_of_fleet, last = self.submission.backend == FLEET, ""
+        for each in self.log_lines(follow=follow):
+            if is_of_fleet and each.part != last:
+                yield f"== {each.part} =="
+            last = each.part
+            yield each.line
+
+    def log_lines(self, *, follow: bool = False) -> Iterator[LogLine]:
+        """Lines as `logs` has them, each with its part."""
+        submission, shown = self.submission, dict[str, int]()
         while True:
             is_over = not follow or self.status().is_over
             for title, content in self._files.logs(submission).items():
                 end = len(content) if is_over else content.rfind(b"\n") + 1
                 # A file that was shortened is shown again.
                 begin = shown.get(title, 0) if end >= shown.get(title, 0) else 0
-                if end > begin and submission.backend == FLEET and title != last:
-                    yield f"== {title} =="
-                if end > begin:
-                    last = title
-                yield from content[begin:end].decode(errors="replace").splitlines()
+                for line in content[begin:end].decode(errors="replace").splitlines():
+                    yield LogLine(part=title, line=line)
                 shown[title] = end
             if is_over:
                 return

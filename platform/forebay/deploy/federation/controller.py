@@ -130,15 +130,15 @@ class FleetController:
                     yield files, submission
 
     def _add(self, submission: Submission, now: float) -> None:
-        known = self._submissions.get(submission.spec.name)
         self._submissions[submission.spec.name] = submission
         self._federation.submit(submission.spec, now)
-        if known is not None and known.number != submission.number:
+        for entry in self._entries(submission):
             # It was submitted again after its end, and continues from its newest checkpoint.
-            for entry in self._entries(submission):
-                if isinstance(entry.state, JobFailed | JobStopped):
-                    again = JobQueued(since=now, number=entry.state.number)
-                    self._journal.record(entry.name, again, now, "it was submitted again")
+            after = submission.after.get(entry.name, 0)
+            is_new = isinstance(entry.state, JobQueued) and entry.state.number < after
+            if is_new or (isinstance(entry.state, JobFailed | JobStopped) and entry.state.number <= after):
+                again = JobQueued(since=now, number=after)
+                self._journal.record(entry.name, again, now, "it was submitted again")
 
     def _follow_logs(self, files: JobFiles, submission: Submission) -> bool:
         """Copy the logs of a submission's attempts. Returns whether those of all attempts that ended are complete."""

@@ -9,7 +9,8 @@ from typing import Any
 from forebay.deploy.fleet.cluster import Cluster
 from forebay.deploy.fleet.fleet import Fleet
 from forebay.deploy.placement.capacity import HEAD_POOL, Capacity, NodeGroup, Shape
-from forebay.deploy.placement.place import FleetView, Placement, PlacementHistory, machine_of, place, too_large
+from forebay.deploy.placement.history import PlacementHistory
+from forebay.deploy.placement.place import FleetView, Placement, machine_of, place, too_large
 from forebay.deploy.rayjob.attempt import PlacedAttempt
 from forebay.deploy.rayjob.preflight import preflight
 from forebay.deploy.rayjob.render import render

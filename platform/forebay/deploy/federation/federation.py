@@ -12,6 +12,7 @@ from forebay.deploy.federation.ports import ClusterPort, ClusterView, StoragePor
 from forebay.deploy.fleet.cluster import Cluster
 from forebay.deploy.fleet.fleet import Fleet
 from forebay.deploy.kube.api_errors import KubeError, NamespaceEnds, ObjectInvalid, QuotaExceeded
+from forebay.deploy.kube.kuberay import NameTaken
 from forebay.deploy.lifecycle.decide import (
     ENDED_PHASES,
     AttemptRules,
@@ -22,6 +23,7 @@ from forebay.deploy.lifecycle.decide import (
     FleetDecision,
     JobObservation,
     RecordEnd,
+    SeenClaim,
     SeenRayJob,
     decide,
 )
@@ -30,6 +32,7 @@ from forebay.deploy.lifecycle.states import (
     AttemptPlacing,
     AttemptRunning,
     AttemptStarting,
+    AttemptWithdrawing,
     JobEnd,
     JobFailed,
     JobQueued,
@@ -37,16 +40,17 @@ from forebay.deploy.lifecycle.states import (
     Target,
 )
 from forebay.deploy.placement.capacity import Capacity
+from forebay.deploy.placement.history import PlacementHistory
 from forebay.deploy.placement.hold import Holds, WaitingTask, choose_holds
 from forebay.deploy.placement.place import (
     FleetView,
     Placement,
-    PlacementHistory,
     gang_of,
     place,
     taken,
 )
 from forebay.deploy.rayjob.attempt import PlacedAttempt
+from forebay.deploy.spec.canonical import key_of
 from forebay.deploy.spec.job_spec import JobSpec, Task
 from forebay.errors import InvalidOption, ReadFailed, WriteFailed
 
@@ -55,7 +59,7 @@ KEEP_ENDED_S = 3600.0
 MOST_DELETED = 10
 """Ended RayJobs that one round deletes at most: a deletion may take seconds."""
 ABSENT = SeenRayJob(phase="absent")
-REFUSALS = (QuotaExceeded, NamespaceEnds, ObjectInvalid, InvalidOption)
+REFUSALS = (QuotaExceeded, NamespaceEnds, ObjectInvalid, NameTaken, InvalidOption)
 """Errors after which a RayJob goes to another cluster at once."""
 
 Placer: TypeAlias = Callable[[JobSpec, Task, FleetView, PlacementHistory, float], Placement]
@@ -153,7 +157,8 @@ class Federation:
             is_refused = view is not None and view.is_refused
             if view is not None and view.ray_jobs is not None:
                 name = self._name(entry, state.number)
-                ray_job = view.ray_jobs.get(name) or self._refused.get(name, ABSENT)
+                # A RayJob of a refused name is somebody else's.
+                ray_job = self._refused.get(name) or view.ray_jobs.get(name, ABSENT)
         is_alive = ray_job is not None and ray_job.phase in ("starting", "running")
         if is_alive and isinstance(state, AttemptStarting | AttemptRunning):
             # Nothing in storage can change what is decided then.
@@ -162,8 +167,10 @@ class Federation:
         if isinstance(state, JobQueued) and target is None and entry.name in self._read:
             return JobObservation(reasons=reasons, is_stopped=self._is_stopped(entry))
         try:
+            claim = self._storage.newest_claim(entry.spec, entry.task)
             found = JobObservation(
-                claim=self._storage.newest_claim(entry.spec, entry.task),
+                claim=claim,
+                failures=self._failures(entry, claim),
                 ray_job=ray_job,
                 is_refused=is_refused,
                 target=target,
@@ -175,6 +182,15 @@ class Federation:
         self._read.add(entry.name)
         return found
 
+    def _failures(self, entry: JournalEntry, claim: SeenClaim | None) -> int:
+        """Failures of attempts that another controller made, or this one before it lost its journal."""
+        state = entry.state
+        if claim is None or claim.number <= state.number:
+            return 0
+        is_counted = isinstance(state, JobQueued | AttemptWithdrawing)
+        since = state.number + 1 if is_counted else state.number
+        return self._storage.failures(entry.spec, entry.task, since=since, before=claim.number)
+
     def _is_stopped(self, entry: JournalEntry) -> bool:
         try:
             return self._storage.is_stopped(entry.spec, entry.task)
@@ -184,7 +200,7 @@ class Federation:
     def _best(self, entry: JournalEntry, round_: _Round) -> tuple[Target | None, tuple[str, ...]]:
         history = self._history.get(entry.name, PlacementHistory())
         key = (repr(entry.task.workers), repr(entry.spec.place), entry.name in self._holds.values())
-        is_usual = not history.turned_away and not history.ran and not key[-1]
+        is_usual = history == PlacementHistory() and not key[-1]
         if is_usual and key in round_.full:
             return None, self._why(round_.full[key])
         placement = self._placer(entry.spec, entry.task, self._view(round_), history, round_.now)
@@ -237,6 +253,9 @@ class Federation:
     def _record(self, entry: JournalEntry, decision: FleetDecision, now: float) -> None:
         if decision.turned_away is not None:
             self._remember(entry.name, decision.turned_away, now)
+        if decision.failed_at is not None:
+            at, history = decision.failed_at, self._history.get(entry.name, PlacementHistory())
+            self._history[entry.name] = history.with_failure((at.cluster, at.sku, at.market), now)
         if isinstance(decision.state, JobQueued) and decision.state.reasons:
             self._waits[entry.name] = decision.state.reasons
         if isinstance(decision.state, AttemptRunning) and not isinstance(entry.state, AttemptRunning):
@@ -262,7 +281,7 @@ class Federation:
                 case RecordEnd():
                     self._storage.end(entry.spec, entry.task, action.number, action.how, action.why)
                 case DeleteRayJob():
-                    self._clusters.delete(action.target.cluster, attempt.name)
+                    self._clusters.delete(action.target.cluster, attempt.name, key=key_of(entry.spec))
         except (KubeError, ReadFailed, WriteFailed, InvalidOption) as error:
             # The other jobs of the fleet go on.
             self._waits[entry.name] = (str(error),)

@@ -124,10 +124,10 @@ class KubeClusters:
         preflight(body)
         self._kuberay(cluster).create_job(body)
 
-    def delete(self, cluster: str, name: str) -> None:
-        """Delete a RayJob with its pods. Raises `KubeError`."""
+    def delete(self, cluster: str, name: str, *, key: str | None = None) -> None:
+        """Delete a RayJob with its pods, unless it has another key. Raises `KubeError`."""
         self._refuse_silent(cluster)
-        self._kuberay(cluster).delete_job(name, deadline_s=self._delete_s)
+        self._kuberay(cluster).delete_job(name, key=key, deadline_s=self._delete_s)
 
     def _refuse_silent(self, cluster: str) -> None:
         """Raise `ApiUnreachable` for a cluster that is silent now: each request to it would cost a round seconds."""

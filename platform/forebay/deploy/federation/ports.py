@@ -37,6 +37,7 @@ class ClusterPort(Protocol):
     Laws:
     - `look_all` has a view of every cluster, and does not raise. A cluster without an answer is a view with a fault,
       and delays the others by 10 s at most.
+    - `delete` leaves a RayJob of another job than that of `key` alone: somebody else made it.
     - `create` and `delete` may be repeated. They raise `KubeError`, also for a request that was carried out.
     """
 
@@ -44,7 +45,7 @@ class ClusterPort(Protocol):
 
     def create(self, cluster: str, attempt: PlacedAttempt) -> None: ...
 
-    def delete(self, cluster: str, name: str) -> None: ...
+    def delete(self, cluster: str, name: str, *, key: str | None = None) -> None: ...
 
 
 class StoragePort(Protocol):
@@ -58,8 +59,8 @@ class StoragePort(Protocol):
 
     def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None: ...
 
-    def failures(self, spec: JobSpec, task: Task, *, before: int) -> int:
-        """Number of attempts before `before` that recorded their failure."""
+    def failures(self, spec: JobSpec, task: Task, *, since: int, before: int) -> int:
+        """Number of attempts from `since` on and before `before` that recorded their failure."""
 
     def is_stopped(self, spec: JobSpec, task: Task) -> bool: ...
 

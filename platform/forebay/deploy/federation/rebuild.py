@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forebay.deploy.client.backend import FleetBackend
@@ -32,10 +32,14 @@ from forebay.storage.filesystem import resolve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJob:
-    """A job, as its submissions in storage show it. `end` is that of the newest one, None while it has none."""
+    """A job, as its submissions in storage show it. `end` is that of the newest one, None while it has none.
+
+    `after` has the newest attempt of each run when that submission was made.
+    """
 
     spec: JobSpec
     end: SubmissionEnd | None = None
+    after: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +92,9 @@ def stored_jobs(found: Iterable[JobFiles], backend: str) -> list[StoredJob]:
         place = resolve(files.uri(newest.number))
         # Times of one storage among themselves: they give an order, and are compared with no other clock.
         written = place.fs.get_file_info(place.path).mtime_ns or 0
-        jobs.append((written, files.name, StoredJob(spec=newest.spec, end=files.ended(newest.number))))
+        jobs.append(
+            (written, files.name, StoredJob(spec=newest.spec, end=files.ended(newest.number), after=newest.after))
+        )
     return [job for _, _, job in sorted(jobs, key=lambda each: each[:2])]
 
 
@@ -133,7 +139,10 @@ def _state(
         return JobFailed(number=0, why=str(error)), str(error)
     if job.end is not None:
         return _ended(job.end, claim)
-    failures = 0 if claim is None else storage.failures(job.spec, task, before=claim.number)
+    after = job.after.get(job.spec.run_name(task), 0)
+    if claim is not None and claim.number <= after:
+        return JobQueued(since=now, number=after), "the journal was made again: it was submitted again"
+    failures = 0 if claim is None else storage.failures(job.spec, task, since=after + 1, before=claim.number)
     state: JobState = JobQueued(since=now, failures=failures)
     why = "it was submitted, and has no attempt"
     # The first decision follows the claim, the second one looks at its RayJob.

@@ -48,11 +48,11 @@ class RunStorage:
             return SeenClaim(number=claim.number, target=target)
         return SeenClaim(number=claim.number, target=target, how=end.how, why=end.why)
 
-    def failures(self, spec: JobSpec, task: Task, *, before: int) -> int:
-        """Number of attempts before `before` that recorded their failure. Raises `ReadFailed`."""
+    def failures(self, spec: JobSpec, task: Task, *, since: int, before: int) -> int:
+        """Number of attempts from `since` on and before `before` that recorded their failure. Raises `ReadFailed`."""
         files = AttemptFiles(_run(spec, task))
         try:
-            ends = [files.ended(number) for number in range(1, before)]
+            ends = [files.ended(number) for number in range(max(since, 1), before)]
         except OSError as error:
             raise _unread(spec, task, error) from redacted(error)
         return sum(end is not None and end.how == "failed" for end in ends)
@@ -60,11 +60,18 @@ class RunStorage:
     def is_stopped(self, spec: JobSpec, task: Task) -> bool:
         """Whether the newest attempt has had an order to stop for long enough. Raises `ReadFailed`."""
         run = _run(spec, task)
+        files = AttemptFiles(run)
         try:
-            orders, newest = load_orders(run), AttemptFiles(run).newest()
+            orders, newest = load_orders(run), files.newest()
+            if orders is None or newest is None or orders.stop is None or orders.attempt != newest.number:
+                is_ordered = False
+            else:
+                # An attempt that has obeyed has ended: its job was submitted again since.
+                end = files.ended(newest.number)
+                is_ordered = end is None or end.how != "stopped"
         except OSError as error:
             raise _unread(spec, task, error) from redacted(error)
-        if orders is None or newest is None or orders.stop is None or orders.attempt != newest.number:
+        if not is_ordered:
             self._ordered_at.pop(run, None)
             return False
         now = time.monotonic()

@@ -106,9 +106,14 @@ class KubeApi:
         """Replace an object as it was read. Raises `ObjectChanged` if it was changed since."""
         return self._json(_Request("PUT", path, body=body, query=_checked(dry_run=False)))
 
-    def delete(self, path: str, *, at_once: bool = False) -> None:
-        """Delete an object, after what it owns. With `at_once`, without the time that a pod has to end."""
-        body = {"propagationPolicy": "Foreground", **({"gracePeriodSeconds": 0} if at_once else {})}
+    def delete(self, path: str, *, at_once: bool = False, uid: str | None = None) -> None:
+        """Delete an object, after what it owns. With `at_once`, without the time that a pod has to end.
+
+        With `uid`, only the object that has it. Raises `ObjectChanged` for another one.
+        """
+        body: Object = {"propagationPolicy": "Foreground", **({"gracePeriodSeconds": 0} if at_once else {})}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
         self._json(_Request("DELETE", path, body=body))
 
     def pages(self, path: str, **query: object) -> Iterator[Object]:

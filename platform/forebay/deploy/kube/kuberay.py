@@ -72,12 +72,19 @@ class KubeRay:
         """Suspend a RayJob: KubeRay deletes its pods at once. `forebay stop` lets a run save its state first."""
         self.api.merge(self._path(JOBS, name), {"spec": {"suspend": True}})
 
-    def delete_job(self, name: str, *, deadline_s: float = 60.0) -> None:
+    def delete_job(self, name: str, *, key: str | None = None, deadline_s: float = 60.0) -> None:
         """Delete a RayJob with its cluster and pods, and wait for its end. No error if there is none.
 
-        Raises `DeletionStuck` after `deadline_s` seconds. A finalizer is never removed here.
+        With `key`, only one of the job that has this key: of the same name, another one may have been created by
+        somebody else. Raises `DeletionStuck` after `deadline_s` seconds. A finalizer is never removed here.
         """
-        self._delete(JOBS, name, deadline_s)
+        uid = None
+        if key is not None:
+            found = self.job(name)
+            if found is None or _identity(found)[IDENTITY[0]] != key:
+                return
+            uid = found["metadata"]["uid"]
+        self._delete(JOBS, name, deadline_s, uid)
 
     def cluster(self, name: str) -> Object | None:
         """Return a RayCluster, or None without one."""
@@ -139,14 +146,15 @@ class KubeRay:
         except ObjectMissing:
             return None
 
-    def _delete(self, kind: str, name: str, deadline_s: float) -> None:
+    def _delete(self, kind: str, name: str, deadline_s: float, uid: str | None = None) -> None:
         path, end = self._path(kind, name), time.monotonic() + deadline_s
         try:
-            self.api.delete(path)
+            self.api.delete(path, uid=uid)
             while time.monotonic() < end:
-                self.api.get(path)
+                if self.api.get(path)["metadata"]["uid"] != uid is not None:
+                    return
                 self._sleep(_POLL_S)
-        except ObjectMissing:
+        except (ObjectMissing, ObjectChanged):  # changed: another one of this name took its place
             return
         raise DeletionStuck(
             f"{kind} {name} in {self.api.cluster} was deleted, and is still there after {deadline_s:g} s. Look whether "

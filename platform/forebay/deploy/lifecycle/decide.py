@@ -67,6 +67,7 @@ class JobObservation:
         target: Best place now. None without room.
         reasons: Reasons of the clusters that have no room.
         is_stopped: Whether the user asked to stop the job.
+        failures: Attempts between the state's and the claim's that recorded their failure.
     """
 
     claim: SeenClaim | None = None
@@ -76,6 +77,7 @@ class JobObservation:
     target: Target | None = None
     reasons: tuple[str, ...] = ()
     is_stopped: bool = False
+    failures: int = 0
 
     @property
     def is_finished(self) -> bool:
@@ -136,12 +138,15 @@ class AttemptRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetDecision:
-    """Next state of a job, and the actions that lead there. `turned_away` is a place to avoid for a while."""
+    """Next state of a job, and the actions that lead there. `turned_away` is a place to avoid for a while,
+    `failed_at` one to leave alone for some seconds, and to avoid while others have room.
+    """
 
     state: JobState
     actions: tuple[FleetAction, ...] = ()
     why: str = ""
     turned_away: Target | None = None
+    failed_at: Target | None = None
 
 
 def decide(state: JobState, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision:
@@ -160,7 +165,7 @@ def _by_storage(
     if seen.is_finished:
         return FleetDecision(state=JobSucceeded(number=state.number), why="its result is in storage")
     if seen.claim is not None and seen.claim.number > state.number:
-        return _adopted(state, seen.claim, rules, now)
+        return _adopted(state, seen.claim, seen.failures, rules, now)
     if seen.is_stopped and not isinstance(state, AttemptWithdrawing):
         return _stopped(state, now)
     return None
@@ -182,10 +187,15 @@ def _by_state(state: JobQueued | LiveAttempt, seen: JobObservation, rules: Attem
             return _withdrawing(state, seen, rules, now)
 
 
-def _adopted(state: JobQueued | LiveAttempt, claim: SeenClaim, rules: AttemptRules, now: float) -> FleetDecision:
+def _adopted(
+    state: JobQueued | LiveAttempt, claim: SeenClaim, failures: int, rules: AttemptRules, now: float
+) -> FleetDecision:
     """Follow an attempt that another process claimed, or this one before it lost its journal."""
     adopted = AttemptStarting(
-        number=claim.number, failures=state.failures, target=claim.target, deadline=now + rules.start_within_s
+        number=claim.number,
+        failures=state.failures + failures,
+        target=claim.target,
+        deadline=now + rules.start_within_s,
     )
     return FleetDecision(state=adopted, why=f"attempt {claim.number} is claimed for {claim.target.cluster}")
 
@@ -276,6 +286,8 @@ def _withdrawing(state: AttemptWithdrawing, seen: JobObservation, rules: Attempt
     why = state.why if is_absent else f"{state.why}; its deletion is stuck, and the next attempt fences it"
     if state.is_final:
         return FleetDecision(state=JobStopped(number=state.number), why=why)
+    if state.has_failed:
+        return FleetDecision(state=_requeued(state, now), why=why, failed_at=state.target)
     return FleetDecision(state=_requeued(state, now), why=why, turned_away=state.target)
 
 
@@ -349,6 +361,7 @@ def _withdrawn(
         since=now,
         why=why,
         is_final=is_final,
+        has_failed=failures is not None,
     )
     delete = DeleteRayJob(number=state.number, target=state.target)
     return FleetDecision(state=withdrawing, actions=(delete,) if record is None else (record, delete), why=why)

@@ -67,7 +67,10 @@ class AttemptRunning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptWithdrawing:
-    """Its RayJob is being deleted. With `is_final` the job ends then, otherwise it is queued again."""
+    """Its RayJob is being deleted. With `is_final` the job ends then, otherwise it is queued again.
+
+    `has_failed` means that it ran, and counts as a failure.
+    """
 
     number: int
     failures: int
@@ -75,6 +78,7 @@ class AttemptWithdrawing:
     since: float
     why: str
     is_final: bool = False
+    has_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from forebay.deploy.placement.place import FleetView, PlacementHistory, most_when_empty, usable_pools
+from forebay.deploy.placement.history import PlacementHistory
+from forebay.deploy.placement.place import FleetView, most_when_empty, usable_pools
 from forebay.deploy.spec.job_spec import JobSpec, Task
 
 HOLD_AFTER_S = 5400.0

@@ -11,13 +11,12 @@ from enum import IntEnum
 
 from forebay.deploy.fleet.cluster import Cluster, Market, Sku
 from forebay.deploy.placement.capacity import Capacity, Gang, NodeGroup, PoolRemainder, Shape
+from forebay.deploy.placement.history import PlacementHistory
 from forebay.deploy.spec.job_spec import JobSpec, Task
 from forebay.deploy.spec.quantity import millicpus, nbytes
 
 OLDEST_S = 90.0
 """Age above which figures place nothing."""
-COOL_DOWN_S = 600.0
-"""Time for which a cluster that turned an attempt away is skipped, for machines of that kind."""
 PRICE_STEP = 1.25
 """Prices within this factor of the cheapest choice count as equal: filled nodes are worth more than the difference."""
 WARM_S = 3 * 86_400.0
@@ -41,17 +40,6 @@ class CapacityReservation:
     attempt: str
     cluster: str
     gang: Gang
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementHistory:
-    """Earlier attempts of a job: where they were turned away, and where they ran. Times of the placing clock.
-
-    `turned_away` is by cluster, SKU and market.
-    """
-
-    turned_away: Mapping[tuple[str, str, Market], float] = field(default_factory=dict)
-    ran: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +111,10 @@ class Placement:
 def place(spec: JobSpec, task: Task, view: FleetView, history: PlacementHistory, now: float) -> Placement:
     """Rank the clusters of a fleet for one task of a job.
 
-    The order: whether the largest or the smallest gang fits now or after growth, the order of SKUs in the job file,
-    clusters that may have the data on their disks, spot machines where they are preferred, the price in steps of
-    `PRICE_STEP`, the fewest empty nodes to begin, the least room left in the pool, the price, GPUs that others wait
-    for, and a hash.
+    The order: whether an attempt of the job failed there in the last 10 minutes, whether the largest or the smallest
+    gang fits now or after growth, the order of SKUs in the job file, clusters that may have the data on their disks,
+    spot machines where they are preferred, the price in steps of `PRICE_STEP`, the fewest empty nodes to begin, the
+    least room left in the pool, the price, GPUs that others wait for, and a hash.
     """
     return _Question(spec, task, view, history, now).answer()
 
@@ -199,9 +187,8 @@ class _Question:
 
     def _pool(self, cluster: Cluster, sku: str, market: Market) -> PoolChoice | str:
         where = f"{sku} {market}"
-        away = self.history.turned_away.get((cluster.name, sku, market))
-        if away is not None and self.now - away < COOL_DOWN_S:
-            return f"{where} turned an attempt away {self.now - away:.0f} s ago"
+        if (refusal := self.history.refusal((cluster.name, sku, market), self.now)) is not None:
+            return f"{where} {refusal}"
         gang = gang_of(self.spec, self.task, cluster, sku, market)
         price = self._price(cluster.sku[sku], market, gang.worker)
         limit = self.spec.place.max_price_per_hour
@@ -310,6 +297,7 @@ class _Question:
         price = math.inf if choice.price_per_hour is None else choice.price_per_hour
         tie = hashlib.sha256(f"{self.spec.name} {self.task.name} {choice.cluster}".encode()).hexdigest()
         return (
+            self.history.is_avoided((choice.cluster, choice.sku, choice.market), self.now),
             choice.fit,
             named.index(choice.sku) if named else 0,
             not self._is_warm(cluster),

@@ -44,6 +44,8 @@ def train_elastic(run: Run, driver: str, open_backend: OpenBackend) -> Result:
                 stopped = follow(run, coordinator, lambda: training.is_running)
             cause: Cause | None = ray.get(coordinator.cause.remote())
         except RayError as error:
+            # A later attempt on this cluster ends the coordinator.
+            run.ask_fence()
             raise RunFailed(
                 f"run {run.name!r} lost its connection to Ray ({type(error).__name__}). The newest checkpoint is kept: "
                 f"run {run.name!r} again to continue.",

@@ -14,7 +14,7 @@ from forebay.runs.timeline.timeline import ProgressPoint, RunStart, TimedEvent, 
 from forebay.storage.filesystem import resolve
 
 RECENT_S = 120.0
-"""Age of the last record up to which a run without an end may be running. Drivers record every 20 s."""
+"""Age of the last record up to which a run without an end may be running. Drivers record every 15 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,11 @@ from forebay.storage.atomic import ADVICE, write_failed
 from forebay.storage.credentials import redact
 from forebay.storage.file_lock import FileLock
 
-ASK_S = 20.0
-"""Time between two questions of a driver for a later attempt, which are also its signs of life."""
+ASK_S = 15.0
+"""Time between two questions of a driver for a later attempt, which are also its signs of life.
+
+A driver that finds one ends within 20 s of its first chance to see it: under Ray, its processes take 3 to 4 s to end.
+"""
 SILENT_S = 60.0
 """Time without an answer from storage after which that is logged."""
 CONFIRM_S = 900.0

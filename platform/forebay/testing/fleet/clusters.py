@@ -146,7 +146,7 @@ class SimulatedFleet:
             found.jobs[attempt.name] = SimulatedRayJob(attempt=attempt, created_at=self.now)
         self._answer(found, "created")
 
-    def delete(self, cluster: str, name: str) -> None:
+    def delete(self, cluster: str, name: str, *, key: str | None = None) -> None:  # noqa: ARG002 - names are unique
         """Delete a RayJob, if it is there."""
         found = self._reach(cluster, "delete")
         job = found.jobs.pop(name, None)

@@ -46,8 +46,8 @@ class SimulatedStorage:
         newest = run.claims[-1]
         return replace(newest, how="finished") if run.finished_by == newest.number else newest
 
-    def failures(self, spec: JobSpec, task: Task, *, before: int) -> int:
-        return sum(claim.how == "failed" for claim in self.run(spec, task).claims[: before - 1])
+    def failures(self, spec: JobSpec, task: Task, *, since: int, before: int) -> int:
+        return sum(claim.how == "failed" for claim in self.run(spec, task).claims[max(since, 1) - 1 : before - 1])
 
     def is_stopped(self, spec: JobSpec, task: Task) -> bool:
         return spec.run_name(task) in self.stopped

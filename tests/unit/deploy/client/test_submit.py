@@ -90,6 +90,11 @@ def test_submitted_twice_is_one_job(
         main(["logs", "words", "--storage", storage])
     assert ended.value.code == 0
     assert capfd.readouterr().out == "one\n�[31mtwo\n", "a job steers the terminal"
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", "words", "--storage", storage, "--json"])
+    *lines, last = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert lines == [{"part": first.submission.id, "line": line} for line in ("one", "\x1b[31mtwo")]
+    assert (last["status"]["name"], last["status"]["state"], ended.value.code) == ("words", "succeeded", 0)
     with pytest.raises(SystemExit):
         main(["jobs", "--storage", storage])
     table = capfd.readouterr().out

@@ -10,6 +10,7 @@ import forebay as fb
 from forebay.deploy.federation.federation import Federation
 from forebay.deploy.federation.run_storage import target_of
 from forebay.deploy.kube.api_errors import KubeError, NamespaceEnds, ObjectInvalid, QuotaExceeded
+from forebay.deploy.kube.kuberay import NameTaken
 from forebay.deploy.lifecycle.decide import Phase, SeenClaim
 from forebay.deploy.lifecycle.journal import JobJournal
 from forebay.deploy.lifecycle.states import JobState
@@ -201,15 +202,39 @@ def test_without_a_journal_an_ended_attempt_is_not_started_again(phase: Phase, a
     bench.federation.step(bench.now)
     cluster.jobs.pop(name, None)
     bench.lose_journal()
-    # A place where an attempt failed is left alone for 10 minutes.
-    bench.run(1200)
+    bench.run(300)
     assert name not in cluster.jobs
     assert len(bench.storage.runs["job"].claims) == after
     assert bench.state("job") == ("AttemptRunning" if after == 2 else "JobSucceeded")
 
 
+def test_without_a_journal_failures_of_all_attempts_count() -> None:
+    bench = FleetBench()
+    bench.submit("job", 4, 2)
+    (cluster,) = bench.clusters.clusters.values()
+    for number in range(1, 5):
+        bench.run(600)
+        claims = bench.storage.runs["job"].claims
+        assert len(claims) == number
+        bench.lose_journal()
+        bench.federation.step(bench.now)
+        cluster.end(
+            next(each for each in cluster.jobs.values() if each.phase == "running"), "failed", "exit 1", bench.now
+        )
+        bench.federation.step(bench.now)
+    bench.run(60)
+    assert bench.state("job") == "JobFailed"
+    assert bench.journal.reasons("job")[-1].why == "exit 1 (attempt 4, 4 failures, 3 retries allowed)"
+
+
 @pytest.mark.parametrize(
-    "error", [QuotaExceeded("exceeded quota"), NamespaceEnds("is being terminated"), ObjectInvalid("unknown field")]
+    "error",
+    [
+        QuotaExceeded("exceeded quota"),
+        NamespaceEnds("is being terminated"),
+        ObjectInvalid("unknown field"),
+        NameTaken("a RayJob of this name is there"),
+    ],
 )
 def test_a_cluster_that_refuses_the_ray_job_is_left_at_once(monkeypatch: pytest.MonkeyPatch, error: KubeError) -> None:
     bench = FleetBench(clusters=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +95,10 @@ def test_logs_of_a_fleet_are_read_by_attempt(tmp_path: Path, capfd: pytest.Captu
     with pytest.raises(SystemExit):
         main(["logs", "job", "--storage", str(tmp_path)])
     assert capfd.readouterr().out.splitlines() == [line.replace("\x1b", "�") for line in read]
+    with pytest.raises(SystemExit):
+        main(["logs", "job", "--storage", str(tmp_path), "--json"])
+    printed = capfd.readouterr().out
+    assert printed.isascii() and "\x1b" not in printed
+    shown = [json.loads(line) for line in printed.splitlines()]
+    assert shown[1] == {"part": f"{name}, attempt 2", "line": "\x1b[31msecond"}
+    assert [each["line"] for each in shown] == ["first", "\x1b[31msecond", "and more", "third"]

@@ -49,6 +49,17 @@ def test_end_and_orders_are_seen(spec: fb.JobSpec, tmp_path: Path) -> None:
     assert claim is not None and claim.how == "finished"
 
 
+def test_order_that_was_obeyed_stops_no_later_submission(spec: fb.JobSpec, tmp_path: Path) -> None:
+    storage, task = RunStorage(stop_s=0.0), spec.task[0]
+    storage.claim(spec, task, 1, WEST)
+    give_orders(str(tmp_path), spec.run_name(task), stop="enough")
+    storage.end(spec, task, 1, "stopped", "enough")
+    assert not storage.is_stopped(spec, task)
+    storage.claim(spec, task, 2, WEST)
+    assert not storage.is_stopped(spec, task)
+    assert (storage.failures(spec, task, since=1, before=2), storage.failures(spec, task, since=2, before=3)) == (0, 0)
+
+
 def test_the_first_record_of_an_end_stays(spec: fb.JobSpec) -> None:
     storage, task = RunStorage(), spec.task[0]
     storage.claim(spec, task, 1, WEST)

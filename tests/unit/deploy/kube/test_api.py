@@ -34,6 +34,7 @@ from forebay.deploy.kube.api_errors import (
     VersionExpired,
 )
 from forebay.deploy.kube.connection import by_context, in_cluster
+from forebay.deploy.kube.kuberay import KubeRay
 from forebay.errors import InvalidOption
 
 pytest.importorskip("kubernetes")
@@ -44,9 +45,10 @@ class ApiServer(http.server.BaseHTTPRequestHandler):
 
     answers: ClassVar[list[tuple[int, str, dict[str, str]]]] = []
     requests: ClassVar[list[tuple[str, str, str | None]]] = []
+    bodies: ClassVar[list[bytes]] = []
 
     def answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.bodies.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
         self.requests.append((self.command, self.path, self.headers.get("Authorization")))
         status, text, headers = self.answers.pop(0)
         self.send_response(status)
@@ -64,7 +66,7 @@ class ApiServer(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[type[ApiServer]]:
-    ApiServer.answers, ApiServer.requests = [], []
+    ApiServer.answers, ApiServer.requests, ApiServer.bodies = [], [], []
     httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ApiServer)
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -260,3 +262,28 @@ def test_unknown_context_and_no_pod(tmp_path) -> None:
         by_context(None, str(tmp_path / "nothing"))()
     with pytest.raises(InvalidOption, match="runs in no pod"):
         in_cluster()
+
+
+def ray_job(key: str, uid: str) -> tuple[int, str, dict[str, str]]:
+    metadata = {"name": "fb-a-1", "uid": uid, "annotations": {"forebay.dev/key": key, "forebay.dev/attempt": "1"}}
+    return 200, json.dumps({"metadata": metadata}), {}
+
+
+@pytest.mark.parametrize(
+    ("answers", "verbs"),
+    [
+        ([ray_job("theirs", "2")], ["GET"]),
+        ([ray_job("ours", "1"), status(200, ""), status(404, "gone")], ["GET", "DELETE", "GET"]),
+        ([ray_job("ours", "1"), status(409, "the UID in the precondition is 2")], ["GET", "DELETE"]),
+        ([ray_job("ours", "1"), status(200, ""), ray_job("theirs", "2")], ["GET", "DELETE", "GET"]),
+    ],
+    ids=["of another job", "ours", "replaced before the request", "replaced after it"],
+)
+def test_only_the_ray_job_of_the_job_is_deleted(
+    api: KubeApi, server: type[ApiServer], answers: list[tuple[int, str, dict[str, str]]], verbs: list[str]
+) -> None:
+    server.answers += answers
+    KubeRay(api, "ml").delete_job("fb-a-1", key="ours", deadline_s=5.0)
+    assert [verb for verb, *_ in server.requests] == verbs
+    bodies = [json.loads(body) for body in server.bodies if body]
+    assert [body["preconditions"] for body in bodies] == [{"uid": "1"}] * verbs.count("DELETE")

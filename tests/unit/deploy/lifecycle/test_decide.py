@@ -152,5 +152,10 @@ def test_failures_count_and_withdrawals_do_not() -> None:
     failed = decide(RUNNING, seen(ray_job=ray("failed", words="exit 1")), RULES, NOW)
     queued = decide(failed.state, seen(ray_job=ray("absent")), RULES, NOW).state
     assert queued == JobQueued(since=NOW, number=2, failures=1)
+    again = decide(failed.state, seen(ray_job=ray("absent")), RULES, NOW)
+    assert (again.failed_at, again.turned_away) == (A, None)
+    claim = SeenClaim(number=5, target=B)
+    adopted = decide(JobQueued(since=NOW), JobObservation(claim=claim, failures=3), RULES, NOW).state
+    assert adopted == AttemptStarting(number=5, failures=3, target=B, deadline=NOW + 600)
     last = decide(WORN, seen(ray_job=ray("failed", words="exit 1")), RULES, NOW).state
     assert last == JobFailed(number=2, why="exit 1 (attempt 2, 3 failures, 2 retries allowed)")

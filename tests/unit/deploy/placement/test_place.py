@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import forebay as fb
 from forebay.deploy.fleet.cluster import CacheVolume, Cluster, Market, Sku
 from forebay.deploy.placement.capacity import Capacity, Gang, NodeGroup, Shape, grouped
+from forebay.deploy.placement.history import PlacementHistory
 from forebay.deploy.placement.place import (
     CapacityReservation,
     Fit,
     FleetView,
-    PlacementHistory,
     gang_of,
     place,
     too_large,
@@ -141,6 +141,28 @@ def test_a_cluster_that_turned_an_attempt_away_rests() -> None:
     for age, rests in ((599, True), (601, False)):
         history = PlacementHistory(turned_away={("a", "h100", market): NOW - age})
         assert (best(job(), view((cluster("a"), capacity("a"))), history) is None) == rests
+
+
+def test_a_retry_goes_elsewhere_and_without_another_place_back_to_the_same_one() -> None:
+    market: Market = "spot"
+    alone, both = (
+        view((cluster("a"), capacity("a"))),
+        view((cluster("a"), capacity("a")), (cluster("b"), capacity("b"))),
+    )
+    for age, failures, rests in ((14, 1, True), (16, 1, False), (16, 2, True), (31, 2, False), (599, 9, True)):
+        times = tuple(NOW - age - number for number in reversed(range(failures)))
+        history = PlacementHistory(failed={("a", "h100", market): times})
+        assert (best(job(), alone, history) is None) == rests
+        assert best(job(), both, history).cluster == "b"
+    full = view((cluster("a"), capacity("a")), (cluster("b"), capacity("b", nodes=())))
+    history = NOTHING.with_failure(("a", "h100", market), NOW - 20)
+    assert best(job(), full, history).cluster == "a"
+    assert (
+        "failed 3 s ago"
+        in place(job(), job().task[0], alone, NOTHING.with_failure(("a", "h100", market), NOW - 3), NOW)
+        .refusals[0]
+        .reason
+    )
 
 
 def test_reserved_room_is_not_given_twice() -> None:
