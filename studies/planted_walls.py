@@ -3,7 +3,8 @@
 python studies/planted_walls.py --runs 20 --out docs/experiments
 
 Each job trains a small network on 24 row groups of 4,096 rows and 32 floats. All but one of its stages are quick.
-With --load N, N processes keep the cores busy meanwhile.
+With --load N, N processes keep the cores busy meanwhile. --budget ends the study after that many seconds; the next call
+with the same --out goes on with the jobs that have the fewest runs, until each has --runs.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ from forebay.doctor.diagnose import Diagnosis, ExaminationOptions, diagnose
 
 COLUMNS, ROWS, GROUPS = 32, 4096, 24
 READ_DELAY_S = 0.15
-LINK_BYTES_PER_S = 20e6
+LINK_BYTES_PER_S = 5e6
 HEAVY_ROUNDS = 60
-PYTHON_ROUNDS = 25
+PYTHON_ROUNDS = 400
+"""Rounds of the transforms, and the link: a planted wall takes at least twice the time of every other stage."""
 LOCK = threading.Lock()
 
 
@@ -161,7 +163,7 @@ PLANTED = {
     "lock": Planted(title="lock in the transform", wall="lock", job=partial(job, fn=locked)),
     "gil": Planted(title="Python loop in the transform", wall="lock", job=partial(job, fn=in_python)),
     "shared": Planted(
-        title="lock shared with the train function", wall="lock", job=partial(job, fn=locked, width=1024, in_lock=True)
+        title="lock shared with the train function", wall="lock", job=partial(job, fn=locked, width=768, in_lock=True)
     ),
 }
 
@@ -204,44 +206,63 @@ def _spin() -> None:
         hash(time.time())
 
 
-def text_of(found: list[dict[str, Any]]) -> str:
-    """Page with one line for each job and load."""
+def table_of(found: list[dict[str, Any]]) -> list[str]:
+    """Table with one line for each job and load."""
     lines = [
-        "# Planted walls",
-        "`python studies/planted_walls.py` examines jobs with one planted bottleneck each, as `forebay doctor` does.",
-        "",
-        "| job | planted wall | busy processes beside it | seconds of a run | runs | right | named |",
-        "|---|---|---|---|---|---|---|",
+        "| job | planted wall | busy processes beside it | seconds of a run | right | named otherwise |",
+        "|---|---|---|---|---|---|",
     ]
     for key in dict.fromkeys((each["job"], each["load"], each["seconds"]) for each in found):
         runs = [each for each in found if (each["job"], each["load"], each["seconds"]) == key]
         planted = PLANTED[key[0]]
-        named = ", ".join(f"{name} {count}" for name, count in Counter(each["wall"] for each in runs).most_common())
-        right = sum(each["wall"] == planted.wall for each in runs)
-        lines.append(f"| {planted.title} | {planted.wall} | {key[1]} | {key[2]:g} | {len(runs)} | {right} | {named} |")
-    return "\n".join([*lines, ""])
+        named = Counter(each["wall"] for each in runs)
+        right = named.pop(planted.wall, 0)
+        others = ", ".join(f"{name} {count}" for name, count in named.most_common())
+        lines.append(
+            f"| {planted.title} | {planted.wall} | {key[1]} | {key[2]:g} | {right} of {len(runs)} | {others} |"
+        )
+    return lines
+
+
+def text_of(found: list[dict[str, Any]]) -> str:
+    """Page with the table."""
+    head = [
+        "# Planted walls",
+        "`python studies/planted_walls.py` examines jobs with one planted bottleneck each, as `forebay doctor` does.",
+        "",
+    ]
+    return "\n".join([*head, *table_of(found), ""])
+
+
+def fewest(found: list[dict[str, Any]], names: list[str], *, runs: int, like: dict[str, Any]) -> str | None:
+    """Job with the fewest runs of this kind. None if each has `runs`."""
+    done = {name: sum(like.items() <= each.items() and each["job"] == name for each in found) for name in names}
+    name = min(names, key=done.__getitem__)
+    return name if done[name] < runs else None
 
 
 def main(
-    runs: Annotated[int, typer.Option(help="Runs of each job.")] = 20,
+    runs: Annotated[int, typer.Option(help="Runs of each job, with those of earlier calls in --out.")] = 20,
     only: Annotated[list[str] | None, typer.Option(help=f"Jobs: {', '.join(PLANTED)}.")] = None,
-    seconds: Annotated[float, typer.Option(help="Time of one run.")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Time of one run.")] = 5.0,
+    budget: Annotated[float, typer.Option(help="Seconds after which no further run starts.")] = float("inf"),
     busy: Annotated[int, typer.Option("--load", help="Processes that keep cores busy meanwhile.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder of the page. Earlier runs in it are kept.")] = Path(),
 ) -> None:
     numbers, page = out / "planted-walls.json", out / "planted-walls.md"
     found: list[dict[str, Any]] = json.loads(numbers.read_text()) if numbers.exists() else []
+    names, like, ends = only or list(PLANTED), {"load": busy, "seconds": seconds}, time.monotonic() + budget
     with tempfile.TemporaryDirectory() as place, load(busy):
         folder = Path(place) / "data"
         write_data(folder)
-        for number in range(runs):
-            for name in only or PLANTED:
-                diagnosis = examined(PLANTED[name], folder, seconds=seconds)
-                wall = diagnosis.verdict.wall
-                found.append({"job": name, "load": busy, "seconds": seconds, "wall": wall.name, "tied": wall.tied_with})
-                print(f"{time.strftime('%T')} run {number + 1}: {name}: {wall.name}, tied {wall.tied_with}", flush=True)
-                numbers.write_text(json.dumps(found) + "\n")
-                page.write_text("\n".join([text_of(found), *kept_reading(page)]))
+        while (name := fewest(found, names, runs=runs, like=like)) and time.monotonic() < ends:
+            diagnosis = examined(PLANTED[name], folder, seconds=seconds)
+            wall = diagnosis.verdict.wall
+            found.append({"job": name, **like, "wall": wall.name, "tied": wall.tied_with})
+            print(f"{time.strftime('%T')} {name}: {wall.name}, tied {wall.tied_with}", flush=True)
+            numbers.write_text(json.dumps(found) + "\n")
+            page.write_text("\n".join([text_of(found), *kept_reading(page)]))
+    print("\n".join(table_of(found)))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from statistics import median
 
 from forebay.doctor.diagnose import Diagnosis
 from forebay.doctor.findings.gains import Gain
+from forebay.doctor.findings.loop_parts import BATCH
 from forebay.doctor.findings.measurements import Measurements
-from forebay.doctor.findings.walls import BATCH, LOCK, Wall, step_s_of
+from forebay.doctor.findings.walls import LOCK, Wall, step_s_of
 from forebay.doctor.findings.ways import MEANINGS, RoundKind, Way
 from forebay.formatting import bytes_text, count_text
 
@@ -89,7 +90,8 @@ def notes_of(found: Measurements) -> list[str]:
         seen = found.contention
         notes.append(
             f"The transform was blocked for {seen.alone:.0%} of its time alone, {seen.together:.0%} beside itself, and "
-            f"{seen.beside:.0%} beside the train function."
+            f"{seen.beside:.0%} beside the train function, which was blocked for {seen.training:.0%} alone and "
+            f"{seen.training_beside:.0%} beside it."
         )
     if facts.device == "cuda":
         idle = ", ".join(f"{way} {share:.0%}" for way, share in found.gpu_idle.items())

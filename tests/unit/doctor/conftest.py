@@ -24,7 +24,7 @@ FACTS = JobFacts(
     is_local=True,
     device="cpu",
 )
-NO_LOCK = Contention(alone=0.02, together=0.05, beside=0.04)
+NO_LOCK = Contention(alone=0.02, together=0.05, beside=0.04, training=0.01, training_beside=0.05)
 
 
 @pytest.fixture
@@ -57,7 +57,8 @@ def measured() -> Callable[..., Measurements]:
                         step_s=(step_ms if makes else step_ms * factor) / 1e3,
                         cpu_s=step_ms / 1e3,
                         produce_s=ms[stage.way] * factor / 1e3 / stage.worker_factor if makes else 0.0,
-                        read_s=max(ms["network"] - ms["transform"], 0.0) / 1e3 if makes else 0.0,
+                        read_s=ms["network"] / 1e3 if stage.way is Way.NETWORK else 0.0,
+                        make_s=ms["transform"] / 1e3 if makes else 0.0,
                         gather_s=0.1e-3 if stage.way is Way.GATHER else 0.0,
                     )
                 )

@@ -33,7 +33,7 @@ def test_one_sentence_has_the_wall_and_the_next(diagnosed: Callable[..., Diagnos
     )
     limit = diagnosed(**NETWORK | {"transform": 0.1, "network": 0.5}, facts={"epochs": 1})
     assert sentence_of(limit) == (
-        "The epoch stands at the compute wall: 1.2 ms a step, 427k rows/s; next is the network wall, at 0.4 ms."
+        "The epoch stands at the compute wall: 1.2 ms a step, 427k rows/s; next is the network wall, at 0.5 ms."
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forebay.doctor.findings.loop_parts import fixed_share_of
 from forebay.doctor.findings.measurements import Measurements
-from forebay.doctor.findings.walls import LOCK, WallVerdict, fixed_share_of, ratio_of, step_s_of
+from forebay.doctor.findings.walls import LOCK, WallVerdict, ratio_of, step_s_of
 from forebay.doctor.findings.ways import RoundKind, Way
 from forebay.formatting import bytes_text
 
@@ -69,10 +70,11 @@ def _bytes(found: Measurements, verdict: WallVerdict) -> Gain:
 
 
 def _batch(found: Measurements, verdict: WallVerdict) -> Gain:
-    change, way = f"batch of {LARGER} times the rows", verdict.wall.way
-    share = fixed_share_of(found, way) if way in (Way.COMPUTE, Way.GATHER) else None
+    change = f"batch of {LARGER} times the rows"
+    if verdict.wall.way not in (Way.COMPUTE, Way.COPY, Way.GATHER):
+        return Gain(change=change, factor=1.0, why="rows are the wall, not steps")
+    share = fixed_share_of(found, Way.GATHER)
     if share is None:
-        known = way not in (Way.COMPUTE, Way.GATHER)
-        return Gain(change=change, factor=1.0, why="rows are the wall, not steps" if known else "not measured")
+        return Gain(change=change, factor=1.0, why="not measured")
     factor = LARGER / (share + LARGER * (1 - share))
     return Gain(change=change, factor=factor, why=f"{share:.0%} of a step do not depend on its rows")

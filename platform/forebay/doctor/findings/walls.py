@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from statistics import median
 
-from forebay.doctor.findings.measurements import Measurements
+from forebay.doctor.findings.loop_parts import LoopPart, is_clearly_larger, loop_parts
+from forebay.doctor.findings.measurements import Measurements, spread_of
 from forebay.doctor.findings.ways import RoundKind, Way
 
 LEAST_GAP = 0.10
 """Two ways that are closer than this share, or than twice the spread of their rounds, are one wall."""
 TIE = 0.03
-FIXED_SHARE = 0.5
-"""From this share of a step that does not depend on its rows, the size of the batch is the wall."""
-_OWN_WORK = {Way.GATHER: "gather_s", Way.TRANSFORM: "produce_s", Way.NETWORK: "read_s"}
-"""Work of a stage that runs beside the training: the numbers of a `Round` with its seconds."""
-BATCH, LOCK = "batch", "lock"
-"""Walls that are no way of their own: the cost of each step whatever its rows, and a lock in the user's functions."""
+LOCK = "lock"
+"""Wall that is no way of its own: a lock in the user's functions."""
+_LOOP = (Way.COMPUTE, Way.COPY, Way.GATHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +49,15 @@ class WallVerdict:
 
 
 def verdict_of(found: Measurements) -> WallVerdict:
-    """Find the walls."""
-    ways = [way for way in Way if found.of(RoundKind(way=way))]
-    wall = _wall(found, ways)
-    below = ways[: ways.index(wall.way)]
-    cached = _wall(found, [way for way in ways if way in (Way.COMPUTE, Way.COPY, Way.GATHER)])
-    return WallVerdict(wall=wall, next_wall=_next(found, wall, below), cached=cached)
+    """Find the walls.
+
+    Stages that make blocks run beside the training: the slower side is the wall. Stages of the training loop follow
+    each other: the one that takes the largest part of a step is the wall.
+    """
+    parts = loop_parts(found)
+    cached = _loop_wall(parts, step_s_of(found, Way.GATHER))
+    wall = _making_wall(found, parts) or _slowed(found, cached)
+    return WallVerdict(wall=wall, next_wall=_next(found, wall, parts), cached=cached)
 
 
 def ratio_of(found: Measurements, way: Way, other: Way) -> tuple[float, float]:
@@ -66,7 +67,7 @@ def ratio_of(found: Measurements, way: Way, other: Way) -> tuple[float, float]:
     """
     upper, lower = found.step_s(RoundKind(way=way)), found.step_s(RoundKind(way=other))
     ratios = [upper[number] / lower[number] for number in sorted(upper.keys() & lower.keys())]
-    return median(ratios), _spread(ratios)
+    return median(ratios), spread_of(ratios) / median(ratios)
 
 
 def step_s_of(found: Measurements, way: Way) -> float:
@@ -76,64 +77,91 @@ def step_s_of(found: Measurements, way: Way) -> float:
     return max(median(found.step_s(RoundKind(way=each)).values()) for each in before)
 
 
-def fixed_share_of(found: Measurements, way: Way) -> float | None:
-    """Share of a step that does not depend on its rows, from steps of two sizes. None if only one was measured."""
-    small, rows = found.of(RoundKind(way=way, is_small=True)), found.facts.rows
-    if not small or found.facts.small_rows >= rows:
-        return None
-    factor = found.facts.small_rows / rows
-    large = found.of(RoundKind(way=way))
-    ratio = median(small[number].step_s / large[number].step_s for number in small.keys() & large.keys())
-    return min(1.0, max(0.0, (ratio - factor) / (1 - factor)))
-
-
-def _wall(found: Measurements, ways: Sequence[Way]) -> Wall:
-    """The first way that takes as long as the last one."""
-    top = ways[-1]
-    for way in ways:
-        ratio, spread = ratio_of(found, top, way)
-        if ratio <= 1 + max(LEAST_GAP, 2 * spread):
-            break
-    tied = _latest(found, way, ways) if ratio > 1 + TIE else None
+def _loop_wall(parts: list[LoopPart], step_s: float) -> Wall:
+    first, second = parts[0], parts[1]
+    tied = not is_clearly_larger(first, second, LEAST_GAP)
     return Wall(
-        name=_name(found, way),
-        way=way,
-        step_s=step_s_of(found, top),
-        tied_with=None if tied is None else _name(found, tied),
-        tied_within=ratio - 1 if tied is not None else 0.0,
+        name=first.name,
+        way=first.way,
+        step_s=step_s,
+        tied_with=second.name if tied else None,
+        tied_within=max(first.share / second.share - 1, 0.0) if tied and second.share else 0.0,
     )
 
 
-def _latest(found: Measurements, way: Way, ways: Sequence[Way]) -> Way | None:
-    """The way after `way` that adds most to it."""
-    later = ways[ways.index(way) + 1 :]
-    steps = [step_s_of(found, each) - step_s_of(found, ways[ways.index(each) - 1]) for each in later]
-    return later[steps.index(max(steps))] if later else None
+def _making_wall(found: Measurements, parts: list[LoopPart]) -> Wall | None:
+    """Wall of making blocks. None if training is as slow without it, or is only slowed down by less than its own work.
+
+    A lock that training waits for is named however much slower training is by itself: it makes both sides take turns.
+    """
+    slower, spread = ratio_of(found, Way.NETWORK, Way.GATHER)
+    if slower <= 1 + max(LEAST_GAP, 2 * spread):
+        return None
+    produced, alone = found.of(RoundKind(way=Way.NETWORK)), found.of(RoundKind(way=Way.GATHER))
+    waits = median(produced[number].produce_s / alone[number].step_s for number in produced) > 1
+    takes_turns = _making_name(found) == LOCK and found.contention is not None and found.contention.with_training
+    if not (waits or takes_turns or slower - 1 > parts[0].share):
+        return None
+    further, spread = ratio_of(found, Way.NETWORK, Way.TRANSFORM)
+    step_s = step_s_of(found, Way.NETWORK)
+    if not _reads_are_busiest(found):
+        return Wall(name=_making_name(found), way=Way.TRANSFORM, step_s=step_s)
+    if further > 1 + max(LEAST_GAP, 2 * spread):
+        return Wall(name=str(Way.NETWORK), way=Way.NETWORK, step_s=step_s)
+    wall = Wall(name=_making_name(found), way=Way.TRANSFORM, step_s=step_s)
+    return replace(wall, tied_with=str(Way.NETWORK), tied_within=further - 1) if further > 1 + TIE else wall
 
 
-def _next(found: Measurements, wall: Wall, below: Sequence[Way]) -> Wall | None:
-    """Wall once `wall` is out of the way: of the ways below it, or the stage above it that takes longest."""
-    candidates = [_wall(found, below)] if below else []
-    for way, name in _OWN_WORK.items():
-        own = found.median_of(RoundKind(way=way), name)
-        if list(Way).index(way) > list(Way).index(wall.way) and own > 0:
-            candidates.append(Wall(name=_name(found, way), way=way, step_s=own))
+def _slowed(found: Measurements, cached: Wall) -> Wall:
+    """The wall of the training loop, at the time that a step takes beside making blocks."""
+    slower, spread = ratio_of(found, Way.NETWORK, Way.GATHER)
+    wall = replace(cached, step_s=step_s_of(found, Way.NETWORK))
+    if not 1 + TIE < slower <= 1 + max(LEAST_GAP, 2 * spread):
+        return wall
+    later = Way.NETWORK if _reads_are_busiest(found) else Way.TRANSFORM
+    name = _making_name(found) if later is Way.TRANSFORM else str(later)
+    return replace(wall, tied_with=name, tied_within=slower - 1)
+
+
+def _reads_are_busiest(found: Measurements) -> bool:
+    """Whether reads take more of the time of making blocks from the source than decoding and transforming."""
+    source = RoundKind(way=Way.NETWORK)
+    return found.median_of(source, "read_s") > found.median_of(source, "make_s")
+
+
+def _making_name(found: Measurements) -> str:
+    """Name of the wall of making blocks: a lock counts if the transform takes longer than decoding and writing."""
+    contention, (cores, reads) = found.contention, found.facts.data_workers
+    # Seconds at work of all that do this at once. Threads that read also write, without a core.
+    transforms, decodes, writes = (
+        found.making[name] / at_once for name, at_once in (("transform", cores), ("decode", cores), ("write", reads))
+    )
+    if transforms >= max(decodes, writes) and contention and (contention.with_itself or contention.with_training):
+        return LOCK
+    return str(Way.TRANSFORM)
+
+
+def _next(found: Measurements, wall: Wall, parts: list[LoopPart]) -> Wall | None:
+    """Wall once `wall` is out of the way: of the other stages, the one that takes longest."""
+    candidates = [each for each in _others(found, wall, parts) if each.step_s > 0]
     if not candidates:
         return None
     most = max(candidate.step_s for candidate in candidates)
     return next(each for each in candidates if each.step_s >= most / (1 + LEAST_GAP))
 
 
-def _name(found: Measurements, way: Way) -> str:
-    if way in (Way.COMPUTE, Way.GATHER) and (fixed_share_of(found, way) or 0.0) >= FIXED_SHARE:
-        return BATCH
-    contention = found.contention
-    if way is Way.TRANSFORM and contention and (contention.with_itself or contention.with_training):
-        return LOCK
-    return str(way)
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Median distance from the median, as a share of it."""
-    middle = median(values)
-    return median(abs(value - middle) for value in values) / middle
+def _others(found: Measurements, wall: Wall, parts: list[LoopPart]) -> Iterator[Wall]:
+    loop_s = step_s_of(found, Way.GATHER)
+    if wall.way not in _LOOP:
+        yield _loop_wall(parts, loop_s)
+    else:
+        yield Wall(name=parts[1].name, way=parts[1].way, step_s=loop_s * (1 - parts[0].share))
+        if wall.name != Way.GATHER:  # it runs beside the other parts
+            yield Wall(
+                name=str(Way.GATHER), way=Way.GATHER, step_s=found.median_of(RoundKind(way=Way.GATHER), "gather_s")
+            )
+    if wall.way is not Way.TRANSFORM:
+        made_s = found.median_of(RoundKind(way=Way.TRANSFORM), "produce_s")
+        yield Wall(name=_making_name(found), way=Way.TRANSFORM, step_s=made_s)
+    if wall.way is not Way.NETWORK:
+        yield Wall(name=str(Way.NETWORK), way=Way.NETWORK, step_s=found.median_of(RoundKind(way=Way.NETWORK), "read_s"))

@@ -17,7 +17,7 @@ from forebay.doctor.rounds.feeds import Copy, GatheredBatches, KeptBatches
 from forebay.doctor.rounds.gpu_idle import GpuIdle
 from forebay.doctor.rounds.production import BlockProduction, Produced
 from forebay.doctor.rounds.sample import Sample
-from forebay.doctor.rounds.thread_time import ThreadLoop, ThreadTime
+from forebay.doctor.rounds.thread_time import ThreadClock, ThreadLoop, ThreadTime
 from forebay.loader.batch import Batch
 from forebay.metrics import Counters
 from forebay.plan.cursor import Cursor
@@ -117,6 +117,7 @@ class Examination:
             if stage.way not in (Way.COMPUTE, Way.COPY):
                 next(batches)  # waits for the start of the loader, which an epoch has once
             self._synchronize()
+            clock = ThreadClock()
             before, began, cpu = tally.as_dict(), time.perf_counter(), time.process_time()
             while time.perf_counter() - began < self._round_s or not is_enough():
                 self.num_steps, steps = self.num_steps + 1, steps + 1
@@ -124,6 +125,8 @@ class Examination:
             self._synchronize()
             step_s, cpu_s = (time.perf_counter() - began) / steps, (time.process_time() - cpu) / steps
             gathered = tally.since(before)
+            if stage.way is Way.COMPUTE and not stage.is_small:
+                self._add_probe("training_beside" if stage.probes else "training", clock.elapsed())
         produced = self.found.produced[stage][-1] if stage in self.found.produced else None
         rows = self._apparatus.kept.rows
         self.found.rounds.append(
@@ -134,6 +137,7 @@ class Examination:
                 cpu_s=cpu_s,
                 produce_s=rows * produced.seconds / produced.rows if produced else 0.0,
                 read_s=rows * produced.read_s / produced.rows if produced else 0.0,
+                make_s=rows * produced.make_s / produced.rows if produced else 0.0,
                 gather_s=(gathered.get("gather_s", 0) + gathered.get("plan_s", 0)) / steps,
                 num_steps=steps,
             )

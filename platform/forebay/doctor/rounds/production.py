@@ -24,7 +24,8 @@ _CLOSE_S = 60.0
 class Produced:
     """Result of a production: blocks and rows made in `seconds`, and the seconds of each step over all threads.
 
-    `read_s` is the time in which as many reads at once fetch these rows.
+    `read_s` is the time in which as many reads at once fetch these rows, `make_s` that in which as many cores decode
+    and transform them.
     """
 
     blocks: int
@@ -32,6 +33,7 @@ class Produced:
     nbytes: int
     seconds: float
     read_s: float
+    make_s: float
     sums: Mapping[str, float]
 
 
@@ -69,12 +71,14 @@ class BlockProduction:
         self._thread.join()
         if self._error is not None:
             raise self._error
+        in_cores = self._tally["decode_s"] + self._tally["transform_s"]
         return Produced(
             blocks=self._blocks,
             rows=self._rows,
             nbytes=self._nbytes,
             seconds=self._seconds,
             read_s=self._tally["remote_read_s"] / self._workers.num_reads,
+            make_s=in_cores / self._workers.num_cores(),
             sums=self._tally.as_dict(),
         )
 

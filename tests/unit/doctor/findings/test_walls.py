@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -18,16 +19,18 @@ QUICK = {"compute": 1.0, "gather": 1.02, "transform": 0.3, "network": 0.4}
 @pytest.mark.parametrize(
     ("changed", "wall", "next_wall", "cached"),
     [
-        ({}, "compute", "transform", "compute"),
+        ({}, "compute", "network", "compute"),
         ({"network": 5.0}, "network", "compute", "compute"),
-        ({"network": 5.0, "transform": 4.9}, "transform", "compute", "compute"),
+        ({"network": 5.0, "transform": 4.9}, "transform", "network", "compute"),
         ({"network": 9.0, "transform": 5.0}, "network", "transform", "compute"),
         ({"copy": 3.0, "gather": 3.05}, "copy", "compute", "copy"),
         ({"copy": 1.05, "gather": 3.0}, "gather", "compute", "gather"),
+        ({"copy": 1.8, "gather": 2.6}, "compute", "copy", "compute"),
+        ({"compute": 0.7, "gather": 2.0, "transform": 1.7}, "gather", "transform", "gather"),
         ({"network": 2.0, "gather": 6.0}, "gather", "network", "gather"),
     ],
 )
-def test_the_wall_is_the_first_way_as_slow_as_the_source(
+def test_the_wall_is_the_slower_side_or_the_largest_part_of_a_step(
     measured: Make, changed: dict[str, float], wall: str, next_wall: str, cached: str
 ) -> None:
     verdict = verdict_of(measured(**QUICK | changed))
@@ -45,12 +48,25 @@ def test_a_step_with_a_fixed_cost_stands_at_the_batch(measured: Make) -> None:
     assert best.factor == pytest.approx(4 / (0.8 + 4 * 0.2))
 
 
+def blocked(
+    alone: float = 0.0,
+    together: float = 0.0,
+    beside: float = 0.0,
+    *,
+    training: float = 0.0,
+    training_beside: float = 0.0,
+) -> Contention:
+    return Contention(alone=alone, together=together, beside=beside, training=training, training_beside=training_beside)
+
+
 @pytest.mark.parametrize(
     ("contention", "wall"),
     [
-        (Contention(alone=0.0, together=0.5, beside=0.1), "lock"),
-        (Contention(alone=0.0, together=0.1, beside=0.6), "lock"),
-        (Contention(alone=0.7, together=0.7, beside=0.7), "transform"),  # it waits for a device, not for others
+        (blocked(together=0.5), "lock"),
+        (blocked(beside=0.6), "lock"),
+        (blocked(beside=0.1, training_beside=0.9), "lock"),
+        (blocked(alone=0.7, together=0.7, beside=0.7), "transform"),  # it waits for a device, not for others
+        (blocked(training=0.8, training_beside=0.9), "transform"),  # the train function does so
         (None, "transform"),
     ],
 )
@@ -63,7 +79,7 @@ def test_a_lock_is_not_a_heavy_transform(measured: Make, contention: Contention 
 
 
 def test_a_lock_in_a_quick_transform_is_no_wall(measured: Make) -> None:
-    found = measured(**QUICK, contention=Contention(alone=0.0, together=0.5, beside=0.0))
+    found = measured(**QUICK, contention=blocked(together=0.5))
     assert verdict_of(found).wall.name == "compute"
 
 
@@ -86,18 +102,44 @@ def test_a_load_on_whole_rounds_changes_no_wall(measured: Make) -> None:
     assert verdict_of(measured(**QUICK | {"network": 5.0}, noise=loaded)).wall.name == "network"
 
 
+def slowed(found: Measurements, step_s: float) -> Measurements:
+    """Steps take `step_s` while blocks are made."""
+    return replace(
+        found, rounds=tuple(replace(each, step_s=step_s) if each.produce_s else each for each in found.rounds)
+    )
+
+
 def test_making_blocks_slows_training_for_its_share_of_time_only(measured: Make) -> None:
-    found = measured(**QUICK)
     # Blocks take a third of the time of a step: their round shows a step of 1.9 ms, an epoch a third of the difference.
-    slowed = [
-        type(each)(**{name: getattr(each, name) for name in each.__slots__} | {"step_s": 1.9e-3})
-        if each.produce_s
-        else each
-        for each in found.rounds
-    ]
-    found = type(found)(**{name: getattr(found, name) for name in found.__slots__} | {"rounds": tuple(slowed)})
+    found = slowed(measured(**QUICK), 1.9e-3)
     step_s = found.step_s(next(stage for stage in stages_of(copies=False, resizes=False) if stage.way is Way.TRANSFORM))
     assert step_s[0] == pytest.approx(1.02e-3 + 0.88e-3 * 0.3 / 1.9)
+
+
+@pytest.mark.parametrize(
+    ("contention", "wall"), [(blocked(), "compute"), (blocked(beside=0.3, training_beside=0.5), "lock")]
+)
+def test_training_that_is_slowed_down_stands_at_its_own_wall_but_for_a_lock(
+    measured: Make, contention: Contention, wall: str
+) -> None:
+    found = measured(compute=20.0, gather=20.5, transform=13.0, network=13.1, contention=contention)
+    verdict = verdict_of(slowed(found, 70e-3))
+    assert (verdict.wall.name, verdict.wall.tied_with) == (wall, None)
+    assert verdict.wall.step_s == pytest.approx(20.5e-3 + 49.5e-3 * 13.1 / 70)
+
+
+def test_slower_steps_without_busy_reads_are_no_network(measured: Make) -> None:
+    found = measured(**QUICK | {"transform": 5.0, "network": 6.5})
+    idle = tuple(replace(each, read_s=each.read_s / 10) for each in found.rounds)
+    assert verdict_of(found).wall.name == "network"
+    assert verdict_of(replace(found, rounds=idle)).wall.name == "transform"
+
+
+def test_a_lock_needs_a_transform_that_takes_longer_than_decoding(measured: Make) -> None:
+    found = measured(**QUICK | {"transform": 5.0, "network": 5.0}, contention=blocked(together=0.5))
+    assert verdict_of(found).wall.name == "lock"
+    making = {"read": 0.2, "decode": 0.4, "transform": 0.1, "write": 0.3}
+    assert verdict_of(replace(found, making=making)).wall.name == "transform"
 
 
 def test_every_other_round_is_backwards() -> None:

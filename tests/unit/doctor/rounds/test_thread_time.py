@@ -33,6 +33,21 @@ def test_threads_under_a_lock_are_blocked_and_others_are_not() -> None:
 
 
 @needs_count
+def test_work_as_long_as_a_round_is_blocked_for_half_of_it() -> None:
+    lock, turns = threading.Lock(), list[int]()
+
+    def once() -> None:
+        with lock:
+            turns.append(threading.get_ident())
+            for _ in range(60):
+                busy()
+
+    # Each thread works once: the second one waits for the first, and then works alone.
+    assert ThreadLoop(once, 2).run_for(0.0).blocked_share > 0.4
+    assert len(set(turns)) == 2
+
+
+@needs_count
 def test_a_sleep_is_blocking() -> None:
     assert ThreadLoop(lambda: time.sleep(0.01), 1).run_for(0.05).blocked_share > 0.5
 
