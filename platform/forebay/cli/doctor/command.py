@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -42,7 +43,7 @@ def doctor(
 
     with only_the_document(as_json):
         made = job_of(job, parameters or ())
-        with _shown() as progress:
+        with _ended_like_an_interrupt(), _shown() as progress:
             options = ExaminationOptions(workers=workers, seconds=seconds, progress=progress)
             diagnosis = diagnose(made, options)
     if out is not None:
@@ -81,3 +82,22 @@ def _shown() -> Iterator[Progress]:
     with progress_bar() as bar:
         task = bar.add_task("examination", total=1)
         yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+
+
+@contextmanager
+def _ended_like_an_interrupt() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so nothing is left behind. Then it ends the process, as without this."""
+    received, before = list[int](), signal.getsignal(signal.SIGTERM)
+
+    def interrupt(number: int, _: object) -> None:
+        received.append(number)
+        signal.signal(number, signal.SIG_IGN)  # a second one must not end the cleaning up
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if received:
+            signal.raise_signal(signal.SIGTERM)

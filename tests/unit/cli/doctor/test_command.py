@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,24 @@ def test_it_names_a_wall_and_leaves_nothing(forebay: Command, job_words: Words, 
     assert not (tmp_path / "cache").exists()
     assert left_in(tmp_path) == []
     assert "examination" not in said.out
+
+
+def test_sigterm_leaves_nothing_and_still_ends_the_process(forebay: Command, job_words: Words, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    words = job_words(cache=tmp_path / "cache" / "blocks")
+    head, _, _ = TRAINING.partition("def train(")
+    loop = "    for batch in worker.loader():\n        os.kill(os.getpid(), signal.SIGTERM)"
+    Path(words[0]).write_text(f"import os, signal\n{head}def train(worker, evaluate=None):\n{loop}\n{JOB}")
+    ended = list[int]()
+    before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))  # stands for the system's default
+    try:
+        said = forebay("doctor", *words, "--seconds", 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert said.code != 0
+    assert ended == [signal.SIGTERM]
+    assert left_in(tmp_path) == []
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", sorted(BAD_LOOPS))
