@@ -12,7 +12,7 @@ from tests.unit.deploy.chart.conftest import CHART, render_with
 from forebay.deploy.fleet.fleet import parse_fleet
 
 DOCS = CHART.parents[2] / "docs" / "deployment"
-PAGES = sorted(each.name for each in DOCS.glob("*.md"))
+PAGES = sorted(each.name for each in DOCS.glob("*.md") if "```yaml" in each.read_text())
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -24,11 +24,21 @@ def test_values_of_a_page_install(helms: list[str], page: str, tmp_path: Path) -
         for each in found
         if each
     ]
-    values = [each for each in blocks if "clusterName" in each]
+    values = [each for each in blocks if {"clusterName", "networkPolicy"} & each.keys()]
     assert values
     for each in values:
-        each["image"] |= {"digest": "sha256:" + "0" * 64} if "digest" in each["image"] else {}
+        if "digest" in each.get("image", {}):
+            each["image"]["digest"] = "sha256:" + "0" * 64
         assert "forebay-catalogue" in render_with(each, tmp_path)
+
+
+def test_clusters_of_the_page_on_queues_are_a_fleet() -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (DOCS / "queues.md").read_text(), re.DOTALL)
+    found = parse_fleet("\n".join(blocks).replace("sha256:...", "sha256:" + "0" * 64))
+    assert [(each.name, each.kind, each.scheduler) for each in found.cluster] == [
+        ("west", "cluster", "kueue"),
+        ("all", "manager", "kueue"),
+    ]
 
 
 def test_fleet_of_the_page_is_a_fleet() -> None:
