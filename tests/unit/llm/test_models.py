@@ -10,8 +10,11 @@ import torch
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.models import ModelSpec, check_model, read_config, recomputes_activations
+from forebay.llm.recipe import Recipe
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.tokens import TokenCounts
+from forebay.llm.training.token_loss import token_loss
+from forebay.loader.batch import Batch
 
 
 def tokens_of(vocab_size: int = 300, seq_len: int = 256) -> PreparedTokens:
@@ -112,6 +115,27 @@ def test_adapter_trains_a_little_beside_a_frozen_model() -> None:
     assert trained and all("lora_" in name for name in trained)
     assert sum(each.numel() for each in trained.values()) < total / 10
     assert not any("lm_head" in name for name in trained)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "quantization"),
+    [(None, None), (Lora(r=2), None), pytest.param(Lora(r=2), "nf4", marks=pytest.mark.variation("bitsandbytes"))],
+    ids=["full", "lora", "qlora"],
+)
+def test_activations_that_are_computed_again_change_no_gradient(adapter: Lora | None, quantization: Any) -> None:
+    row = torch.randint(5, 300, (2, 64), generator=torch.Generator().manual_seed(0), dtype=torch.int32) | 1 << 25
+    row[:, [0, 20]] |= 1 << 24
+    found = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        spec = ModelSpec(name="tiny", vocab_size=300, gradient_checkpointing=again, quantization=quantization)
+        model = Recipe(model=spec, adapter=adapter).build_model()
+        assert model.is_gradient_checkpointing is again
+        token_loss(model, Batch({"tokens": row}, rows=2, size=2)).backward()
+        found.append({name: each.grad for name, each in model.named_parameters() if each.requires_grad})
+    kept, made = found
+    assert kept.keys() == made.keys() and all(torch.equal(kept[name], made[name]) for name in kept)
+    assert any(bool(each.any()) for each in kept.values())
 
 
 def test_adapters_that_cannot_work() -> None:
