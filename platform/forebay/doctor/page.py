@@ -11,17 +11,18 @@ from forebay.formatting import count_text
 from forebay.report.html.elements import element, joined, row, section, table, wide
 from forebay.report.html.page import document, fragment
 
-_WIDTH, _BAR, _GAP, _LEFT, _RIGHT = 640, 26, 14, 96, 120
+_WIDTH, _BAR, _GAP, _LEFT, _RIGHT = 500, 24, 12, 84, 84
+"""As wide as a telephone: a wider picture would be shown there with smaller letters."""
 
 
 def page_of(diagnosis: Diagnosis, title: str) -> str:
     """The page's text."""
     found = diagnosis.measurements
     ways = [
-        (way, f"{1e3 * step_s:.3g}", count_text(rate), f"{spread:.0%}", MEANINGS[way])
+        (way, f"{1e3 * step_s:.3g}", count_text(rate), f"{spread:.0%}", _prose(MEANINGS[way]))
         for way, step_s, rate, spread in way_rows(found)
     ]
-    gains = [(gain.change, f"{gain.factor:.2f}x", gain.why) for gain in diagnosis.gains]
+    gains = [(gain.change, f"{gain.factor:.2f}x", _prose(gain.why)) for gain in diagnosis.gains]
     content = (
         section("Verdict", element("p", sentence_of(diagnosis))),
         section("Time of a step", picture_of(diagnosis)),
@@ -46,7 +47,7 @@ def picture_of(diagnosis: Diagnosis) -> Markup:
     height = len(rows) * (_BAR + _GAP)
     name = element("title", f"Time of a step, {title_of(diagnosis.verdict.wall.name)}")
     picture = element(
-        "svg", name, *bars, viewBox=f"0 0 {_WIDTH} {height}", role="img", style="min-width: 420px; max-width: 760px"
+        "svg", name, *bars, viewBox=f"0 0 {_WIDTH} {height}", role="img", style="min-width: 360px; max-width: 620px"
     )
     return wide(picture, "time of a step by way")
 
@@ -64,3 +65,8 @@ def _bar(way: Way, top: float, *, widths: tuple[float, float], is_wall: bool) ->
 
 def _text(text: str, *, x: float, y: float) -> Markup:
     return element("text", text, x=x, y=y, font_size=14, fill="var(--ink)")
+
+
+def _prose(text: str) -> Markup:
+    """Cell of a table that breaks its lines."""
+    return element("td", text, class_="text")

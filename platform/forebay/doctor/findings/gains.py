@@ -37,7 +37,11 @@ def _workers(found: Measurements, verdict: WallVerdict) -> Gain:
         return Gain(change=change, factor=1.0, why="a lock admits one transform at a time")
     cores, reads = facts.data_workers
     room = "" if 2 * cores <= facts.cores else f", of {facts.cores:g} cores in all"
-    return Gain(change=change, factor=factor, why=f"measured, beside {cores} cores and {reads} reads{room}")
+    return Gain(
+        change=change,
+        factor=factor,
+        why=f"measured, beside {cores} core{'' if cores == 1 else 's'} and {reads} reads{room}",
+    )
 
 
 def _nearer(found: Measurements) -> Gain:

@@ -63,6 +63,7 @@ STYLE = f"""
 .forebay .notice.failed {{ color: inherit; }}
 @media (max-width: 560px) {{
   .forebay header, .forebay main {{ padding: 0 0.6em; }} .forebay section {{ padding: 0.7em; }}
+  .forebay td.text {{ min-width: 8em; }}
   .forebay dl {{ gap: 0.1em 0.8em; grid-template-columns: fit-content(9em) 1fr; }} }}
 @media print {{
   .forebay {{ background: none; font-size: 11px; padding: 0; }}
