@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from forebay.train.tables.options import Tables as Tables
     from forebay.train.tables.table import Table as Table
     from forebay.train.tables.vocabulary.admission import Admission as Admission
+    from forebay.train.tables.warm_start.options import WarmStart as WarmStart
     from forebay.train.worker import Worker as Worker
     from forebay.transform.block import Block as Block
     from forebay.transform.dataset import Dataset as Dataset
@@ -191,6 +192,7 @@ _HOMES = {
     "Unreachable": "deploy.spec.job_spec",
     "Verdict": "train.monitors.monitor",
     "Vocabulary": "preparation.fits",
+    "WarmStart": "train.tables.warm_start.options",
     "Worker": "train.worker",
     "World": "world",
     "build_plan": "plan.plan",

@@ -75,6 +75,7 @@ PUBLIC_NAMES = [
     "Unreachable",
     "Verdict",
     "Vocabulary",
+    "WarmStart",
     "Worker",
     "World",
     "build_plan",

@@ -46,6 +46,15 @@ class StoredState:
         found: Tensor = filled({"it": leaf}, self._read)["it"]
         return found
 
+    def rows(self, leaf: object, begin: int, end: int) -> Tensor:
+        """Return rows `begin` to `end` of a tensor of the head, in main memory. Raises `CorruptCheckpoint`."""
+        name = tensor_name(leaf)
+        if name is None or self._table is None:
+            return self.tensor(leaf)[begin:end]
+        stored = self._table.tensors[name]
+        rest = stored.shape[1:]
+        return read_region(stored, ((begin, *(0 for _ in rest)), (end - begin, *rest)), self._parts)
+
     def _read(self, name: str) -> Tensor:
         assert self._table is not None, "a named tensor lies in parts"
         stored = self._table.tensors[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 from torch.optim import Optimizer
@@ -81,6 +81,8 @@ class CountingWorker(Worker):
     def setup(
         self, model: nn.Module, optimizer: BuildOptimizer, *, strategy: str | None = None, tables: TablesOption = None
     ) -> tuple[nn.Module, Optimizer]:
+        if isinstance(tables, Tables):
+            tables = replace(tables, start=None)  # Rows of an earlier run would take memory.
         model, built = super().setup(model, optimizer, strategy=strategy, tables=tables)
         if tables is None:
             raise BadJob("the job's model has no fb.Table, so there is nothing to plan.")

@@ -33,6 +33,8 @@ from forebay.train.tables.shared_rows import SharedRows
 from forebay.train.tables.table import Table
 from forebay.train.tables.vocabulary.admitted_rows import AdmittedRows
 from forebay.train.tables.vocabulary.open_rows import OpenRows
+from forebay.train.tables.warm_start.earlier_tables import earlier_tables
+from forebay.train.tables.warm_start.started_tables import StartedTables
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class ModelTables:
         size = collective.world.size
         self._measured = {name: _Measured(size) for name, each in self._modules.items() if each.admission is None}
         self._step = 0
+        self._is_restored = False
         self._require_known(options)
         for name in self._modules:
             self._place(name, self._start_placement(name))
@@ -130,7 +133,7 @@ class ModelTables:
         found = state_dict["rows"]
         if other := sorted(found.keys() ^ self._modules.keys()):
             raise ValueError(f"the checkpoint and the model do not have the same tables: {', '.join(other)}")
-        self._step = state_dict["step"]
+        self._step, self._is_restored = state_dict["step"], True
         for name, shared in self._fixed.items():
             if "ids" in found[name]:
                 raise ValueError(f"the saved table {name!r} has admission=, and that of the model has not")
@@ -151,6 +154,17 @@ class ModelTables:
         begin = min(begin, end)  # A table of fewer rows is refused once all of the state is read.
         values = read(((begin, *(0 for _ in shape[1:])), (end - begin, *shape[1:])))
         return FlatPart(shape=shape, start=begin * int(np.prod(shape[1:], dtype=np.int64)), values=values.reshape(-1))
+
+    def start(self) -> list[str]:
+        """Take over rows of the earlier run in the options, unless a state was loaded. Returns what to say of it."""
+        start = self._options.start
+        if start is None or self._is_restored:
+            return []
+        with earlier_tables(start) as earlier:
+            lines = StartedTables(self.shared, self._collective, start).take_over(earlier)
+            # LazyAdam corrects its moments by it.
+            self._step = earlier.optimizer_step
+        return lines
 
     def local_tables(self) -> tuple[LocalTable, ...]:
         """Return where monitors find the rows of this rank. They may move, and be replaced by a restore."""

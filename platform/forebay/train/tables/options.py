@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from forebay.errors import InvalidOption
 from forebay.train.tables.optimizers import RowOptimizer
 from forebay.train.tables.placement import Placements, validate_placements
+from forebay.train.tables.warm_start.options import WarmStart
 from forebay.train.tables.wire import WireName, validate_wire
 
 
@@ -20,6 +21,7 @@ class Tables:
             "auto" (the cheapest by the lookups of the first steps), or one of these by name of the table.
         wire: Form of rows and gradients between ranks. "bfloat16" and "float16" send half the bytes, and round them.
             In a world of one, nothing is rounded.
+        start: Earlier run whose rows this one starts from, unless it has a checkpoint of its own.
 
     Raises `InvalidOption` for values that can never work.
     """
@@ -27,6 +29,7 @@ class Tables:
     optimizer: RowOptimizer
     placement: Placements = "auto"
     wire: WireName = "float32"
+    start: WarmStart | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, RowOptimizer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,6 +130,19 @@ class SharedRows:
         for each in self._pending:
             each.rows.grad = None
 
+    def take(self, ids: Tensor, _seen: Tensor, tensors: Mapping[str, Tensor]) -> int:
+        """Take over rows of an earlier run, whose ids [n] may be any. Returns how many of them this rank saves."""
+        ids, tensors = _chosen((ids >= 0) & (ids < self.facts.rows), ids, tensors)
+        places = self._layout.places(ids.clone()).long()
+        begin, end = self.saved_span
+        saved = int(((places >= begin) & (places < end)).sum())
+        own = (places >= self.owned.begin) & (places < self.owned.end)
+        places, tensors = _chosen(own, places, tensors)
+        for name in tensors.keys() & self.owned.tensors.keys():
+            target = self.owned.tensors[name]
+            target.index_copy_(0, (places - self.owned.begin).to(target.device), tensors[name].to(target.device))
+        return saved
+
     def weight(self) -> Tensor:
         """Return the newest values of the rows that this rank holds."""
         return self.owned.caught_up()
@@ -203,6 +216,10 @@ def _bounds(layout: TableLayout, placement: PlacementName, world_size: int, home
             return tuple(0 if rank <= home % world_size else layout.rows for rank in range(world_size + 1))
         case "replicate":
             return bounds
+
+
+def _chosen(mask: Tensor, ids: Tensor, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
+    return ids[mask], {name: values[mask] for name, values in tensors.items()}
 
 
 def _gradient(lookup: _Lookup) -> Tensor:

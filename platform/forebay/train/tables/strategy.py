@@ -109,8 +109,9 @@ class TableStrategy:
         return replace(self._inner.local_parts(), tables=self._live.local_tables(), metrics=self._metrics.pop)
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        started = self._live.start()
         if self._collective.world.is_first:
-            print(*self._live.lines(), sep="\n", file=sys.stderr, flush=True)
+            print(*self._live.lines(), *started, sep="\n", file=sys.stderr, flush=True)
         return self._inner.wrap(model)
 
     def backward(self, batch: Batch, loss_of: LossOf, passes: MicroBatches) -> Tensor:

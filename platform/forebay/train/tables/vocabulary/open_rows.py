@@ -167,6 +167,28 @@ class OpenRows:
         """Return what this rank reads of the saved tensor `key`."""
         return self._saved.restored(key, shape, read)
 
+    def take(self, ids: Tensor, seen: Tensor, tensors: Mapping[str, Tensor]) -> int:
+        """Take over rows of an earlier run, whose ids [n] are others than before. Returns how many this rank has now.
+
+        `seen` counts from the end of that run, so it is 0 or less. A full shard takes no more.
+        """
+        device = self.rows.ids.device
+        ids, order = torch.sort(ids.to(device))
+        own = self._owners[shards_of(mixed(ids))] == self._tensors.rank
+        own[own.clone()] = self._fits(ids[own], seen.to(device)[order[own]])
+        chosen = order[own].cpu()
+        begin = self.rows.count + 1
+        self.rows.admit(ids[own], 0)
+        self.rows.seen[begin - 1 :] = seen[chosen].to(device)
+        for name in tensors.keys() & self.owned.tensors.keys():
+            self.owned.tensors[name][begin : begin + len(chosen)] = tensors[name][chosen].to(device)
+        return len(chosen)
+
+    def take_shared_row(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over the row that ids without one shared in an earlier run."""
+        for name in tensors.keys() & self.owned.tensors.keys():
+            self.owned.tensors[name][SHARED : SHARED + 1] = tensors[name].to(self.rows.ids.device)
+
     def weight(self) -> Tensor:
         """Return the newest values of the rows of this rank's ids."""
         return self.owned.caught_up()[1 : self.rows.count + 1]
