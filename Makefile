@@ -29,6 +29,7 @@ help:
 	@echo "make bench-preparation  a job that prepares and trains, run twice, beside Ray Data into Ray Train; BENCH_ARGS='--repeats 1' for less"
 	@echo "make bench-score  batch sizes of the scorer, and 10,000 rows under kills of workers, driver and nodes; BENCH_ARGS='--kills 6' for less"
 	@echo "make bench-tables  a table of 10 million rows on 2 and 4 ranks, beside dense gradients: bytes, CPU time, memory; needs root"
+	@echo "make dist    wheel and source archive: built, checked by twine, and tried in an empty environment"
 	@echo "make k8s     deployment on real API servers of Kubernetes, from binaries in ~/.cache/forebay/control-plane"
 	@echo "make bench-llm  fine-tuning beside HF Trainer, TRL, torchtune, LLaMA-Factory and axolotl; BENCH_ARGS='--rounds 1' for less"
 	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
@@ -134,9 +135,14 @@ k8s: $(INSTALLED_TEST)
 	@echo "== pytest, on a control plane"
 	@$(BIN)/python -m pytest -m k8s tests/k8s
 
+dist: $(INSTALLED_TEST)
+	@echo "== wheel and source archive: built, checked, and tried in an empty environment"
+	@$(PIP_INSTALL) build twine $(STEPS)
+	@$(BIN)/python -m pytest -m "" tests/unit/test_distribution.py
+
 bench-llm: $(INSTALLED)
 	@echo "== python -m bench.llm $(BENCH_ARGS)"
-	@$(PIP_INSTALL) -e '.[llm]' $(STEPS)
+	@$(PIP_INSTALL) -e '.[llm,ray]' $(STEPS)
 	@$(BIN)/python -m bench.llm $(BENCH_ARGS)
 
 # Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
@@ -151,7 +157,7 @@ $(BIN)/python:
 # Done again only when pyproject.toml changes: the install is editable.
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	@echo "== installing forebay into $(VENV) (PyTorch and Ray are large: minutes the first time)"
-	@$(PIP_INSTALL) -e . $(STEPS)
+	@$(PIP_INSTALL) -e '.[ray]' $(STEPS)
 	@touch $@
 
 $(INSTALLED_TEST): pyproject.toml | $(BIN)/python

@@ -226,11 +226,17 @@ __all__ = sorted([*_HOMES, *_MODULES])  # noqa: PLE0605 - derived from the table
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use, so that `import forebay` itself stays fast."""
-    if name in _MODULES:
-        return importlib.import_module(f"forebay.{_MODULES[name]}")
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'forebay' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"forebay.{_HOMES[name]}"), name)
+    try:
+        home = importlib.import_module(f"forebay.{_MODULES.get(name) or _HOMES[name]}")
+    except ModuleNotFoundError as error:
+        from forebay.installed import missing_package  # noqa: PLC0415 - slow, and only for what is missing
+
+        if missing := missing_package(error, f"fb.{name}"):
+            raise missing from error
+        raise
+    value = home if name in _MODULES else getattr(home, name)
     globals()[name] = value
     return value
 

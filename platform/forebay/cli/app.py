@@ -22,6 +22,7 @@ from forebay.cli.scoring import commands as scoring
 from forebay.cli.sequences import series
 from forebay.cli.tables import commands as tables
 from forebay.errors import ForebayError
+from forebay.installed import missing_package
 
 app = typer.Typer(
     name="forebay",
@@ -75,8 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in given
     try:
         app([argument for argument in given if argument != "--debug"], prog_name="forebay")
-    except ForebayError as error:
-        if debug:
+    except (ForebayError, ModuleNotFoundError) as error:
+        known = error if isinstance(error, ForebayError) else missing_package(error, "This command")
+        if debug or known is None:
             raise
-        print_error(error, as_json="--json" in given)
-        sys.exit(error.exit_status)
+        print_error(known, as_json="--json" in given)
+        sys.exit(known.exit_status)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 from forebay.job.job import Job
 from forebay.report.run_report.at_end import ReportAtEnd
 from forebay.runs.callback import Callback
@@ -79,9 +79,10 @@ def named_driver(name: str) -> Driver:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("forebay"):
             raise
-        raise InvalidOption(
-            f"driver={name!r} needs the package {error.name!r}, which is not installed. Install it "
-            f"(pip install 'ray[train]'), or use driver='local'.",
+        extra = "horovod" if error.name == "horovod" else "ray"
+        raise MissingPackage(
+            f"driver={name!r} needs the package {error.name!r}, which is not installed. Run: pip install "
+            f"'forebay[{extra}]', or use driver='local'.",
             driver=name,
         ) from error
     return driver

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import re
+import signal
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -18,6 +23,7 @@ from ray.train.torch import TorchTrainer
 import forebay as fb
 from forebay.errors import InvalidOption
 
+PAGE = Path(__file__).parents[3] / "docs" / "own-loop.md"
 STOP_AFTER = 5
 GLOBAL_BATCH = 32
 
@@ -26,6 +32,15 @@ GLOBAL_BATCH = 32
 def dataset(parquet_folder: Callable[..., Path]) -> fb.Dataset:
     folder = parquet_folder({"a.parquet": [100, 60], "b.parquet": [40, 200]})
     return fb.Dataset(fb.scan(str(folder)), fb.Transform(id=fb.Label("id", dtype="int64")))
+
+
+@pytest.fixture
+def restored_sigint(ray_session: None) -> Iterator[None]:
+    """Ray Train's handler of Ctrl-C stays after a fit, and keeps its controller alive."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+    gc.collect()
 
 
 def configured(dataset: fb.Dataset, size: int) -> list[Any]:
@@ -91,7 +106,7 @@ def train(config: dict[str, Any]) -> None:
 
 @pytest.mark.variation("shards go on in another world also without Ray Train's processes")
 def test_a_trainer_goes_on_with_other_workers(
-    ray_session: None, dataset: fb.Dataset, calm_ids: list[list[int]], tmp_path: Path
+    restored_sigint: None, dataset: fb.Dataset, calm_ids: list[list[int]], tmp_path: Path
 ) -> None:
     config = fb.ray_train.DataConfig(
         global_batch=GLOBAL_BATCH, seed=7, cache=fb.CacheSpec(path=str(tmp_path / "cache"), quota_bytes=64 << 20)
@@ -110,3 +125,17 @@ def test_a_trainer_goes_on_with_other_workers(
         checkpoint = trainer.fit().checkpoint
         found.append(joined([json.loads((tmp_path / f"{size}-{rank}.json").read_text()) for rank in range(size)]))
     assert found == [calm_ids[:STOP_AFTER], calm_ids[STOP_AFTER : len(calm_ids) // 2]]
+
+
+@pytest.mark.variation("the example of the page, with two workers")
+def test_the_example_of_the_page_trains(
+    restored_sigint: None, parquet_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet_folder({"a.parquet": [100, 60], "b.parquet": [40, 200]}, folder="clicks")
+    clicks, _, example, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shared: dict[str, Any] = {}
+    exec(clicks, shared)
+    monkeypatch.setitem(sys.modules, "clicks", SimpleNamespace(**shared))  # type: ignore[arg-type]
+    exec(example.replace('path="cache"', f'path="{tmp_path}/cache"'), {"__name__": "__main__"})
