@@ -23,7 +23,7 @@ def test_few_ids_are_counted_exactly_up_to_255(batches: list[dict[int, int]]) ->
 
 
 def test_many_ids_are_never_counted_too_seldom() -> None:
-    ids = torch.arange(100_000)
+    ids = torch.arange(20_000)
     sketch = CountSketch(0, 64, 6400, CPU)
     first, again = sketch.add(ids, torch.ones_like(ids)), sketch.add(ids.flip(0), torch.ones_like(ids))
     assert first.min() >= 1 and again.min() >= 2

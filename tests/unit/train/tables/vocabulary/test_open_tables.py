@@ -37,7 +37,16 @@ def assert_equal(found: OpenResult, wanted: OpenResult | OpenOracle, tolerance: 
     torch.testing.assert_close(found.shared, wanted.shared, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "counted",
+        "at once",
+        "too few at once",
+        pytest.param("too few rows", marks=pytest.mark.variation("full shards are tested at once")),
+        pytest.param("never evicted", marks=pytest.mark.variation("others never evict in their first steps")),
+    ],
+)
 def test_one_process_trains_as_dictionaries(name: str) -> None:
     run = RUNS[name]
     oracle = OpenOracle(run)
