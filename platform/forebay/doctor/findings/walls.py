@@ -13,6 +13,8 @@ from forebay.doctor.findings.ways import RoundKind, Way
 LEAST_GAP = 0.10
 """Two ways that are closer than this share, or than twice the spread of their rounds, are one wall."""
 TIE = 0.03
+CLEARLY_BUSIER = 2.0
+"""From this ratio of busy reads to busy cores, the spread of the rounds does not hide a network."""
 LOCK = "lock"
 """Wall that is no way of its own: a lock in the user's functions."""
 _LOOP = (Way.COMPUTE, Way.COPY, Way.GATHER)
@@ -104,6 +106,8 @@ def _making_wall(found: Measurements, parts: list[LoopPart]) -> Wall | None:
         return None
     further, spread = ratio_of(found, Way.NETWORK, Way.TRANSFORM)
     step_s = step_s_of(found, Way.NETWORK)
+    if _reads_are_busiest(found, factor=CLEARLY_BUSIER):
+        spread = 0.0  # counted in the same rounds, whose load spreads their times
     if not _reads_are_busiest(found):
         return Wall(name=_making_name(found), way=Way.TRANSFORM, step_s=step_s)
     if further > 1 + max(LEAST_GAP, 2 * spread):
@@ -123,10 +127,10 @@ def _slowed(found: Measurements, cached: Wall) -> Wall:
     return replace(wall, tied_with=name, tied_within=slower - 1)
 
 
-def _reads_are_busiest(found: Measurements) -> bool:
-    """Whether reads take more of the time of making blocks from the source than decoding and transforming."""
+def _reads_are_busiest(found: Measurements, factor: float = 1.0) -> bool:
+    """Whether reads take `factor` times the time that decoding and transforming take to make blocks from the source."""
     source = RoundKind(way=Way.NETWORK)
-    return found.median_of(source, "read_s") > found.median_of(source, "make_s")
+    return found.median_of(source, "read_s") > factor * found.median_of(source, "make_s")
 
 
 def _making_name(found: Measurements) -> str:

@@ -135,6 +135,14 @@ def test_slower_steps_without_busy_reads_are_no_network(measured: Make) -> None:
     assert verdict_of(replace(found, rounds=idle)).wall.name == "transform"
 
 
+def test_reads_that_are_twice_as_busy_as_cores_outweigh_the_spread_of_rounds(measured: Make) -> None:
+    noise = {Way.NETWORK: (0.5, 1.5, 1.0, 0.6, 1.4)}
+    found = measured(**QUICK | {"transform": 5.0, "network": 6.5}, noise=noise)
+    assert verdict_of(found).wall.tied_with == "network"
+    quick = tuple(replace(each, make_s=each.make_s / 2) for each in found.rounds)
+    assert verdict_of(replace(found, rounds=quick)).wall.name == "network"
+
+
 def test_a_lock_needs_a_transform_that_takes_longer_than_decoding(measured: Make) -> None:
     found = measured(**QUICK | {"transform": 5.0, "network": 5.0}, contention=blocked(together=0.5))
     assert verdict_of(found).wall.name == "lock"
