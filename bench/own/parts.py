@@ -126,11 +126,11 @@ def train(answer: str, layers: int, worker: fb.Worker) -> None:
             _write(answer, worker, times, parameters, peaks, gather_peaks)
             worker.commit(loss=0.0)
             return
-        with _timed(times["checkpoint_s"], peaks):
+        with timed(times["checkpoint_s"], peaks):
             worker.commit(loss=0.0)
-        with _timed(times["copy_s"]):
+        with timed(times["copy_s"]):
             copy()
-        with _timed(times["gather_s"], gather_peaks):
+        with timed(times["gather_s"], gather_peaks):
             gather(model, optimizer)
 
 
@@ -164,7 +164,7 @@ def _own_tensors(model: nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 @contextmanager
-def _timed(times: list[float], peaks: list[int] | None = None) -> Iterator[None]:
+def timed(times: list[float], peaks: list[int] | None = None) -> Iterator[None]:
     """Add the seconds until the last rank is done, and the growth of this rank's peak memory."""
     Path("/proc/self/clear_refs").write_text("5")  # The peak is now what is resident.
     before = peak_bytes()

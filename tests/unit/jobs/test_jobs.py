@@ -66,6 +66,35 @@ def test_click_model_takes_your_own_parquet(run: Callable[..., Any], tmp_path: P
     assert 0 < result["epochs"][0]["rows"] < 2_000
 
 
+@pytest.mark.variation("two runs; the placements are tested on ranks")
+def test_dlrm_is_as_good_with_rows_on_their_owners(run: Callable[..., Any]) -> None:
+    options = {"rows": 20_000, "global_batch": 512, "lr": 0.01, "buckets": 1 << 15}
+    rows, replicated = (
+        run("train_dlrm.py", placement=each, name=each, **options)["epochs"][-1]["metrics"]
+        for each in ("rows", "replicate")
+    )
+    assert rows["auc"] > 0.55
+    assert rows["auc"] == pytest.approx(replicated["auc"], abs=0.002)
+    assert rows["tables/table/sent_bytes"] < replicated["tables/table/sent_bytes"] / 5
+
+
+@pytest.mark.variation("the same code as other jobs, but for its search")
+def test_two_towers_find_the_next_item(run: Callable[..., Any]) -> None:
+    options = {"rows": 60_000, "users": 2000, "items": 2000, "epochs": 3, "table_lr": 0.1}
+    indexes = ("exact", "faiss") if importlib.util.find_spec("faiss") else ("exact",)
+    runs = [run("train_retrieval.py", index=index, name=index, **options)["epochs"][-1] for index in indexes]
+    recalls = [each["metrics"]["recall@50"] for each in runs]
+    assert recalls[0] > 0.3, "the 50 most frequent items have a share of 0.16"
+    assert recalls[-1] == pytest.approx(recalls[0], abs=0.002)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("faiss") is not None, reason="faiss is installed")
+def test_missing_index_is_named_before_anything_starts() -> None:
+    job = runpy.run_path(str(ROOT / "jobs" / "train_retrieval.py"))["job"]
+    with pytest.raises(fb.errors.InvalidOption, match=r"pip install 'forebay\[retrieval\]'"):
+        job()
+
+
 @pytest.mark.parametrize("model", ["nlinear", pytest.param("dlinear", marks=pytest.mark.variation)])
 def test_forecasts_of_a_day_that_repeats_are_nearly_exact(run: Callable[..., Any], tmp_path: Path, model: str) -> None:
     csv = _write_days(tmp_path / "days.csv")

@@ -1,4 +1,4 @@
-"""`forebay plan-tables`: bytes, memory and placement of a job's embedding tables, before it trains."""
+"""`forebay plan-tables` and `export-tables`: embedding tables of a job before it trains, and of a run for serving."""
 
 from __future__ import annotations
 
@@ -44,6 +44,29 @@ def plan_tables(
         return
     for size, found in plans.items():
         _show(size, found, job.data.global_batch)
+
+
+def export_tables(
+    name: Annotated[str, typer.Argument(help="Name of a run that trained fb.Table modules.", metavar="RUN")],
+    to: Annotated[str, typer.Option(help="Folder for the tables, on any storage: new or empty.")],
+    step: Annotated[
+        int | None, typer.Option(help="Step of the checkpoint to export.", show_default="the newest")
+    ] = None,
+    storage: Annotated[str, typer.Option(help="Storage of the run.")] = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Write the tables of a run as safetensors and as NumPy arrays, for serving. Needs the memory of a table, twice."""
+    from forebay.cli.tables.table_export import export_tables_of  # noqa: PLC0415 - imports torch
+
+    made = export_tables_of(name, to, storage=storage, step=step)
+    if as_json:
+        print_json(asdict(made))
+        return
+    print_facts({"folder": made.folder, "run": f"{made.run}, step {made.step}"})
+    print_table(
+        ("table", "rows", "dim", "files"),
+        [(each.name, f"{each.rows:,}", each.dim, ", ".join(each.files)) for each in made.tables],
+    )
 
 
 def _show(size: int, plans: list[TablePlan], global_batch: int) -> None:

@@ -98,8 +98,8 @@ def export(
     if dtype is not None and dtype not in _TYPES:
         known = ", ".join(map(repr, _TYPES))
         raise InvalidOption(f"dtype={dtype!r} is unknown. Choose one of {known}, or leave it out.", dtype=dtype)
-    files = _checkpoints(resolve(storage), name)
-    found, checksum = _found_step(files, name, step)
+    files = stored_checkpoints(resolve(storage), name)
+    found, checksum = found_step(files, name, step)
     try:
         with open_state(files, found) as state:
             origin = _origin(state, name)
@@ -197,7 +197,8 @@ def _weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, Any]) -
     return merged_weights(base, state, adapter)
 
 
-def _checkpoints(storage: Location, name: str) -> CheckpointFiles:
+def stored_checkpoints(storage: Location, name: str) -> CheckpointFiles:
+    """Return the checkpoints of the run `name`. Raises `InvalidOption` if there is no such run."""
     folder = below(storage.uri, name)
     place = resolve(folder)
     if place.fs.get_file_info(place.path).type != fs.FileType.Directory:
@@ -214,8 +215,8 @@ def _checkpoints(storage: Location, name: str) -> CheckpointFiles:
     return CheckpointFiles(CheckpointConfig(uri=below(folder, FOLDER)))
 
 
-def _found_step(files: CheckpointFiles, name: str, step: int | None) -> tuple[int, str]:
-    """Step to export, and the checksum of its checkpoint."""
+def found_step(files: CheckpointFiles, name: str, step: int | None) -> tuple[int, str]:
+    """Return the step to export, and the checksum of its checkpoint. Raises as `export`."""
     steps = files.complete_steps()
     if not steps:
         raise InvalidOption(

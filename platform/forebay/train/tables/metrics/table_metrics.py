@@ -89,13 +89,12 @@ class TableMetrics:
 def estimated_collisions(occupied: float, buckets: int) -> float:
     """Return how many distinct values more than `occupied` buckets were hashed into `buckets`, by expectation.
 
-    It is the estimate of linear counting (Whang et al. 1990), without a list of values.
+    It is the estimate of linear counting (Whang et al. 1990), without a list of values. Some bucket must be free.
 
     >>> round(estimated_collisions(632.3, 1000))
     368
     """
-    free = max(buckets - occupied, 0.5)  # Full: at least the number that leaves half a bucket free.
-    return max(math.log(free / buckets) / math.log1p(-1 / buckets) - occupied, 0.0) if buckets > 1 else 0.0
+    return max(math.log1p(-occupied / buckets) / math.log1p(-1 / buckets) - occupied, 0.0)
 
 
 def _metrics(shared: SharedRows | OpenRows, counts: _Counts, touched_by_rank: _Counts) -> Mapping[str, Metric]:
@@ -120,7 +119,8 @@ def _metrics(shared: SharedRows | OpenRows, counts: _Counts, touched_by_rank: _C
         found["shared_share"] = WeightedMean(total=numbers.shared, weight=numbers.unique)
     elif shared.owned.optimizer.moments:
         found["trained_rows"] = numbers.occupied
-        found["collisions"] = estimated_collisions(numbers.occupied, shared.facts.rows)
+        if numbers.occupied < shared.facts.rows:  # A full table does not show how many ids it has.
+            found["collisions"] = estimated_collisions(numbers.occupied, shared.facts.rows)
     return found
 
 

@@ -1,0 +1,69 @@
+"""`forebay export-tables` on a run: what is served is what was trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.optim import SGD
+
+import forebay as fb
+
+ROWS, DIM = 150, 3
+
+
+class Served(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = fb.Table(ROWS, DIM)
+        self.out = nn.Linear(DIM, 1)
+
+
+def train(worker: fb.Worker, rows: str) -> None:
+    model, optimizer = worker.setup(Served(), partial(SGD, lr=0.1), tables=fb.RowWiseAdagrad(lr=0.5, weight_decay=0.1))
+    for batch in worker.loader():
+        model.out(model.user(batch["user"])).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        worker.commit()
+    with torch.no_grad():
+        np.save(rows, model.user(torch.arange(ROWS)).numpy())
+
+
+@pytest.fixture
+def run(tmp_path: Path, parquet_folder: Callable[..., Path]) -> np.ndarray:
+    """Rows that the run 'ranker' has trained."""
+    plan = fb.build_plan(fb.scan(parquet_folder({"a.parquet": [40, 40]})), lanes=4)
+    transform = fb.Transform(user=fb.Label("id", dtype="int64"))
+    data = fb.Data(plan=plan, transform=transform, global_batch=16)
+    storage, rows = str(tmp_path / "runs"), str(tmp_path / "rows.npy")
+    fb.run(fb.Job(train=partial(train, rows=rows), data=data, storage=storage, name="ranker", cache=None), "local")
+    return np.load(rows)
+
+
+def test_tables_are_those_that_were_trained(forebay: Any, run: np.ndarray, tmp_path: Path) -> None:
+    words = ["export-tables", "ranker", "--to", tmp_path / "out", "--storage", tmp_path / "runs"]
+    said = forebay(*words, "--json")
+    assert said.code == 0, said.err
+    made = json.loads(said.out)
+    assert made["is_new"] and made["tables"][0]["name"] == "user"
+    mapped = np.load(tmp_path / "out" / "user.npy", mmap_mode="r")
+    np.testing.assert_array_equal(mapped, run)
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "user.ids.npy"), np.arange(ROWS))
+    loaded = load_file(tmp_path / "out" / "user.safetensors")
+    assert torch.equal(loaded["weight"], torch.from_numpy(run)) and torch.equal(loaded["ids"], torch.arange(ROWS))
+    again = forebay(*words)
+    assert again.code == 0 and "150" in again.out
+
+
+def test_a_run_without_tables_is_refused(forebay: Any, tmp_path: Path) -> None:
+    said = forebay("export-tables", "none", "--to", tmp_path / "out", "--storage", tmp_path)
+    assert said.code == 2 and "there is no run 'none'" in said.err
