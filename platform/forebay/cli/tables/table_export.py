@@ -20,13 +20,17 @@ from forebay.llm.hf_folder.sealed_folder import SealedFolder
 from forebay.storage.filesystem import resolve
 from forebay.train.tables.layout import TableLayout
 from forebay.train.tables.owned_rows import DECAYED, WEIGHT, decayed
+from forebay.train.tables.vocabulary.saved_rows import IDS
 
-_SEAL = "tables.json"
+_SEAL, _SHARED = "tables.json", "shared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedTable:
-    """Table of an export. `files` are its safetensors, its rows as a NumPy array, and the id of each row."""
+    """Table of an export. `files` are its safetensors, its rows as a NumPy array, and the id of each row.
+
+    An open table has one more, the row of all other ids.
+    """
 
     name: str
     rows: int
@@ -49,7 +53,8 @@ def export_tables_of(name: str, to: str, *, storage: str = "runs", step: int | N
     """Write the tables of a checkpoint of the run `name` into the folder `to`.
 
     For the table `user`: `user.safetensors` with `weight` float32 [rows, dim] and `ids` int64 [rows], and the same as
-    `user.npy` and `user.ids.npy`, which `numpy.load(..., mmap_mode="r")` maps. `tables.json` comes last.
+    `user.npy` and `user.ids.npy`, which `numpy.load(..., mmap_mode="r")` maps. Rows are in the order of ids. An open
+    table has `shared` [1, dim] and `user.shared.npy` too, the row of all other ids. `tables.json` comes last.
 
     Raises:
         InvalidOption: There is no such run or step, it has no tables, or the folder has other content.
@@ -68,7 +73,7 @@ def export_tables_of(name: str, to: str, *, storage: str = "runs", step: int | N
             is_new = folder.start()
             if is_new:
                 for each in exported:
-                    _write(folder, each, _rows_by_id(state, each.name, tables))
+                    _write(folder, each, _arrays(state, each.name, tables))
                 folder.seal(json.dumps([asdict(each) for each in exported], indent=1).encode())
     except CorruptCheckpoint as error:
         raise CorruptFile(f"the checkpoint {files.uri_of(found)} is corrupt: {error}.", step=found) from error
@@ -91,27 +96,38 @@ def _facts(state: StoredState, name: str, tables: Mapping[str, Any]) -> Exported
     facts = state.facts(tables["rows"][name][WEIGHT])
     assert facts is not None, "a table has rows"
     rows, dim = facts[0]
-    return ExportedTable(name=name, rows=rows, dim=dim, files=(f"{name}.safetensors", f"{name}.npy", f"{name}.ids.npy"))
+    more = (f"{name}.{_SHARED}.npy",) if IDS in tables["rows"][name] else ()
+    return ExportedTable(
+        name=name, rows=rows, dim=dim, files=(f"{name}.safetensors", f"{name}.npy", f"{name}.ids.npy", *more)
+    )
 
 
-def _rows_by_id(state: StoredState, name: str, tables: Mapping[str, Any]) -> Tensor:
-    """Return the rows as a lookup finds them, in the order of ids."""
-    saved = tables["rows"][name]
+def _arrays(state: StoredState, name: str, tables: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the rows in the order of ids, as a lookup finds them, and their ids. An open table has a shared row too."""
+    saved, opened = tables["rows"][name], tables.get("open", {}).get(name)
+    if opened is None:
+        weight = _caught_up(state, saved, tables["decay"].get(name, 0.0))
+        ids = torch.arange(len(weight))
+        return {WEIGHT: weight.index_select(0, TableLayout(len(weight)).places(ids).long()), IDS: ids}
+    ids, order = state.tensor(saved[IDS]).sort()
+    rows = _caught_up(state, saved, opened["decay"]).index_select(0, order)
+    return {WEIGHT: rows, IDS: ids, _SHARED: _caught_up(state, opened["shared"], opened["decay"])}
+
+
+def _caught_up(state: StoredState, saved: Mapping[str, Any], decay: float) -> Tensor:
+    """Return saved weights with the decay of all steps."""
     weight = state.tensor(saved[WEIGHT])
-    if DECAYED in saved:
-        weight = decayed(weight, state.tensor(saved[DECAYED]), tables["decay"][name])
-    return weight.index_select(0, TableLayout(len(weight)).places(torch.arange(len(weight))).long())
+    return decayed(weight, state.tensor(saved[DECAYED]), decay) if DECAYED in saved else weight
 
 
-def _write(folder: SealedFolder, table: ExportedTable, rows: Tensor) -> None:
-    ids = torch.arange(table.rows)
+def _write(folder: SealedFolder, table: ExportedTable, arrays: Mapping[str, Tensor]) -> None:
     weights = [
         Weight(name=name, shape=tuple(each.shape), dtype=each.dtype, read=lambda each=each: each)  # type: ignore[misc]
-        for name, each in (("weight", rows), ("ids", ids))
+        for name, each in arrays.items()
     ]
-    safetensors, array, ids_array = table.files
+    safetensors, *files = table.files
     with folder.stream(safetensors) as out:
         write_safetensors(out, weights)
-    for name, values in ((array, rows), (ids_array, ids)):
+    for name, values in zip(files, arrays.values(), strict=True):
         with folder.stream(name) as out:
             np.save(out, values.numpy())

@@ -24,18 +24,21 @@ class Served(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.user = fb.Table(ROWS, DIM)
+        self.site = fb.Table(1000, DIM, admission=fb.Admission(min_count=1))
         self.out = nn.Linear(DIM, 1)
 
 
 def train(worker: fb.Worker, rows: str) -> None:
     model, optimizer = worker.setup(Served(), partial(SGD, lr=0.1), tables=fb.RowWiseAdagrad(lr=0.5, weight_decay=0.1))
     for batch in worker.loader():
-        model.out(model.user(batch["user"])).square().mean().backward()
+        model.out(model.user(batch["user"]) + model.site(batch["user"] * -7)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         worker.commit()
     with torch.no_grad():
-        np.save(rows, model.user(torch.arange(ROWS)).numpy())
+        ids = torch.arange(ROWS)
+        model.eval()
+        np.save(rows, np.stack([model.user(ids).numpy(), model.site(ids * -7).numpy()]))
 
 
 @pytest.fixture
@@ -56,10 +59,15 @@ def test_tables_are_those_that_were_trained(forebay: Any, run: np.ndarray, tmp_p
     made = json.loads(said.out)
     assert made["is_new"] and made["tables"][0]["name"] == "user"
     mapped = np.load(tmp_path / "out" / "user.npy", mmap_mode="r")
-    np.testing.assert_array_equal(mapped, run)
+    np.testing.assert_array_equal(mapped, run[0])
     np.testing.assert_array_equal(np.load(tmp_path / "out" / "user.ids.npy"), np.arange(ROWS))
     loaded = load_file(tmp_path / "out" / "user.safetensors")
-    assert torch.equal(loaded["weight"], torch.from_numpy(run)) and torch.equal(loaded["ids"], torch.arange(ROWS))
+    assert torch.equal(loaded["weight"], torch.from_numpy(run[0])) and torch.equal(loaded["ids"], torch.arange(ROWS))
+    ids = np.load(tmp_path / "out" / "site.ids.npy")
+    assert sorted(ids) == ids.tolist() and 0 in ids and len(ids) == 80
+    site, shared = (np.load(tmp_path / "out" / f"site{kind}.npy", mmap_mode="r") for kind in ("", ".shared"))
+    np.testing.assert_array_equal(site, run[1][-ids // 7])
+    np.testing.assert_array_equal(shared[0], run[1][ROWS - 1])
     again = forebay(*words)
     assert again.code == 0 and "150" in again.out
 
