@@ -103,7 +103,7 @@ def _facts(state: StoredState, name: str, tables: Mapping[str, Any]) -> Exported
 
 
 def _arrays(state: StoredState, name: str, tables: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the rows in the order of ids, as a lookup finds them, and their ids. An open table has a shared row too."""
+    """Return the rows in the order of ids, as lookups find them, and their ids. An open table has a shared row too."""
     saved, opened = tables["rows"][name], tables.get("open", {}).get(name)
     if opened is None:
         weight = _caught_up(state, saved, tables["decay"].get(name, 0.0))

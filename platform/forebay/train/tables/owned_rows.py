@@ -14,7 +14,7 @@ from forebay.train.tables.optimizers import RowOptimizer
 from forebay.train.tables.start_values import start_rows
 
 WEIGHT, DECAYED = "weight", "decayed"
-_PIECE_ROWS = 1 << 14
+_PIECE_ROWS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from forebay.train.tables.table import Table
 
 DIM, ROWS = 64, 4_000_000
 SHARE = ROWS * (4 * DIM + 4) // 4
-LIMIT = int(1.05 * SHARE)
+LIMIT = int(1.1 * SHARE)
 
 
 class WideTable(nn.Module):
@@ -58,7 +58,7 @@ def train_within(collective: Collective, rows: int, limit: int | None) -> list[f
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(float(loss))
+            losses.append(loss.item())
     except (MemoryError, RuntimeError) as error:
         return str(error)
     else:
@@ -69,8 +69,8 @@ def train_within(collective: Collective, rows: int, limit: int | None) -> list[f
 
 @pytest.mark.variation("it takes 1 GB of memory")
 def test_a_table_beyond_the_limit_of_a_process_trains_on_four(ranks: Callable[..., list[Any]]) -> None:
-    """The table is 3.8 times the memory that a process may take, and its share leaves 5 % for everything else."""
-    assert 4 * SHARE / LIMIT > 3.8
+    """The table is 3.6 times the memory that a process may take, and its share leaves 10 % for everything else."""
+    assert 4 * SHARE / LIMIT > 3.6
     ranks(4, train_within, 1000, None)  # Libraries and threads are no part of the limit.
     ranks(1, train_within, 1000, None)
     assert "memory" in ranks(1, train_within, ROWS, LIMIT)[0]
