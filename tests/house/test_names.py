@@ -127,6 +127,7 @@ VERBS = [
         "evaluate",
         "explain",
         "export",
+        "export-tables",
         "job-schema",
         "jobs",
         "logs",

@@ -22,20 +22,9 @@ NUM_FIGURES = {
     "preparation": 3,
     "readers": 4,
     "slowdown": 2,
-    "table_parts": 1,
     "windows": 14,
 }
-AS_THE_OTHERS = (
-    "first_batch",
-    "lanes",
-    "memory",
-    "mixture",
-    "parts",
-    "preparation",
-    "readers",
-    "slowdown",
-    "table_parts",
-)
+AS_THE_OTHERS = ("first_batch", "lanes", "memory", "mixture", "parts", "preparation", "readers", "slowdown")
 """They take longest, and use the same parts of Forebay as the others."""
 
 

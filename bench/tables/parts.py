@@ -1,6 +1,6 @@
 """Time of a checkpoint in parts of a table of 10 million rows, on 2 ranks under Ray, over a copy of a rank's bytes.
 
-python -m bench.own.table_parts --json table_parts.json [--quick]
+python -m bench.tables.parts --json parts.json [--quick]
 
 In turns, both ranks make a checkpoint with `worker.commit`, and copy their own rows and state into a file in memory,
 with checksums. Linux.
