@@ -23,14 +23,21 @@ class Kernels(NamedTuple):
 
     loops: ModuleType
     orders: ModuleType
+    page_headers: ModuleType
+    pages: ModuleType
 
 
 @cache
 def load() -> Kernels:
     """Load all kernels. Call it before other threads start: a process forked during the first call deadlocks."""
-    from forebay.kernels import loops, orders  # noqa: PLC0415
+    from forebay.kernels import loops, orders, page_headers, pages  # noqa: PLC0415
 
-    return Kernels(loops, orders)
+    return Kernels(loops, orders, page_headers, pages)
+
+
+def is_loaded() -> bool:
+    """Whether this process has loaded the kernels."""
+    return load.cache_info().currsize > 0
 
 
 def gather_arrays(target: int, places: Ints, bases: Words, slot_of: Ints, block: Ints, row: Ints) -> int:
@@ -127,3 +134,28 @@ def fill_windows(
     a value was not filled, and 0 elsewhere, also for padding.
     """
     load().loops.fill_windows(out, observed, view, scaling, line, windows)
+
+
+def decode_columns(
+    chunks: Ints, places: Ints, scratch: NDArray[np.uint8], table: NDArray[np.int32] | Ints
+) -> NDArray[np.bool_]:
+    """Decode Parquet column chunks of numbers.
+
+    `chunks[k]` is (address, bytes, whether it may have nulls, whether Snappy compressed it). `places` is (rows of each,
+    address where the first is decoded to, bytes from there to the next). `scratch` holds a page, `table` a dictionary;
+    its items are as large as the numbers. Returns which chunks were decoded. Others have nulls, checksums, an unknown
+    encoding or damage: Arrow must read them.
+    """
+    is_decoded = np.zeros(len(chunks), np.bool_)
+    load().pages.decode_columns(chunks, places, scratch, table, is_decoded)
+    return is_decoded
+
+
+def read_codecs(address: int, num_bytes: int, row_groups: int, columns: int) -> Ints | None:
+    """Numbers of the codecs [row_groups, columns] in a Parquet footer, -1 where none is stated.
+
+    None if the footer has another form.
+    """
+    codecs = np.full((row_groups, columns), -1, np.int64)
+    is_read: bool = load().page_headers.read_codecs(address, address + num_bytes, codecs)
+    return codecs if is_read else None

@@ -7,12 +7,15 @@ from __future__ import annotations
 import io
 import threading
 from collections import OrderedDict
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from forebay.errors import CorruptFile
+from forebay.kernels import calls as kernels
 
 MAGIC = b"PAR1"
 
@@ -60,32 +63,51 @@ FileVersion: TypeAlias = tuple[str, int, int, str]
 """URI, size, modification time and etag of a file."""
 
 
+class Footer(NamedTuple):
+    """Decoded footer of a file.
+
+    `codecs` [row groups, columns] are Parquet's numbers of the codecs. pyarrow (26.0.1) ends the process for a number
+    that it does not know. None in a process that has not loaded the kernels, and for a footer of another form.
+    """
+
+    metadata: pq.FileMetaData
+    codecs: NDArray[np.int64] | None
+
+
+def read_codecs(footer: pa.Buffer, metadata: pq.FileMetaData) -> NDArray[np.int64] | None:
+    """Codecs of the column chunks in the result of `fetch_footer`, if this process has loaded the kernels."""
+    if not kernels.is_loaded():
+        return None
+    start = footer.address + len(MAGIC)
+    return kernels.read_codecs(start, footer.size - len(MAGIC), metadata.num_row_groups, metadata.num_columns)
+
+
 class FooterCache:
     """Most recently used footers, up to 32 MiB in serialized size (several times that decoded). Safe for threads."""
 
     def __init__(self, most_bytes: int = _MOST_CACHED_BYTES) -> None:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._footers: OrderedDict[FileVersion, pq.FileMetaData] = OrderedDict()
+        self._footers: OrderedDict[FileVersion, Footer] = OrderedDict()
         self._bytes = 0
 
-    def get(self, version: FileVersion) -> pq.FileMetaData | None:
+    def get(self, version: FileVersion) -> Footer | None:
         """Footer of a file, or None if it is not in the cache."""
         with self._lock:
             if version in self._footers:
                 self._footers.move_to_end(version)
             return self._footers.get(version)
 
-    def put(self, version: FileVersion, footer: pq.FileMetaData) -> None:
+    def put(self, version: FileVersion, footer: Footer) -> None:
         """Add a footer, and drop the least recently used ones."""
         with self._lock:
             if version in self._footers:
                 return
             self._footers[version] = footer
-            self._bytes += footer.serialized_size
+            self._bytes += footer.metadata.serialized_size
             while self._bytes > self._most_bytes and len(self._footers) > 1:
                 _, dropped = self._footers.popitem(last=False)
-                self._bytes -= dropped.serialized_size
+                self._bytes -= dropped.metadata.serialized_size
 
 
 class _FooterOnly(io.RawIOBase):

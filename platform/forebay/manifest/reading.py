@@ -12,16 +12,18 @@ import pyarrow.parquet as pq
 
 from forebay.at_exit import finished_before_exit
 from forebay.errors import CorruptFile, InvalidOption, ReadFailed, SourceChanged, UnsupportedColumn
-from forebay.manifest.footer import FileVersion, FooterCache, check_chunks, decode_footer, fetch_footer
-from forebay.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
-from forebay.manifest.pages import (
-    DECODE_ERRORS,
-    Pages,
-    decode,
-    fetch,
-    is_too_much_nested_text,
-    nested_columns,
+from forebay.manifest.footer import (
+    FileVersion,
+    Footer,
+    FooterCache,
+    check_chunks,
+    decode_footer,
+    fetch_footer,
+    read_codecs,
 )
+from forebay.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
+from forebay.manifest.pages.decode import DECODE_ERRORS, decode, is_too_much_nested_text, nested_columns
+from forebay.manifest.pages.fetch import Pages, fetch
 from forebay.manifest.schemas import missing_column, read_fields
 from forebay.manifest.streamed import StreamedManifest
 from forebay.metrics import Counters
@@ -141,7 +143,7 @@ class RowGroupReader:
             raise
         # Once more: a file replaced during the read may have given pages of both versions.
         _check_version(row_group)
-        self._footers.put(_version(row_group), pages.footer)
+        self._footers.put(_version(row_group), Footer(pages.footer, pages.codecs))
         return pages
 
     def _fetch_pages(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
@@ -151,10 +153,12 @@ class RowGroupReader:
             _check_etag(row_group, etag_of(location, file) if is_stored_version else "")
             footer = self._footers.get(_version(row_group))
             if footer is None:
-                footer = decode_footer(row_group.uri, fetch_footer(row_group.uri, file))
-                check_chunks(row_group.uri, footer, file.size())
-                _check_fields(row_group, footer, self.manifest.fields)
-            _check_rows(row_group, footer)
+                content = fetch_footer(row_group.uri, file)
+                metadata = decode_footer(row_group.uri, content)
+                check_chunks(row_group.uri, metadata, file.size())
+                _check_fields(row_group, metadata, self.manifest.fields)
+                footer = Footer(metadata, read_codecs(content, metadata))
+            _check_rows(row_group, footer.metadata)
             return fetch(file, footer, row_group.index, names, local=location.is_local)
 
     def _open(self, uri: str) -> pa.NativeFile:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import structural
 
 from forebay.errors import ForebayError
+from forebay.kernels import calls as kernels
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.scan import scan
@@ -30,6 +31,7 @@ class Parquet:
     """One file of many forms is damaged, then scanned or read with a manifest from before the damage."""
 
     def __init__(self, folder: Path) -> None:
+        kernels.load()  # with them, columns of numbers are decoded by the project's own code
         self._originals = files.write_all(folder)
         self._path = folder / "damaged.parquet"
         self._manifests = {original.name: scan(original.path) for original in self._originals}

@@ -17,7 +17,7 @@ import pytest
 
 from forebay.errors import Cancelled, CorruptFile, MissingColumn, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.manifest import reading
-from forebay.manifest.footer import FooterCache
+from forebay.manifest.footer import Footer, FooterCache
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.scan import scan
@@ -358,8 +358,8 @@ def test_a_stuck_read_can_be_cancelled(parquet_folder: Folder, stuck: list[str])
 
 
 def test_the_footer_cache_keeps_what_was_used_last(write_table: Write) -> None:
-    footer = pq.read_metadata(write_table("a.parquet", {"x": [1]}))
-    cache = FooterCache(most_bytes=2 * footer.serialized_size)
+    footer = Footer(pq.read_metadata(write_table("a.parquet", {"x": [1]})), None)
+    cache = FooterCache(most_bytes=2 * footer.metadata.serialized_size)
     for uri in "ab":
         cache.put(uri, footer)
     assert cache.get("a") is footer
@@ -368,7 +368,7 @@ def test_the_footer_cache_keeps_what_was_used_last(write_table: Write) -> None:
 
 
 def test_a_footer_over_the_limit_is_still_kept_alone(write_table: Write) -> None:
-    footer = pq.read_metadata(write_table("a.parquet", {"x": [1]}))
+    footer = Footer(pq.read_metadata(write_table("a.parquet", {"x": [1]})), None)
     cache = FooterCache(most_bytes=1)
     for uri in "ab":
         cache.put(uri, footer)

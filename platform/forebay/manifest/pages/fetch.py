@@ -1,19 +1,19 @@
-"""Pages of one row group. Fetching may fail because of storage. Decoding is separate, and fails only on bad content."""
+"""Fetches the encoded pages of one row group. Only storage can make that fail."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from forebay.manifest.footer import Footer
 from forebay.manifest.schemas import leaves
-
-DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
-"""Errors of decoding. pyarrow has no type of its own for bad pages."""
 
 _REMOTE_HOLE_BYTES = 1 << 20
 """Over a network, reading 1 MiB that is not needed takes less time than another request."""
@@ -23,7 +23,7 @@ their end.
 """
 
 
-class _Run(NamedTuple):
+class ChunkPlace(NamedTuple):
     """Bytes of a file from `start` to `stop`."""
 
     start: int
@@ -32,13 +32,17 @@ class _Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pages:
-    """Fetched parts of a row group, enough to decode `columns`. `source_bytes` is the compressed size of these
-    columns.
+    """Fetched parts of a row group, enough to decode `columns`.
+
+    `codecs` are Parquet's numbers of the codecs of all columns, if they are known. `chunks` are the places of the
+    column chunks, by number. `source_bytes` is the compressed size of these columns.
     """
 
     footer: pq.FileMetaData
+    codecs: NDArray[np.int64] | None
     index: int
     columns: tuple[str, ...]
+    chunks: Mapping[int, ChunkPlace]
     source_bytes: int
     file: FetchedFile
 
@@ -71,78 +75,62 @@ class FetchedFile(io.RawIOBase):
     def read(self, size: int = -1) -> memoryview:
         """Bytes from the position on, without a copy."""
         stop = self._size if size < 0 else min(self._at + size, self._size)
-        for start, part in self._parts:
-            if start <= self._at and stop <= start + len(part):
-                found = part[self._at - start : stop - start]
-                self._at = stop
-                return found
-        raise OSError(f"the pages of this row group are not at bytes {self._at} to {stop}, according to its footer")
+        found = self.part(self._at, stop)
+        if found is None:
+            raise OSError(f"the pages of this row group are not at bytes {self._at} to {stop}, according to its footer")
+        self._at = stop
+        return found
+
+    def part(self, start: int, stop: int) -> memoryview | None:
+        """Bytes from `start` to `stop`, without a copy. None if they were not fetched."""
+        for begin, part in self._parts:
+            if begin <= start and stop <= begin + len(part):
+                return part[start - begin : stop - begin]
+        return None
 
 
-def fetch(file: pa.NativeFile, footer: pq.FileMetaData, index: int, columns: Sequence[str], *, local: bool) -> Pages:
+def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str], *, local: bool) -> Pages:
     """Read the pages of `columns` of row group `index`. Raises `OSError`, also if fewer bytes came than expected.
 
-    `footer` must have passed `check_chunks`. From `local` files, the bytes between the columns are not read.
+    The footer must have passed `check_chunks`. From `local` files, the bytes between the columns are not read.
     """
     size = file.size()
-    chunks = sorted(_chunks(footer, index, columns))
+    chunks = dict(_chunks(footer.metadata, index, columns))
     parts = []
-    for run in _runs(chunks, size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
+    for run in _runs(sorted(chunks.values()), size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
         part = file.read_buffer(run.stop - run.start) if file.seek(run.start) == run.start else None
         if part is None or part.size != run.stop - run.start:
             found = part.size if part else 0
             raise OSError(f"{found} of {run.stop - run.start} bytes came from byte {run.start} on")
         parts.append((run.start, part))
     return Pages(
-        footer=footer,
+        footer=footer.metadata,
+        codecs=footer.codecs,
         index=index,
         columns=tuple(columns),
-        source_bytes=sum(run.stop - run.start for run in chunks),
+        chunks=chunks,
+        source_bytes=sum(run.stop - run.start for run in chunks.values()),
         file=FetchedFile(size, parts),
     )
 
 
-def decode(pages: Pages) -> pa.Table:
-    """Decode the table in the calling thread. Raises one of `DECODE_ERRORS`."""
-    columns = list(pages.columns)
-    parquet = pq.ParquetFile(pages.file, metadata=pages.footer, pre_buffer=False, page_checksum_verification=True)
-    table = parquet.read_row_group(pages.index, columns=columns, use_threads=False).select(columns)
-    # Finds what the decoder does not check: text that is not UTF-8, and dictionary indices out of range.
-    table.validate(full=True)
-    rows = pages.footer.row_group(pages.index).num_rows
-    if columns and table.num_rows != rows:
-        raise pa.ArrowInvalid(f"its pages hold {table.num_rows} rows, but its footer states {rows}")
-    return table
-
-
-def is_too_much_nested_text(error: BaseException) -> bool:
-    """Whether decoding failed because the text of a nested column does not fit into one array of Arrow (2 GiB)."""
-    return isinstance(error, pa.ArrowNotImplementedError) and "chunked array outputs" in str(error)
-
-
-def nested_columns(pages: Pages) -> tuple[str, ...]:
-    """Fetched columns that are lists, maps or structs."""
-    schema = pages.footer.schema.to_arrow_schema()
-    return tuple(name for name in pages.columns if pa.types.is_nested(schema.field(name).type))
-
-
-def _chunks(footer: pq.FileMetaData, index: int, columns: Sequence[str]) -> Iterator[_Run]:
+def _chunks(footer: pq.FileMetaData, index: int, columns: Sequence[str]) -> Iterator[tuple[int, ChunkPlace]]:
     row_group = footer.row_group(index)
     for leaf in leaves(footer, columns):
         chunk = row_group.column(leaf)
         start = chunk.data_page_offset
         if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
             start = chunk.dictionary_page_offset
-        yield _Run(start, start + chunk.total_compressed_size)
+        yield leaf, ChunkPlace(start, start + chunk.total_compressed_size)
 
 
-def _runs(chunks: Iterable[_Run], size: int, *, hole_bytes: int) -> list[_Run]:
+def _runs(chunks: Iterable[ChunkPlace], size: int, *, hole_bytes: int) -> list[ChunkPlace]:
     """Chunks, joined if no more than `hole_bytes` lie between them."""
-    runs: list[_Run] = []
+    runs: list[ChunkPlace] = []
     for start, end in chunks:
         stop = min(end + _PADDING_BYTES, size)
         if runs and start <= runs[-1].stop + hole_bytes:
-            runs[-1] = _Run(runs[-1].start, max(runs[-1].stop, stop))
+            runs[-1] = ChunkPlace(runs[-1].start, max(runs[-1].stop, stop))
         else:
-            runs.append(_Run(start, stop))
+            runs.append(ChunkPlace(start, stop))
     return runs

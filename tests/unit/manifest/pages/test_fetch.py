@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.manifest.pages import FetchedFile, decode, fetch
+from forebay.manifest.footer import Footer
+from forebay.manifest.pages.decode import decode
+from forebay.manifest.pages.fetch import FetchedFile, fetch
 
 Write = Callable[..., Path]
 
@@ -41,7 +43,7 @@ def file(write_table: Write) -> Path:
 
 
 def test_neighbours_are_read_at_once_and_other_columns_not_at_all(file: Path) -> None:
-    footer, counted = pq.read_metadata(file), CountedFile(file)
+    footer, counted = Footer(pq.read_metadata(file), None), CountedFile(file)
     pages = fetch(counted, footer, 1, ["x1", "x2", "x5"], local=True)
     assert decode(pages).equals(pq.ParquetFile(file).read_row_group(1, ["x1", "x2", "x5"]))
     assert len(counted.ranges) == 2
@@ -49,7 +51,7 @@ def test_neighbours_are_read_at_once_and_other_columns_not_at_all(file: Path) ->
 
 
 def test_over_a_network_small_holes_are_read_along(file: Path) -> None:
-    footer, counted = pq.read_metadata(file), CountedFile(file)
+    footer, counted = Footer(pq.read_metadata(file), None), CountedFile(file)
     pages = fetch(counted, footer, 2, ["x5", "x0"], local=False)
     assert decode(pages).column_names == ["x5", "x0"]
     assert len(counted.ranges) == 1 and pages.source_bytes < counted.ranges[0][1] / 2
@@ -57,7 +59,7 @@ def test_over_a_network_small_holes_are_read_along(file: Path) -> None:
 
 def test_fewer_bytes_than_asked_for_are_an_error_of_the_storage(file: Path) -> None:
     with pytest.raises(OSError, match=r"\d+ of \d+ bytes came from byte 4 on"):
-        fetch(CountedFile(file, short_by=1), pq.read_metadata(file), 0, ["x0"], local=True)
+        fetch(CountedFile(file, short_by=1), Footer(pq.read_metadata(file), None), 0, ["x0"], local=True)
 
 
 def test_what_was_not_fetched_cannot_be_read() -> None:

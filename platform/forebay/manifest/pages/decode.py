@@ -1,0 +1,44 @@
+"""Decodes fetched pages to a table. Only bad content can make that fail."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forebay.manifest.pages.fetch import Pages
+from forebay.manifest.pages.numbers import decode_numbers
+
+DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
+"""Errors of decoding. pyarrow has no type of its own for bad pages."""
+
+
+def decode(pages: Pages) -> pa.Table:
+    """Decode the table in the calling thread. Raises one of `DECODE_ERRORS`."""
+    columns = list(pages.columns)
+    parquet = pq.ParquetFile(pages.file, metadata=pages.footer, pre_buffer=False, page_checksum_verification=True)
+    schema = parquet.schema_arrow
+    numbers = decode_numbers(pages, schema)
+    left = [name for name in columns if name not in numbers]
+    if not columns or left:
+        table = parquet.read_row_group(pages.index, columns=left, use_threads=False).select(left)
+        # Finds what the decoder does not check: text that is not UTF-8, and dictionary indices out of range.
+        table.validate(full=True)
+        rows = pages.footer.row_group(pages.index).num_rows
+        if columns and table.num_rows != rows:
+            raise pa.ArrowInvalid(f"its pages hold {table.num_rows} rows, but its footer states {rows}")
+        if not numbers:
+            return table
+        numbers |= dict(zip(left, table.columns, strict=True))
+    fields = [schema.field(name) for name in columns]
+    return pa.table([numbers[name] for name in columns], pa.schema(fields, schema.metadata))
+
+
+def is_too_much_nested_text(error: BaseException) -> bool:
+    """Whether decoding failed because the text of a nested column does not fit into one array of Arrow (2 GiB)."""
+    return isinstance(error, pa.ArrowNotImplementedError) and "chunked array outputs" in str(error)
+
+
+def nested_columns(pages: Pages) -> tuple[str, ...]:
+    """Fetched columns that are lists, maps or structs."""
+    schema = pages.footer.schema.to_arrow_schema()
+    return tuple(name for name in pages.columns if pa.types.is_nested(schema.field(name).type))
