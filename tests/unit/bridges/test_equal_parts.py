@@ -54,7 +54,7 @@ def test_a_mixture_is_refused_for_several_ranks(data: fb.Data) -> None:
 def test_unequal_parts_bias_the_mean_over_ranks(
     open_loader: Callable[..., fb.Loader], rows: int, is_exact: bool
 ) -> None:
-    """What is avoided: three ranks of 16 lanes, or 20 rows a batch, average to something else than the batch."""
+    """Avoided: three ranks of 16 lanes, or 20 rows a batch, average to something else than the batch."""
     size = 4 if is_exact else 3
     means: list[list[float]] = []
     weighted: list[list[float]] = []
