@@ -577,7 +577,7 @@ def test_a_driver_ends_all_stores_before_and_after(cluster: StoreNodes, make_run
     left = run.open()
     left.save(checkpoint_at(1))
     left.save(checkpoint_at(2))
-    with checkpoint_stores(run.name):
+    with checkpoint_stores(run.name, run.config):
         until(lambda: not stores_of(run.name))
         assert run.files.steps()[0] == 2
         with closing(run.open()) as commits:
