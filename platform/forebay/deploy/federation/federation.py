@@ -37,6 +37,7 @@ from forebay.deploy.lifecycle.states import (
     JobFailed,
     JobQueued,
     JobSucceeded,
+    LiveAttempt,
     Target,
 )
 from forebay.deploy.placement.capacity import Capacity
@@ -175,7 +176,7 @@ class Federation:
                 is_refused=is_refused,
                 target=target,
                 reasons=reasons,
-                is_stopped=self._storage.is_stopped(entry.spec, entry.task),
+                is_stopped=self._storage.is_stopped(entry.spec, entry.task, _live_attempt(entry)),
             )
         except ReadFailed:
             return JobObservation(storage_answers=False)
@@ -193,7 +194,7 @@ class Federation:
 
     def _is_stopped(self, entry: JournalEntry) -> bool:
         try:
-            return self._storage.is_stopped(entry.spec, entry.task)
+            return self._storage.is_stopped(entry.spec, entry.task, _live_attempt(entry))
         except ReadFailed:
             return False
 
@@ -326,6 +327,11 @@ class Federation:
             workers=target.workers,
             is_head_apart=target.is_head_apart,
         )
+
+
+def _live_attempt(entry: JournalEntry) -> int:
+    """Number of the attempt whose RayJob may be there, or 0."""
+    return entry.state.number if isinstance(entry.state, LiveAttempt) else 0
 
 
 def rules_of(spec: JobSpec, task: Task) -> AttemptRules:

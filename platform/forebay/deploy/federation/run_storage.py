@@ -57,8 +57,11 @@ class RunStorage:
             raise _unread(spec, task, error) from redacted(error)
         return sum(end is not None and end.how == "failed" for end in ends)
 
-    def is_stopped(self, spec: JobSpec, task: Task) -> bool:
-        """Whether the newest attempt has had an order to stop for long enough. Raises `ReadFailed`."""
+    def is_stopped(self, spec: JobSpec, task: Task, live: int = 0) -> bool:
+        """Whether the newest attempt has had an order to stop for long enough. Raises `ReadFailed`.
+
+        An order that its attempt has obeyed counts only if that is the attempt `live`, whose RayJob is still there.
+        """
         run = _run(spec, task)
         files = AttemptFiles(run)
         try:
@@ -66,9 +69,9 @@ class RunStorage:
             if orders is None or newest is None or orders.stop is None or orders.attempt != newest.number:
                 is_ordered = False
             else:
-                # An attempt that has obeyed has ended: its job was submitted again since.
+                # A queued job whose attempt has obeyed was submitted again since.
                 end = files.ended(newest.number)
-                is_ordered = end is None or end.how != "stopped"
+                is_ordered = end is None or end.how != "stopped" or newest.number == live
         except OSError as error:
             raise _unread(spec, task, error) from redacted(error)
         if not is_ordered:

@@ -55,6 +55,8 @@ def test_order_that_was_obeyed_stops_no_later_submission(spec: fb.JobSpec, tmp_p
     give_orders(str(tmp_path), spec.run_name(task), stop="enough")
     storage.end(spec, task, 1, "stopped", "enough")
     assert not storage.is_stopped(spec, task)
+    # A controller was killed before it deleted the RayJob: the next one goes on with that.
+    assert storage.is_stopped(spec, task, live=1) and not storage.is_stopped(spec, task, live=2)
     storage.claim(spec, task, 2, WEST)
     assert not storage.is_stopped(spec, task)
     assert (storage.failures(spec, task, since=1, before=2), storage.failures(spec, task, since=2, before=3)) == (0, 0)
