@@ -20,15 +20,15 @@ _ONE, _SEVEN, _LOW = np.uint64(1), np.uint64(7), np.uint64(127)
 # Types of fields.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12
 # Fields of a page header.
-_CHECKSUM, _OF_DATA, _OF_DICTIONARY = 4, 5, 7
+_TYPE, _SIZE, _STORED_SIZE, _CHECKSUM, _OF_DATA, _OF_DICTIONARY = 1, 2, 3, 4, 5, 7
+_VALUES, _ENCODING = 1, 2
+# Fields of a footer, down to the codec of a column chunk.
+_ROW_GROUPS, _CHUNKS, _METADATA, _CODEC = 4, 1, 3, 4
 
 # Places of what `read_header` reads.
 TYPE, SIZE, STORED_SIZE, VALUES, ENCODING = 0, 1, 2, 3, 4
 MOST_VALUES = 1 << 31
 _MOST_DEPTH = 16
-
-# Fields of a footer, down to the codec of a column chunk.
-_ROW_GROUPS, _CHUNKS, _METADATA, _CODEC = 4, 1, 3, 4
 
 
 def _varint(at: Int, end: Int) -> tuple[Any, Int]:
@@ -123,19 +123,24 @@ def _skip(at: Int, end: Int, kind: Int) -> Int:
     return 0
 
 
-def _read_struct(at: Int, end: Int, header: Ints) -> Int:
-    """Read number of values and encoding of a page's own header, the first two fields. Address behind it, or 0."""
-    field = 0
-    while True:
+def _find(at: Int, end: Int, wanted: Int, wanted_kind: Int) -> Int:
+    """Address of a field of the struct at `at`, or 0."""
+    field: Int = 0
+    while at:
         field, kind, at = next_field(at, end, field)
         if at == 0 or kind == 0:
-            return at
-        if kind == _I32 and 1 <= field <= 2:
-            header[VALUES + field - 1], at = integer(at, end)
-        else:
-            at = skip(at, end, kind)
-        if at == 0:
             return 0
+        if field == wanted and kind == wanted_kind:
+            return at
+        at = skip(at, end, kind)
+    return 0
+
+
+def _find_integer(at: Int, end: Int, wanted: Int) -> Int:
+    """Field of the struct at `at`: a number of 0 or more, or -1."""
+    place = find(at, end, wanted, _I32)
+    value, behind = integer(place, end) if place else (-1, 0)
+    return value if behind else -1
 
 
 def _read_header(at: Int, end: Int, header: Ints) -> Int:
@@ -143,82 +148,37 @@ def _read_header(at: Int, end: Int, header: Ints) -> Int:
 
     Those are pages with a checksum, too: Arrow verifies it.
     """
-    header[:] = -1
-    field = 0
-    while True:
-        field, kind, at = next_field(at, end, field)
-        if at == 0 or kind == 0:
-            break
-        if kind == _I32 and 1 <= field <= 3:
-            header[field - 1], at = integer(at, end)
-        elif kind == _STRUCT and field in (_OF_DATA, _OF_DICTIONARY):
-            at = read_struct(at, end, header)
-        elif kind == _STRUCT or field == _CHECKSUM:
-            return 0
-        else:
-            at = skip_value(at, end, kind)
-        if at == 0:
-            return 0
+    header[TYPE], header[SIZE] = find_integer(at, end, _TYPE), find_integer(at, end, _SIZE)
+    header[STORED_SIZE] = find_integer(at, end, _STORED_SIZE)
+    own = find(at, end, _OF_DICTIONARY if header[TYPE] else _OF_DATA, _STRUCT)
+    if own == 0 or find(at, end, _CHECKSUM, _I32):
+        return 0
+    header[VALUES], header[ENCODING] = find_integer(own, end, _VALUES), find_integer(own, end, _ENCODING)
+    at = skip(at, end, _STRUCT)
     if at == 0 or header.min() < 0 or max(header[SIZE], header[VALUES]) > MOST_VALUES:
         return 0
     return at if header[STORED_SIZE] <= end - at else 0
 
 
-def _read_metadata(at: Int, end: Int, codec: Ints) -> Int:
-    """Read the codec among the facts of a column chunk. Address behind them, or 0."""
-    field = 0
-    while True:
-        field, kind, at = next_field(at, end, field)
-        if at == 0 or kind == 0:
-            return at
-        if field == _CODEC and kind == _I32:
-            codec[0], at = integer(at, end)
-        else:
-            at = skip(at, end, kind)
-
-
-def _read_chunk(at: Int, end: Int, codec: Ints) -> Int:
-    """Read the codec of a column chunk into `codec` [1]. Address behind the chunk, or 0."""
-    field = 0
-    while True:
-        field, kind, at = next_field(at, end, field)
-        if at == 0 or kind == 0:
-            return at
-        at = read_metadata(at, end, codec) if field == _METADATA and kind == _STRUCT else skip(at, end, kind)
-
-
-def _read_row_group(at: Int, end: Int, codecs: Ints) -> Int:
-    """Read the codecs of a row group. Address behind it, or 0."""
-    field = 0
-    while True:
-        field, kind, at = next_field(at, end, field)
-        if at == 0 or kind == 0:
-            return at
-        if field == _CHUNKS and kind == _LIST:
-            count, kind, at = open_list(at, end)
-            if kind != _STRUCT or count != len(codecs):
-                return 0
-            for column in range(count):
-                at = read_chunk(at, end, codecs[column : column + 1]) if at else 0
-        else:
-            at = skip(at, end, kind)
+def _open_structs(at: Int, end: Int, field: Int, count: Int) -> Int:
+    """Address of the first of `count` structs in a list, a field of the struct at `at`, or 0."""
+    place = find(at, end, field, _LIST)
+    found, kind, first = open_list(place, end) if place else (0, 0, 0)
+    return first if kind == _STRUCT and found == count else 0
 
 
 def _read_codecs(at: Int, end: Int, codecs: Ints) -> bool:
-    """Read the codecs of all column chunks of a footer into `codecs` [row groups, columns]."""
-    field = 0
-    while True:
-        field, kind, at = next_field(at, end, field)
-        if at == 0 or kind == 0:
-            return bool(at > 0)
-        if field == _ROW_GROUPS and kind == _LIST:
-            count, kind, at = open_list(at, end)
-            if kind != _STRUCT or count != len(codecs):
-                return False
-            for number in range(count):
-                at = read_row_group(at, end, codecs[number]) if at else 0
-        else:
-            at = skip(at, end, kind)
+    """Read the codecs of all column chunks of a footer into `codecs` [row groups, columns], -1 where none is stated."""
+    groups, columns = codecs.shape
+    at = open_structs(at, end, _ROW_GROUPS, groups)
+    for group in range(groups):
+        chunk = open_structs(at, end, _CHUNKS, columns) if at else 0
+        for column in range(columns):
+            metadata = find(chunk, end, _METADATA, _STRUCT) if chunk else 0
+            codecs[group, column] = find_integer(metadata, end, _CODEC) if metadata else -1
+            chunk = skip(chunk, end, _STRUCT) if chunk else 0
+        at = skip(at, end, _STRUCT) if chunk else 0
+    return bool(at > 0)
 
 
 COMPILED = {"nogil": True, "cache": True}
@@ -228,9 +188,8 @@ skip_value = njit(int64(int64, int64, int64), **COMPILED)(_skip_value)
 next_field = njit(types.UniTuple(int64, 3)(int64, int64, int64), **COMPILED)(_next_field)
 open_list = njit(types.UniTuple(int64, 3)(int64, int64), **COMPILED)(_open_list)
 skip = njit(int64(int64, int64, int64), **COMPILED)(_skip)
-read_struct = njit(int64(int64, int64, int64[::1]), **COMPILED)(_read_struct)
+find = njit(int64(int64, int64, int64, int64), **COMPILED)(_find)
+find_integer = njit(int64(int64, int64, int64), **COMPILED)(_find_integer)
 read_header = njit(int64(int64, int64, int64[::1]), **COMPILED)(_read_header)
-read_metadata = njit(int64(int64, int64, int64[::1]), **COMPILED)(_read_metadata)
-read_chunk = njit(int64(int64, int64, int64[::1]), **COMPILED)(_read_chunk)
-read_row_group = njit(int64(int64, int64, int64[::1]), **COMPILED)(_read_row_group)
+open_structs = njit(int64(int64, int64, int64, int64), **COMPILED)(_open_structs)
 read_codecs = njit(types.boolean(int64, int64, int64[:, ::1]), **COMPILED)(_read_codecs)
