@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.parts.stored_state import StoredState, open_state
+from forebay.checkpoint.parts.stored_state import open_state
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.llm.hf_folder.exporting import found_step, stored_checkpoints
 from forebay.llm.hf_folder.safetensors_files import Weight, write_safetensors
 from forebay.llm.hf_folder.sealed_folder import SealedFolder
 from forebay.storage.filesystem import resolve
-from forebay.train.tables.layout import TableLayout
-from forebay.train.tables.owned_rows import DECAYED, WEIGHT, decayed
-from forebay.train.tables.vocabulary.saved_rows import IDS
+from forebay.train.tables.owned_rows import WEIGHT
+from forebay.train.tables.warm_start.saved_tables import SavedTables
 
-_SEAL, _SHARED = "tables.json", "shared"
+_SEAL, _IDS, _SHARED = "tables.json", "ids", "shared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,56 +66,41 @@ def export_tables_of(name: str, to: str, *, storage: str = "runs", step: int | N
     )
     try:
         with open_state(files, found) as state, folder.writing():
-            tables = _saved_tables(state, name)
-            exported = tuple(_facts(state, each, tables) for each in tables["rows"])
+            tables = SavedTables(state, found)
+            if not tables.names:
+                raise InvalidOption(
+                    f"run {name!r} has no fb.Table in its checkpoint of step {found}. For a language model there is "
+                    "`forebay export`.",
+                    name=name,
+                )
+            exported = tuple(_facts(tables, each) for each in tables.names)
             is_new = folder.start()
             if is_new:
                 for each in exported:
-                    _write(folder, each, _arrays(state, each.name, tables))
+                    _write(folder, each, _arrays(tables, each.name))
                 folder.seal(json.dumps([asdict(each) for each in exported], indent=1).encode())
     except CorruptCheckpoint as error:
         raise CorruptFile(f"the checkpoint {files.uri_of(found)} is corrupt: {error}.", step=found) from error
     return ExportedTables(folder=folder.uri, run=name, step=found, tables=exported, is_new=is_new)
 
 
-def _saved_tables(state: StoredState, run: str) -> Mapping[str, Any]:
-    objects: Mapping[str, Any] = state.head.get("objects", {})
-    if "tables" not in objects:
-        raise InvalidOption(
-            f"run {run!r} has no fb.Table: its checkpoint has the states of {', '.join(sorted(objects)) or 'nothing'}. "
-            "For a language model there is `forebay export`.",
-            name=run,
-        )
-    tables: Mapping[str, Any] = objects["tables"]
-    return tables
-
-
-def _facts(state: StoredState, name: str, tables: Mapping[str, Any]) -> ExportedTable:
-    facts = state.facts(tables["rows"][name][WEIGHT])
-    assert facts is not None, "a table has rows"
-    rows, dim = facts[0]
-    more = (f"{name}.{_SHARED}.npy",) if IDS in tables["rows"][name] else ()
+def _facts(tables: SavedTables, name: str) -> ExportedTable:
+    rows, dim = tables.shape(name)
+    more = () if tables.shared_row(name) is None else (f"{name}.{_SHARED}.npy",)
     return ExportedTable(
         name=name, rows=rows, dim=dim, files=(f"{name}.safetensors", f"{name}.npy", f"{name}.ids.npy", *more)
     )
 
 
-def _arrays(state: StoredState, name: str, tables: Mapping[str, Any]) -> dict[str, Tensor]:
+def _arrays(tables: SavedTables, name: str) -> dict[str, Tensor]:
     """Return the rows in the order of ids, as lookups find them, and their ids. An open table has a shared row too."""
-    saved, opened = tables["rows"][name], tables.get("open", {}).get(name)
-    if opened is None:
-        weight = _caught_up(state, saved, tables["decay"].get(name, 0.0))
-        ids = torch.arange(len(weight))
-        return {WEIGHT: weight.index_select(0, TableLayout(len(weight)).places(ids).long()), IDS: ids}
-    ids, order = state.tensor(saved[IDS]).sort()
-    rows = _caught_up(state, saved, opened["decay"]).index_select(0, order)
-    return {WEIGHT: rows, IDS: ids, _SHARED: _caught_up(state, opened["shared"], opened["decay"])}
-
-
-def _caught_up(state: StoredState, saved: Mapping[str, Any], decay: float) -> Tensor:
-    """Return saved weights with the decay of all steps."""
-    weight = state.tensor(saved[WEIGHT])
-    return decayed(weight, state.tensor(saved[DECAYED]), decay) if DECAYED in saved else weight
+    pieces = list(tables.pieces(name, with_state=False))
+    # An open table may have no row yet.
+    ids, order = torch.cat([torch.zeros(0, dtype=torch.int64), *(each.ids for each in pieces)]).sort()
+    weight = torch.cat([torch.zeros(0, tables.shape(name)[1]), *(each.tensors[WEIGHT] for each in pieces)])
+    found = {WEIGHT: weight.index_select(0, order), _IDS: ids}
+    shared = tables.shared_row(name)
+    return found if shared is None else {**found, _SHARED: shared[WEIGHT]}
 
 
 def _write(folder: SealedFolder, table: ExportedTable, arrays: Mapping[str, Tensor]) -> None:

@@ -1,93 +1,22 @@
-"""Tables in a checkpoint of an earlier run, read in pieces."""
+"""Checkpoint of an earlier run whose tables another run starts from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from forebay.checkpoint.config import FOLDER, CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint
 from forebay.checkpoint.files import CheckpointFiles
-from forebay.checkpoint.parts.stored_state import StoredState, open_state
+from forebay.checkpoint.parts.stored_state import open_state
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.storage.filesystem import below
-from forebay.train.tables.layout import TableLayout
-from forebay.train.tables.owned_rows import DECAYED, WEIGHT, decayed
-from forebay.train.tables.vocabulary.saved_rows import COUNTS, IDS, SEEN, SKETCH
 from forebay.train.tables.warm_start.options import WarmStart
-
-_PIECE_ROWS = 1 << 18
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowPiece:
-    """Some rows of an earlier table: `ids` [n], `seen` [n] from the end of that run on, and `tensors` by name."""
-
-    ids: Tensor
-    seen: Tensor
-    tensors: Mapping[str, Tensor]
-
-
-class EarlierTables:
-    """Tables of the checkpoint of `step`. `names` are those of all tables, and `optimizer_step` counts their steps."""
-
-    def __init__(self, state: StoredState, step: int) -> None:
-        self._state, self.step = state, step
-        self._tables: Mapping[str, Any] = state.head.get("objects", {}).get("tables", {})
-        self._rows_done = int(state.head.get("rows", 0))
-        self.names = tuple(self._tables.get("rows", {}))
-        self.optimizer_step = int(self._tables.get("step", 0))
-
-    def shape(self, name: str) -> tuple[int, int]:
-        """Return the rows and the width of a table."""
-        facts = self._state.facts(self._leaves(name)[WEIGHT])
-        assert facts is not None, "weights are a tensor"
-        return facts[0][0], facts[0][1]
-
-    def moments(self, name: str) -> set[str]:
-        """Return the names of the state of rows."""
-        return self._leaves(name).keys() - {WEIGHT, DECAYED, COUNTS, IDS, SEEN, SKETCH}
-
-    def shared_row(self, name: str) -> Mapping[str, Tensor] | None:
-        """Return the row of ids without one, [1, ...] by name, or None for a table that was not open."""
-        opened = self._tables.get("open", {}).get(name)
-        return None if opened is None else self._caught_up(name, dict(opened["shared"]))
-
-    def pieces(self, name: str) -> Iterator[RowPiece]:
-        """Yield all rows of a table."""
-        leaves, (total, _) = self._leaves(name), self.shape(name)
-        for begin in range(0, total, _PIECE_ROWS):
-            end = min(begin + _PIECE_ROWS, total)
-            tensors = {
-                key: self._state.rows(leaf, begin, end) for key, leaf in leaves.items() if key not in (COUNTS, SKETCH)
-            }
-            if IDS in tensors:
-                ids, seen = tensors.pop(IDS), tensors.pop(SEEN) - self._rows_done
-            else:
-                ids = torch.from_numpy(TableLayout(total).ids(begin, end))
-                seen = torch.zeros_like(ids)
-            yield RowPiece(ids=ids, seen=seen, tensors=self._caught_up(name, tensors))
-
-    def _leaves(self, name: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._tables["rows"][name]
-        return found
-
-    def _caught_up(self, name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Decay the weights up to the end of the earlier run: the new one counts from there."""
-        if (before := tensors.pop(DECAYED, None)) is not None:
-            opened = self._tables.get("open", {}).get(name)
-            decay = self._tables["decay"][name] if opened is None else opened["decay"]
-            tensors[WEIGHT] = decayed(tensors[WEIGHT], before, decay)
-        return tensors
+from forebay.train.tables.warm_start.saved_tables import SavedTables
 
 
 @contextmanager
-def earlier_tables(start: WarmStart) -> Iterator[EarlierTables]:
+def earlier_tables(start: WarmStart) -> Iterator[SavedTables]:
     """Open the checkpoint that `start` names. Raises `InvalidOption` if there is none, and `CorruptFile`."""
     files = CheckpointFiles(CheckpointConfig(uri=below(start.run, FOLDER)))
     steps = files.complete_steps()
@@ -101,6 +30,6 @@ def earlier_tables(start: WarmStart) -> Iterator[EarlierTables]:
         )
     try:
         with open_state(files, step) as state:
-            yield EarlierTables(state, step)
+            yield SavedTables(state, step)
     except CorruptCheckpoint as error:
         raise CorruptFile(f"the checkpoint {files.uri_of(step)} is corrupt: {error}.", step=step) from error

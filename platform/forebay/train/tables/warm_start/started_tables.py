@@ -11,8 +11,8 @@ from forebay.errors import InvalidOption
 from forebay.train.collectives.collective import Collective
 from forebay.train.tables.shared_rows import SharedRows
 from forebay.train.tables.vocabulary.open_rows import OpenRows
-from forebay.train.tables.warm_start.earlier_tables import EarlierTables
 from forebay.train.tables.warm_start.options import WarmStart
+from forebay.train.tables.warm_start.saved_tables import SavedTables
 
 
 class StartedTables:
@@ -26,7 +26,7 @@ class StartedTables:
                 unknown=unknown,
             )
 
-    def take_over(self, earlier: EarlierTables) -> list[str]:
+    def take_over(self, earlier: SavedTables) -> list[str]:
         """Take over rows. Returns one line for each table of either side: what goes on, and what does not."""
         lines = [self._line(name, earlier) for name in self._shared]
         used = {self._start.tables.get(name, name) for name in self._shared}
@@ -35,7 +35,7 @@ class StartedTables:
         ]
         return lines
 
-    def _line(self, name: str, earlier: EarlierTables) -> str:
+    def _line(self, name: str, earlier: SavedTables) -> str:
         source, shared = self._start.tables.get(name, name), self._shared[name]
         if source not in earlier.names:
             return f"table {name!r} starts new: {self._start.run} has no table {source!r}"
@@ -49,7 +49,7 @@ class StartedTables:
             line += f"; {', '.join(missing)} of its optimiser starts from 0"
         return line
 
-    def _take(self, name: str, earlier: EarlierTables, source: str) -> int:
+    def _take(self, name: str, earlier: SavedTables, source: str) -> int:
         """Take over the rows that this rank holds. Returns the number of rows over all ranks, each counted once."""
         shared, taken = self._shared[name], 0
         if isinstance(shared, OpenRows) and (row := earlier.shared_row(source)) is not None:
