@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 import forebay as fb
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 
 TASTES = 40
 """Groups of items in the made-up log. A user visits items of two of them."""
@@ -64,7 +64,7 @@ def job(
     if index not in INDEXES:
         raise InvalidOption(f"index={index!r} is unknown. Choose one of {', '.join(map(repr, INDEXES))}.")
     if index == "faiss" and importlib.util.find_spec("faiss") is None:
-        raise InvalidOption(
+        raise MissingPackage(
             "index='faiss' needs the package faiss-cpu, which is not installed. Run: pip install 'forebay[retrieval]', "
             "or set index=exact."
         )

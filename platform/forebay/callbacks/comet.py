@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.callbacks.tracker import EndState, Entry, Note, StepMetrics, TrackedRun, Tracker
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 
 
 class Comet(Tracker):
@@ -85,7 +85,7 @@ def _comet() -> Any:
     try:
         import comet_ml  # noqa: PLC0415 - an extra, and slow to import
     except ModuleNotFoundError as error:
-        raise InvalidOption(
+        raise MissingPackage(
             "Comet() needs the package comet_ml, which is not installed. Run: pip install 'forebay[comet]'"
         ) from error
     return comet_ml

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.callbacks.tracker import EndState, Entry, Note, Rewind, StepMetrics, TrackedRun, Tracker
-from forebay.errors import InvalidOption
+from forebay.errors import MissingPackage
 
 
 class TensorBoard(Tracker):
@@ -88,7 +88,7 @@ def _writer_class() -> Any:
         try:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra
         except ModuleNotFoundError as error:
-            raise InvalidOption(
+            raise MissingPackage(
                 "TensorBoard() needs the package tensorboardX or tensorboard, and neither is installed. Run: "
                 "pip install 'forebay[tensorboard]'"
             ) from error

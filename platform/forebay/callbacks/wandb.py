@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.callbacks.tracker import EndState, Entry, Note, StepMetrics, TrackedRun, Tracker
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 from forebay.transform.fingerprint.values import digest
 
 Mode = Literal["online", "offline"]
@@ -94,7 +94,7 @@ def _wandb() -> Any:
     try:
         import wandb  # noqa: PLC0415 - an extra, and slow to import
     except ModuleNotFoundError as error:
-        raise InvalidOption(
+        raise MissingPackage(
             "WandB() needs the package wandb, which is not installed. Run: pip install 'forebay[wandb]'"
         ) from error
     return wandb

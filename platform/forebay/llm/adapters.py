@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from forebay.errors import InvalidOption, whole_number
+from forebay.errors import InvalidOption, MissingPackage, whole_number
 from forebay.llm.source.tokenizers import INSTALL
 
 _ADAPTER = "default"
@@ -66,7 +66,7 @@ class Lora:
         try:
             import peft  # noqa: PLC0415 - an extra, which takes seconds to import
         except ImportError as error:
-            raise InvalidOption(f"adapters need the package peft ({error}). {INSTALL}") from error
+            raise MissingPackage(f"adapters need the package peft ({error}). {INSTALL}") from error
         return peft.LoraConfig(
             r=self.r,
             lora_alpha=self.alpha,

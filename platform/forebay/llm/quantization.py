@@ -10,7 +10,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from forebay.errors import BadJob, InvalidOption
+from forebay.errors import BadJob, MissingPackage
 from forebay.train.setup import local_part
 
 NF4 = "nf4"
@@ -20,7 +20,7 @@ INSTALL = 'Install it: pip install "forebay[qlora]".'
 def require_bitsandbytes() -> None:
     """Raise `InvalidOption` with the install line where bitsandbytes is missing. Does not import it."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise InvalidOption(f"quantization={NF4!r} needs the package bitsandbytes, which is missing. {INSTALL}")
+        raise MissingPackage(f"quantization={NF4!r} needs the package bitsandbytes, which is missing. {INSTALL}")
 
 
 def quantized(transformers: Any, folder: str, **options: Any) -> Any:

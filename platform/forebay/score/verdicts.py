@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 
 INSTALL = 'A judge needs the package jsonschema: pip install "forebay[score]".'
 _FENCED = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
@@ -57,5 +57,5 @@ def _import_jsonschema() -> tuple[Any, Any]:
     try:
         import jsonschema  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise InvalidOption(f"{INSTALL} ({error})") from error
+        raise MissingPackage(f"{INSTALL} ({error})") from error
     return jsonschema.Draft202012Validator, jsonschema.exceptions

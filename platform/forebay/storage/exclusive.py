@@ -22,7 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from pyarrow import fs
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 from forebay.storage.arrow_stores import arguments_of
 from forebay.storage.atomic import UMASK
 from forebay.storage.credentials import redact, redacting
@@ -275,8 +275,8 @@ def _protocols(bridge: Bridge) -> tuple[str, ...]:
     return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
-def _missing(place: Location, package: str, extra: str) -> InvalidOption:
-    return InvalidOption(
+def _missing(place: Location, package: str, extra: str) -> MissingPackage:
+    return MissingPackage(
         f"{place.uri}: a run on this store needs {package}, which is not installed. With it, a run that is started "
         f"twice trains once. Install it: pip install 'forebay[{extra}]'.",
         uri=place.uri,

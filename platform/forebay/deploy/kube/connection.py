@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 
 INSTALL = 'Install it: pip install "forebay[deploy]"'
 
@@ -78,5 +78,5 @@ def _config() -> Any:
     try:
         from kubernetes import config  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise InvalidOption(f"clusters of Kubernetes need the package kubernetes ({error}). {INSTALL}") from error
+        raise MissingPackage(f"clusters of Kubernetes need the package kubernetes ({error}). {INSTALL}") from error
     return config

@@ -15,7 +15,7 @@ from forebay.driver.elastic.controller import Controller
 from forebay.driver.elastic.elastic_driver import Trainer, train_elastic
 from forebay.driver.elastic.pool import Message, WorkerPool
 from forebay.driver.horovod.backend import HorovodBackend, HorovodProcesses
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 from forebay.events import Preparing
 from forebay.job.job import Job
 from forebay.ray_cluster.session import ray_session, session_text
@@ -35,7 +35,7 @@ class HorovodDriver:
 
     def __init__(self) -> None:
         if find_spec("horovod") is None:
-            raise InvalidOption(
+            raise MissingPackage(
                 "driver='horovod' needs Horovod, which is not installed. It must be built for the installed PyTorch: "
                 "`make horovod` in a clone of Forebay does that, and docs/horovod.md describes other ways. Or use "
                 "driver='ray'.",

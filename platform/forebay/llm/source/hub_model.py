@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 from forebay.foreign_code import outcome_of, replaced_errors
 
 _NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w.-]+))?")
@@ -108,7 +108,7 @@ def _library() -> Any:
     try:
         import huggingface_hub  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise InvalidOption(
+        raise MissingPackage(
             f"models of the Hugging Face Hub need the package huggingface_hub ({error}). Install the extra: "
             'pip install "forebay[llm]".'
         ) from error

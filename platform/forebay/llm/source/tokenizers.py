@@ -10,7 +10,7 @@ from typing import Any
 
 from pyarrow import fs
 
-from forebay.errors import InvalidOption, whole_number
+from forebay.errors import InvalidOption, MissingPackage, whole_number
 from forebay.foreign_code import replaced_errors
 from forebay.formatting import count_text
 from forebay.llm.chat import CHATML, TEMPLATES
@@ -204,7 +204,7 @@ def import_transformers() -> Any:
     try:
         import transformers  # noqa: PLC0415 - an extra, which takes seconds to import
     except ImportError as error:
-        raise InvalidOption(f"language models need the package transformers ({error}). {INSTALL}") from error
+        raise MissingPackage(f"language models need the package transformers ({error}). {INSTALL}") from error
     # A worker's bars would be mixed with the lines of the run.
     transformers.utils.logging.disable_progress_bar()
     return transformers

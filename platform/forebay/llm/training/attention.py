@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Literal
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 from forebay.llm.training.document_attention import DOCUMENTS
 
 Attention = Literal["auto", "documents", "sdpa", "eager", "flash_attention_2", "flex_attention"]
@@ -25,7 +25,9 @@ def chosen_attention(attn: Attention, *, has_gpu: bool) -> str:
     if attn == "auto":
         return ("flash_attention_2" if has_flash else "flex_attention") if has_gpu else DOCUMENTS
     if attn == "flash_attention_2" and not has_flash:
-        raise InvalidOption(f"attn={attn!r} needs the package flash_attn, which is missing. {INSTALL_FLASH}", attn=attn)
+        raise MissingPackage(
+            f"attn={attn!r} needs the package flash_attn, which is missing. {INSTALL_FLASH}", attn=attn
+        )
     if attn in {"flash_attention_2", "flex_attention"} and not has_gpu:
         why = "runs on GPUs only" if attn == "flash_attention_2" else "has no backward pass on a CPU"
         raise InvalidOption(f"attn={attn!r} {why}, and this process has none. Set attn='auto'.", attn=attn)

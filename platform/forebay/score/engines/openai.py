@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from forebay.errors import EngineFailed, InvalidOption, whole_number
+from forebay.errors import EngineFailed, InvalidOption, MissingPackage, whole_number
 from forebay.score.engines.engine import Pooling, Prompt, RowAnswer, Sampling
 
 INSTALL = 'engine="openai" needs the package openai: pip install "forebay[score]".'
@@ -141,5 +141,5 @@ def _import_openai() -> Any:
     try:
         import openai  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise InvalidOption(f"{INSTALL} ({error})") from error
+        raise MissingPackage(f"{INSTALL} ({error})") from error
     return openai

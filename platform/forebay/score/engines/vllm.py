@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.errors import EngineFailed, InvalidOption, whole_number
+from forebay.errors import EngineFailed, InvalidOption, MissingPackage, whole_number
 from forebay.llm.models import read_config
 from forebay.llm.source.folders import local_copy
 from forebay.llm.source.hub_model import hub_access
@@ -181,7 +181,7 @@ def import_vllm() -> Any:
     try:
         import vllm  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise InvalidOption(f"{INSTALL} ({error})") from error
+        raise MissingPackage(f"{INSTALL} ({error})") from error
     return vllm
 
 

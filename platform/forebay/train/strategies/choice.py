@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Literal, TypeAlias, get_args
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 from forebay.train.collectives.collective import Reduction
 
 StrategyName: TypeAlias = Literal["ddp", "fsdp2", "zero1", "zero2", "zero3"]
@@ -55,7 +55,7 @@ def validate_choice(strategy: str, offload: str, reduction: Reduction, *, whole:
 def require_package(strategy: str) -> None:
     """Check that the package of a strategy is installed. Raises `InvalidOption`, with the line that installs it."""
     if strategy.startswith("zero") and find_spec("deepspeed") is None:
-        raise InvalidOption(
+        raise MissingPackage(
             f"strategy={strategy!r} needs the package deepspeed, which is not installed. Install it: {INSTALL}. It "
             "builds for the PyTorch that is there; without --no-build-isolation, pip would download another one.",
             strategy=strategy,
