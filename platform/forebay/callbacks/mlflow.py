@@ -25,7 +25,7 @@ class MLflow(Tracker):
     (`MLFLOW_TRACKING_URI`). The run in MLflow has the same name as this run. If this run is resumed, the run in MLflow
     continues too. `group` is a tag. The trials of a sweep have the name of the sweep there.
 
-    Needs `mlflow` or `mlflow-skinny` (`pip install 'forebay[mlflow]'`). Raises `InvalidOption` without them.
+    Needs `mlflow` or `mlflow-skinny` (`pip install 'forebay[mlflow]'`). Raises `MissingPackage` without them.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class TensorBoard(Tracker):
     that is resumed by name continues the same curves. Repeated steps replace the earlier ones, also after a roll-back
     by a monitor or a loss of workers.
 
-    Needs `tensorboardX` or `tensorboard` (`pip install 'forebay[tensorboard]'`). Raises `InvalidOption` without them.
+    Needs `tensorboardX` or `tensorboard` (`pip install 'forebay[tensorboard]'`). Raises `MissingPackage` without them.
     """
 
     def __init__(self, folder: str | Path | None = None, *, group: str | None = None) -> None:

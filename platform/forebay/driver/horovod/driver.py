@@ -30,7 +30,7 @@ class HorovodDriver:
     """`Driver` on Elastic Horovod, with Ray's actors as its workers.
 
     Workers that stay keep their process when the world changes: they shut one Horovod world down and initialise the
-    next. Raises `InvalidOption` if Horovod is not installed.
+    next. Raises `MissingPackage` if Horovod is not installed.
     """
 
     def __init__(self) -> None:
