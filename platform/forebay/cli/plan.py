@@ -100,9 +100,9 @@ def _show_quality(plan: Plan, epoch: int, batch: int, label: str | None, *, as_j
 
 
 def _read_numbers(manifest: Manifest, column: str) -> NDArray[np.float64]:
-    """Column of all rows in the order of the files, float64 [rows]. A null is NaN."""
+    """Column of all rows of the files in their order, float64 [rows]. A null is NaN."""
     reader = RowGroupReader(manifest)
-    parts = [reader.read(index, [column]).column(0) for index in range(len(manifest))]
+    parts = [reader.decode(reader.fetch(index, [column])).column(0) for index in range(len(manifest))]
     kind = parts[0].type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise WrongType(f"column {column!r} is {kind}, and a number is needed. Give a numeric column.", column=column)

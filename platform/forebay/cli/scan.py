@@ -18,6 +18,9 @@ from forebay.manifest.scan import scan as scan_source
 def scan(
     uri: Annotated[str, typer.Argument(help="A Parquet file, folder or glob: a path, s3://, gs://, hdfs://, ...")],
     columns: Annotated[str | None, typer.Option(help="Only these columns, separated by commas.")] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Row filter: \"label is not None and day >= '2024-01-31'\".")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the manifest (.json or .parquet).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -27,6 +30,7 @@ def scan(
         manifest = scan_source(
             uri,
             columns=columns.split(",") if columns else None,
+            where=where,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     path = out or Path(f"{_stem(uri)}.manifest.json")
@@ -40,6 +44,8 @@ def scan(
         "bytes": manifest.num_bytes,
         "source_bytes": int(manifest.source_bytes.sum()),
     }
+    if kept := manifest.kept:
+        facts |= {"where": kept.where, "filtered_rows": kept.filtered_rows, "deleted_rows": kept.deleted_rows}
     if as_json:
         schema = [{"name": field.name, "type": field.type, "nullable": field.nullable} for field in manifest.fields]
         print_json(facts | {"schema": schema})

@@ -96,7 +96,7 @@ class Sampled(Order):
         self.lanes, self.owned_order = plan.lanes, plan.owned_order
         self.class_rows = dict.fromkeys(classes, self.num_rows / max(len(classes), 1))
         self._copies, self._codes = copies, codes
-        self._sampling = RowSampling(plan.block_rows, copies, codes, self.num_rows, seed=plan.seed)
+        self._sampling = RowSampling(plan.kept_rows, copies, codes, self.num_rows, seed=plan.seed)
         content = hashlib.sha256(copies.astype("<f8").tobytes() + codes.astype("<u4").tobytes()).hexdigest()
         facts = [SAMPLED_VERSION, plan.id, self.num_rows, self._replacement, content]
         self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -118,7 +118,7 @@ class Sampled(Order):
         blocks, firsts = np.unique(block[by_block], return_index=True)
         for each, places in zip(blocks.tolist(), np.split(by_block, firsts[1:]), strict=True):
             row[places] = self._block_rows(epoch, each)[copy[places]]
-        return PositionedRows(position, block, row)
+        return PositionedRows(position, block, self.plan.rows_in_block(block, row))
 
     def row_lanes(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> Ints:
         return self.plan.row_lanes(epoch, start, stop, lanes)
@@ -128,7 +128,7 @@ class Sampled(Order):
 
     def _plan_copies(self, epoch: int) -> Plan:
         """Order of the copies of an epoch, as if each were a row of its block."""
-        copies = replace(self.plan.manifest, rows=self._sampling.block_copies(epoch))
+        copies = replace(self.plan.manifest, rows=self._sampling.block_copies(epoch), kept=None)
         plan = self.plan
         return Plan(copies, seed=plan.seed, lanes=plan.lanes, window_rows=plan.window_rows, shuffle=plan.shuffle)
 

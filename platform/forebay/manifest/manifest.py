@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.errors import InvalidOption
+from forebay.manifest.rows.row_mask import KeptRows
 
 MANIFEST_VERSION = 1
 """Part of every manifest id and of every saved manifest."""
@@ -73,11 +74,12 @@ class Manifest:
     Columnar, so that a million row groups take 32 MB. The arrays have one entry per row group and are read-only:
     - `file_of`, int32 [n]: row group `i` is in file `files[file_of[i]]`.
     - `group_of`, int32 [n]: its number within that file.
-    - `rows`, int64 [n]: its number of rows.
+    - `rows`, int64 [n]: its number of rows in the file. `kept_rows` counts those that belong to the data set.
     - `bytes` and `source_bytes`, int64 [n]: its uncompressed and compressed bytes, of the selected columns.
 
     `root` is an absolute local path or a URI. With an empty root every path is a whole URI. `fields` describes the
-    selected columns. Two manifests are equal if their ids are.
+    selected columns. Two manifests are equal if their ids are. `kept` masks rows that a table has deleted or a filter
+    leaves out. None keeps all rows. `snapshot` names the version of a lake table, such as `delta 7`.
 
     `access` holds what another process needs to open the files: credentials that came in a URI. Only its pickle
     contains them. It is never saved, and does not count for equality.
@@ -93,6 +95,8 @@ class Manifest:
     bytes: NDArray[np.int64]
     source_bytes: NDArray[np.int64]
     access: object = None
+    kept: KeptRows | None = None
+    snapshot: str = ""
 
     def __post_init__(self) -> None:
         for name in ("files", "fields", "columns"):
@@ -104,6 +108,9 @@ class Manifest:
         shapes = {getattr(self, name).shape for name in _COLUMNS}
         assert shapes == {(len(self.rows),)}, f"the columns must be equally long: {shapes}"
         self._assert_sorted()
+        if self.kept:
+            assert np.array_equal(self.kept.mask.rows, self.rows), "the mask must be that of the row groups"
+            assert self.kept.mask.counts.all(), "a row group without a kept row must be left out"
 
     def _assert_sorted(self) -> None:
         paths = [file.path for file in self.files]
@@ -154,8 +161,13 @@ class Manifest:
 
     @cached_property
     def num_rows(self) -> int:
-        """Number of rows of all row groups."""
-        return int(self.rows.sum())
+        """Number of rows of the data set."""
+        return int(self.kept_rows.sum())
+
+    @property
+    def kept_rows(self) -> NDArray[np.int64]:
+        """Number of rows of each row group that belong to the data set, int64 [n]."""
+        return self.rows if self.kept is None else self.kept.mask.counts
 
     @cached_property
     def num_bytes(self) -> int:
@@ -175,6 +187,8 @@ class Manifest:
             "files": [[file.path, file.size, file.mtime_ns, file.etag] for file in self.files],
             "row_groups": len(self),
         }
+        if self.kept:
+            facts |= {"where": self.kept.where, "kept": self.kept.mask.digest}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
         for name, dtype in (("file_of", "<i4"), ("group_of", "<i4"), ("rows", "<i8")):
             digest.update(getattr(self, name).astype(dtype).data)
@@ -207,7 +221,8 @@ class Manifest:
         chosen = chosen.astype(np.int64)
         kept, file_of = np.unique(self.file_of[chosen], return_inverse=True)
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS} | {"file_of": file_of}
-        return replace(self, files=tuple(self.files[index] for index in kept), **columns)
+        rows = self.kept and replace(self.kept, mask=self.kept.mask.take(chosen))
+        return replace(self, files=tuple(self.files[index] for index in kept), kept=rows, **columns)
 
     def split(self, fraction: float, seed: int = 0) -> tuple[Manifest, Manifest]:
         """Hold out whole row groups. Returns (rest, held out), the latter with about `fraction` of the rows.
@@ -229,7 +244,7 @@ class Manifest:
                 row_groups=len(self),
             )
         order = np.argsort(_hashes(len(self), seed), kind="stable")
-        share = np.cumsum(self.rows[order])[:-1] / self.num_rows
+        share = np.cumsum(self.kept_rows[order])[:-1] / self.num_rows
         held_out = order[: int(np.argmin(np.abs(share - fraction))) + 1]
         rest = np.ones(len(self), dtype=bool)
         rest[held_out] = False

@@ -74,14 +74,18 @@ class RowGroupReader:
         self._footers = footers or FooterCache()
 
     def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows of row group `index`, in file order. `columns` in the given order, None for the manifest's.
+        """Rows of row group `index` that belong to the data set, in file order. `columns` as in `fetch`.
 
-        Same as `fetch` and then `decode`. Raises their errors.
+        Same as `fetch` and then `decode`, without the rows that the manifest masks. Raises their errors.
         """
-        return self.decode(self.fetch(index, columns))
+        table = self.decode(self.fetch(index, columns))
+        kept = self.manifest.kept
+        return table if kept is None else table.filter(pa.array(kept.mask.keeps(index)))
 
     def fetch(self, index: int, columns: Sequence[str] | None = None) -> Fetched:
         """Fetch the encoded pages of row group `index`. Takes storage time and hardly any processor time.
+
+        `columns` are decoded in the given order. None is for those of the manifest.
 
         Raises:
             SourceChanged: The file no longer exists, or is not the version in the manifest.
@@ -106,7 +110,7 @@ class RowGroupReader:
         return Fetched(index, pages)
 
     def decode(self, fetched: Fetched) -> pa.Table:
-        """Decode the table in one thread: data workers run in parallel, and each should use one core.
+        """Decode all rows, in one thread: data workers run in parallel, and each should use one core.
 
         Raises:
             CorruptFile: A page cannot be decoded. It may have been damaged in transit: fetch it once more. A flipped

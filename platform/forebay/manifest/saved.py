@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from forebay.errors import InvalidOption
 from forebay.manifest.footer import MAGIC
 from forebay.manifest.manifest import MANIFEST_VERSION, Field, File, Manifest
+from forebay.manifest.rows.row_mask import KeptRows, RowMask
 from forebay.storage.atomic import write_atomically
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve
@@ -78,7 +79,10 @@ def _checked(uri: str, facts: dict[str, Any]) -> Manifest:
     try:
         if not isinstance(facts["root"], str):
             raise TypeError(f"its root is {facts['root']!r}")
+        rows = facts["row_groups"]["rows"]
         manifest = Manifest(
+            kept=_kept(facts["kept"], rows) if facts.get("kept") else None,
+            snapshot=facts.get("snapshot", ""),
             root=facts["root"],
             files=tuple(File(**file) for file in facts["files"]),
             fields=tuple(Field(**field) for field in facts["fields"]),
@@ -100,12 +104,35 @@ def _check_what_has_no_id(manifest: Manifest) -> None:
     for field in manifest.fields:
         if not (isinstance(field.name, str) and isinstance(field.type, str) and isinstance(field.nullable, bool)):
             raise ValueError(f"{field} is not a column")  # noqa: TRY004 - of the file's content, not of an argument
+    if not isinstance(manifest.snapshot, str):
+        raise ValueError(f"its snapshot is {manifest.snapshot!r}")  # noqa: TRY004 - of the file's content
+    if manifest.kept and min(manifest.kept.deleted_rows, manifest.kept.filtered_rows) < 0:
+        raise ValueError("a number of rows below 0")
     for name in ("bytes", "source_bytes"):
         if len(manifest) and getattr(manifest, name).min() < 0:
             raise ValueError(f"{name} below 0")
 
 
+def _kept(facts: dict[str, Any], rows: Any) -> KeptRows:
+    mask = RowMask.from_text(facts["mask"], np.asarray(rows, dtype=np.int64))
+    return KeptRows(mask=mask, **{name: facts[name] for name in ("where", "deleted_rows", "filtered_rows")})
+
+
 def _facts(manifest: Manifest) -> dict[str, Any]:
+    facts = _facts_of_files(manifest)
+    if manifest.snapshot:
+        facts["snapshot"] = manifest.snapshot
+    if kept := manifest.kept:
+        facts["kept"] = {
+            "where": kept.where,
+            "deleted_rows": kept.deleted_rows,
+            "filtered_rows": kept.filtered_rows,
+            "mask": kept.mask.to_text(),
+        }
+    return facts
+
+
+def _facts_of_files(manifest: Manifest) -> dict[str, Any]:
     return {
         "forebay_manifest": MANIFEST_VERSION,
         "id": manifest.id,

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from forebay.errors import CorruptFile, InvalidOption, NoFiles, ReadFailed
 from forebay.manifest.footer import check_chunks, check_types, decode_footer, fetch_footer
 from forebay.manifest.manifest import Field, File, Manifest
+from forebay.manifest.rows.filtering import filtered
+from forebay.manifest.rows.where import Where
 from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, read_fields
 from forebay.manifest.statistics import check_statistics
 from forebay.storage.credentials import Access
@@ -36,7 +38,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Scanned:
-    """Facts of one footer. `groups` is int64 [4, n]: number, rows, bytes and source bytes of each row group."""
+    """Facts of one footer.
+
+    `groups` is int64 [5, n]: number, rows, bytes, source bytes of each row group, and 0 if the filter is true for none
+    of its rows according to its statistics.
+    """
 
     file: FoundFile
     schema: FileSchema
@@ -49,6 +55,7 @@ def scan(
     columns: Sequence[str] | None = None,
     predicate: pc.Expression | None = None,
     *,
+    where: str | None = None,
     progress: Progress | None = None,
     policy: ReadPolicy = DEFAULT_POLICY,
 ) -> Manifest:
@@ -61,40 +68,55 @@ def scan(
         columns: The columns to train on, in order. None for all. Other columns may differ between files.
         predicate: An expression such as `pyarrow.compute.field("day") >= 20`. Leaves out a row group if its statistics
             show that the predicate is true for none of its rows. Rows inside the other row groups are not filtered.
-        progress: Called with (files done, number of files), from the calling thread.
+        where: A row filter, such as `"label is not None and day >= '2024-01-31'"`. Reads the columns that it compares
+            once. Only rows for which it is true belong to the data set. See `docs/filters.md`.
+        progress: Called with (files done, number of files), from the calling thread. Then, with `where`, with the same
+            of row groups.
         policy: Attempts, deadline and waits of each footer.
 
     Raises:
-        NoFiles: No file with rows was found, or the predicate leaves none.
+        NoFiles: No file with rows was found, or the predicate or the filter leaves none.
         MixedSchemas, MissingColumn: The files disagree on a selected column, or none has it.
         CorruptFile: A footer cannot be decoded.
         ReadFailed: Storage kept failing.
         NotPlainParquet: The files belong to a Delta Lake, Iceberg or Hudi table.
-        InvalidOption: The predicate or the selection can never work.
+        InvalidOption: The predicate, the filter or the selection can never work.
     """
     selection = _check_columns(columns)
     if predicate is not None and not isinstance(predicate, pc.Expression):
         raise InvalidOption(
             f'predicate={predicate!r} is not a pyarrow expression. Write it as pyarrow.compute.field("day") >= 20.'
         )
+    row_filter = None if where is None else Where(where)
     listing = find_parquet(uri, policy)
-    scanned = _scan_all(listing.files, partial(_scan_file, columns=selection, predicate=predicate), progress, policy)
-    where = listing.root or f"{len(listing.files)} files without a common folder"
+    scan_file = partial(_scan_file, columns=selection, predicate=predicate, where=row_filter)
+    scanned = _scan_all(listing.files, scan_file, progress, policy)
+    place = listing.root or f"{len(listing.files)} files without a common folder"
     with_rows = [one for one in scanned if one.has_rows]
     if not with_rows:
         raise NoFiles(
-            f"{where}: none of the {len(scanned)} files has a row. Name files that have.",
+            f"{place}: none of the {len(scanned)} files has a row. Name files that have.",
             files=len(scanned),
         )
     fields = agree([one.schema for one in with_rows], selection)
     kept = [one for one in with_rows if one.groups.shape[1]]
     if not kept:
         raise NoFiles(
-            f"{where}: predicate {predicate} leaves no row group of {len(with_rows)} files with rows. "
+            f"{place}: predicate {predicate} leaves no row group of {len(with_rows)} files with rows. "
             "Loosen it, or check its values.",
             predicate=str(predicate),
         )
-    return _manifest(listing.root, kept, fields)
+    manifest, may_match = _manifest(listing.root, kept, fields)
+    if row_filter is None:
+        return manifest
+    return filtered(
+        manifest,
+        row_filter,
+        agree([one.schema for one in with_rows], row_filter.columns),
+        may_match=may_match,
+        policy=policy,
+        progress=progress,
+    )
 
 
 def _check_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -145,7 +167,9 @@ def _report(futures: list[Future[_Scanned]], progress: Progress | None) -> None:
             progress(done, len(futures))
 
 
-def _scan_file(file: FoundFile, *, columns: tuple[str, ...] | None, predicate: pc.Expression | None) -> _Scanned:
+def _scan_file(
+    file: FoundFile, *, columns: tuple[str, ...] | None, predicate: pc.Expression | None, where: Where | None
+) -> _Scanned:
     location = resolve_source(file.uri)
     with location.fs.open_input_file(location.path) as opened:
         file = replace(file, etag=file.etag or etag_of(location, opened))
@@ -154,18 +178,22 @@ def _scan_file(file: FoundFile, *, columns: tuple[str, ...] | None, predicate: p
     schema = FileSchema(file.uri, read_fields(file.uri, footer))
     check_chunks(file.uri, footer, file.size)
     kept: Sequence[int] = range(footer.num_row_groups)
-    if predicate is not None and footer.num_rows:
+    may_match = set(kept)
+    if (predicate is not None or where is not None) and footer.num_rows:
         check_types(file.uri, footer)
         check_statistics(file.uri, footer_bytes, footer)
-        kept = _survivors(schema, footer_bytes, predicate)
-    groups = _measure(footer, kept, columns)
+        kept = kept if predicate is None else _survivors(schema, footer_bytes, predicate)
+        if where is not None:
+            kinds = {each.name: each.type for each in footer.schema.to_arrow_schema()}
+            may_match = set(_survivors(schema, footer_bytes, where.expression(kinds, file.uri)))
+    groups = [(*facts, int(facts[0] in may_match)) for facts in _measure(footer, kept, columns)]
     if not all(0 <= count < _MOST for facts in groups for count in facts):
         raise CorruptFile(
             f"{file.uri} is corrupt: its footer counts rows or bytes below 0, or impossibly many. Write or copy the "
             "file again, or leave it out.",
             uri=file.uri,
         )
-    return _Scanned(file, schema, footer.num_rows > 0, np.array(groups, dtype=np.int64).reshape(-1, 4).T)
+    return _Scanned(file, schema, footer.num_rows > 0, np.array(groups, dtype=np.int64).reshape(-1, 5).T)
 
 
 def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: tuple[str, ...] | None) -> list[tuple[int, ...]]:
@@ -198,11 +226,12 @@ def _survivors(schema: FileSchema, footer: pa.Buffer, predicate: pc.Expression) 
         ) from error
 
 
-def _manifest(root: str, kept: list[_Scanned], fields: tuple[Field, ...]) -> Manifest:
+def _manifest(root: str, kept: list[_Scanned], fields: tuple[Field, ...]) -> tuple[Manifest, NDArray[np.bool_]]:
+    """Manifest, and whether the filter may be true for a row of each row group, bool [row groups]."""
     files = [(_relative(one.file.uri, root), one) for one in kept]
     files.sort(key=lambda pair: pair[0])
     groups = np.concatenate([one.groups for _, one in files], axis=1)
-    return Manifest(
+    manifest = Manifest(
         root=root,
         files=tuple(
             File(path=path, size=one.file.size, mtime_ns=one.file.mtime_ns, etag=one.file.etag) for path, one in files
@@ -216,6 +245,7 @@ def _manifest(root: str, kept: list[_Scanned], fields: tuple[Field, ...]) -> Man
         source_bytes=groups[3],
         access=Access([root] if root else [path for path, _ in files]),
     )
+    return manifest, groups[4] > 0
 
 
 def _relative(uri: str, root: str) -> str:

@@ -94,6 +94,7 @@ class Plan(Order):
         manifest: Row groups of the data.
         num_rows: Number of rows of an epoch.
         id: SHA-256 (hex) of everything that the order depends on.
+        kept_rows: Rows of each block that belong to the data set, int64 [blocks]. `block_rows` counts all.
         seed, lanes, window_rows, shuffle: Arguments of `build_plan`, or their defaults.
         windows: Index of the windows that are its rows, alone. Empty for rows of row groups.
     """
@@ -112,7 +113,8 @@ class Plan(Order):
         self.windows = () if windows is None else (windows,)
         self.seed, self.lanes, self.window_rows, self.shuffle = seed, lanes, window_rows, shuffle
         self.block_rows = np.asarray(manifest.rows, dtype=np.int64)
-        rows = self.block_rows if windows is None else windows.rows
+        self.kept_rows = np.asarray(manifest.kept_rows, dtype=np.int64)
+        rows = self.kept_rows if windows is None else windows.rows
         self.num_rows = int(rows.sum())
         assert self.num_rows > 0, "build_plan() refuses a data set without rows, and a split one without windows"
         self._has_few_rows = shuffle and self.num_rows < _FEW_ROWS * lanes
@@ -171,7 +173,12 @@ class Plan(Order):
             orders = [self._lane_epoch(epoch, lane) for lane, low, high in owned if low < high]
             table = np.array([order.facts for order in orders], dtype=np.uint64)
             order_lanes(table, np.array(ranges, dtype=np.int64), len(lanes), block, row)
-        return LaneRows(block, row)
+        return LaneRows(block, self.rows_in_block(block, row))
+
+    def rows_in_block(self, block: Ints, number: Ints) -> Ints:
+        """Rows of blocks by their numbers among the rows that belong to the data set, int64 [n]."""
+        kept = self.manifest.kept
+        return number if kept is None else kept.mask.select(block, number)
 
     def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
         block, row = self.rows(epoch, start, stop, lanes)

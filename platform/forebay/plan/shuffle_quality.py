@@ -43,7 +43,7 @@ def shuffle_quality(
         plan: Plan of rows, not of windows.
         global_batch: Rows of a batch.
         epoch: Number of the epoch, from 0.
-        labels: Label of each row in the order of the files, float64 [rows]. NaN is left out.
+        labels: Label of each row of the files in their order, kept or not, float64 [rows]. NaN is left out.
     """
     starts = np.concatenate([[0], np.cumsum(plan.block_rows)])
     batches = plan.num_batches(global_batch)
@@ -59,7 +59,7 @@ def shuffle_quality(
         if labels is not None:
             means.append(np.nanmean(labels[place]))
     size = float(np.mean(sizes))
-    shares = plan.block_rows / plan.num_rows
+    shares = plan.kept_rows / plan.num_rows
     return ShuffleQuality(
         travel=float(np.average(travels, weights=sizes)),
         row_groups=float(np.mean(groups)),

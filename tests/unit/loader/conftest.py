@@ -30,9 +30,10 @@ class Small:
 
 
 @pytest.fixture
-def small(parquet_folder: Callable[..., Path]) -> Small:
+def small(request: pytest.FixtureRequest, parquet_folder: Callable[..., Path]) -> Small:
+    """All rows, or those of the row filter that is the fixture's parameter."""
     folder = parquet_folder(FILES)
-    manifest = fb.scan(str(folder))
+    manifest = fb.scan(str(folder), where=getattr(request, "param", None))
     transform = fb.Transform(
         id=fb.Label("id", dtype="int64"), dense=fb.Dense(["x0", "x1"]), tags=fb.Ragged("tags", max_len=3)
     )

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -19,11 +21,26 @@ from forebay.errors import CursorMismatch
 from forebay.manifest import reading
 
 Ids = Callable[[object], list[list[int]]]
+filters = pytest.mark.parametrize("small", [None, "c1 < 600 and id != 3"], indirect=True)
+
+
+def first_ids(small: Any) -> dict[tuple[str, int], int]:
+    """Id of the first row of each row group."""
+    groups = list(fb.scan(str(small.folder)))
+    firsts = np.cumsum([0, *(group.rows for group in groups)]).tolist()
+    return {(group.uri, group.index): first for group, first in zip(groups, firsts, strict=False)}
+
+
+def kept_ids(small: Any) -> list[int]:
+    table = pq.read_table(small.folder)
+    if small.manifest.kept:
+        table = table.filter((pc.field("c1") < 600) & (pc.field("id") != 3))
+    return table["id"].to_pylist()
 
 
 def planned(small: Any, epoch: int, global_batch: int = 16, start: int = 0) -> list[list[int]]:
     """Ids that the plan promises. Ids count rows in file order, without empty row groups."""
-    first_id = np.concatenate([[0], np.cumsum(small.manifest.rows)])
+    first_id = np.array([first_ids(small)[group.uri, group.index] for group in small.manifest])
     ids, position = [], start
     while size := small.plan.batch_size(position, global_batch):
         block, row = small.plan.batch(epoch, position, global_batch)
@@ -32,11 +49,13 @@ def planned(small: Any, epoch: int, global_batch: int = 16, start: int = 0) -> l
     return ids
 
 
+@filters
 def test_every_epoch_is_the_planned_permutation(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
     with small.loader(cache) as loader:
         epochs = [epoch_ids(loader) for _ in range(3)]
     assert epochs == [planned(small, epoch) for epoch in range(3)]
-    assert all(sorted(sum(ids, [])) == list(range(small.plan.num_rows)) for ids in epochs)
+    assert all(sorted(sum(ids, [])) == kept_ids(small) for ids in epochs)
+    assert small.plan.num_rows == small.manifest.num_rows == len(kept_ids(small))
     assert epochs[0] != epochs[1] != epochs[2]
 
 
@@ -75,7 +94,9 @@ def test_cache_state_threads_and_delays_change_nothing(
             assert loader.tally["parquet_opens"] == opens[quota]
 
 
-@pytest.mark.parametrize("size", range(1, 7))
+@pytest.mark.parametrize(
+    ("size", "small"), [*((size, None) for size in range(1, 7)), (3, "c1 < 600")], indirect=["small"]
+)
 def test_ranks_share_the_same_global_batches(small: Any, cache: fb.DiskCache, epoch_ids: Ids, size: int) -> None:
     batches: list[list[Any]] = []
     for rank in range(size):
@@ -92,6 +113,19 @@ def test_ranks_share_the_same_global_batches(small: Any, cache: fb.DiskCache, ep
         assert [batch.weight for batch in group] == [len(ids) * size / len(whole) for ids in part_ids]
 
 
+def test_filters_of_one_data_set_share_its_blocks(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
+    with small.loader(cache) as loader:
+        whole = sorted(sum(epoch_ids(loader), []))
+    for where in ("c1 < 600", "c1 >= 600"):
+        plan = fb.build_plan(fb.scan(str(small.folder), where=where), lanes=6)
+        with fb.Loader(plan, small.transform, cache, global_batch=16) as loader:
+            found = epoch_ids(loader)
+            assert (loader.tally["parquet_opens"], loader.tally["hits"]) == (0, len(plan.manifest))
+        whole = sorted(set(whole) - set(sum(found, [])))
+    assert whole == []
+
+
+@filters
 def test_resume_at_every_position_also_twice_and_elsewhere(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
     whole = planned(small, 0)
     with small.loader(cache) as loader:

@@ -120,6 +120,19 @@ def test_equal_weights_give_every_row_once(plan: fb.Plan, manifest: fb.Manifest)
     assert max(ids_of(fb.Sampled(one, weight="id", rows=249 * 125), 0)) == 249
 
 
+@pytest.mark.parametrize("options", [{"balance": "flag"}, {"weight": "weight"}])
+def test_rows_of_a_filter_are_sampled_alone(tmp_path: Path, plan: fb.Plan, options: dict[str, object]) -> None:
+    kept = fb.scan(str(tmp_path), where="kind in ('b', 'c') and id != 7")
+    table = pq.read_table(tmp_path / "a.parquet").to_pydict()
+    allowed = {row for row, kind in zip(table["id"], table["kind"], strict=True) if kind != "a" and row != 7}
+    sampled = fb.Sampled(fb.build_plan(kept, seed=5, lanes=4), rows=400, **options)  # type: ignore[arg-type]
+    firsts = np.array([np.cumsum((0, *GROUPS))[group.index] for group in kept])
+    _, block, row = sampled.positioned_rows(1, 0, sampled.num_rows, range(4))
+    found = set((firsts[block] + row).tolist())
+    heavy = {each for each in allowed if table["weight"][each] > 0.2}
+    assert heavy <= found <= allowed
+
+
 @pytest.mark.parametrize("options", [{"balance": "kind"}, {"weight": "weight", "replacement": False}])
 def test_the_laws_of_an_order_hold(plan: fb.Plan, options: dict[str, object]) -> None:
     sampled = fb.Sampled(plan, **options)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import InvalidOption, TooManyRanks
 from forebay.manifest.manifest import Manifest
+from forebay.manifest.rows.row_mask import KeptRows, RowMask
 from forebay.plan.digest import order_digest
 from forebay.plan.plan import Plan, build_plan
 from forebay.world import World
@@ -21,6 +23,7 @@ Make = Callable[..., Manifest]
 Pairs = list[tuple[int, int]]
 
 rows_strategy = st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any)
+filter_strategy = st.sampled_from([0, 0, 1, 3, 17])
 
 
 def pairs(
@@ -45,6 +48,23 @@ def flat(batches: list[Pairs]) -> Pairs:
 
 def everything(rows: list[int]) -> Pairs:
     return [(block, row) for block, count in enumerate(rows) for row in range(count)]
+
+
+def kept(manifest: Manifest) -> Pairs:
+    if manifest.kept is None:
+        return everything(manifest.rows.tolist())
+    masks = [manifest.kept.mask.keeps(block) for block in range(len(manifest))]
+    return [(block, row) for block, mask in enumerate(masks) for row in np.flatnonzero(mask).tolist()]
+
+
+def filtered(manifest: Manifest, every: int) -> Manifest:
+    """All rows for `every` 0, else about one of `every` rows of the row groups that have one."""
+    if not every:
+        return manifest
+    masks = [np.arange(rows) * 7919 % every == index % every for index, rows in enumerate(manifest.rows.tolist())]
+    some = [mask for mask in masks if mask.any()] or [np.arange(max(manifest.rows)) == 0]
+    left = manifest.take([mask.any() for mask in masks] if any(map(np.any, masks)) else [int(np.argmax(manifest.rows))])
+    return replace(left, kept=KeptRows(mask=RowMask.of(some), where="x > 0"))
 
 
 def test_golden_order(memory_manifest: Make) -> None:
@@ -100,13 +120,23 @@ def test_unshuffled_lanes_are_ranges_of_the_manifest(memory_manifest: Make) -> N
     window_rows=st.integers(1, 80),
     batch=st.integers(9, 70),
     shuffle=st.booleans(),
+    every=filter_strategy,
 )
 def test_every_row_exactly_once_in_every_world(
-    memory_manifest: Make, rows: list[int], seed: int, lanes: int, window_rows: int, batch: int, shuffle: bool
+    memory_manifest: Make,
+    rows: list[int],
+    every: int,
+    seed: int,
+    lanes: int,
+    window_rows: int,
+    batch: int,
+    shuffle: bool,
 ) -> None:
-    plan = build_plan(memory_manifest(rows), seed=seed, lanes=lanes, window_rows=window_rows, shuffle=shuffle)
+    manifest = filtered(memory_manifest(rows), every)
+    plan = build_plan(manifest, seed=seed, lanes=lanes, window_rows=window_rows, shuffle=shuffle)
     batches = walk(plan, 3, batch)
-    assert sorted(flat(batches)) == everything(rows)
+    assert sorted(flat(batches)) == kept(manifest)
+    assert plan.num_rows == manifest.num_rows == len(kept(manifest))
     assert len(batches) == plan.num_batches(batch)
     sizes = [len(each) for each in batches]
     assert max(sizes) <= batch and max(sizes) - min(sizes) <= 1 and min(sizes) > 0
@@ -123,11 +153,11 @@ def test_every_row_exactly_once_in_every_world(
 
 
 @settings(max_examples=60)
-@given(rows=rows_strategy, batch=st.integers(4, 50), other=st.integers(4, 50), data=st.data())
+@given(rows=rows_strategy, every=filter_strategy, batch=st.integers(4, 50), other=st.integers(4, 50), data=st.data())
 def test_resume_anywhere_gives_the_remaining_batches(
-    memory_manifest: Make, rows: list[int], batch: int, other: int, data: st.DataObject
+    memory_manifest: Make, rows: list[int], every: int, batch: int, other: int, data: st.DataObject
 ) -> None:
-    plan = build_plan(memory_manifest(rows), seed=1, lanes=4, window_rows=16)
+    plan = build_plan(filtered(memory_manifest(rows), every), seed=1, lanes=4, window_rows=16)
     batches = walk(plan, 0, batch)
     done = data.draw(st.integers(0, len(batches) - 1))
     position = len(flat(batches[:done]))
@@ -137,9 +167,11 @@ def test_resume_anywhere_gives_the_remaining_batches(
     assert max(map(len, changed)) <= other
 
 
-@given(rows=rows_strategy, batch=st.integers(4, 50))
-def test_drop_makes_full_batches_of_the_same_order(memory_manifest: Make, rows: list[int], batch: int) -> None:
-    plan = build_plan(memory_manifest(rows), seed=1, lanes=4)
+@given(rows=rows_strategy, every=filter_strategy, batch=st.integers(4, 50))
+def test_drop_makes_full_batches_of_the_same_order(
+    memory_manifest: Make, rows: list[int], every: int, batch: int
+) -> None:
+    plan = build_plan(filtered(memory_manifest(rows), every), seed=1, lanes=4)
     batches = walk(plan, 0, batch, last="drop")
     assert len(batches) == plan.num_rows // batch
     assert all(len(each) == batch for each in batches)

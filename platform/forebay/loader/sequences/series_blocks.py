@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.source import SourceProvider, open_source
-from forebay.errors import BadSeries
+from forebay.errors import BadSeries, InvalidOption
 from forebay.loader.sequences.pass_progress import PassProgress
 from forebay.manifest.manifest import Manifest
 from forebay.metrics import Counters
@@ -47,6 +47,11 @@ class SeriesBlocks:
     def __init__(
         self, manifest: Manifest, transform: SequenceTransform, cache: DiskCache | SourceProvider | None
     ) -> None:
+        if manifest.kept:
+            raise InvalidOption(
+                f"{manifest} leaves out rows (where={manifest.kept.where!r}, {manifest.kept.deleted_rows} deleted "
+                "rows), and Sequences reads whole row groups. Write the rows that are left: arrange() or fb.prepare."
+            )
         self.manifest, self.transform, self._cache = manifest, transform, cache
         self.tally = Counters()
 

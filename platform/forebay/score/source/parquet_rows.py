@@ -45,7 +45,7 @@ class ParquetReader:
     def __init__(self, manifest: Manifest, columns: Sequence[str], keep: Sequence[str]) -> None:
         self._reader = RowGroupReader(manifest)
         self._columns, self._keep = tuple(columns), tuple(keep)
-        self._ends = np.cumsum(manifest.rows)
+        self._ends = np.cumsum(manifest.kept_rows)
         self._kept: tuple[int, pa.Table] | None = None
 
     def read(self, start: int, stop: int) -> RowBlock:
