@@ -20,17 +20,8 @@ from statistics import fmean
 from forebay.deploy.federation.federation import Placer
 from forebay.deploy.fleet.cluster import Cluster, Market
 from forebay.deploy.placement.capacity import PoolRemainder
-from forebay.deploy.placement.place import (
-    COOL_DOWN_S,
-    Fit,
-    FleetView,
-    Placement,
-    PlacementChoice,
-    PlacementHistory,
-    Refusal,
-    gang_of,
-    place,
-)
+from forebay.deploy.placement.history import COOL_DOWN_S, PlacementHistory, Pool
+from forebay.deploy.placement.place import Fit, FleetView, Placement, PlacementChoice, Refusal, gang_of, place
 from forebay.deploy.spec.job_spec import JobSpec, Task
 from forebay.testing.fleet.day import FaultRates, SimulatedDay
 from forebay.testing.fleet.made import made_fleet, made_jobs, simulated
@@ -56,12 +47,18 @@ def first_fit(spec: JobSpec, task: Task, view: FleetView, _: PlacementHistory, n
 
 
 def by_price(spec: JobSpec, task: Task, view: FleetView, history: PlacementHistory, now: float) -> Placement:
-    """Cheapest cluster that has not turned the job away lately, whatever has room there: SkyPilot's order."""
+    """Cheapest cluster on which no attempt of the job ended lately, whatever has room there: SkyPilot's order."""
     for choice in sorted(_options(spec, task, view), key=lambda each: each.price_per_hour or 0.0):
-        away = history.turned_away.get((choice.cluster, choice.sku, choice.market))
-        if away is None or now - away > COOL_DOWN_S * len(view.clusters):
+        left = _left_at(history, (choice.cluster, choice.sku, choice.market))
+        if left is None or now - left > COOL_DOWN_S * len(view.clusters):
             return Placement(choices=(choice,), refusals=())
     return Placement(choices=(), refusals=(Refusal(cluster="all", reason="every cluster turned it away"),))
+
+
+def _left_at(history: PlacementHistory, pool: Pool) -> float | None:
+    """Time at which a pool turned an attempt of the job away, or had one that failed."""
+    ends = (*history.failed.get(pool, ()), history.turned_away.get(pool))
+    return max((each for each in ends if each is not None), default=None)
 
 
 def _options(spec: JobSpec, task: Task, view: FleetView) -> Iterator[PlacementChoice]:
