@@ -50,6 +50,13 @@ class BatchQueue:
             raise item
         return item
 
+    def get_if_ready(self) -> Batch | None:
+        """Return the next batch if it is finished. Else None, also at the end, before an error and when closed."""
+        with self._changed:
+            if self._closed or not self._items or not isinstance(self._items[0][0], Batch):
+                return None
+        return self.get()
+
     def close(self) -> None:
         with self._changed:
             self._closed = True

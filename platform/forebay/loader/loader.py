@@ -19,6 +19,7 @@ from forebay.errors import CursorMismatch, ForebayError, InvalidOption, LoaderCl
 from forebay.loader.batch import Batch
 from forebay.loader.buffers import BufferPool
 from forebay.loader.data import Transforms, datasets_of, validate_datasets
+from forebay.loader.device.copies import known_device
 from forebay.loader.pipeline import LoaderOptions, Pipeline
 from forebay.metrics import Counters
 from forebay.plan.cursor import Cursor
@@ -54,6 +55,8 @@ class Loader:
         as_numpy: Batches of NumPy arrays instead of torch tensors.
         prefetch_bytes: Bound in bytes on blocks requested before they are needed, and on finished batches.
         tally: Counters of this loader (`forebay.metrics.METRICS`). New ones by default.
+        device: Device of the batches, e.g. "cuda". Batches are gathered into page-locked memory and copied in a stream
+            of their own, one ahead of the trainer. None: main memory.
 
     Raises:
         InvalidOption, TooManyRanks, MissingColumn, WrongType: Before any thread starts.
@@ -76,6 +79,7 @@ class Loader:
         as_numpy: bool = False,
         prefetch_bytes: int = 256 << 20,
         tally: Counters | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         _validate_types(plan, cache)
         self._transform, self._cache = transform, cache
@@ -94,6 +98,7 @@ class Loader:
             global_batch=whole_number("global_batch", global_batch),
             last=last,
             as_numpy=as_numpy,
+            device=known_device(device, as_numpy=as_numpy),
             prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
             views=tuple(
                 each.transform.views for each in self._datasets if isinstance(each.transform, SequenceTransform)
@@ -145,11 +150,10 @@ class Loader:
             while True:
                 if process != os.getpid():  # Threads do not survive a fork: continue from the cursor with new ones.
                     pipeline, process = self._start(), os.getpid()
-                start = time.perf_counter()
                 batch = pipeline.next()
                 if batch is None:
                     return
-                self.tally.merge({"wait_s": time.perf_counter() - start, "batches": 1, "rows": batch.rows})
+                self.tally.merge({"batches": 1, "rows": batch.rows})
                 if pipeline.has_made_all and self._next_pipeline is None and batch.epoch + 1 < self._epochs:
                     # An error here occurs again at the start of the next epoch, and is raised there.
                     with suppress(ForebayError, OSError, RuntimeError):
@@ -315,6 +319,7 @@ def _rebuild(
         last=options.last,
         as_numpy=options.as_numpy,
         prefetch_bytes=options.prefetch_bytes,
+        device=options.device,
     )
     loader.seek(cursor)
     return loader

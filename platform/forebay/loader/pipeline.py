@@ -23,6 +23,8 @@ from forebay.loader.batch import Batch
 from forebay.loader.batch_queue import BatchQueue
 from forebay.loader.block_table import BlockTable, as_tensors
 from forebay.loader.buffers import BufferPool
+from forebay.loader.device.copies import open_copies
+from forebay.loader.device.feed import DeviceFeed
 from forebay.loader.prefetch import Prefetcher
 from forebay.loader.rank_batches import Cut, RankPart, parts_in_order
 from forebay.loader.sequences.window_tables import WindowTables
@@ -46,6 +48,8 @@ class LoaderOptions:
     last: Last
     as_numpy: bool
     prefetch_bytes: int
+    device: torch.device | None = None
+    """Device of the batches. None: main memory."""
     views: tuple[WindowViews, ...] = ()
     """Arrays of the windows of each data set, if those are the rows of the plan."""
 
@@ -83,6 +87,8 @@ class Pipeline:
         self._table = _table_of(options, pool, epoch)
         self._sources = _source_numbers(plan)
         self._queue = BatchQueue(options.prefetch_bytes // 2)
+        device = options.device
+        self._feed = None if device is None else DeviceFeed(self._queue, open_copies(device), tally)
         self.has_made_all = False
         """Whether every batch of the epoch is finished."""
         self._thread = threading.Thread(target=self._run, name="forebay-gather", daemon=True)
@@ -90,7 +96,10 @@ class Pipeline:
 
     def next(self) -> Batch | None:
         """Return the next batch, or None after the last. Raises the error that ended the epoch early."""
-        return self._queue.get()
+        if self._feed is not None:
+            return self._feed.next()
+        with self._tally.timed("wait_s"):
+            return self._queue.get()
 
     def close(self, timeout_s: float) -> None:
         """Stop within `timeout_s`, even if a read is stuck. A second call returns at once."""

@@ -38,6 +38,7 @@ class WorkerLoaders:
             epochs=epochs,
             last=data.last,
             tally=tally,
+            device=self._device,
         ) as loader:
             self._open.add(loader)
             yield loader
@@ -46,15 +47,7 @@ class WorkerLoaders:
     def one_epoch(self, data: Data, tally: Counters) -> Iterator[Batch]:
         """Batches of one epoch."""
         with self.loader(data, tally) as loader:
-            for batch in loader:
-                yield self.to_device(batch, tally)
-
-    def to_device(self, batch: Batch, tally: Counters) -> Batch:
-        """Copy of a batch on the device of the model. Copies from page-locked memory overlap with work of the host."""
-        if self._device.type == "cpu":
-            return batch
-        with tally.timed("copy_s"):
-            return batch.to(self._device)
+            yield from loader
 
     def close(self) -> None:
         """End the threads of all open loaders."""

@@ -291,7 +291,7 @@ class Worker:
                 loader.seek(self._progress.cursor)
                 continue
             for batch in self._progress.batches(loader):
-                yield self._loaders.to_device(batch, self._state.tally)
+                yield batch
                 if self._is_displaced or not self._goes_on or self._progress.data is not data:
                     break
             self._progress.require_committed()

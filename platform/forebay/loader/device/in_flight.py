@@ -1,0 +1,54 @@
+"""Ring of host batches whose copies to a device have not ended."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Protocol
+
+SLOTS = 4
+
+
+class CopyEvent(Protocol):
+    """Point in a stream of a device, after a copy. `torch.cuda.Event` is one."""
+
+    def query(self) -> bool:
+        """Whether the copy has ended."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the copy has ended."""
+        ...
+
+
+class CopyRing:
+    """Keeps host memory from being reused before its copy has ended.
+
+    A copy from page-locked memory returns before it is done, and the memory of a batch returns to its pool with the
+    last reference to it. So the ring holds a reference until the event of the copy has completed, in any order.
+    """
+
+    def __init__(self, slots: int = SLOTS) -> None:
+        self._slots = slots
+        self._held: deque[tuple[CopyEvent, object]] = deque()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def wait_for_slot(self) -> None:
+        """Release what is copied. Waits for the oldest copy while all slots are taken."""
+        with self._lock:
+            self._held = deque(slot for slot in self._held if not slot[0].query())
+            while len(self._held) >= self._slots:
+                self._held[0][0].synchronize()
+                self._held.popleft()
+
+    def hold(self, event: CopyEvent, host: object) -> None:
+        """Keep `host` until `event` has completed."""
+        with self._lock:
+            self._held.append((event, host))
+
+
+PROCESS_RING = CopyRing()
+"""Ring of this process. It outlives every loader: one may be closed while its last copies run."""
