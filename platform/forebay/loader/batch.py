@@ -114,7 +114,7 @@ def start_copy(batch: Batch, device: torch.device | str) -> Batch:
     # Read by the host, which names the series: it stays there, unmade until then.
     moved.take_windows_of(batch)
     if torch.device(device).type == "cuda":
-        moved.copied = torch.cuda.Event()
+        moved.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         moved.copied.record(torch.cuda.current_stream(device))
     return moved
 

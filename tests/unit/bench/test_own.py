@@ -9,13 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 OWN = Path(__file__).parents[3] / "bench" / "own"
 SCRIPTS = sorted(path.stem for path in OWN.glob("*.py") if "__spec__" in path.read_text() and path.stem != "verdict")
 NUM_FIGURES = {
     "first_batch": 4,
-    "gpu_feed": int(torch.cuda.is_available()),
     "lanes": 34,
     "memory": 2,
     "mixture": 4,
@@ -26,7 +24,7 @@ NUM_FIGURES = {
     "slowdown": 2,
     "windows": 14,
 }
-AS_THE_OTHERS = ("first_batch", "gpu_feed", "lanes", "memory", "mixture", "parts", "preparation", "readers", "slowdown")
+AS_THE_OTHERS = ("first_batch", "lanes", "memory", "mixture", "parts", "preparation", "readers", "slowdown")
 """They take longest, and use the same parts of Forebay as the others."""
 
 

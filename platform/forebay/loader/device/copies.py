@@ -31,7 +31,7 @@ class CudaCopies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def start(self, host: Batch) -> Batch:
         with torch.cuda.stream(self._stream):

@@ -1,6 +1,6 @@
 """Share of time a GPU is busy while a two-tower model trains from the cache. Needs a GPU.
 
-    python -m bench.own.gpu_feed --json gpu_feed.json [--quick]
+    python -m bench.device.gpu_feed --json gpu_feed.json [--quick]
 
 The same steps run on batches that stay on the device, and on batches of the loader, in turn. The share is the time of
 the first, by CUDA events, divided by the time of the second. Both wait for the device once, at their end.
