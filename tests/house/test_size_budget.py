@@ -19,6 +19,7 @@ FORBIDDEN_ENDINGS = ("Manager", "Handler", "Helper", "Processor")
 MAY_TAKE_MORE = {
     "bridges/petastorm.py:make_batch_reader",
     "loader/loader.py:__init__",
+    "manifest/scan.py:scan",
     "preparation/prepare.py:prepare",
     "preparation/ray_data.py:from_ray_data",
     "preparation/stream.py:prepare_stream",

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.errors import MissingPackage, WrongType
+from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
-from forebay.transform.features.arrow_types import parse_type
 from forebay.transform.features.groups import Label
 from forebay.transform.transform import Transform
 

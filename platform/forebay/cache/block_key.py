@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 
 from forebay.cache.block_file import FILE_VERSION
 from forebay.manifest.manifest import Manifest, RowGroup
@@ -14,24 +15,25 @@ KEY = re.compile(r"[0-9a-f]{40}")
 """Form of every block key."""
 
 
-def block_key(row_group: RowGroup, fingerprint: str) -> str:
+def block_key(row_group: RowGroup, fingerprint: str, columns: Sequence[str] = ()) -> str:
     """Name of the transformed `row_group`: 40 hex digits.
 
     Covers the file's URI and version (size, mtime, etag), the row group, the transform and the block file's version.
+    And those of `columns` that the file does not hold, with their types and values.
     So a rewritten source, another transform or another release of Forebay never finds an old block.
     """
-    return _digest(
-        [
-            FILE_VERSION,
-            row_group.uri,
-            row_group.index,
-            row_group.rows,
-            row_group.file_size,
-            row_group.file_mtime_ns,
-            row_group.file_etag,
-            fingerprint,
-        ]
-    )[:40]
+    facts: list[object] = [
+        FILE_VERSION,
+        row_group.uri,
+        row_group.index,
+        row_group.rows,
+        row_group.file_size,
+        row_group.file_mtime_ns,
+        row_group.file_etag,
+        fingerprint,
+    ]
+    constants = [each for each in row_group.constants if each[0] in columns]
+    return _digest([*facts, constants] if constants else facts)[:40]
 
 
 def dataset_key(manifest: Manifest, fingerprint: str) -> str:
@@ -51,6 +53,7 @@ class BlockNames:
     def __init__(self, dataset: Dataset) -> None:
         self._manifest = dataset.manifest
         self._fingerprint = dataset.fingerprint
+        self._columns = dataset.columns
         self.dataset = dataset_key(dataset.manifest, self._fingerprint)
 
     @property
@@ -60,7 +63,7 @@ class BlockNames:
 
     def key(self, index: int) -> str:
         """Key of the block of `manifest[index]`."""
-        return block_key(self._manifest[index], self._fingerprint)
+        return block_key(self._manifest[index], self._fingerprint, self._columns)
 
 
 def _digest(facts: list[object]) -> str:

@@ -21,6 +21,9 @@ def scan(
     where: Annotated[
         str | None, typer.Option(help="Row filter: \"label is not None and day >= '2024-01-31'\".")
     ] = None,
+    version: Annotated[
+        int | None, typer.Option(help="Version of a Delta Lake table. The newest one by default.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the manifest (.json or .parquet).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -31,6 +34,7 @@ def scan(
             uri,
             columns=columns.split(",") if columns else None,
             where=where,
+            version=version,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     path = out or Path(f"{_stem(uri)}.manifest.json")
@@ -44,6 +48,8 @@ def scan(
         "bytes": manifest.num_bytes,
         "source_bytes": int(manifest.source_bytes.sum()),
     }
+    if manifest.snapshot:
+        facts["snapshot"] = manifest.snapshot
     if kept := manifest.kept:
         facts |= {"where": kept.where, "filtered_rows": kept.filtered_rows, "deleted_rows": kept.deleted_rows}
     if as_json:

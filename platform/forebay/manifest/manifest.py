@@ -35,13 +35,16 @@ _COLUMNS: dict[str, np.dtype[Any]] = {
 class File:
     """One version of one file. `path` is the part of the file's URI after the manifest's root.
 
-    With an `etag` that begins with `CONTENT_HASH`, every copy of equal content is the same version.
+    With an `etag` that begins with `CONTENT_HASH`, every copy of equal content is the same version. `constants` are
+    columns that the file does not hold, with the text of their value: those of partitions, and columns that a table got
+    later. None is null.
     """
 
     path: str
     size: int
     mtime_ns: int
     etag: str = ""
+    constants: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,10 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Everything that identifies the content of one row group. `bytes` counts the selected columns, uncompressed."""
+    """Everything that identifies the content of one row group. `bytes` counts the selected columns, uncompressed.
+
+    `constants` are name, type and value of the columns that the file does not hold.
+    """
 
     uri: str
     index: int
@@ -64,6 +70,7 @@ class RowGroup:
     file_size: int
     file_mtime_ns: int
     file_etag: str = ""
+    constants: tuple[tuple[str, str, str | None], ...] = ()
 
 
 # Without slots: `cached_property` needs the instance's __dict__.
@@ -142,6 +149,7 @@ class Manifest:
             file_size=file.size,
             file_mtime_ns=file.mtime_ns,
             file_etag=file.etag,
+            constants=tuple((name, self._types[name], text) for name, text in file.constants if name in self._types),
         )
 
     def __iter__(self) -> Iterator[RowGroup]:
@@ -158,6 +166,10 @@ class Manifest:
             f"Manifest({self.id[:8]}: {self.num_rows} rows in {len(self)} row groups of {len(self.files)} files, "
             f"{len(self.columns)} columns, root={self.root!r})"
         )
+
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        return {field.name: field.type for field in self.fields}
 
     @cached_property
     def num_rows(self) -> int:
@@ -180,7 +192,7 @@ class Manifest:
 
         The root is left out: a copy of the folder that keeps the modification times has the same id.
         """
-        types = {field.name: field.type for field in self.fields}
+        types = self._types
         facts = {
             "version": MANIFEST_VERSION,
             "columns": [[name, types.get(name, "")] for name in self.columns],
@@ -189,6 +201,9 @@ class Manifest:
         }
         if self.kept:
             facts |= {"where": self.kept.where, "kept": self.kept.mask.digest}
+        constants = [[each for each in file.constants if each[0] in types] for file in self.files]
+        if any(constants):
+            facts["constants"] = constants
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
         for name, dtype in (("file_of", "<i4"), ("group_of", "<i4"), ("rows", "<i8")):
             digest.update(getattr(self, name).astype(dtype).data)

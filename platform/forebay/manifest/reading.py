@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from forebay.at_exit import finished_before_exit
 from forebay.errors import CorruptFile, InvalidOption, ReadFailed, SourceChanged, UnsupportedColumn
+from forebay.manifest.columns.constants import constant_array
 from forebay.manifest.footer import (
     FileVersion,
     Footer,
@@ -40,10 +41,11 @@ def open_input(uri: str) -> pa.NativeFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """Result of `RowGroupReader.fetch` for row group `index` of the manifest."""
+    """Result of `RowGroupReader.fetch` for row group `index` of the manifest: its pages, and the columns to decode."""
 
     index: int
     pages: Pages
+    columns: tuple[str, ...]
 
 
 class RowGroupReader:
@@ -98,7 +100,8 @@ class RowGroupReader:
         for name in sorted(set(names) - set(self.manifest.columns)):
             raise missing_column(name, self.manifest.columns, self.manifest.root)
         what = f"row group {row_group.index} of {row_group.uri}"
-        attempt = partial(self._fetch_once, row_group, names)
+        elsewhere = {name for name, *_ in row_group.constants}
+        attempt = partial(self._fetch_once, row_group, tuple(name for name in names if name not in elsewhere))
         try:
             with self._tally.timed("remote_read_s"):
                 pages = read(what, attempt, self._policy, self._cancelled, self._count_retry)
@@ -107,7 +110,7 @@ class RowGroupReader:
         except PermissionError as error:
             raise ReadFailed(f"{row_group.uri} may not be read ({error}). {REMEDY}", what=what) from error
         self._tally.add("source_bytes", pages.source_bytes)
-        return Fetched(index, pages)
+        return Fetched(index, pages, names)
 
     def decode(self, fetched: Fetched) -> pa.Table:
         """Decode all rows, in one thread: data workers run in parallel, and each should use one core.
@@ -121,7 +124,7 @@ class RowGroupReader:
         """
         try:
             with self._tally.timed("decode_s"), finished_before_exit():
-                return decode(fetched.pages)
+                return _with_constants(decode(fetched.pages), self.manifest[fetched.index], fetched.columns)
         except DECODE_ERRORS as error:
             row_group = self.manifest[fetched.index]
             if is_too_much_nested_text(error):
@@ -171,6 +174,16 @@ class RowGroupReader:
 
     def _count_retry(self) -> None:
         self._tally.add("retries")
+
+
+def _with_constants(table: pa.Table, row_group: RowGroup, columns: tuple[str, ...]) -> pa.Table:
+    """Table with the columns that the file does not hold, in the order of `columns`."""
+    arrays = {name: constant_array(kind, text, row_group.rows) for name, kind, text in row_group.constants}
+    if arrays.keys().isdisjoint(columns):
+        return table
+    fields = [pa.field(name, arrays[name].type) if name in arrays else table.schema.field(name) for name in columns]
+    found = [arrays[name] if name in arrays else table[name] for name in columns]
+    return pa.table(found, pa.schema(fields, table.schema.metadata))
 
 
 def _too_much_nested_text(row_group: RowGroup, pages: Pages) -> UnsupportedColumn:
@@ -230,7 +243,10 @@ def _check_fields(row_group: RowGroup, footer: pq.FileMetaData, fields: tuple[Fi
     found: dict[str, list[str]] = {}
     for field in read_fields(row_group.uri, footer):
         found.setdefault(field.name, []).append(field.type)
+    elsewhere = {name for name, *_ in row_group.constants}
     for field in fields:
+        if field.name in elsewhere:
+            continue
         types = found.get(field.name, [])
         if types != [field.type]:
             raise _changed(row_group, f"has column {field.name!r} as {', '.join(types) or 'nothing'}, not {field.type}")

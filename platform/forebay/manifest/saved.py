@@ -84,7 +84,7 @@ def _checked(uri: str, facts: dict[str, Any]) -> Manifest:
             kept=_kept(facts["kept"], rows) if facts.get("kept") else None,
             snapshot=facts.get("snapshot", ""),
             root=facts["root"],
-            files=tuple(File(**file) for file in facts["files"]),
+            files=tuple(_file(file) for file in facts["files"]),
             fields=tuple(Field(**field) for field in facts["fields"]),
             columns=tuple(facts["columns"]),
             access=Access([facts["root"]] if facts["root"] else [file["path"] for file in facts["files"]]),
@@ -113,6 +113,20 @@ def _check_what_has_no_id(manifest: Manifest) -> None:
             raise ValueError(f"{name} below 0")
 
 
+def _file(facts: dict[str, Any]) -> File:
+    constants = tuple((name, text) for name, text in facts.get("constants", ()))
+    if not all(isinstance(name, str) and isinstance(text, str | None) for name, text in constants):
+        raise ValueError(f"{constants!r:.100} are not columns with texts")
+    return File(**facts | {"constants": constants})
+
+
+def _file_facts(file: File) -> dict[str, Any]:
+    facts = asdict(file)
+    if not file.constants:
+        del facts["constants"]
+    return facts
+
+
 def _kept(facts: dict[str, Any], rows: Any) -> KeptRows:
     mask = RowMask.from_text(facts["mask"], np.asarray(rows, dtype=np.int64))
     return KeptRows(mask=mask, **{name: facts[name] for name in ("where", "deleted_rows", "filtered_rows")})
@@ -139,7 +153,7 @@ def _facts_of_files(manifest: Manifest) -> dict[str, Any]:
         "root": manifest.root,
         "columns": manifest.columns,
         "fields": [asdict(field) for field in manifest.fields],
-        "files": [asdict(file) for file in manifest.files],
+        "files": [_file_facts(file) for file in manifest.files],
     }
 
 
@@ -163,6 +177,9 @@ def _as_parquet(manifest: Manifest) -> bytes:
         columns[f"file_{name}"] = np.array([file[name] for file in files], dtype=dtype)[manifest.file_of]
     etags = pa.array([file["etag"] for file in files], pa.string())
     columns["file_etag"] = pa.DictionaryArray.from_arrays(manifest.file_of, etags)
+    if any("constants" in file for file in files):
+        texts = pa.array([json.dumps(file.get("constants", [])) for file in files], pa.string())
+        columns["file_constants"] = pa.DictionaryArray.from_arrays(manifest.file_of, texts)
     table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(facts)})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
@@ -178,6 +195,7 @@ def _parquet_facts(content: bytes) -> dict[str, Any]:
     firsts = table.take(begins).to_pylist()
     facts["files"] = [
         {"path": row["path"], "size": row["file_size"], "mtime_ns": row["file_mtime_ns"], "etag": row["file_etag"]}
+        | {"constants": json.loads(row.get("file_constants", "[]"))}
         for row in firsts
     ]
     file_of = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(paths)))

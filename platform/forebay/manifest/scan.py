@@ -6,28 +6,30 @@ import threading
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from forebay.errors import CorruptFile, InvalidOption, NoFiles, ReadFailed
 from forebay.manifest.footer import check_chunks, check_types, decode_footer, fetch_footer
+from forebay.manifest.lake.scanned import Scanned, file_columns, with_absent
+from forebay.manifest.lake.sources import SourceFile, Sources, find_sources
 from forebay.manifest.manifest import Field, File, Manifest
-from forebay.manifest.rows.filtering import filtered
+from forebay.manifest.rows.filtering import CandidateRows, masked
 from forebay.manifest.rows.where import Where
 from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, read_fields
 from forebay.manifest.statistics import check_statistics
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve_source
-from forebay.storage.listing.parquet_files import Uri, find_parquet
+from forebay.storage.listing.parquet_files import Uri
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
-from forebay.storage.versions import FoundFile, etag_of
+from forebay.storage.versions import etag_of
 
 _MOST_THREADS = 16
 _MOST = 1 << 53
@@ -36,26 +38,14 @@ _MOST = 1 << 53
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    """Facts of one footer.
-
-    `groups` is int64 [5, n]: number, rows, bytes, source bytes of each row group, and 0 if the filter is true for none
-    of its rows according to its statistics.
-    """
-
-    file: FoundFile
-    schema: FileSchema
-    has_rows: bool
-    groups: NDArray[np.int64]
-
-
-def scan(
+def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     uri: Uri | Sequence[Uri],
     columns: Sequence[str] | None = None,
     predicate: pc.Expression | None = None,
     *,
     where: str | None = None,
+    version: int | None = None,
+    partitions: bool = True,
     progress: Progress | None = None,
     policy: ReadPolicy = DEFAULT_POLICY,
 ) -> Manifest:
@@ -64,12 +54,16 @@ def scan(
     Files and row groups without rows are skipped, and their schemas do not matter.
 
     Args:
-        uri: A file, a folder, a pattern (`data/day=*/*.parquet`), or a sequence of these, on any known file system.
+        uri: A file, a folder, a pattern (`data/day=*/*.parquet`), or a sequence of these, on any known file system. Or
+            the folder of a Delta Lake table (needs `forebay[delta]`), of which rows that are deleted do not count.
         columns: The columns to train on, in order. None for all. Other columns may differ between files.
         predicate: An expression such as `pyarrow.compute.field("day") >= 20`. Leaves out a row group if its statistics
             show that the predicate is true for none of its rows. Rows inside the other row groups are not filtered.
         where: A row filter, such as `"label is not None and day >= '2024-01-31'"`. Reads the columns that it compares
             once. Only rows for which it is true belong to the data set. See `docs/filters.md`.
+        version: Version of a Delta Lake table. None for the newest one, which the manifest then pins.
+        partitions: Whether folders named `key=value` below the root are columns: int64, date32 or string, whichever
+            holds all values.
         progress: Called with (files done, number of files), from the calling thread. Then, with `where`, with the same
             of row groups.
         policy: Attempts, deadline and waits of each footer.
@@ -79,8 +73,10 @@ def scan(
         MixedSchemas, MissingColumn: The files disagree on a selected column, or none has it.
         CorruptFile: A footer cannot be decoded.
         ReadFailed: Storage kept failing.
-        NotPlainParquet: The files belong to a Delta Lake, Iceberg or Hudi table.
-        InvalidOption: The predicate, the filter or the selection can never work.
+        NotPlainParquet: The files belong to an Iceberg or Hudi table, or are a part of a Delta Lake table.
+        MissingPackage: A Delta Lake table is read by the package deltalake.
+        InvalidOption: The predicate, the filter, the selection or the version can never work, or a partition column is
+            also in the files.
     """
     selection = _check_columns(columns)
     if predicate is not None and not isinstance(predicate, pc.Expression):
@@ -88,35 +84,29 @@ def scan(
             f'predicate={predicate!r} is not a pyarrow expression. Write it as pyarrow.compute.field("day") >= 20.'
         )
     row_filter = None if where is None else Where(where)
-    listing = find_parquet(uri, policy)
-    scan_file = partial(_scan_file, columns=selection, predicate=predicate, where=row_filter)
-    scanned = _scan_all(listing.files, scan_file, progress, policy)
-    place = listing.root or f"{len(listing.files)} files without a common folder"
-    with_rows = [one for one in scanned if one.has_rows]
+    sources = find_sources(uri, policy, version=version, partitions=partitions)
+    scan_file = partial(_scan_file, sources=sources, columns=selection, predicate=predicate, where=row_filter)
+    scanned = _scan_all(sources.files, scan_file, progress, policy)
+    with_rows = with_absent([one for one in scanned if one.has_rows], sources)
     if not with_rows:
         raise NoFiles(
-            f"{place}: none of the {len(scanned)} files has a row. Name files that have.",
+            f"{sources.place}: none of the {len(scanned)} files has a row. Name files that have.",
             files=len(scanned),
         )
-    fields = agree([one.schema for one in with_rows], selection)
+    schemas = [one.schema for one in with_rows]
+    if selection is None and sources.table is not None:
+        selection = tuple(field.name for field in sources.table)
+    fields = agree(schemas, selection)
     kept = [one for one in with_rows if one.groups.shape[1]]
     if not kept:
         raise NoFiles(
-            f"{place}: predicate {predicate} leaves no row group of {len(with_rows)} files with rows. "
+            f"{sources.place}: predicate {predicate} leaves no row group of {len(with_rows)} files with rows. "
             "Loosen it, or check its values.",
             predicate=str(predicate),
         )
-    manifest, may_match = _manifest(listing.root, kept, fields)
-    if row_filter is None:
-        return manifest
-    return filtered(
-        manifest,
-        row_filter,
-        agree([one.schema for one in with_rows], row_filter.columns),
-        may_match=may_match,
-        policy=policy,
-        progress=progress,
-    )
+    manifest, rows = _manifest(sources, kept, fields)
+    filter_fields = agree(schemas, row_filter.columns) if row_filter else ()
+    return masked(manifest, rows, row_filter, filter_fields, policy=policy, progress=progress)
 
 
 def _check_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -131,16 +121,17 @@ def _check_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _scan_all(
-    files: Sequence[FoundFile],
-    scan_file: Callable[[FoundFile], _Scanned],
+    files: Sequence[SourceFile],
+    scan_file: Callable[[SourceFile], Scanned],
     progress: Progress | None,
     policy: ReadPolicy,
-) -> list[_Scanned]:
+) -> list[Scanned]:
     cancelled = threading.Event()
 
-    def attempt(file: FoundFile) -> _Scanned:
+    def attempt(source: SourceFile) -> Scanned:
+        file = source.file
         try:
-            return read(file.uri, partial(scan_file, file), policy, cancelled)
+            return read(file.uri, partial(scan_file, source), policy, cancelled)
         except FileNotFoundError as error:
             raise ReadFailed(
                 f"{file.uri} was listed but no longer exists: {error}. Scan again.", what=file.uri
@@ -160,7 +151,7 @@ def _scan_all(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _report(futures: list[Future[_Scanned]], progress: Progress | None) -> None:
+def _report(futures: list[Future[Scanned]], progress: Progress | None) -> None:
     for done, future in enumerate(as_completed(futures), start=1):
         future.result()
         if progress is not None:
@@ -168,24 +159,31 @@ def _report(futures: list[Future[_Scanned]], progress: Progress | None) -> None:
 
 
 def _scan_file(
-    file: FoundFile, *, columns: tuple[str, ...] | None, predicate: pc.Expression | None, where: Where | None
-) -> _Scanned:
+    source: SourceFile,
+    *,
+    sources: Sources,
+    columns: tuple[str, ...] | None,
+    predicate: pc.Expression | None,
+    where: Where | None,
+) -> Scanned:
+    file = source.file
     location = resolve_source(file.uri)
     with location.fs.open_input_file(location.path) as opened:
         file = replace(file, etag=file.etag or etag_of(location, opened))
         footer_bytes = fetch_footer(file.uri, opened)
     footer = decode_footer(file.uri, footer_bytes)
-    schema = FileSchema(file.uri, read_fields(file.uri, footer))
+    selected = None if columns is None else {*columns, *(where.columns if where else ())}
+    found = file_columns(source, read_fields(file.uri, footer), sources, selected)
     check_chunks(file.uri, footer, file.size)
     kept: Sequence[int] = range(footer.num_row_groups)
     may_match = set(kept)
     if (predicate is not None or where is not None) and footer.num_rows:
         check_types(file.uri, footer)
         check_statistics(file.uri, footer_bytes, footer)
-        kept = kept if predicate is None else _survivors(schema, footer_bytes, predicate)
+        kept = kept if predicate is None else _survivors(found.schema, footer_bytes, predicate)
         if where is not None:
-            kinds = {each.name: each.type for each in footer.schema.to_arrow_schema()}
-            may_match = set(_survivors(schema, footer_bytes, where.expression(kinds, file.uri)))
+            expression = where.expression(found.kinds(footer.schema.to_arrow_schema()), file.uri)
+            may_match = set(_survivors(found.schema, footer_bytes, expression))
     groups = [(*facts, int(facts[0] in may_match)) for facts in _measure(footer, kept, columns)]
     if not all(0 <= count < _MOST for facts in groups for count in facts):
         raise CorruptFile(
@@ -193,12 +191,20 @@ def _scan_file(
             "file again, or leave it out.",
             uri=file.uri,
         )
-    return _Scanned(file, schema, footer.num_rows > 0, np.array(groups, dtype=np.int64).reshape(-1, 5).T)
+    return Scanned(
+        file=file,
+        columns=found,
+        num_rows=footer.num_rows,
+        groups=np.array(groups, dtype=np.int64).reshape(-1, 6).T,
+        deleted=source.deleted,
+    )
 
 
 def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: tuple[str, ...] | None) -> list[tuple[int, ...]]:
-    """Number, rows, bytes and source bytes of each row group that has rows."""
+    """Number, rows, bytes, source bytes and first row in the file of each row group that has rows."""
     chunks = range(footer.num_columns) if columns is None else leaves(footer, columns)
+    all_rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+    first_rows = list(accumulate(all_rows, initial=0))
     facts: list[tuple[int, ...]] = []
     for number in kept:
         group = footer.row_group(number)
@@ -206,7 +212,8 @@ def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: tuple[str, .
             sizes = [
                 (chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in map(group.column, chunks)
             ]
-            facts.append((number, group.num_rows, sum(size for size, _ in sizes), sum(size for _, size in sizes)))
+            uncompressed, compressed = (sum(each) for each in zip(*sizes, strict=True)) if sizes else (0, 0)
+            facts.append((number, group.num_rows, uncompressed, compressed, first_rows[number]))
     return facts
 
 
@@ -226,15 +233,22 @@ def _survivors(schema: FileSchema, footer: pa.Buffer, predicate: pc.Expression) 
         ) from error
 
 
-def _manifest(root: str, kept: list[_Scanned], fields: tuple[Field, ...]) -> tuple[Manifest, NDArray[np.bool_]]:
-    """Manifest, and whether the filter may be true for a row of each row group, bool [row groups]."""
-    files = [(_relative(one.file.uri, root), one) for one in kept]
+def _manifest(sources: Sources, kept: list[Scanned], fields: tuple[Field, ...]) -> tuple[Manifest, CandidateRows]:
+    """Manifest of all rows, and those that a filter may keep."""
+    files = [(_relative(one.file.uri, sources.root), one) for one in kept]
     files.sort(key=lambda pair: pair[0])
     groups = np.concatenate([one.groups for _, one in files], axis=1)
     manifest = Manifest(
-        root=root,
+        root=sources.root,
         files=tuple(
-            File(path=path, size=one.file.size, mtime_ns=one.file.mtime_ns, etag=one.file.etag) for path, one in files
+            File(
+                path=path,
+                size=one.file.size,
+                mtime_ns=one.file.mtime_ns,
+                etag=one.file.etag,
+                constants=one.columns.constants,
+            )
+            for path, one in files
         ),
         fields=fields,
         columns=tuple(field.name for field in fields),
@@ -243,9 +257,10 @@ def _manifest(root: str, kept: list[_Scanned], fields: tuple[Field, ...]) -> tup
         rows=groups[1],
         bytes=groups[2],
         source_bytes=groups[3],
-        access=Access([root] if root else [path for path, _ in files]),
+        access=Access([sources.root] if sources.root else [path for path, _ in files]),
+        snapshot=sources.snapshot,
     )
-    return manifest, groups[4] > 0
+    return manifest, CandidateRows([mask for _, one in files for mask in one.live()], groups[5] > 0)
 
 
 def _relative(uri: str, root: str) -> str:

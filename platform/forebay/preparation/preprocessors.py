@@ -17,8 +17,8 @@ from ray.data.preprocessors.utils import StatComputationPlan
 from ray.data.preprocessors.version_support import UnknownPreprocessorError, _lookup_class
 
 from forebay.errors import InvalidOption
+from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.prepared import Prepared
-from forebay.transform.features.arrow_types import parse_type
 
 
 def preprocessor_facts(name: str, preprocessor: object) -> dict[str, Any]:

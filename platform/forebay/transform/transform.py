@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from forebay.errors import InvalidOption, TransformFailed
 from forebay.foreign_code import replaced_errors
+from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
 from forebay.transform.block import ArraySchema, Block
-from forebay.transform.features.arrow_types import parse_type
 from forebay.transform.features.groups import Categorical, Dense, Feature, Label, Ragged
 from forebay.transform.fingerprint.function import function_identity, function_name
 from forebay.transform.fingerprint.memory_reuse import refuse_reused

@@ -17,11 +17,11 @@ import pytest
 
 from forebay.errors import CorruptFile, InvalidOption, MissingColumn, MixedSchemas, NoFiles, ReadFailed
 from forebay.manifest import scan as scanning
+from forebay.manifest.lake.sources import SourceFile
 from forebay.manifest.manifest import Field
 from forebay.manifest.scan import scan
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.retry import ReadPolicy
-from forebay.storage.versions import FoundFile
 
 Folder = Callable[..., Path]
 Write = Callable[..., Path]
@@ -217,11 +217,11 @@ def test_storage_that_fails_once_is_asked_again(
     root = parquet_folder({"a.parquet": [1], "b.parquet": [2]})
     scan_file, failed = scanning._scan_file, set()
 
-    def flaky(file: FoundFile, **options: object) -> object:
-        if file.uri not in failed:
-            failed.add(file.uri)
+    def flaky(source: SourceFile, **options: object) -> object:
+        if source.file.uri not in failed:
+            failed.add(source.file.uri)
             raise OSError("connection reset")
-        return scan_file(file, **options)  # type: ignore[arg-type]
+        return scan_file(source, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(scanning, "_scan_file", flaky)
     assert scan(root, policy=quick).rows.tolist() == [1, 2]
@@ -231,7 +231,7 @@ def test_storage_that_fails_once_is_asked_again(
 def test_storage_that_keeps_failing(parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch, quick: ReadPolicy) -> None:
     root = parquet_folder({f"{number}.parquet": [1] for number in range(40)})
 
-    def broken(file: FoundFile, **options: object) -> object:
+    def broken(source: SourceFile, **options: object) -> object:
         raise OSError("connection reset")
 
     monkeypatch.setattr(scanning, "_scan_file", broken)

@@ -18,9 +18,9 @@ from forebay.errors import InvalidOption
 from forebay.formatting import bytes_text
 from forebay.loader.sequences.sequence_part import SequencePart
 from forebay.loader.sequences.sequences import Sequences
+from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
-from forebay.transform.features.arrow_types import parse_type
 from forebay.transform.features.ragged import is_list
 from forebay.transform.sequences.times import duration_text, duration_ticks
 from forebay.transform.sequences.views import Future, Past

@@ -21,12 +21,12 @@ from forebay.loader.sequences.arrangement import arranged_manifest, has_short_ru
 from forebay.loader.sequences.sequence_part import SequencePart
 from forebay.loader.sequences.series_blocks import Series, SeriesBlocks, first_steps_at, read_series
 from forebay.loader.sequences.training_part import TrainingPart, validate_quantiles
+from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
 from forebay.plan.permute import derive
 from forebay.plan.windows.index import TargetBounds, WindowIndex, require_windows
 from forebay.plan.windows.shape import WindowShape
 from forebay.plan.windows.splits import fraction_cuts, parts_of_cuts, parts_of_entities, step_cuts
-from forebay.transform.features.arrow_types import parse_type
 from forebay.transform.features.columns import column_type
 from forebay.transform.features.groups import Feature
 from forebay.transform.features.ragged import is_list

@@ -17,12 +17,12 @@ from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.source import SourceProvider, open_source
 from forebay.errors import BadSeries, InvalidOption
 from forebay.loader.sequences.pass_progress import PassProgress
+from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
 from forebay.metrics import Counters
 from forebay.plan.windows.line import ARRANGE, BlockRuns, RunNames, StepLine
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
-from forebay.transform.features.arrow_types import parse_type
 from forebay.transform.sequences.sequence_block import SUMMARY, TIME, Runs, SequenceTransform
 from forebay.transform.sequences.summary import Summary
 from forebay.transform.sequences.times import time_text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,80 +22,89 @@ from forebay.storage.retry import ReadPolicy
 _MOST_THREADS = 8
 _NUMBER = "row number"
 Progress = Callable[[int, int], None]
-Masks = Sequence["NDArray[np.bool_] | None"]
 
 
-def without_deleted(manifest: Manifest, live: Masks) -> Manifest:
-    """Manifest of the rows that a table has not deleted. `live` has one bool [rows] for each row group, or None for
-    all.
+class CandidateRows(NamedTuple):
+    """Rows of the row groups of a manifest, before a filter.
+
+    `live` has one bool [rows] for each row group: False for rows that a table has deleted, None for all True.
+    `may_match` is False for row groups whose statistics show that no row matches, bool [row groups]. They are not read.
     """
-    if all(mask is None for mask in live):
-        return manifest
-    masks = [
-        np.ones(rows, dtype=np.bool_) if mask is None else mask
-        for mask, rows in zip(live, manifest.rows.tolist(), strict=True)
-    ]
-    deleted = sum(int((~mask).sum()) for mask in masks)
-    if deleted == manifest.num_rows:
-        raise NoFiles(f"{manifest.root}: all {deleted} rows are deleted. Choose another version of the table.")
-    return _masked(manifest, masks, where="", deleted_rows=deleted, filtered_rows=0)
+
+    live: Sequence[NDArray[np.bool_] | None]
+    may_match: NDArray[np.bool_]
 
 
-def filtered(
+def masked(
     manifest: Manifest,
-    where: Where,
+    rows: CandidateRows,
+    where: Where | None,
     fields: tuple[Field, ...],
     *,
-    may_match: NDArray[np.bool_],
     policy: ReadPolicy,
     progress: Progress | None,
 ) -> Manifest:
-    """Manifest of the rows of `manifest` for which `where` is true. Reads each of its row groups once.
+    """Manifest of the rows that are live and for which `where` is true. Reads the filter's columns once.
 
     Args:
-        manifest: Row groups, which may leave out rows that a table has deleted.
-        where: Filter.
+        manifest: Row groups of all rows.
+        rows: Rows of the row groups that may be kept.
+        where: Filter, or None for no filter.
         fields: Columns of the filter.
-        may_match: False for row groups whose statistics show that no row matches, bool [row groups]. They are not read.
         policy: Attempts, deadline and waits of each read.
         progress: Called with (row groups done, their number), from the calling thread.
 
     Raises:
-        NoFiles: The filter leaves no row.
+        NoFiles: No row is left.
         CorruptFile, SourceChanged, ReadFailed: A row group cannot be read.
     """
-    all_rows = manifest.num_rows
-    manifest = manifest.take(may_match)
-    probe = replace(manifest, columns=where.columns, fields=fields, kept=None)
-    reader = RowGroupReader(probe, policy)
-    before = manifest.kept
+    if where is None and all(mask is None for mask in rows.live):
+        return manifest
+    masks = [
+        np.ones(count, dtype=np.bool_) if mask is None else mask
+        for mask, count in zip(rows.live, manifest.rows.tolist(), strict=True)
+    ]
+    num_live = sum(int(mask.sum()) for mask in masks)
+    if where is not None:
+        probe = replace(manifest, columns=where.columns, fields=fields)
+        reader = RowGroupReader(probe, policy)
+        masks = _filtered(masks, reader, where, rows.may_match, progress)
+    num_kept = sum(int(mask.sum()) for mask in masks)
+    if not num_kept:
+        reason = "all are deleted" if where is None else f"where={where.text!r} keeps none of {num_live} rows"
+        raise NoFiles(f"{manifest.root}: {reason}. Loosen the filter, or choose another version of the table.")
+    kept = KeptRows(
+        mask=RowMask.of([mask for mask in masks if mask.any()]),
+        where="" if where is None else where.text,
+        deleted_rows=int(manifest.rows.sum()) - num_live,
+        filtered_rows=num_live - num_kept,
+    )
+    return replace(manifest.take(np.array([mask.any() for mask in masks])), kept=kept)
 
+
+def _filtered(
+    masks: Sequence[NDArray[np.bool_]],
+    reader: RowGroupReader,
+    where: Where,
+    may_match: NDArray[np.bool_],
+    progress: Progress | None,
+) -> list[NDArray[np.bool_]]:
     def mask_of(index: int) -> NDArray[np.bool_]:
-        found = _matches(where, reader.decode(reader.fetch(index)), manifest[index].uri)
-        return found & before.mask.keeps(index) if before else found
+        if not (may_match[index] and masks[index].any()):
+            return np.zeros_like(masks[index])
+        place = reader.manifest[index].uri
+        return masks[index] & _matches(where, reader.decode(reader.fetch(index)), place)
 
-    masks: list[NDArray[np.bool_]] = []
+    found: list[NDArray[np.bool_]] = []
     pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="forebay-filter")
     try:
-        for mask in pool.map(mask_of, range(len(manifest))):
-            masks.append(mask)
+        for mask in pool.map(mask_of, range(len(masks))):
+            found.append(mask)
             if progress is not None:
-                progress(len(masks), len(manifest))
+                progress(len(found), len(masks))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    kept = sum(int(mask.sum()) for mask in masks)
-    if not kept:
-        raise NoFiles(
-            f"{manifest.root}: where={where.text!r} keeps none of {all_rows} rows. Loosen it, or check its values.",
-            where=where.text,
-        )
-    return _masked(
-        manifest,
-        masks,
-        where=where.text,
-        deleted_rows=before.deleted_rows if before else 0,
-        filtered_rows=all_rows - kept,
-    )
+    return found
 
 
 def _matches(where: Where, table: pa.Table, place: str) -> NDArray[np.bool_]:
@@ -107,14 +117,3 @@ def _matches(where: Where, table: pa.Table, place: str) -> NDArray[np.bool_]:
     numbered = table.append_column(name, pa.array(np.arange(table.num_rows)))
     found[numbered.filter(expression)[name].to_numpy()] = True
     return found
-
-
-def _masked(
-    manifest: Manifest, masks: Sequence[NDArray[np.bool_]], *, where: str, deleted_rows: int, filtered_rows: int
-) -> Manifest:
-    """Manifest with these masks, without the row groups of which no row is left."""
-    some = np.array([bool(mask.any()) for mask in masks], dtype=np.bool_)
-    left = replace(manifest, kept=None).take(some)
-    mask = RowMask.of([mask for mask in masks if mask.any()])
-    kept = KeptRows(mask=mask, where=where, deleted_rows=deleted_rows, filtered_rows=filtered_rows)
-    return replace(left, kept=kept)

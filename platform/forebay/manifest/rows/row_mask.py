@@ -23,7 +23,7 @@ _PLACES = np.argsort(1 - _BITS, axis=1, kind="stable").astype(np.int64)
 class RowMask:
     """Rows that are kept, of the row groups of a manifest.
 
-    `words` is uint8 [words, 8], with the lowest bit first. The rows of each row group begin with a word of their own.
+    `words` is uint8 [words, 8], with the lowest bit first. The rows of each row group begin on 8 bytes of their own.
     `rows` is int64 [row groups]: the rows of each row group, kept or not. Takes 2 bits a row in memory.
     """
 
@@ -106,7 +106,7 @@ class RowMask:
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:
-        """Number of kept rows before each word, and of all, int64 [words + 1]."""
+        """Number of kept rows before each 64 rows, and of all, int64 [words + 1]."""
         counts = np.zeros(len(self.words), dtype=np.int64)
         for byte in range(8):
             counts += _COUNTS[self.words[:, byte]]

@@ -46,7 +46,7 @@ class Where:
     """Row filter. A row is kept if the filter is true for it, and not if it is false or unknown because of a null.
 
     Compares a column with a value (`==`, `!=`, `<`, `<=`, `>`, `>=`), with a list of values (`in`, `not in`) or with
-    null (`is None`, `is not None`), and joins comparisons by `and`, `or`, `not`. A name that is not a word is written
+    null (`is None`, `is not None`), and joins comparisons by `and`, `or`, `not`. A name of other characters is written
     `col("user id")`. A date or a time is an ISO text.
 
     Attributes:

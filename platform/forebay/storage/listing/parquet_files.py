@@ -116,11 +116,12 @@ def _below(
         listed = list(everything(base.fs, folder))
         tables.search_tree(base, folder, listed)
         infos += (info for info in visible(listed, folder) if info.path.endswith(suffixes))
-    files_found = (found(_child_uri(base, info.path), info) for info in infos if info.type == fs.FileType.File)
+    files_found = (found(child_uri(base, info.path), info) for info in infos if info.type == fs.FileType.File)
     return Listing(root=base.uri.rstrip("/") or "/", files=tuple(files_found))
 
 
-def _child_uri(base: Location, path: str) -> str:
+def child_uri(base: Location, path: str) -> str:
+    """URI of the file `path` of a file system, which is below the folder `base`."""
     below = path[len(base.path.rstrip("/")) :].strip("/")
     if base.is_local:
         return f"{base.path.rstrip('/')}/{below}"

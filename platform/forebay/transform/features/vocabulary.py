@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption
+from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
-from forebay.transform.features.arrow_types import parse_type
 from forebay.transform.features.categories import check_categories, plain_values
 from forebay.transform.features.columns import column_names, column_type
 

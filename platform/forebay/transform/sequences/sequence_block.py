@@ -10,9 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from forebay.errors import BadSeries
+from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
 from forebay.transform.block import ATTACHED, ArraySchema, Block, BlockArray
-from forebay.transform.features.arrow_types import parse_type
 from forebay.transform.fingerprint.values import canonical, digest
 from forebay.transform.sequences.step_columns import StepColumns
 from forebay.transform.sequences.steps import Steps, sorted_steps

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from forebay.transform.features.arrow_types import parse_type
+from forebay.manifest.columns.arrow_types import parse_type
 
 FEATURE_TYPES = [
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),

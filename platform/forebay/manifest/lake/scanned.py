@@ -1,0 +1,130 @@
+"""Facts of one scanned file: its columns, those that it does not hold, and its row groups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from forebay.errors import CorruptFile, InvalidOption
+from forebay.manifest.columns.constants import constant_scalar, has_nulls
+from forebay.manifest.columns.partitions import Values
+from forebay.manifest.lake.sources import SourceFile, Sources
+from forebay.manifest.manifest import Field
+from forebay.manifest.rows.where import ColumnKinds, Constant
+from forebay.manifest.schemas import FileSchema
+from forebay.storage.versions import FoundFile
+
+
+@dataclass(frozen=True, slots=True)
+class FileColumns:
+    """Columns of one file. `schema` also has those of `constants`, but not `absent` ones."""
+
+    schema: FileSchema
+    constants: Values
+    absent: tuple[Field, ...]
+
+    def kinds(self, schema: pa.Schema) -> ColumnKinds:
+        """Columns for a filter of the file, whose own columns are `schema`."""
+        names = {field.name for field in self.schema.fields}
+        found: dict[str, pa.DataType | Constant] = {field.name: field.type for field in schema if field.name in names}
+        types = {field.name: field.type for field in self.schema.fields}
+        found |= {name: Constant(constant_scalar(types[name], text)) for name, text in self.constants if name in types}
+        return found | {field.name: Constant(constant_scalar(field.type, None)) for field in self.absent}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scanned:
+    """Facts of one footer.
+
+    `groups` is int64 [6, n]: number, rows, bytes, source bytes and first row of each row group, and 0 if the filter is
+    true for none of its rows according to its statistics. `deleted` are rows of the file.
+    """
+
+    file: FoundFile
+    columns: FileColumns
+    num_rows: int
+    groups: NDArray[np.int64]
+    deleted: NDArray[np.int64] | None
+
+    @property
+    def schema(self) -> FileSchema:
+        """Columns of the file, and its constants."""
+        return self.columns.schema
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any row group has rows."""
+        return self.num_rows > 0
+
+    def live(self) -> Iterator[NDArray[np.bool_] | None]:
+        """Mask of the live rows of each row group, bool [rows]. None for all. Raises `CorruptFile`."""
+        if self.deleted is None or not len(self.deleted):
+            yield from [None] * self.groups.shape[1]
+            return
+        if self.deleted.min() < 0 or self.deleted.max() >= self.num_rows:
+            raise CorruptFile(
+                f"{self.file.uri} has {self.num_rows} rows, but its table deletes row {self.deleted.max()}. Rewrite "
+                "the table's files, and scan the new version.",
+                uri=self.file.uri,
+            )
+        mask = np.ones(self.num_rows, dtype=np.bool_)
+        mask[self.deleted] = False
+        for rows, first in self.groups[[1, 4]].T.tolist():
+            yield mask[first : first + rows]
+
+
+def file_columns(
+    source: SourceFile, fields: Sequence[Field], sources: Sources, selected: Collection[str] | None
+) -> FileColumns:
+    """Columns of a file whose footer has `fields`.
+
+    Raises `InvalidOption` if a selected partition column of plain files is also in the file.
+    """
+    uri = source.file.uri
+    constants = source.constants
+    if sources.table is None:
+        twice = {field.name for field in fields} & {name for name, _ in constants}
+        for name in sorted(twice if selected is None else twice & set(selected)):
+            raise InvalidOption(
+                f"{uri} has a column {name!r}, and so has the name of its folder. Choose other columns "
+                "(columns=[...]), or read none from folders (partitions=False).",
+                column=name,
+                uri=uri,
+            )
+        constants = tuple(each for each in constants if each[0] not in twice)
+        absent: tuple[Field, ...] = ()
+    else:
+        names = {name for name, _ in constants}
+        wanted = {field.name for field in sources.table} - names
+        fields = [field for field in fields if field.name in wanted]
+        held = names | {field.name for field in fields}
+        absent = tuple(field for field in sources.table if field.name not in held)
+    types = {field.name: field for field in sources.partitions}
+    schema = FileSchema(uri, (*fields, *(types[name] for name, _ in constants)))
+    return FileColumns(schema, constants, absent)
+
+
+def with_absent(scanned: Sequence[Scanned], sources: Sources) -> list[Scanned]:
+    """Files with the columns of their table that they do not hold, which are null, as other files have them."""
+    if sources.table is None:
+        return list(scanned)
+    held = {field.name: field for one in reversed(scanned) for field in one.schema.fields}
+    return [_completed(one, held) for one in scanned]
+
+
+def _completed(one: Scanned, held: dict[str, Field]) -> Scanned:
+    absent = [held.get(field.name, field) for field in one.columns.absent]
+    absent = [replace(field, nullable=True) for field in absent if has_nulls(field.type)]
+    columns = one.columns
+    return replace(
+        one,
+        columns=replace(
+            columns,
+            schema=FileSchema(columns.schema.uri, (*columns.schema.fields, *absent)),
+            constants=(*columns.constants, *((field.name, None) for field in absent)),
+        ),
+    )

@@ -1,0 +1,102 @@
+"""Files of a data set before their footers are read: a listing, or one version of a lake table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.errors import InvalidOption, NotPlainParquet
+from forebay.manifest.columns.partitions import Values, partition_fields, partition_values
+from forebay.manifest.lake.delta import delta_table
+from forebay.manifest.lake.table import LakeTable
+from forebay.manifest.manifest import Field
+from forebay.storage.filesystem import resolve_source
+from forebay.storage.listing.parquet_files import Listing, Uri, find_parquet
+from forebay.storage.retry import ReadPolicy
+from forebay.storage.versions import FoundFile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceFile:
+    """One file, the columns that it does not hold, and the rows that its table has deleted, int64 [n]."""
+
+    file: FoundFile
+    constants: Values = ()
+    deleted: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sources:
+    """Files of a data set.
+
+    Attributes:
+        root: Folder of all files. Empty without a common one.
+        files: The files.
+        partitions: Columns that are constant in each file, with their types.
+        table: Columns of the lake table. None for plain files.
+        snapshot: Version of the lake table, such as `delta 7`.
+    """
+
+    root: str
+    files: tuple[SourceFile, ...]
+    partitions: tuple[Field, ...] = ()
+    table: tuple[Field, ...] | None = None
+    snapshot: str = ""
+
+    @property
+    def place(self) -> str:
+        """Text for errors."""
+        return self.root or f"{len(self.files)} files without a common folder"
+
+
+def find_sources(uri: Uri | Sequence[Uri], policy: ReadPolicy, *, version: int | None, partitions: bool) -> Sources:
+    """Find the files of a data set. See `scan` for the arguments and errors."""
+    try:
+        listing = find_parquet(uri, policy)
+    except NotPlainParquet as error:
+        if (name := _table_at(uri, error)) is None:
+            raise
+        return _of_table(delta_table(name, version, policy), name)
+    if version is not None:
+        raise InvalidOption(
+            f"version={version}: {uri!r:.200} is no Delta Lake table. Name the folder that holds _delta_log, or leave "
+            "version out.",
+            version=version,
+        )
+    return _of_listing(listing) if partitions else Sources(root=listing.root, files=_files(listing))
+
+
+def _table_at(uri: Uri | Sequence[Uri], error: NotPlainParquet) -> str | None:
+    """URI of the Delta Lake table that `uri` names as a whole. None if it names another one, or a part."""
+    if error.facts["format"] != "Delta Lake" or not isinstance(uri, str | PurePath):
+        return None
+    location = resolve_source(uri)
+    return location.uri if location.path.rstrip("/") == str(error.facts["table"]).rstrip("/") else None
+
+
+def _of_table(table: LakeTable, root: str) -> Sources:
+    return Sources(
+        root=root.rstrip("/"),
+        files=tuple(SourceFile(each.file, each.constants, each.deleted) for each in table.files),
+        partitions=table.partitions,
+        table=table.fields,
+        snapshot=table.snapshot,
+    )
+
+
+def _files(listing: Listing) -> tuple[SourceFile, ...]:
+    return tuple(SourceFile(file) for file in listing.files)
+
+
+def _of_listing(listing: Listing) -> Sources:
+    folder, _, _ = listing.root.partition("?")
+    values = [partition_values(file.uri.partition("?")[0][len(folder) :].lstrip("/")) for file in listing.files]
+    return Sources(
+        root=listing.root,
+        files=tuple(SourceFile(file, each) for file, each in zip(listing.files, values, strict=True)),
+        partitions=partition_fields(values),
+    )
