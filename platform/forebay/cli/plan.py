@@ -21,7 +21,7 @@ from forebay.plan.digest import order_digest
 from forebay.plan.mixture.mixture import Mixture
 from forebay.plan.order import Last
 from forebay.plan.plan import Plan, build_plan
-from forebay.plan.shuffle_quality import FULL_TRAVEL, shuffle_quality
+from forebay.plan.shuffle_quality import FULL_TRAVEL, ShuffleQuality, shuffle_quality
 from forebay.world import World
 
 _SHOWN_ROWS = 20
@@ -50,6 +50,10 @@ def plan(
     label: Annotated[
         str | None, typer.Option(help="With --quality: a numeric column whose spread over batches is compared.")
     ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(help="LANES:WINDOW_ROWS of another plan to compare, e.g. 8:4096 or 8: or :4096. Repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the rows that a rank reads at a step, or the hash of a whole epoch. Reads no data, but for --label."""
@@ -63,6 +67,11 @@ def plan(
     if digest:
         value = order_digest(built, epoch=epoch, global_batch=batch, last=policy, world_size=world)
         print_json({"plan": built.id, "epoch": epoch, "hash": value}) if as_json else typer.echo(value)
+        return
+    if compare:
+        pairs = [_setting(word) for word in compare]
+        others = [build_plan(built.manifest, seed=seed, lanes=a, window_rows=b, shuffle=shuffle) for a, b in pairs]
+        _compare([built, *others], epoch, batch, label, as_json=as_json)
         return
     if quality or label is not None:
         _show_quality(built, epoch, batch, label, as_json=as_json)
@@ -96,7 +105,39 @@ def _show_quality(plan: Plan, epoch: int, batch: int, label: str | None, *, as_j
     ]
     if found.label_variance is not None:
         rows.append((f"variance of a batch's mean {label}", f"{found.label_variance:.2f}x", "1.00x"))
+    if found.label_autocorrelation is not None:
+        rows.append((f"autocorrelation of the mean {label}", f"{found.label_autocorrelation:.2f}", "0.00"))
     print_table(("", "this plan", "full shuffle"), rows)
+
+
+def _setting(word: str) -> tuple[int | None, int | None]:
+    """Lanes and rows of a window. An empty one is chosen from the data."""
+    lanes, colon, window_rows = word.partition(":")
+    if not colon or not all(part.isdecimal() or not part for part in (lanes, window_rows)):
+        raise InvalidOption(f"--compare {word}: give LANES:WINDOW_ROWS, e.g. 8:4096, 8: or :4096.", compare=word)
+    return (int(lanes) if lanes else None), (int(window_rows) if window_rows else None)
+
+
+def _compare(plans: Sequence[Plan], epoch: int, batch: int, label: str | None, *, as_json: bool) -> None:
+    labels = None if label is None else _read_numbers(plans[0].manifest, label)
+    found = [shuffle_quality(each, global_batch=batch, epoch=epoch, labels=labels) for each in plans]
+    if as_json:
+        settings = [{"plan": each.id, "lanes": each.lanes, "window_rows": each.window_rows} for each in plans]
+        figures = [setting | asdict(one) for setting, one in zip(settings, found, strict=True)]
+        print_json({"batch": batch, "epoch": epoch, "full_travel": FULL_TRAVEL, "plans": figures})
+        return
+    rows = [
+        (str(each.lanes), str(each.window_rows), f"{one.travel:.3f}", f"{one.row_groups:.1f}", *_of_label(one))
+        for each, one in zip(plans, found, strict=True)
+    ]
+    full = ("1.00x", "0.00") if labels is not None else ("-", "-")
+    rows.append(("full", "shuffle", f"{FULL_TRAVEL:.3f}", f"{found[0].full_row_groups:.1f}", *full))
+    print_table(("lanes", "window", "travel", "row groups", "variance", "autocorrelation"), rows)
+
+
+def _of_label(found: ShuffleQuality) -> tuple[str, str]:
+    variance, correlation = found.label_variance, found.label_autocorrelation
+    return "-" if variance is None else f"{variance:.2f}x", "-" if correlation is None else f"{correlation:.2f}"
 
 
 def _read_numbers(manifest: Manifest, column: str) -> NDArray[np.float64]:

@@ -26,18 +26,21 @@ class ShuffleQuality:
         full_row_groups: The same in a full shuffle.
         label_variance: Variance of the mean label over batches, as a multiple of that in a full shuffle. Above 1
             batches are made of similar rows. None without labels, or if all labels are equal.
+        label_autocorrelation: Correlation of the mean labels of neighbouring batches. About 0 in a full shuffle; near
+            1, similar batches follow each other. None without labels, or if all batches have the same mean.
     """
 
     travel: float
     row_groups: float
     full_row_groups: float
     label_variance: float | None = None
+    label_autocorrelation: float | None = None
 
 
 def shuffle_quality(
     plan: Plan, *, global_batch: int, epoch: int = 0, labels: NDArray[np.float64] | None = None
 ) -> ShuffleQuality:
-    """Quality of an epoch of `plan`, from at most 2,000 batches at equal distances.
+    """Quality of an epoch of `plan`, from all batches, or 1,000 pairs of neighbours at equal distances.
 
     Args:
         plan: Plan of rows, not of windows.
@@ -47,7 +50,7 @@ def shuffle_quality(
     """
     starts = np.concatenate([[0], np.cumsum(plan.block_rows)])
     batches = plan.num_batches(global_batch)
-    numbers = np.unique(np.linspace(0, batches - 1, min(batches, _MOST_BATCHES)).astype(np.int64))
+    numbers = _measured(batches)
     sizes, travels, groups, means = [], [], [], []
     for number in numbers.tolist():
         position = number * (plan.num_rows // batches) + min(number, plan.num_rows % batches)
@@ -65,7 +68,24 @@ def shuffle_quality(
         row_groups=float(np.mean(groups)),
         full_row_groups=float((1 - (1 - shares) ** size).sum()),
         label_variance=None if labels is None else _variance_ratio(labels, np.array(means), size),
+        label_autocorrelation=None if labels is None else _autocorrelation(numbers, np.array(means), labels),
     )
+
+
+def _measured(batches: int) -> NDArray[np.int64]:
+    if batches <= _MOST_BATCHES:
+        return np.arange(batches)
+    first = np.linspace(0, batches - 2, _MOST_BATCHES // 2).astype(np.int64)
+    return np.unique(np.concatenate([first, first + 1]))
+
+
+def _autocorrelation(
+    numbers: NDArray[np.int64], means: NDArray[np.float64], labels: NDArray[np.float64]
+) -> float | None:
+    apart = means - np.nanmean(labels)
+    pairs = (apart[1:] * apart[:-1])[np.diff(numbers) == 1]
+    variance = np.nanmean(apart**2)
+    return float(np.nanmean(pairs) / variance) if len(pairs) and variance > 0 else None
 
 
 def _variance_ratio(labels: NDArray[np.float64], means: NDArray[np.float64], size: float) -> float | None:

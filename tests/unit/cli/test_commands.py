@@ -134,6 +134,15 @@ def test_plan_shows_how_good_its_shuffle_is(forebay: Call, manifest: Path) -> No
     said = forebay("plan", manifest, "--batch", 10, "--quality")
     assert "full shuffle" in said.out
     assert max(map(len, said.out.splitlines())) <= 80
+    several = ("--batch", 10, "--label", "clicked", "--compare", "2:5", "--compare", "4:")
+    table = forebay("plan", manifest, *several).out
+    assert [line.split()[0] for line in table.split("\n") if "0.333" in line][-1] == "full"
+    assert max(map(len, table.splitlines())) <= 80
+    plans = json.loads(forebay("plan", manifest, *several, "--json").out)["plans"]
+    assert [each["lanes"] for each in plans] == [facts["lanes"], 2, 4]
+    assert plans[0]["label_autocorrelation"] == facts["label_autocorrelation"]
+    wrong = forebay("plan", manifest, "--compare", "8")
+    assert (wrong.code, "LANES:WINDOW_ROWS" in wrong.err) == (2, True)
     refused = forebay("plan", manifest, "--batch", 10, "--label", "nobody")
     assert refused.code == 2
     assert "nobody" in refused.err
