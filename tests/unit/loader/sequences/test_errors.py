@@ -59,6 +59,14 @@ def test_a_window_longer_than_every_series(tmp_path: Path) -> None:
         _ = fb.Sequences(manifest, time="ts", past=PAST, future=fb.Future(["load"], steps=2, gap=1)).windows
 
 
+def test_rows_that_a_filter_leaves_out_are_refused_until_they_are_arranged(tmp_path: Path) -> None:
+    written(tmp_path, frame_of(list(range(9))))
+    some = fb.Sequences(fb.scan(str(tmp_path), where="load != 4"), time="ts", past=PAST)
+    with pytest.raises(InvalidOption, match="leaves out rows.*arrange"):
+        _ = some.windows
+    assert some.arrange(into=str(tmp_path / "arranged")).manifest.num_rows == 8
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
