@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import importlib.util
 import json
@@ -15,7 +16,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+from tests.storage.servers.hdfs import HdfsServers, NoHadoop, running
 
 import forebay as fb
 from forebay.storage import credentials
@@ -220,7 +222,40 @@ def webhdfs(webhdfs_port: int) -> ObjectStore:
     return ObjectStore("webhdfs", f"webhdfs://127.0.0.1:{webhdfs_port}/bucket", f"token={TOKEN}", (TOKEN,))
 
 
-@pytest.fixture(params=["s3", "azure", "gcs", "webhdfs"])
+@pytest.fixture(scope="session")
+def hadoop() -> Iterator[HdfsServers]:
+    """A NameNode and a DataNode."""
+    needs("hdfs_native", "hdfs-native")
+    with ExitStack() as servers:
+        try:
+            hadoop = servers.enter_context(running())
+        except NoHadoop as error:
+            pytest.skip(str(error))
+        yield hadoop
+
+
+@pytest.fixture
+def hdfs(hadoop: HdfsServers) -> ObjectStore:
+    return ObjectStore("hdfs", f"{hadoop.uri}/bucket", "")
+
+
+@pytest.fixture
+def real_webhdfs(hadoop: HdfsServers) -> ObjectStore:
+    return ObjectStore("real_webhdfs", f"webhdfs://127.0.0.1:{hadoop.http_port}/web", f"user={getpass.getuser()}")
+
+
+_REAL_HDFS = pytest.mark.variation("two JVMs")
+STORES = [
+    "s3",
+    "azure",
+    "gcs",
+    "webhdfs",
+    pytest.param("hdfs", marks=_REAL_HDFS),
+    pytest.param("real_webhdfs", marks=_REAL_HDFS),
+]
+
+
+@pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest) -> ObjectStore:
     """Each kind of store in turn."""
     found: ObjectStore = request.getfixturevalue(request.param)

@@ -15,7 +15,16 @@ from forebay.storage.filesystem import resolve
 RACERS = 16
 
 
-@pytest.mark.parametrize("name", ["s3", pytest.param("webhdfs", marks=pytest.mark.variation("another store"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "s3",
+        *(
+            pytest.param(name, marks=pytest.mark.variation("another store"))
+            for name in ("webhdfs", "hdfs", "real_webhdfs")
+        ),
+    ],
+)
 @pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.variation("more rounds"))])
 def test_one_of_many_racers_wins(request: pytest.FixtureRequest, name: str, rounds: int) -> None:
     store: ObjectStore = request.getfixturevalue(name)

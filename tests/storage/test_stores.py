@@ -12,11 +12,10 @@ from urllib.parse import unquote
 
 import pytest
 import torch
-from pyarrow import fs
 
 import forebay as fb
 from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
-from forebay.errors import NoFiles, NotPlainParquet, ReadFailed, SourceChanged
+from forebay.errors import NoFiles, NotPlainParquet, SourceChanged
 from forebay.manifest.reading import RowGroupReader
 from forebay.plan.cursor import Cursor
 from forebay.storage.atomic import write_atomically
@@ -129,15 +128,3 @@ def test_commits_are_saved_and_restored(store: Any) -> None:
     place = resolve(uri)
     names = {info.base_name for info in children(place.fs, place.path)}
     assert names == {"step-000000002", "step-000000003"}
-
-
-def test_hdfs_without_libhdfs_says_what_is_missing() -> None:
-    try:
-        fs.HadoopFileSystem("default")
-    except OSError as error:
-        missing = str(error)
-    else:
-        pytest.skip("libhdfs is here: hdfs:// is for a cluster to test")
-    with pytest.raises(ReadFailed, match=r"hdfs://name:8020/ cannot be opened.*libhdfs and a JVM"):
-        fb.scan("hdfs://name:8020/clicks")
-    pytest.skip(f"no rows were read: {missing.splitlines()[0]}")

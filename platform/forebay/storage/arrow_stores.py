@@ -14,7 +14,7 @@ from pyarrow import fs
 from forebay.errors import InvalidOption, ReadFailed
 from forebay.storage.credentials import Credentials, redact
 
-ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss")
 
 _PROBE = "forebay-probe"
 _S3_CREDENTIALS = ("access_key", "secret_key", "session_token")
@@ -49,8 +49,7 @@ def _open_store(scheme: str, netloc: str, query: str, credentials: Credentials, 
         raise InvalidOption(f"{shown} is not a URI that pyarrow accepts: {redact(str(error))}", uri=shown) from None
     except OSError as error:
         raise ReadFailed(
-            f"The file system of {shown} cannot be opened: {redact(str(error))}. Check its address and "
-            "credentials; hdfs:// also needs libhdfs and a JVM (HADOOP_HOME, JAVA_HOME, CLASSPATH).",
+            f"The file system of {shown} cannot be opened: {redact(str(error))}. Check its address and credentials.",
             uri=shown,
         ) from None
     return Store(filesystem, _without_retries(filesystem, query), path.removesuffix(_PROBE))

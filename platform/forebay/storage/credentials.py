@@ -35,9 +35,7 @@ PUBLIC_OPTIONS: dict[str, frozenset[str]] = {
     "abfs": frozenset(
         ("blob_storage_authority", "dfs_storage_authority", "enable_tls", "credential_kind", "tenant_id", "client_id")
     ),
-    "hdfs": frozenset(
-        ("user", "replication", "buffer_size", "default_block_size", "kerb_ticket", "use_datanode_hostname")
-    ),
+    "hdfs": frozenset(("user", "replication", "kerberos_principal", "kerberos_keytab", "kerberos_cache")),
 }
 _SAME_OPTIONS = {"gcs": "gs", "abfss": "abfs", "viewfs": "hdfs"}
 _SECRET_NAME = re.compile(

@@ -4,7 +4,7 @@ Stores differ in how they offer it, and pyarrow offers it for none of them:
 - local disks and NFS: a hard link to a complete neighbour. The second link fails.
 - S3 and alike: `If-None-Match: *`, by boto3 (the extra `s3`).
 - Google Cloud Storage: `ifGenerationMatch=0`, by its JSON API.
-- HDFS: a rename without overwrite, by hdfs-native (pyarrow's own move deletes the file that is in the way) or WebHDFS.
+- HDFS: a rename without overwrite, by hdfs-native or WebHDFS.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import tempfile
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from pyarrow import fs
 
@@ -29,6 +28,7 @@ from forebay.storage.credentials import redact, redacting
 from forebay.storage.file_lock import FileLock
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.fsspec_bridge import Bridge
+from forebay.storage.hadoop.files import HadoopFiles, neighbour
 
 ANSWER_S = 20.0
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -115,8 +115,8 @@ def _create(place: Location, content: bytes) -> bool:
             return _put_s3(place, content)
         case fs.GcsFileSystem():
             return _post_gcs(place, content)
-        case fs.HadoopFileSystem():
-            return _rename_hdfs(place, content)
+        case fs.PyFileSystem(handler=Bridge(fs=HadoopFiles() as files)):
+            return _rename_hdfs(files, place, content)
         case fs.PyFileSystem(handler=Bridge() as bridge) if "webhdfs" in _protocols(bridge):
             return _rename_webhdfs(bridge.fs, place, content)
     raise NoExclusiveCreation(f"{place.uri}: this store cannot create a file exclusively. {_ADVICE}", uri=place.uri)
@@ -223,29 +223,22 @@ def _gcs_session(arguments: dict[str, Any], place: Location) -> Any:
     return AuthorizedSession(google.auth.default(scopes=scopes)[0])
 
 
-def _rename_hdfs(place: Location, content: bytes) -> bool:
-    try:
-        from hdfs_native import Client, WriteOptions  # noqa: PLC0415 - optional extra
-    except ImportError as error:
-        raise _missing(place, "hdfs-native", "hdfs") from error
-    parts = urlsplit(place.uri)
-    client = Client(f"{parts.scheme}://{parts.netloc}")
-    draft = _neighbour(place.path)
-    client.mkdirs(draft.rpartition("/")[0], 0o755, create_parent=True)
-    with client.create(draft, WriteOptions()) as stream:
+def _rename_hdfs(files: HadoopFiles, place: Location, content: bytes) -> bool:
+    draft = neighbour(place.path)
+    with files.create(draft) as stream:
         stream.write(content)
     try:
-        client.rename(draft, place.path, False)
-    except (OSError, RuntimeError):  # the type of the refusal differs with its version: look
-        if not client.list_status(place.path):
+        files.mv(draft, place.path, overwrite=False)
+    except OSError:  # the type of the refusal differs with the version of the server: look
+        if not files.exists(place.path):
             raise
-        client.delete(draft, False)
+        files.rm(draft)
         return False
     return True
 
 
 def _rename_webhdfs(store: Any, place: Location, content: bytes) -> bool:
-    draft = _neighbour(place.path)
+    draft = neighbour(place.path)
     store.makedirs(draft.rpartition("/")[0], exist_ok=True)
     with store.open(draft, "wb") as stream:
         stream.write(content)
@@ -255,11 +248,6 @@ def _rename_webhdfs(store: Any, place: Location, content: bytes) -> bool:
         return True
     store.rm(draft)
     return False
-
-
-def _neighbour(path: str) -> str:
-    folder, _, name = path.rpartition("/")
-    return f"{folder}/.{name}.{secrets.token_hex(6)}"
 
 
 def _content(place: Location) -> bytes:

@@ -14,8 +14,10 @@ from pyarrow import fs
 from forebay.errors import InvalidOption, ReadFailed
 from forebay.storage.arrow_stores import ARROW_SCHEMES, open_store
 from forebay.storage.credentials import Credentials, granted, redact, without_credentials
-from forebay.storage.fsspec_bridge import open_fsspec
+from forebay.storage.fsspec_bridge import Bridge, open_fsspec
+from forebay.storage.hadoop import location as hadoop
 
+_OWN = (*ARROW_SCHEMES, *hadoop.SCHEMES)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -45,7 +47,7 @@ def resolve(uri: str | os.PathLike[str]) -> Location:
 
     Args:
         uri: A local path or a URI. A path is relative to the working directory, and `~` is the home folder. A URI is
-            `file://`, one of pyarrow's (`s3://`, `gs://`, `hdfs://`, `abfs://`, with its options after a `?`), or one
+            `file://`, one of pyarrow's (`s3://`, `gs://`, `abfs://`, with its options after a `?`), `hdfs://`, or one
             of fsspec's.
 
     Raises:
@@ -72,6 +74,8 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
         return Location(fs.LocalFileSystem(), path, path)
     scheme = found[1].lower()
     public = without_credentials(scheme + text[len(scheme) :])
+    if scheme in hadoop.SCHEMES:
+        return _hadoop_location(public, scheme, once=once)
     if scheme not in ARROW_SCHEMES:
         return _fsspec_location(public, scheme)
     parts = urlsplit(public)
@@ -80,11 +84,20 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
     return Location(store.once if once else store.fs, path, public)
 
 
+def _hadoop_location(public: str, scheme: str, *, once: bool) -> Location:
+    if granted(public).password:
+        raise InvalidOption(f"{public}: HDFS has no passwords. Use Kerberos, or leave it out.", uri=public)
+    netloc, _, rest = public.partition("://")[2].partition("/")
+    name, query = hadoop.split_options(rest)
+    path = "/" + name.strip("/")
+    return Location(fs.PyFileSystem(Bridge(hadoop.open_hadoop(scheme, netloc, query, once=once))), path, public)
+
+
 def _fsspec_location(public: str, scheme: str) -> Location:
     if scheme not in fsspec.available_protocols():
         raise InvalidOption(
-            f"{public}: no file system is known for {scheme}://. Use a local path, {', '.join(ARROW_SCHEMES)}, or one "
-            f"of fsspec's: {', '.join(sorted(set(fsspec.available_protocols()) - set(ARROW_SCHEMES)))}.",
+            f"{public}: no file system is known for {scheme}://. Use a local path, {', '.join(_OWN)}, or one "
+            f"of fsspec's: {', '.join(sorted(set(fsspec.available_protocols()) - set(_OWN)))}.",
             scheme=scheme,
         )
     try:

@@ -117,13 +117,13 @@ def _read_failed(what: str, policy: ReadPolicy, last: BaseException | None) -> R
     )
 
 
-# Texts of refusals in the clients of pyarrow and fsspec: S3, Google Cloud, Azure, HTTP.
+# Texts of refusals in the clients of pyarrow and fsspec: S3, Google Cloud, Azure, HTTP, WebHDFS.
 _REFUSED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_SIGNATURE|"
     r"UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION_TOKEN|EXPIRED_TOKEN|ExpiredToken|InvalidAccessKeyId|InvalidToken|"
     r"AuthenticationFailed|AuthorizationFailure|AuthorizationPermissionMismatch|AuthorizationProtocolMismatch|"
     r"PERMISSION_DENIED|UNAUTHENTICATED|HTTP (?:status code:? |response code |error )?40[13]\b|\b40[13] Client Error|"
-    r"\b40[13], message=|\(403\) Forbidden|No response body.*HTTP status 403"
+    r"\b40[13], message=|\(403\) Forbidden|No response body.*HTTP status 403|AccessControlException"
 )
 REMEDY = "Ask for read access, or check the credentials: those of the environment, or those in the URI."
 """Advice in the error for a refusal."""

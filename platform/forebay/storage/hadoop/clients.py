@@ -1,0 +1,114 @@
+"""Clients of hdfs-native: one per process, NameNode and settings. One whose NameNode fell silent is replaced."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from forebay.errors import MissingPackage
+from forebay.foreign_code import replaced_errors
+from forebay.storage.credentials import redact
+
+T = TypeVar("T")
+
+SILENT_S = 10.0
+"""A client with a NameNode call that is unanswered for so long is replaced: it may never answer."""
+
+# hdfs-native asks a NameNode that is down for more than 100 s by default. Two attempts ask both of a pair.
+ONCE = (
+    ("dfs.client.failover.max.attempts", "2"),
+    ("dfs.client.failover.sleep.base.millis", "100"),
+    ("dfs.client.failover.sleep.max.millis", "500"),
+    ("dfs.client.socket-timeout", "20000"),
+)
+# Errors of a server hold its Java stack, escaped or not.
+_JAVA_STACK = re.compile(r"(\\n|\n)(\\t|\t)at .*", re.DOTALL)
+
+
+class HadoopAddress(NamedTuple):
+    """Address and settings of a client. An empty `url` is `fs.defaultFS`."""
+
+    url: str
+    settings: tuple[tuple[str, str], ...] = ()
+    kerberos: tuple[tuple[str, str], ...] = ()
+
+
+class _TrackedClient:
+    """Client and the start times of its NameNode calls under way."""
+
+    def __init__(self, address: HadoopAddress) -> None:
+        try:
+            from hdfs_native import Client  # noqa: PLC0415 - optional extra
+        except ImportError as error:
+            raise MissingPackage(
+                f"{address.url or 'hdfs:///'} needs hdfs-native, which is not installed. Install it: pip install "
+                "'forebay[hdfs]'.",
+                package="hdfs-native",
+            ) from error
+        self.client = Client(address.url or None, dict(address.settings), **dict(address.kerberos))
+        self._began: dict[object, float] = {}
+
+    @contextmanager
+    def call(self) -> Iterator[Any]:
+        mark = object()
+        self._began[mark] = time.monotonic()
+        try:
+            yield self.client
+        finally:
+            del self._began[mark]
+
+    def is_silent(self) -> bool:
+        return any(time.monotonic() - began > SILENT_S for began in list(self._began.values()))
+
+
+_clients: dict[tuple[int, HadoopAddress], _TrackedClient] = {}
+_lock = threading.Lock()
+
+
+def ask_name_node(address: HadoopAddress, ask: Callable[[Any], T]) -> T:
+    """`ask(client)`, with the client of this process for `address`.
+
+    Raises:
+        MissingPackage: hdfs-native is not installed.
+        PermissionError: The user may not do this.
+        OSError: Everything else, without the server's Java stack.
+    """
+    with plain_errors(), _tracked(address).call() as client:
+        return ask(client)
+
+
+def _tracked(address: HadoopAddress) -> _TrackedClient:
+    # Keyed by process: a client does not survive a fork.
+    key = (os.getpid(), address)
+    with _lock:
+        known = _clients.get(key)
+        if known is None or known.is_silent():
+            known = _clients[key] = _TrackedClient(address)
+        return known
+
+
+def _renew_the_lock() -> None:
+    global _lock  # noqa: PLW0603 - another thread may hold it in the moment of a fork
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_the_lock)
+
+
+def plain_errors() -> Any:
+    """Raise the errors of hdfs-native as `OSError`, a refusal as `PermissionError`."""
+    return replaced_errors(_plain, is_cause_shown=False)
+
+
+def _plain(error: Exception) -> Exception:
+    if not isinstance(error, RuntimeError | OSError):
+        return error
+    text = redact(_JAVA_STACK.sub("", str(error)))
+    if "AccessControlException" in text:
+        return PermissionError(text)
+    return OSError(text) if isinstance(error, RuntimeError) else type(error)(text)

@@ -1,0 +1,84 @@
+"""Opens `hdfs://` and `viewfs://`: the address of the NameNode, the user, and the options of a URI."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+from urllib.parse import parse_qsl
+from xml.etree import ElementTree
+
+from forebay.errors import InvalidOption
+from forebay.storage.hadoop.clients import ONCE, HadoopAddress, ask_name_node
+from forebay.storage.hadoop.files import HadoopFiles
+
+SCHEMES = ("hdfs", "viewfs")
+_PORT = 8020
+_KERBEROS = ("kerberos_principal", "kerberos_keytab", "kerberos_cache")
+_OPTIONS = ("user", "replication", *_KERBEROS)
+
+
+def split_options(rest: str) -> tuple[str, str]:
+    """Name and options of what follows the authority of a URI. A `?` without a `=` after it is part of the name."""
+    name, mark, query = rest.rpartition("?")
+    return (name, query) if mark and "=" in query else (rest, "")
+
+
+def open_hadoop(scheme: str, netloc: str, query: str, *, once: bool) -> HadoopFiles:
+    """Files of the HDFS that the parts of a URI name. With `once`, for reads that `storage.retry` repeats.
+
+    Raises `InvalidOption` for an option or a user that hdfs-native cannot take, or if it is not installed.
+    """
+    user, _, host = netloc.rpartition("@")
+    shown = f"{scheme}://{netloc}/" + (f"?{query}" if query else "")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - set(_OPTIONS)):
+        raise InvalidOption(
+            f"{shown}: {scheme}:// has no option {', '.join(unknown)}. It has {', '.join(_OPTIONS)}; everything else "
+            "is set in the files of HADOOP_CONF_DIR.",
+            uri=shown,
+        )
+    _check_user(shown, options.get("user") or user)
+    kerberos = tuple((name, options[name]) for name in _KERBEROS if name in options)
+    address = HadoopAddress(_url(scheme, host), ONCE if once else (), kerberos)
+    ask_name_node(address, lambda _client: None)  # a missing package is found now
+    return HadoopFiles(address, _replication(shown, options.get("replication")))
+
+
+def _check_user(shown: str, user: str) -> None:
+    # hdfs-native reads HADOOP_USER_NAME at every connect: one process has one user.
+    present = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+    if user and user != present:
+        raise InvalidOption(
+            f"{shown} names the user {user!r}, but this process is {present!r} for HDFS. Set HADOOP_USER_NAME={user} "
+            "here and on the workers, and leave the user out of the URI.",
+            uri=shown,
+        )
+
+
+def _replication(shown: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) == 0:
+        raise InvalidOption(f"{shown}: replication={text} is not a number of copies, such as 3.", uri=shown)
+    return int(text)
+
+
+def _url(scheme: str, host: str) -> str:
+    if not host:
+        return ""
+    is_named = scheme == "viewfs" or ":" in host or host in _name_services()
+    return f"{scheme}://{host}" if is_named else f"{scheme}://{host}:{_PORT}"
+
+
+def _name_services() -> set[str]:
+    """Names that stand for several NameNodes in the configuration of this machine."""
+    home = os.environ.get("HADOOP_HOME")
+    folder = os.environ.get("HADOOP_CONF_DIR") or (f"{home}/etc/hadoop" if home else None)
+    path = Path(folder, "hdfs-site.xml") if folder else None
+    if path is None or not path.exists():
+        return set()
+    prefix = "dfs.ha.namenodes."
+    root = ElementTree.parse(path).getroot()  # noqa: S314 - the operator's own file
+    names = (entry.findtext("name") or "" for entry in root.iter("property"))
+    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
