@@ -19,6 +19,7 @@ from forebay.storage.listing.parquet_files import child_uri
 from forebay.storage.retry import ReadPolicy
 
 _PARTITION = "partition."
+_STORES = ("s3", "gs", "abfs", "abfss")
 
 
 def delta_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
@@ -33,6 +34,7 @@ def delta_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
         raise InvalidOption(f"version={version!r}: give the number of a version of the table, such as 7.")
     location = resolve_source(uri)
+    _refuse_other_stores(location)
     table, errors = _open(location, version)
     name = f"version {table.version()} of the Delta Lake table {location.uri}"
     _refuse_mapped_columns(table, name)
@@ -60,6 +62,20 @@ def delta_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
         fields=fields,
         partitions=tuple(field for field in fields if field.name in keys),
         snapshot=f"delta {table.version()}",
+    )
+
+
+def _refuse_other_stores(location: Location) -> None:
+    """Refuse a table whose log deltalake would look for elsewhere than we read its files."""
+    scheme, _, rest = location.uri.partition("://")
+    if location.is_local or (scheme in _STORES and "?" not in rest):
+        return
+    found = "has options in its URI" if "?" in rest else f"is on {scheme}://"
+    raise InvalidOption(
+        f"The Delta Lake table {location.uri} {found}. deltalake reads the log of a table, with the settings of "
+        "a store from environment variables alone. Set these (AWS_ENDPOINT_URL, AZURE_STORAGE_ACCOUNT_NAME), and give "
+        f"a URI without options on one of {', '.join(_STORES)}, or a local folder.",
+        uri=location.uri,
     )
 
 

@@ -107,7 +107,7 @@ def test_names_are_quoted_in_uris_and_found_again(memory: fsspec.AbstractFileSys
 def test_arrow_uris_are_percent_encoded_and_keep_their_options() -> None:
     base = Location(fs.SubTreeFileSystem("/", fs.LocalFileSystem()), "bucket/my data", "s3://bucket/my%20data?region=x")
     assert (
-        parquet_files._child_uri(base, "bucket/my data/a b%.parquet")
+        parquet_files.child_uri(base, "bucket/my data/a b%.parquet")
         == "s3://bucket/my%20data/a%20b%25.parquet?region=x"
     )
 
