@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -20,6 +26,7 @@ from forebay.manifest.reading import RowGroupReader
 from forebay.plan.cursor import Cursor
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import resolve
+from forebay.storage.json_file import read_json_content
 from forebay.storage.listing.globs import children
 from forebay.storage.retry import ReadPolicy
 
@@ -90,6 +97,29 @@ def test_a_delta_table_is_refused_where_its_log_cannot_be_read(
         fb.scan(store.uri("delta"), policy=quick)
     with pytest.raises(NotPlainParquet, match="_delta_log"):
         fb.scan(store.uri("delta/*.parquet"), policy=quick)
+
+
+def test_a_json_file_that_is_replaced_is_read_whole(store: Any) -> None:
+    """Short and long contents in turn, as signs of life are: a reader never meets the beginning of one."""
+    place = resolve(store.uri("replaced/alive.json"))
+    contents = [json.dumps({"step": 0}).encode(), json.dumps({"step": 12_345, "why": "x" * 1_000}).encode()]
+    write_atomically(place.uri, contents[0])
+    ended = threading.Event()
+
+    def replace() -> None:
+        for content in itertools.islice(itertools.cycle(contents), 30):
+            write_atomically(place.uri, content)
+            time.sleep(0.02)
+        ended.set()
+
+    with ThreadPoolExecutor(1) as writer:
+        replaced = writer.submit(replace)
+        while not ended.is_set() and not replaced.done():
+            # Azure refuses a range that the new content does not have.
+            with suppress(OSError):
+                assert read_json_content(place) in contents
+        replaced.result()
+    assert read_json_content(place) == contents[1]
 
 
 def test_nothing_there(store: Any, quick: ReadPolicy) -> None:

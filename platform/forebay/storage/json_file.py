@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically
-from forebay.storage.filesystem import below, resolve
+from forebay.storage.filesystem import Location, below, resolve
 
 T = TypeVar("T")
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """Strings by which strict JSON represents the floats that it has no number for."""
+_WAITS_S = (0.0, 0.05, 0.1, 0.2, 0.4)
+"""Waits before the reads of an object that is being replaced. On Azure and WebHDFS it is empty until it is written."""
 
 
 def to_json(facts: object, *, not_finite: Callable[[float], object] = json.dumps) -> str:
@@ -68,9 +71,7 @@ def read_json_file(folder: str, name: str, owner: str) -> bytes | None:
     """
     place = resolve(below(folder, name))
     try:
-        with place.fs.open_input_stream(place.path) as stream:
-            content: bytes = stream.read()
-            return content
+        return read_json_content(place)
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
@@ -79,6 +80,30 @@ def read_json_file(folder: str, name: str, owner: str) -> bytes | None:
             "name, or another storage.",
             path=folder,
         ) from error
+
+
+def read_json_content(place: Location) -> bytes:
+    """Content of a JSON file that others may replace: that of one write. Raises `OSError`.
+
+    pyarrow asks an object store for the size of an object and then for so many bytes. Of a longer object that was
+    written in between, it returns the beginning. The beginning of a JSON object is not JSON, so it is read again.
+    """
+    content = b""
+    for wait_s in _WAITS_S:
+        time.sleep(wait_s)
+        with place.fs.open_input_stream(place.path, compression=None) as stream:
+            content = bytes(stream.read())
+        if place.is_local or _is_json(content):
+            break
+    return content
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _plain(value: Any, not_finite: Callable[[float], object]) -> Any:

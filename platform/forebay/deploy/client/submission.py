@@ -16,6 +16,7 @@ from forebay.runs.attempts.claim import Claim
 from forebay.storage.atomic import write_atomically
 from forebay.storage.exclusive import create_exclusively
 from forebay.storage.filesystem import below, resolve, resolve_source
+from forebay.storage.json_file import read_json_content
 from forebay.storage.listing.globs import children
 
 FOLDER = "submissions"
@@ -155,7 +156,10 @@ class JobFiles:
         return below(below(self.folder, FOLDER), name)
 
     def _read(self, name: str) -> bytes | None:
-        return _content(self._uri(name))
+        try:
+            return read_json_content(resolve_source(self._uri(name)))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def _write(self, name: str, content: bytes) -> None:
         write_atomically(self._uri(name), content)

@@ -16,6 +16,7 @@ from forebay.storage.atomic import write_atomically
 from forebay.storage.exclusive import create_exclusively, create_locked
 from forebay.storage.file_lock import FileLock, try_lock
 from forebay.storage.filesystem import below, resolve, resolve_source
+from forebay.storage.json_file import read_json_content
 from forebay.storage.listing.globs import children
 from forebay.storage.versions import is_there
 
@@ -158,8 +159,7 @@ class AttemptFiles:
     def _read(self, name: str) -> bytes | None:
         place = resolve_source(below(self._folder, name))
         try:
-            with place.fs.open_input_stream(place.path) as stream:
-                return bytes(stream.read())
+            return read_json_content(place)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
