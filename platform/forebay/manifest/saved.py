@@ -92,7 +92,7 @@ def _checked(uri: str, facts: dict[str, Any]) -> Manifest:
         )
         _check_what_has_no_id(manifest)
         found = manifest.id
-    except (KeyError, TypeError, ValueError, OverflowError, AssertionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, AssertionError) as error:
         raise InvalidOption(damaged.format(f"{error!r:.200}"), path=uri) from error
     if found != facts.get("id"):
         raise InvalidOption(damaged.format(f"its content has id {found}, not {facts.get('id')!r:.100}"), path=uri)
