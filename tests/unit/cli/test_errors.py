@@ -39,11 +39,18 @@ def test_no_files(forebay: Call, tmp_path: Path, job_words: Call) -> None:
     check(run(forebay, job_words(data=tmp_path / "empty")), "NoFiles")
 
 
-def test_a_delta_table(forebay: Call, tmp_path: Path) -> None:
+def test_a_table_that_is_not_read(forebay: Call, tmp_path: Path) -> None:
+    (tmp_path / "table" / "metadata").mkdir(parents=True)
+    (tmp_path / "table" / "metadata" / "v1.metadata.json").write_text("{}")
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "table" / "part-0.parquet")
+    check(forebay("scan", tmp_path / "table"), "NotPlainParquet", "Iceberg", "metadata", "plain Parquet")
+
+
+def test_a_delta_table_without_versions(forebay: Call, tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
     (tmp_path / "table" / "_delta_log").mkdir(parents=True)
     (tmp_path / "table" / "_delta_log" / "00000000000000000000.json").write_text("{}")
-    pq.write_table(pa.table({"x": [1]}), tmp_path / "table" / "part-0.parquet")
-    check(forebay("scan", tmp_path / "table"), "NotPlainParquet", "Delta Lake", "_delta_log", "plain Parquet")
+    check(forebay("scan", tmp_path / "table"), "InvalidOption", "Delta Lake", "cannot be opened", "version")
 
 
 def test_mixed_schemas(forebay: Call, tmp_path: Path) -> None:
