@@ -34,6 +34,7 @@ WORKER = Shape(cpu=2000, memory=GIB, gpus=4)
 def agent(planes: dict[str, ControlPlane]) -> Iterator[CapacityAgent]:
     """An agent of the cluster "east", that writes at most every 0.2 s."""
     api = planes["east"].api()
+    published_at = f"/api/v1/namespaces/default/configmaps/{CAPACITY}"
     api.create("/api/v1/namespaces/default/configmaps", {"metadata": {"name": CAPACITY}})
     found, ended = CapacityAgent(api, CLUSTER, least_s=0.2, most_s=1.0, watch_s=1), threading.Event()
     thread = threading.Thread(target=found.run, args=(ended,))
@@ -43,7 +44,9 @@ def agent(planes: dict[str, ControlPlane]) -> Iterator[CapacityAgent]:
     thread.join(5)
     for mirror in (found._nodes, found._pods):
         mirror.join(5)
-    api.delete(f"/api/v1/namespaces/default/configmaps/{CAPACITY}")
+    api.delete(published_at)
+    # The server deletes in the background, and refuses another object of that name until then.
+    wait_for(lambda: not api.exists(published_at))
 
 
 def published(plane: ControlPlane) -> tuple[Capacity, int] | None:
@@ -55,8 +58,9 @@ def test_agent_publishes_what_a_job_leaves(
     planes: dict[str, ControlPlane], players: dict[str, Player], agent: CapacityAgent
 ) -> None:
     plane, player = planes["east"], players["east"]
-    capacity, beat = wait_for(lambda: published(plane))
-    assert capacity.free_slots("gpu/on-demand", WORKER) == 3
+    _, beat = wait_for(lambda: published(plane))
+    wait_for(lambda: published(plane)[0].free_slots("gpu/on-demand", WORKER) == 3)
+    capacity, _ = published(plane)
     assert capacity.can_add == {"gpu/on-demand": 2}
     kuberay, holds = KubeRay(plane.api(), "default"), player.run_job
     player.run_job = lambda _: "RUNNING"
