@@ -26,6 +26,7 @@ FOREBAY = {
     "rows": Tables(RowWiseAdagrad(lr=_RATE), placement="rows"),
     "bfloat16": Tables(RowWiseAdagrad(lr=_RATE), placement="rows", wire="bfloat16"),
     "float16": Tables(RowWiseAdagrad(lr=_RATE), placement="rows", wire="float16"),
+    "replicate": Tables(RowWiseAdagrad(lr=_RATE), placement="replicate"),
     "one owner": Tables(RowWiseAdagrad(lr=_RATE), placement="table"),
 }
 WAYS = ("dense", SERVER, *FOREBAY)

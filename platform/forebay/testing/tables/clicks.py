@@ -51,18 +51,22 @@ def clicks(step: int, *, size: int = 24, width: int = 5, skew: float = 2.0) -> C
 
 
 class ClickModel(nn.Module):
-    """Regression on a user's row and the mean of the items' rows. `user` is looked up twice, to share a table."""
+    """Regression on a user's row, and the mean and the sum of the items' rows. Each table is looked up twice.
+
+    Ids beyond a table look up its row 0.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.user = Table(USERS, DIM, scale=SCALE)
-        self.items = Table(ITEMS, DIM, padding_id=PADDING, scale=SCALE)
-        self.out = nn.Linear(3 * DIM, 1)
+        self.user = Table(USERS, DIM, scale=SCALE, bad_ids="row 0")
+        self.items = Table(ITEMS, DIM, padding_id=PADDING, scale=SCALE, bad_ids="row 0")
+        self.out = nn.Linear(4 * DIM, 1)
 
     def forward(self, batch: Clicks) -> Tensor:
         items = self.items(batch.items, batch.lengths, pool="mean")
+        total = self.items(batch.items, batch.lengths, pool="sum")
         again = self.user(batch.user.flip(0)).flip(0)
-        found: Tensor = self.out(torch.cat([self.user(batch.user), items, again**2], dim=1))
+        found: Tensor = self.out(torch.cat([self.user(batch.user), items, 0.3 * total, again**2], dim=1))
         return found[:, 0]
 
 
@@ -72,16 +76,20 @@ class DenseClickModel(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.user, self.items = (nn.Parameter(start_table(name, seed)) for name in ("user", "items"))
-        self.out = nn.Linear(3 * DIM, 1)
+        self.out = nn.Linear(4 * DIM, 1)
 
     def forward(self, batch: Clicks) -> Tensor:
         places = torch.arange(batch.items.shape[1])
         used = ((places < batch.lengths[:, None]) & (batch.items != PADDING)).float()
-        total = (self.items[batch.items] * used[:, :, None]).sum(1)
+        total = (self.items[_valid(batch.items, ITEMS)] * used[:, :, None]).sum(1)
         items = total / used.sum(1).clamp(min=1)[:, None]
-        user = self.user[batch.user]
-        found: Tensor = self.out(torch.cat([user, items, user**2], dim=1))
+        user = self.user[_valid(batch.user, USERS)]
+        found: Tensor = self.out(torch.cat([user, items, 0.3 * total, user**2], dim=1))
         return found[:, 0]
+
+
+def _valid(ids: Tensor, rows: int) -> Tensor:
+    return torch.where((ids < 0) | (ids >= rows), 0, ids)
 
 
 def start_table(name: str, seed: int) -> Tensor:

@@ -32,23 +32,32 @@ from forebay.train.state.snapshot import Snapshot
 from forebay.train.tables.optimizers import RowSGD
 from forebay.train.tables.options import Tables
 from forebay.train.tables.table import Table
+from forebay.train.tables.vocabulary.admission import Admission
 from forebay.train.worker import Worker
 
 CLOSE = 1e-5
+OPEN_ID = 0x123456789ABCDEF
+EVICT_AFTER = 3 * ROWS // 2
 
 
 class CountingTables(nn.Module):
-    """Least squares on three inputs and a row per id. `counts` counts, in its rows, how often each id was trained."""
+    """Least squares on three inputs, a row per id, and one of an open vocabulary, which admits and evicts ids.
+
+    `counts` counts, in its rows, how often each id was trained.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.counts = Table(ROWS, 1, scale=0.0)
         self.id = Table(ROWS, 4, scale=0.5)
-        self.layer = nn.Linear(7, 1)
+        self.open = Table(64 * ROWS, 4, scale=0.5, admission=Admission(min_count=2, evict_after=EVICT_AFTER))
+        self.layer = nn.Linear(11, 1)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         ids = batch["row"][:, 0].long()
-        inputs = torch.cat([batch["inputs"], 0.3 * self.id(ids)], dim=1)
+        # Ids of either sign. Every third row has an id of its own, and the others share some.
+        opened = self.open(torch.where(ids % 3 == 0, ids, -(ids % 7)) * OPEN_ID)
+        inputs = torch.cat([batch["inputs"], 0.3 * self.id(ids), 0.3 * opened], dim=1)
         return self.layer(inputs)[:, 0], self.counts(ids)
 
 
@@ -163,10 +172,14 @@ def assert_like_one_process(bench: TableBench, result: Result) -> None:
     assert counts == [planned[row] for row in range(ROWS)], "a row was lost, or trained twice"
     alone = LocalDriver().run(bench.job(f"alone-{result.name}", stop_at=step, epochs=epochs))
     assert newest_commit(alone).step == step
-    torch.testing.assert_close(found["id"], saved_tables(alone)["id"], rtol=CLOSE, atol=CLOSE)
+    torch.testing.assert_close(found, saved_tables(alone), rtol=CLOSE, atol=CLOSE)
 
 
 def saved_tables(result: Result) -> Mapping[str, Tensor]:
-    """Return the tables of the newest checkpoint, in the order of ids."""
-    rows = Snapshot.from_checkpoint(newest_commit(result)).objects["tables"]["rows"]
-    return {name: by_id(tensors, ROWS)["weight"] for name, tensors in rows.items()}
+    """Return the tables of the newest checkpoint, in the order of ids. The open one has its ids beside it."""
+    rows = dict(Snapshot.from_checkpoint(newest_commit(result)).objects["tables"]["rows"])
+    opened = rows.pop("open")
+    return {
+        **{name: by_id(tensors, ROWS)["weight"] for name, tensors in rows.items()},
+        **{f"open.{key}": values for key, values in opened.items()},
+    }

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from forebay.testing.tables.clicks import Clicks, clicks
+from forebay.testing.tables.clicks import ITEMS, PADDING, USERS, Clicks, clicks
 from forebay.testing.tables.training import ClickResult, ClickRun, continued, train_clicks, train_dense
 from forebay.train.tables.optimizers import LazyAdam, RowOptimizer, RowSGD, RowWiseAdagrad
 from forebay.train.tables.options import Tables
@@ -31,8 +33,34 @@ IDS: Mapping[str, Callable[[Clicks], Clicks]] = {
     "two rows": lambda batch: Clicks(
         **{name: getattr(batch, name)[:2] for name in ("user", "items", "lengths", "label")}
     ),
+    "negative": lambda batch: replace(batch, user=-batch.user - 1, items=batch.items - ITEMS),
+    "beyond the table": lambda batch: replace(batch, user=batch.user + USERS, items=batch.items + (1 << 62)),
 }
 """Batches that are easy to get wrong. With two rows, ranks beyond the second one have none."""
+
+
+NUM_GENERATED = 12
+_WORD = 1 << 63
+
+
+def _ids(rows: int) -> st.SearchStrategy[int]:
+    hard = st.sampled_from([0, 1, PADDING, rows - 1, rows, -1, -_WORD, _WORD - 1])
+    return hard | st.integers(0, rows - 1)
+
+
+@st.composite
+def generated_clicks(draw: st.DrawFn) -> Clicks:
+    """Draw a global batch of 1 to 9 rows: few or many equal ids, valid or not, and empty or full bags."""
+    size, width = draw(st.integers(1, 9)), draw(st.integers(1, 3))
+    user = draw(st.lists(_ids(USERS), min_size=size, max_size=size))
+    items = draw(st.lists(_ids(ITEMS), min_size=size * width, max_size=size * width))
+    lengths = draw(st.lists(st.integers(0, width), min_size=size, max_size=size))
+    return Clicks(
+        user=torch.tensor(user),
+        items=torch.tensor(items).view(size, width),
+        lengths=torch.tensor(lengths),
+        label=torch.linspace(-1, 1, size),
+    )
 
 
 class PlacementSuite:
@@ -60,6 +88,16 @@ class PlacementSuite:
         run = self.run(OPTIMIZERS["adagrad"], steps=4, batch_of=ChangedClicks(kind))
         for found in importing_ranks(3, train_clicks, None, run, {}):
             assert_close(found, train_dense(run))
+
+    @settings(max_examples=NUM_GENERATED)
+    @given(batches=st.lists(generated_clicks(), min_size=1, max_size=4), size=st.integers(2, 4))
+    def test_generated_ids_train_as_in_one_process(
+        self, importing_ranks: Ranks, batches: Sequence[Clicks], size: int
+    ) -> None:
+        run = self.run(OPTIMIZERS["adagrad"], steps=len(batches), batch_of=GivenClicks(batches))
+        wanted = train_dense(run)
+        for found in importing_ranks(size, train_clicks, None, run, {}):
+            assert_close(found, wanted)
 
     def test_clipping_counts_tables_and_parameters_together(self, importing_ranks: Ranks) -> None:
         run = self.run(OPTIMIZERS["sgd"], max_norm=0.05)
@@ -125,6 +163,16 @@ class ChangedClicks:
 
     def __call__(self, step: int) -> Clicks:
         return IDS[self._kind](clicks(step))
+
+
+class GivenClicks:
+    """The batches of a list, step by step."""
+
+    def __init__(self, batches: Sequence[Clicks]) -> None:
+        self._batches = batches
+
+    def __call__(self, step: int) -> Clicks:
+        return self._batches[step]
 
 
 def assert_close(found: ClickResult, wanted: ClickResult, tolerance: float = CLOSE) -> None:

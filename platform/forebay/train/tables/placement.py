@@ -36,6 +36,11 @@ class LinkSpeed:
     byte_s: float = 1e-9
     dense_s: float = 2.5e-9
 
+    @classmethod
+    def of(cls, mbit: float | None) -> LinkSpeed:
+        """Return the speed of links of so many Mbit/s. None: between processes of one machine."""
+        return cls() if mbit is None else cls(byte_s=8e-6 / mbit)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDemand:
