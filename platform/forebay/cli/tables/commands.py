@@ -96,6 +96,22 @@ def _show(size: int, plans: list[TablePlan], global_batch: int) -> None:
             for plan in plans
         ],
     )
+    opened = [(plan.name, plan.demand.rows, plan.opened) for plan in plans if plan.opened is not None]
+    if opened:
+        print_table(
+            ("open table", "distinct ids", "admitted", "rows at most", "lookups without a row", "bytes at most"),
+            [
+                (
+                    name,
+                    f"{each.distinct:,}",
+                    f"{each.admitted:,}",
+                    f"{rows:,}",
+                    share_text(each.shared),
+                    bytes_text(each.most_bytes),
+                )
+                for name, rows, each in opened
+            ],
+        )
     print_table(
         ("table", "placement", "bytes of a rank and step", "memory of a rank", "ms a step"),
         [

@@ -6,22 +6,27 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forebay.train.collectives.tensor_collectives import SingleProcessTensorCollectives
 from forebay.train.tables.optimizers import RowOptimizer
 from forebay.train.tables.owned_rows import OwnedRows, TableFacts
 from forebay.train.tables.shared_rows import SharedRows
+from forebay.train.tables.vocabulary.admission import Admission
 
 
 class CountedRows(SharedRows):
     """Table in one process, whose rows are all zero. It counts the ids of whole global batches.
 
     `unique` has, for each of `world_sizes`, the unique ids that one rank of it would look up, summed over steps and
-    averaged over ranks. `hottest` sums the lookups of the most frequent id of each step.
+    averaged over ranks. `hottest` sums the lookups of the most frequent id of each step. With `admission`, lookups that
+    train are counted by id.
     """
 
-    def __init__(self, facts: TableFacts, optimizer: RowOptimizer, world_sizes: Sequence[int]) -> None:
+    def __init__(
+        self, facts: TableFacts, optimizer: RowOptimizer, world_sizes: Sequence[int], admission: Admission | None = None
+    ) -> None:
         device = torch.device("cpu")
         super().__init__(
             SingleProcessTensorCollectives(),
@@ -32,6 +37,27 @@ class CountedRows(SharedRows):
         )
         self.unique = dict.fromkeys(world_sizes, 0.0)
         self.hottest = 0
+        self.admission = admission
+        self._counts: tuple[NDArray[np.int64], NDArray[np.int64]] = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+    @property
+    def distinct(self) -> int:
+        """Distinct ids of all steps of an open vocabulary."""
+        return len(self._counts[0])
+
+    @property
+    def admitted(self) -> int:
+        """Ids that would have a row, if no row was evicted."""
+        if self.admission is None:
+            return self.facts.rows
+        return min(int((self._counts[1] >= self.admission.min_count).sum()), self.facts.rows)
+
+    @property
+    def shared(self) -> int:
+        """Lookups of ids that would have no row at the end."""
+        if self.admission is None:
+            return 0
+        return int(self._counts[1][self._counts[1] < self.admission.min_count].sum())
 
     def rows_of(self, ids: Tensor) -> Tensor:
         numbers = ids.cpu().numpy()
@@ -39,9 +65,18 @@ class CountedRows(SharedRows):
         for size in self.unique:
             parts = np.array_split(numbers, size)
             self.unique[size] += sum(len(np.unique(part)) for part in parts) / size
+        if self.admission is not None and torch.is_grad_enabled():
+            self._count(numbers)
         if len(numbers):
             self.hottest += int(np.unique(numbers, return_counts=True)[1].max())
         return torch.zeros(len(ids), self.facts.dim, device=ids.device, requires_grad=torch.is_grad_enabled())
+
+    def _count(self, numbers: NDArray[np.int64]) -> None:
+        ids, counts = self._counts
+        every, inverse = np.unique(np.concatenate([ids, numbers]), return_inverse=True)
+        totals = np.bincount(inverse[len(ids) :], minlength=len(every))
+        totals[inverse[: len(ids)]] += counts
+        self._counts = every, totals
 
     def reduce(self) -> tuple[Tensor, Tensor]:
         return torch.empty(0, dtype=torch.int64), torch.empty(0, self.facts.dim)

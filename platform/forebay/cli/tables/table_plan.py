@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,10 +24,25 @@ from forebay.train.strategies.strategy import BuildOptimizer
 from forebay.train.tables.optimizers import RowOptimizer
 from forebay.train.tables.options import Tables
 from forebay.train.tables.owned_rows import TableFacts
-from forebay.train.tables.placement import PlacementCost, TableDemand, costs_of
+from forebay.train.tables.placement import LinkSpeed, PlacementCost, TableDemand, costs_of
 from forebay.train.tables.strategy import TablesOption
 from forebay.train.tables.table import Table
+from forebay.train.tables.vocabulary.admitted_rows import AdmittedRows
+from forebay.train.tables.vocabulary.count_sketch import sketch_shape
 from forebay.train.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPlan:
+    """Ids of an open vocabulary in the counted steps: `distinct` ones, those `admitted`, and bytes of a full table.
+
+    `shared` is the share of lookups whose ids have no row at the end. Evictions are not counted.
+    """
+
+    distinct: int
+    admitted: int
+    shared: float
+    most_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +51,7 @@ class TablePlan:
 
     `lookups` are those of a global batch, `unique` the rows that one rank fetches. `hottest` is the share of the most
     frequent id. `table_bytes` has the rows and the state of their optimiser. `bad` are ids beyond the table, a step.
+    `opened` is set for an open vocabulary, whose `table_bytes` are those of the ids that were admitted.
     """
 
     name: str
@@ -44,6 +61,7 @@ class TablePlan:
     bad: float
     table_bytes: int
     costs: Sequence[PlacementCost]
+    opened: OpenPlan | None = None
 
     def memory_bytes(self, placement: str) -> int:
         """Return the bytes of the table on the rank that holds most of it."""
@@ -90,7 +108,9 @@ class CountingWorker(Worker):
         for name, module in model.named_modules():
             if isinstance(module, Table):
                 facts = TableFacts(name=name, rows=module.rows, dim=module.dim, scale=module.scale)
-                self.counted_tables[name] = CountedRows(facts, self.options.optimizer, self._world_sizes)
+                self.counted_tables[name] = CountedRows(
+                    facts, self.options.optimizer, self._world_sizes, module.admission
+                )
                 module.shared = self.counted_tables[name]
         return model, built
 
@@ -126,13 +146,42 @@ def _plan(counted: CountedRows, worker: CountingWorker, size: int) -> TablePlan:
         unique=counted.unique[size] / steps,
         world_size=size,
         wire=worker.options.wire,
+        is_open=counted.admission is not None,
     )
+    opened = _opened(counted, worker.options.optimizer)
     return TablePlan(
         name=facts.name,
         demand=demand,
         lookups=counted.use.lookups / steps,
         hottest=counted.hottest / max(counted.use.lookups, 1),
         bad=counted.use.bad / steps,
-        table_bytes=facts.rows * facts.row_bytes(worker.options.optimizer),
-        costs=costs_of(demand),
+        table_bytes=(
+            facts.rows * facts.row_bytes(worker.options.optimizer)
+            if opened is None
+            else open_bytes(facts, worker.options.optimizer, opened.admitted, is_counted=not _is_immediate(counted))
+        ),
+        costs=costs_of(demand, LinkSpeed.of(worker.options.link_mbit)),
+        opened=opened,
     )
+
+
+def _is_immediate(counted: CountedRows) -> bool:
+    return counted.admission is not None and counted.admission.is_immediate
+
+
+def _opened(counted: CountedRows, optimizer: RowOptimizer) -> OpenPlan | None:
+    if counted.admission is None:
+        return None
+    facts = counted.facts
+    return OpenPlan(
+        distinct=counted.distinct,
+        admitted=counted.admitted,
+        shared=counted.shared / max(counted.use.lookups, 1),
+        most_bytes=open_bytes(facts, optimizer, facts.rows, is_counted=not _is_immediate(counted)),
+    )
+
+
+def open_bytes(facts: TableFacts, optimizer: RowOptimizer, admitted: int, *, is_counted: bool) -> int:
+    """Return the bytes of an open vocabulary over all ranks: rows, state, index, and the sketch of counts."""
+    sketch = math.prod(sketch_shape(facts.rows)) if is_counted else 0
+    return AdmittedRows.bytes_of(facts, optimizer, admitted) + sketch

@@ -89,15 +89,16 @@ class PlacementSuite:
         for found in importing_ranks(3, train_clicks, None, run, {}):
             assert_close(found, train_dense(run))
 
-    @settings(max_examples=NUM_GENERATED)
-    @given(batches=st.lists(generated_clicks(), min_size=1, max_size=4), size=st.integers(2, 4))
-    def test_generated_ids_train_as_in_one_process(
-        self, importing_ranks: Ranks, batches: Sequence[Clicks], size: int
-    ) -> None:
-        run = self.run(OPTIMIZERS["adagrad"], steps=len(batches), batch_of=GivenClicks(batches))
-        wanted = train_dense(run)
-        for found in importing_ranks(size, train_clicks, None, run, {}):
-            assert_close(found, wanted)
+    def test_generated_ids_train_as_in_one_process(self, importing_ranks: Ranks) -> None:
+        @settings(max_examples=NUM_GENERATED)
+        @given(batches=st.lists(generated_clicks(), min_size=1, max_size=4), size=st.integers(2, 4))
+        def trains_as_in_one_process(batches: Sequence[Clicks], size: int) -> None:
+            run = self.run(OPTIMIZERS["adagrad"], steps=len(batches), batch_of=GivenClicks(batches))
+            wanted = train_dense(run)
+            for found in importing_ranks(size, train_clicks, None, run, {}):
+                assert_close(found, wanted)
+
+        trains_as_in_one_process()
 
     def test_clipping_counts_tables_and_parameters_together(self, importing_ranks: Ranks) -> None:
         run = self.run(OPTIMIZERS["sgd"], max_norm=0.05)

@@ -24,6 +24,7 @@ from forebay.train.tables.placement import (
     AUTO,
     MEASURED_STEPS,
     START_BYTES,
+    LinkSpeed,
     PlacementName,
     TableDemand,
     costs_of,
@@ -262,7 +263,7 @@ class ModelTables:
         shared, size = self._fixed[name], self._collective.world.size
         facts, wire = shared.facts, self._options.wire
         demand = TableDemand(rows=facts.rows, dim=facts.dim, unique=unique, world_size=size, wire=wire)
-        costs = costs_of(demand)
+        costs = costs_of(demand, LinkSpeed.of(self._options.link_mbit))
         if self._collective.world.is_first:
             print(f"table {name!r} is placed as {reason_of(demand, costs)}", file=sys.stderr, flush=True)
         if costs[0].placement != shared.placement:

@@ -21,6 +21,8 @@ class Tables:
             "auto" (the cheapest by the lookups of the first steps), or one of these by name of the table.
         wire: Form of rows and gradients between ranks. "bfloat16" and "float16" send half the bytes, and round them.
             In a world of one, nothing is rounded.
+        link_mbit: Speed of the links between workers, in Mbit/s, by which "auto" weighs bytes.
+            None: workers are processes of one machine.
         start: Earlier run whose rows this one starts from, unless it has a checkpoint of its own.
 
     Raises `InvalidOption` for values that can never work.
@@ -29,6 +31,7 @@ class Tables:
     optimizer: RowOptimizer
     placement: Placements = "auto"
     wire: WireName = "float32"
+    link_mbit: float | None = None
     start: WarmStart | None = None
 
     def __post_init__(self) -> None:
@@ -38,3 +41,8 @@ class Tables:
             )
         validate_placements(self.placement)
         validate_wire(self.wire)
+        if self.link_mbit is not None and not self.link_mbit > 0:
+            raise InvalidOption(
+                f"link_mbit={self.link_mbit!r}: give the Mbit/s of a link, or None for workers of one machine.",
+                link_mbit=self.link_mbit,
+            )

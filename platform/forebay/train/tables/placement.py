@@ -20,6 +20,8 @@ MEASURED_STEPS = 20
 START_BYTES = 1 << 18
 """Size up to which "auto" replicates a table before it has counted lookups."""
 PLACE_BYTES = 4
+ID_BYTES = 16
+"""Bytes with which an open vocabulary is asked for a row: the id, and how often it was looked up."""
 _MESSAGES = {"rows": 4, "replicate": 1, "table": 4}
 
 
@@ -44,13 +46,14 @@ class LinkSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDemand:
-    """Size of a table, and the unique rows that a rank looks up per step."""
+    """Size of a table, and the unique rows that a rank looks up per step. An open vocabulary is placed as "rows"."""
 
     rows: int
     dim: int
     unique: float
     world_size: int
     wire: WireName = "float32"
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,8 @@ def cost_of(placement: PlacementName, demand: TableDemand, link: LinkSpeed | Non
     dense = 0.0
     match placement:
         case "rows":
-            sent = demand.unique * (PLACE_BYTES + 2 * width) * others
+            asked = ID_BYTES if demand.is_open else PLACE_BYTES
+            sent = demand.unique * (asked + 2 * width) * others
         case "table":  # Its rank answers all others, each of which sends places and gradients.
             sent = demand.unique * max((size - 1) * width, PLACE_BYTES + width)
         case "replicate":
@@ -82,8 +86,9 @@ def cost_of(placement: PlacementName, demand: TableDemand, link: LinkSpeed | Non
 
 
 def costs_of(demand: TableDemand, link: LinkSpeed | None = None) -> list[PlacementCost]:
-    """Return the costs of all placements, the cheapest first."""
-    every = [cost_of(placement, demand, link) for placement in get_args(PlacementName)]
+    """Return the costs of all placements that the table may have, the cheapest first."""
+    known: tuple[PlacementName, ...] = ("rows",) if demand.is_open else get_args(PlacementName)
+    every = [cost_of(placement, demand, link) for placement in known]
     return sorted(every, key=lambda cost: cost.seconds)
 
 

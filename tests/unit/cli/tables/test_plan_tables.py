@@ -20,9 +20,12 @@ class Model(nn.Module):
         super().__init__()
         self.user = fb.Table(10_000_000_000, 16)
         self.site = fb.Table(10, 4, bad_ids="row 0")
-        self.out = nn.Linear(20, 1)
+        self.ad = fb.Table(6_400, 4, admission=fb.Admission(min_count=2))
+        self.out = nn.Linear(24, 1)
     def forward(self, batch):
-        rows = [self.user(batch["user"]), self.site(batch["site"])]
+        user = batch["user"]
+        ad = torch.where(user == 79, 7, -(user % 20))
+        rows = [self.user(user), self.site(batch["site"]), self.ad(ad)]
         return self.out(torch.cat(rows, 1)).squeeze(1)
 
 def train(worker, has_tables):
@@ -51,7 +54,7 @@ def test_tables_are_planned_without_their_memory(forebay: Any, words: list[str],
     said = forebay("plan-tables", *words, "--workers", 2, "--workers", 4, "--steps", 3, "--json")
     assert said.code == 0, said.err
     found = json.loads(said.out)
-    user, site = found["2"]
+    user, site, _ = found["2"]
     assert (user["lookups"], user["demand"]["unique"], user["bad"]) == (16, 8, 0)
     assert found["4"][0]["demand"]["unique"] == 4
     assert site["demand"]["unique"] < 8 < site["lookups"] and site["costs"][0]["placement"] == "replicate"
@@ -70,3 +73,18 @@ def test_plan_is_shown_to_people(forebay: Any, words: list[str]) -> None:
 def test_job_without_tables_has_nothing_to_plan(forebay: Any, words: list[str]) -> None:
     said = forebay("plan-tables", *words, "has_tables=false")
     assert said.code == 2 and "has no fb.Table" in said.err
+
+
+def test_open_table_is_planned_by_the_ids_that_it_would_admit(forebay: Any, words: list[str]) -> None:
+    said = forebay("plan-tables", *words, "--workers", 2, "--steps", 100, "--json")
+    *_, ad = json.loads(said.out)["2"]
+    opened = ad["opened"]
+    assert (opened["distinct"], opened["admitted"]) == (21, 20)
+    assert opened["shared"] == 1 / 80
+    sketch = 64 * 4 * 256
+    assert ad["table_bytes"] == 20 * (4 * 4 + 4 + 16 + 64) + sketch
+    (rows,) = ad["costs"]
+    assert rows["memory_bytes"] == ad["table_bytes"] // 2
+    assert rows["sent_bytes"] == ad["demand"]["unique"] * (16 + 2 * 16) / 2
+    shown = forebay("plan-tables", *words, "--steps", 100)
+    assert "lookups without a row" in shown.out and "1 %" in shown.out

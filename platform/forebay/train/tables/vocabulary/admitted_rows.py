@@ -18,6 +18,9 @@ from forebay.train.tables.vocabulary.shards import mixed, shards_of
 SHARED = 0
 """Row of all ids that have none of their own. Every rank has it."""
 _LEAST_ROWS = 64
+_PLACE_BYTES = 16
+INDEX_BYTES = 64
+"""Most bytes of the index for each row."""
 _SHARED_NAME = "/shared"
 
 
@@ -53,8 +56,13 @@ class AdmittedRows:
     @property
     def num_bytes(self) -> int:
         """Bytes of rows, state and index, with what is reserved."""
-        row = self._facts.row_bytes(self._optimizer) + 16
+        row = self._facts.row_bytes(self._optimizer) + _PLACE_BYTES
         return len(self._ids) * row + self._index.num_bytes
+
+    @staticmethod
+    def bytes_of(facts: TableFacts, optimizer: RowOptimizer, rows: int) -> int:
+        """Return the most bytes that so many rows take, without what is reserved."""
+        return rows * (facts.row_bytes(optimizer) + _PLACE_BYTES + INDEX_BYTES)
 
     def find(self, ids: Tensor) -> Tensor:
         """Return the rows [n] of ids [n], `SHARED` for those without one."""
