@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -46,25 +46,29 @@ class CountingTables(nn.Module):
     `counts` counts, in its rows, how often each id was trained.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_open: bool) -> None:
         super().__init__()
         self.counts = Table(ROWS, 1, scale=0.0)
         self.id = Table(ROWS, 4, scale=0.5)
-        self.open = Table(64 * ROWS, 4, scale=0.5, admission=Admission(min_count=2, evict_after=EVICT_AFTER))
+        admission = Admission(min_count=2, evict_after=EVICT_AFTER)
+        self.open = Table(64 * ROWS, 4, scale=0.5, admission=admission) if has_open else None
         self.layer = nn.Linear(11, 1)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         ids = batch["row"][:, 0].long()
         # Ids of either sign. Every third row has an id of its own, and the others share some.
-        opened = self.open(torch.where(ids % 3 == 0, ids, -(ids % 7)) * OPEN_ID)
+        mixed = torch.where(ids % 3 == 0, ids, -(ids % 7)) * OPEN_ID
+        opened = batch["inputs"].new_zeros(len(ids), 4) if self.open is None else self.open(mixed)
         inputs = torch.cat([batch["inputs"], 0.3 * self.id(ids), 0.3 * opened], dim=1)
         return self.layer(inputs)[:, 0], self.counts(ids)
 
 
-def train_counting_tables(worker: Worker, *, log: str, disturbance: Disturbance, step_s: float, stop_at: int) -> None:
+def train_counting_tables(
+    worker: Worker, *, log: str, disturbance: Disturbance, step_s: float, stop_at: int, has_open: bool
+) -> None:
     """Train, and write per step and rank the ids of its rows. Ends at step `stop_at`."""
     tables = Tables(RowSGD(lr=1.0), placement={"id": "rows", "counts": "rows"})
-    model, optimizer = worker.setup(CountingTables(), partial(SGD, lr=0.01, momentum=0.9), tables=tables)
+    model, optimizer = worker.setup(CountingTables(has_open), partial(SGD, lr=0.01, momentum=0.9), tables=tables)
     steps = StepRecord(worker, log, disturbance, step_s)
     for batch in worker.loader():
         predicted, counts = model(batch)
@@ -82,6 +86,9 @@ def train_counting_tables(worker: Worker, *, log: str, disturbance: Disturbance,
 
 class TableBench(DriverBench):
     """`DriverBench` whose jobs train `CountingTables`, and save every step."""
+
+    has_open = True
+    """Whether the model has a table with an open vocabulary."""
 
     def job(
         self,
@@ -101,17 +108,26 @@ class TableBench(DriverBench):
             disturbance=Disturbance(at_step=at_step, event=event),
             step_s=step_s,
             stop_at=stop_at,
+            has_open=self.has_open,
         )
         chosen: dict[str, Any] = {"train": train, "checkpoint_every": 1} | options
         return super().job(name, **chosen)
 
 
+class ClosedTableBench(TableBench):
+    """`TableBench` whose model has no open vocabulary."""
+
+    has_open = False
+
+
 class TableSuite(DriverSuite):
-    """Laws of tables, beside those of `DriverSuite`."""
+    """Laws of tables, beside those of `DriverSuite`. `elastic_bench` makes the jobs of a world that changes."""
+
+    elastic_bench: ClassVar[type[TableBench]] = TableBench
 
     @pytest.mark.variation("the placements are tested on ranks; drivers differ in their collectives and stores")
     def test_tables_follow_the_world_and_outlive_an_owner(self, bench: DriverBench) -> None:
-        tables, heard, name = TableBench(bench.folder), Heard(), "tables"
+        tables, heard, name = self.elastic_bench(bench.folder), Heard(), "tables"
         cues = [
             Cue(workers=2, act=resize(4)),
             Cue(workers=4, act=resize(3)),
@@ -178,7 +194,7 @@ def assert_like_one_process(bench: TableBench, result: Result) -> None:
 def saved_tables(result: Result) -> Mapping[str, Tensor]:
     """Return the tables of the newest checkpoint, in the order of ids. The open one has its ids beside it."""
     rows = dict(Snapshot.from_checkpoint(newest_commit(result)).objects["tables"]["rows"])
-    opened = rows.pop("open")
+    opened = rows.pop("open", {})
     return {
         **{name: by_id(tensors, ROWS)["weight"] for name, tensors in rows.items()},
         **{f"open.{key}": values for key, values in opened.items()},

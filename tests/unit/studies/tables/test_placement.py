@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from studies.table_placement import NAME, cases, chosen, main, ratio
+from studies.tables.placement import NAME, cases, chosen, main, ratio
 
 
 def test_cases_repeat_and_differ() -> None:

@@ -1,7 +1,7 @@
 """Measured step time of every placement of a table, beside what "auto" chooses: random tables, batches and links.
 
-sudo python -m studies.table_placement            # minutes; writes docs/experiments/table-placement.*
-python -m studies.table_placement --report        # only the page and the picture, from the numbers
+sudo python -m studies.tables.placement            # minutes; writes docs/experiments/table-placement.*
+python -m studies.tables.placement --report        # only the page and the picture, from the numbers
 
 Every rank has a network namespace of its own. A token bucket (tc tbf) limits its link in both directions.
 """
@@ -26,7 +26,7 @@ from studies.reports.page import write_study
 
 from forebay.train.tables.placement import LinkSpeed, TableDemand, costs_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAME = "table-placement"
 WAYS = {"rows": "rows", "replicate": "replicate", "one owner": "table"}
 """Ways of the bench, and the placement that each one is."""
@@ -136,7 +136,7 @@ def page(found: Found) -> str:
         "Its time is at most " + f"{max(map(ratio, every)):.2f} times that of the fastest one.",
         "",
         "Times are those of a whole step, means of the faster half of 6 to 60 steps.",
-        "`python -m studies.table_placement` writes this page, as root.",
+        "`python -m studies.tables.placement` writes this page, as root.",
         f"Machine: {ran_on['cpu']}, {ran_on['cores']} cores; load average before the run {ran_on['load_before']:.1f}.",
         "",
         f"![step time of each placement]({NAME}.png)",
