@@ -51,12 +51,25 @@ class SavedTables:
         opened = self._tables.get("open", {}).get(name)
         return None if opened is None else self._caught_up(name, dict(opened["shared"]))
 
-    def pieces(self, name: str, *, with_state: bool = True) -> Iterator[RowPiece]:
-        """Yield all rows of a table, with the state of their optimiser or without."""
+    def is_open(self, name: str) -> bool:
+        """Return whether a table has the ids that were admitted, and not all of its rows."""
+        return COUNTS in self._leaves(name)
+
+    def span(self, name: str, first: int, stop: int) -> tuple[int, int]:
+        """Return the first row, and the one after the last, of the shards from `first` to `stop`."""
+        if not self.is_open(name):
+            layout = TableLayout(self.shape(name)[0])
+            return layout.start_of(first), layout.start_of(stop)
+        ends = [0, *self._state.tensor(self._leaves(name)[COUNTS]).cumsum(0).tolist()]
+        return ends[first], ends[stop]
+
+    def pieces(self, name: str, *, span: tuple[int, int] | None = None, with_state: bool = True) -> Iterator[RowPiece]:
+        """Yield all rows of a table or those of a `span`, with the state of their optimiser or without."""
         leaves, (total, _) = self._leaves(name), self.shape(name)
         unread = {COUNTS, SKETCH} | (set() if with_state else self.moments(name))
-        for begin in range(0, total, _PIECE_ROWS):
-            end = min(begin + _PIECE_ROWS, total)
+        first, stop = (0, total) if span is None else span
+        for begin in range(first, stop, _PIECE_ROWS):
+            end = min(begin + _PIECE_ROWS, stop)
             tensors = {key: self._state.rows(leaf, begin, end) for key, leaf in leaves.items() if key not in unread}
             if IDS in tensors:
                 ids, seen = tensors.pop(IDS), tensors.pop(SEEN) - self._rows_done

@@ -11,6 +11,7 @@ from forebay.errors import InvalidOption
 from forebay.train.collectives.collective import Collective
 from forebay.train.tables.shared_rows import SharedRows
 from forebay.train.tables.vocabulary.open_rows import OpenRows
+from forebay.train.tables.vocabulary.shards import shard_bounds
 from forebay.train.tables.warm_start.options import WarmStart
 from forebay.train.tables.warm_start.saved_tables import SavedTables
 
@@ -54,9 +55,21 @@ class StartedTables:
         shared, taken = self._shared[name], 0
         if isinstance(shared, OpenRows) and (row := earlier.shared_row(source)) is not None:
             shared.take_shared_row(row)
-        for piece in earlier.pieces(source):
+        for piece in earlier.pieces(source, span=self._span(name, earlier, source)):
             ids, is_known = self._start.renamed(name, piece.ids.numpy())
             kept = torch.from_numpy(np.flatnonzero(is_known))
             tensors = {key: values[kept] for key, values in piece.tensors.items()}
             taken += shared.take(torch.from_numpy(ids)[kept], piece.seen[kept], tensors)
         return int(self._collective.all_reduce(np.array([taken]))[0])
+
+    def _span(self, name: str, earlier: SavedTables, source: str) -> tuple[int, int] | None:
+        """Return the saved rows that this rank reads, or None for all of them.
+
+        A rank owns whole shards. Equal ids are in the same shard of tables of any size, if both are open, or neither.
+        """
+        shared, world = self._shared[name], self._collective.world
+        is_open = isinstance(shared, OpenRows)
+        if shared.placement != "rows" or name in self._start.ids or is_open != earlier.is_open(source):
+            return None
+        bounds = shard_bounds(world.size)
+        return earlier.span(source, bounds[world.rank], bounds[world.rank + 1])
