@@ -41,7 +41,7 @@ class SingleFlightPool(Generic[K, T]):
         self._queue: deque[K] = deque()
         self._waiting: dict[K, list[Future[T]]] = {}
         self._threads: list[threading.Thread] = []
-        self._num_idle = 0
+        self._num_idle = self._num_running = 0
         self._closed = False
 
     def submit(self, task: K) -> Future[T]:
@@ -67,9 +67,13 @@ class SingleFlightPool(Generic[K, T]):
         return future
 
     def resize(self, num_threads: int) -> None:
-        """Start up to `num_threads` threads from now on. Running ones stay."""
+        """Run up to `num_threads` tasks at once from now on. Running ones stay."""
         with self._changed:
             self._num_threads = num_threads
+            wanted = len(self._queue) - self._num_idle
+            for _ in range(min(wanted, num_threads - len(self._threads))):
+                self._start_thread()
+            self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
         """Cancel unfinished tasks and wait for the threads, at most `timeout_s`. A stuck thread is abandoned."""
@@ -103,7 +107,7 @@ class SingleFlightPool(Generic[K, T]):
         while True:
             with self._changed:
                 self._num_idle += 1
-                while not self._queue and not self._closed:
+                while not self._closed and (not self._queue or self._num_running >= self._num_threads):
                     self._changed.wait()
                 self._num_idle -= 1
                 if self._closed:
@@ -112,7 +116,10 @@ class SingleFlightPool(Generic[K, T]):
                 if all(future.cancelled() for future in self._waiting[task]):
                     del self._waiting[task]
                     continue
+                self._num_running += 1
             self._run_one(task)
+            with self._changed:
+                self._num_running -= 1
 
     def _run_one(self, task: K) -> None:
         # A separate function, so that an idle thread keeps no block alive.

@@ -104,6 +104,44 @@ def test_every_thread_prepares_itself_first_and_more_may_start_later(work: Work)
     workers.close(5)
 
 
+def test_a_higher_limit_starts_threads_for_what_is_queued(work: Work) -> None:
+    workers = SingleFlightPool(work, num_threads=1)
+    futures = [workers.submit(task) for task in range(100, 104)]
+    until(lambda: work.done == [100])
+    workers.resize(3)
+    until(lambda: len(work.done) == 3)
+    work.go.set()
+    wait(futures, 60)
+    workers.close(60)
+
+
+def test_a_lower_limit_ends_no_task_and_begins_no_more_than_it_allows() -> None:
+    goes = {task: threading.Event() for task in range(6)}
+    begun: list[int] = []
+
+    def run(task: int) -> int:
+        begun.append(task)
+        assert goes[task].wait(120)
+        return task
+
+    workers = SingleFlightPool(run, num_threads=3)
+    futures = [workers.submit(task) for task in range(6)]
+    until(lambda: len(begun) == 3)
+    workers.resize(1)
+    for task in (0, 1):
+        goes[task].set()
+        futures[task].result(60)
+    assert begun == [0, 1, 2], "one still runs"
+    goes[2].set()
+    until(lambda: len(begun) == 4)
+    workers.resize(2)
+    until(lambda: len(begun) == 5)
+    for go in goes.values():
+        go.set()
+    assert [future.result(60) for future in futures] == list(range(6))
+    workers.close(60)
+
+
 def test_idle_thread_is_used_again(work: Work) -> None:
     before = threading.active_count()
     workers = SingleFlightPool(work, num_threads=8)
