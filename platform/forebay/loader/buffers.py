@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 _LEAST_KEPT = 4
 _ALIGNMENT = 64
+_page_locked: weakref.WeakSet[BufferPool] = weakref.WeakSet()
 
 
 class BufferPool:
@@ -20,6 +24,7 @@ class BufferPool:
 
     A fresh buffer per batch costs more in page faults than the copy itself. `pinned` buffers (page-locked, for copies
     to a GPU) are even more expensive to make. Idle buffers are kept up to `kept_bytes`, and always a few.
+    A forked child uses memory of its own.
     """
 
     def __init__(self, *, kept_bytes: int, pinned: bool = False) -> None:
@@ -28,10 +33,13 @@ class BufferPool:
         self._kept_bytes = kept_bytes
         self._keeps = True
         self._pinned = pinned
+        self._inherited: list[deque[torch.Tensor]] = []
+        if pinned:
+            _page_locked.add(self)
 
     def lease(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return a writable uint8 array [num_bytes] with undefined content, 64-byte aligned."""
-        return np.asarray(_Lease(self._give_back, self._memory(num_bytes), num_bytes))
+        return np.asarray(_Lease(partial(self._give_back, self._idle), self._memory(num_bytes), num_bytes))
 
     def lease_arrays(
         self, shapes: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
@@ -55,14 +63,29 @@ class BufferPool:
             if memory.numel() >= num_bytes:
                 return memory
         # A little more than requested: batches differ by a row, and the next epoch begins with the larger ones.
-        return torch.empty(num_bytes + num_bytes // 16, dtype=torch.uint8, pin_memory=self._pinned)
+        return self._fresh(num_bytes + num_bytes // 16)
+
+    def _fresh(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+
+    def leave_memory(self) -> None:
+        """Use no page-locked memory in a forked child.
+
+        The parent's pages are shared with it: without this, each writes into batches of the other. Only a process
+        that may use the GPU can make or free such memory, so the parent's is kept.
+        """
+        self._inherited.append(self._idle)
+        self._idle, self._pinned = deque(), False
 
     def clear(self) -> None:
         """Free idle buffers now, and buffers in use when they return."""
         self._keeps = False
         self._idle.clear()
 
-    def _give_back(self, memory: torch.Tensor) -> None:
+    def _give_back(self, idle: deque[torch.Tensor], memory: torch.Tensor) -> None:
+        if idle is not self._idle:
+            idle.append(memory)
+            return
         # Two threads may both find room for the last one. One too many does no harm.
         if not self._keeps:
             return
@@ -84,3 +107,11 @@ class _Lease:
 
     def __del__(self) -> None:
         self._give_back(self._memory)
+
+
+def _leave_memory() -> None:
+    for pool in list(_page_locked):
+        pool.leave_memory()
+
+
+os.register_at_fork(after_in_child=_leave_memory)

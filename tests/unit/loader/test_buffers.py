@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import torch
+
+from forebay.loader.buffers import BufferPool
+
+SIZE = 1000
+
+
+class SharedPool(BufferPool):
+    """Pool whose memory a forked child shares with its parent, as it does page-locked memory."""
+
+    def __init__(self) -> None:
+        super().__init__(kept_bytes=1 << 20, pinned=True)
+
+    def _fresh(self, num_bytes: int) -> torch.Tensor:
+        memory = torch.zeros(num_bytes, dtype=torch.uint8)
+        return memory.share_memory_() if self._pinned else memory
+
+
+def test_a_forked_child_and_its_parent_write_into_memory_of_their_own() -> None:
+    pool = SharedPool()
+    read = [pool.lease(SIZE)]
+    read[0][:] = 1
+    pool.lease(SIZE)[:] = 2  # Idle when the child begins.
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_child, args=(pool, read, theirs))
+    child.start()
+    assert ours.poll(60) and ours.recv() == "written"
+    assert (read[0] == 1).all(), "the child reused what the parent still reads"
+    leased = pool.lease(SIZE)
+    leased[:] = 9
+    ours.send("go on")
+    assert ours.poll(60) and ours.recv() == [7, 8]
+    child.join(60)
+    assert (leased == 9).all()
+
+
+def _child(pool: SharedPool, read: list[Any], parent: Any) -> None:
+    first = pool.lease(SIZE)
+    first[:] = 7
+    read.clear()  # The child is the last here to drop memory of the parent.
+    second = pool.lease(SIZE)
+    second[:] = 8
+    parent.send("written")
+    assert parent.poll(60) and parent.recv() == "go on"
+    parent.send(sorted({*first.tolist(), *second.tolist()}))
+
+
+def test_memory_is_reused_in_a_forked_child_too() -> None:
+    pool = SharedPool()
+    pool.leave_memory()
+    address = pool.lease(SIZE).ctypes.data
+    assert pool.lease(SIZE).ctypes.data == address
