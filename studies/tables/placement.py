@@ -166,7 +166,7 @@ def page(found: Found) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=20)
+    parser.add_argument("--cases", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "experiments")
     parser.add_argument("--report", action="store_true", help="only the page and the picture, from the numbers")

@@ -148,40 +148,33 @@ def _plan(counted: CountedRows, worker: CountingWorker, size: int) -> TablePlan:
         wire=worker.options.wire,
         is_open=counted.admission is not None,
     )
-    opened = _opened(counted, worker.options.optimizer)
     return TablePlan(
         name=facts.name,
         demand=demand,
         lookups=counted.use.lookups / steps,
         hottest=counted.hottest / max(counted.use.lookups, 1),
         bad=counted.use.bad / steps,
-        table_bytes=(
-            facts.rows * facts.row_bytes(worker.options.optimizer)
-            if opened is None
-            else open_bytes(facts, worker.options.optimizer, opened.admitted, is_counted=not _is_immediate(counted))
-        ),
+        table_bytes=_bytes_of(counted, worker.options.optimizer, counted.admitted),
         costs=costs_of(demand, LinkSpeed.of(worker.options.link_mbit)),
-        opened=opened,
+        opened=_opened(counted, worker.options.optimizer),
     )
-
-
-def _is_immediate(counted: CountedRows) -> bool:
-    return counted.admission is not None and counted.admission.is_immediate
 
 
 def _opened(counted: CountedRows, optimizer: RowOptimizer) -> OpenPlan | None:
     if counted.admission is None:
         return None
-    facts = counted.facts
     return OpenPlan(
         distinct=counted.distinct,
         admitted=counted.admitted,
         shared=counted.shared / max(counted.use.lookups, 1),
-        most_bytes=open_bytes(facts, optimizer, facts.rows, is_counted=not _is_immediate(counted)),
+        most_bytes=_bytes_of(counted, optimizer, counted.facts.rows),
     )
 
 
-def open_bytes(facts: TableFacts, optimizer: RowOptimizer, admitted: int, *, is_counted: bool) -> int:
-    """Return the bytes of an open vocabulary over all ranks: rows, state, index, and the sketch of counts."""
-    sketch = math.prod(sketch_shape(facts.rows)) if is_counted else 0
-    return AdmittedRows.bytes_of(facts, optimizer, admitted) + sketch
+def _bytes_of(counted: CountedRows, optimizer: RowOptimizer, rows: int) -> int:
+    """Return the bytes of so many rows over all ranks: rows and state, and of an open vocabulary index and sketch."""
+    facts = counted.facts
+    if counted.admission is None:
+        return rows * facts.row_bytes(optimizer)
+    sketch = 0 if counted.admission.is_immediate else math.prod(sketch_shape(facts.rows))
+    return AdmittedRows.bytes_of(facts, optimizer, rows) + sketch
