@@ -18,7 +18,7 @@ class SharedPool(BufferPool):
 
     def _fresh(self, num_bytes: int) -> torch.Tensor:
         memory = torch.zeros(num_bytes, dtype=torch.uint8)
-        return memory.share_memory_() if self._pinned else memory
+        return memory.share_memory_() if self._pinned else memory  # type: ignore[no-untyped-call]
 
 
 def test_a_forked_child_and_its_parent_write_into_memory_of_their_own() -> None:
