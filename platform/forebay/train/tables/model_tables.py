@@ -18,6 +18,7 @@ from forebay.formatting import bytes_text
 from forebay.train.collectives.collective import Collective
 from forebay.train.setup import LocalTable
 from forebay.train.strategies.flat_part import FlatPart, flat_span
+from forebay.train.tables.lookup.batch_features import BatchFeatures
 from forebay.train.tables.options import Tables
 from forebay.train.tables.owned_rows import OwnedRows, TableFacts
 from forebay.train.tables.placement import (
@@ -76,7 +77,9 @@ class ModelTables:
         self._step = 0
         self._is_restored = False
         self._require_known(options)
-        for name in self._modules:
+        features = BatchFeatures(model)
+        for name, module in self._modules.items():
+            module.features = features
             self._place(name, self._start_placement(name))
 
     @property

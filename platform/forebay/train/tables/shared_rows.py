@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from forebay.train.collectives.tensor_collectives import TensorCollectives
 from forebay.train.tables.layout import TableLayout
+from forebay.train.tables.lookup.bad_ids import BeyondTable, raise_on_all_ranks
 from forebay.train.tables.owned_rows import OwnedRows, TableFacts
 from forebay.train.tables.placement import PlacementName
 from forebay.train.tables.wire import WireName, from_wire, row_bytes, to_wire
+
+_REFUSED = -1
 
 
 @dataclass(slots=True)
@@ -67,7 +71,12 @@ class SharedRows:
         self._edges = torch.tensor(self._bounds[1:-1])
         self._pending: list[_Lookup] = []
         self._due: tuple[Tensor, Tensor] | None = None
+        self._refused: BeyondTable | None = None
         self.use = TableUse()
+
+    @property
+    def rank(self) -> int:
+        return self._tensors.rank
 
     @property
     def facts(self) -> TableFacts:
@@ -78,14 +87,24 @@ class SharedRows:
         """Whether ranks ask each other for rows."""
         return self._tensors.world_size > 1 and self.placement != "replicate"
 
+    def refuse(self, ids: BeyondTable) -> None:
+        """Have the lookup that follows raise `BadJob` on all ranks, which learn of it in an exchange of their own.
+
+        Ranks do not ask each other for replicas. If they are trained, `reduce` raises it.
+        """
+        self._refused = ids
+        if self._tensors.world_size == 1:
+            self._raise_refused(torch.device("cpu"))
+
     def rows_of(self, ids: Tensor) -> Tensor:
         """Return the rows of valid ids [n], float32 [n, dim]. Each row is fetched once. A backward pass reaches it."""
+        is_trained = torch.is_grad_enabled()
         unique, inverse = torch.unique(self._layout.places(ids), return_inverse=True)
         with torch.no_grad():
-            found = self._fetch(unique)
+            found = self._fetch(unique, is_trained=is_trained)
         self.use.lookups += len(ids)
         self.use.unique += len(unique)
-        if torch.is_grad_enabled():
+        if is_trained:
             found.rows.requires_grad_()
             self._pending.append(found)
         return found.rows.index_select(0, inverse)
@@ -152,13 +171,20 @@ class SharedRows:
         begin = self.owned.begin + row
         return int(self._layout.ids(begin, begin + 1)[0])
 
-    def _fetch(self, unique: Tensor) -> _Lookup:
+    def _fetch(self, unique: Tensor, *, is_trained: bool) -> _Lookup:
         if not self.is_exchanged:
+            if not is_trained and self._tensors.world_size > 1:
+                refused = self._tensors.all_reduce(self._refusals(unique.device))
+                self._raise_if(bool(refused), unique.device)
             local = unique.long()
             return _Lookup(self.owned.read(local), local, (), ())
         edges = torch.searchsorted(unique, self._edges.to(unique)).tolist()
         send = [stop - start for start, stop in zip([0, *edges], [*edges, len(unique)], strict=True)]
+        if self._refused is not None:  # Every rank is asked for a place that no table has.
+            send = [1] * self._tensors.world_size
+            unique = unique.new_full((len(send),), _REFUSED)
         asked, receive = self._tensors.exchange(unique, send)
+        self._raise_if(bool((asked < 0).any()), asked.device)
         local = asked.long() - self.owned.begin
         answer = to_wire(self.owned.read(local), self._wire)
         rows, _ = self._tensors.exchange(answer, receive, send)
@@ -183,9 +209,13 @@ class SharedRows:
         size = self._tensors.world_size
         if size == 1:
             return rows, gradient
-        dense = gradient.new_zeros(self.facts.rows, self.facts.dim).index_add_(0, rows, gradient)
+        # One more row tells whether a rank has looked up ids beyond the table.
+        dense = gradient.new_zeros(self.facts.rows + 1, self.facts.dim).index_add_(0, rows, gradient)
+        dense[-1] = self._refusals(dense.device)
         dense = self._tensors.all_reduce(dense)
         self.use.sent_bytes += 8 * dense.numel() * (size - 1) // size
+        self._raise_if(bool(dense[-1].any()), dense.device)
+        dense = dense[:-1]
         return _without_zeros(torch.arange(len(dense), device=dense.device), dense)
 
     def _summed(self, rows: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -200,6 +230,17 @@ class SharedRows:
     def _pop_pending(self) -> list[_Lookup]:
         pending, self._pending = self._pending, []
         return pending
+
+    def _refusals(self, device: torch.device) -> Tensor:
+        return torch.tensor([float(self._refused is not None)], device=device)
+
+    def _raise_if(self, is_refused: bool, device: torch.device) -> None:
+        if is_refused:
+            self._raise_refused(device)
+
+    def _raise_refused(self, device: torch.device) -> NoReturn:
+        refused, self._refused = self._refused, None
+        raise_on_all_ranks(self._tensors, self.facts, refused, device)
 
 
 OwnedOf = Callable[[tuple[int, int]], OwnedRows]

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from forebay.errors import BadJob, InvalidOption
-from forebay.train.tables.bags import bags_of
 from forebay.train.tables.layout import NUM_SHARDS
+from forebay.train.tables.lookup.bad_ids import MOST_NAMED, BeyondTable
+from forebay.train.tables.lookup.bags import Bags, bags_of
+from forebay.train.tables.lookup.batch_features import BatchFeatures
 from forebay.train.tables.shared_rows import SharedRows
 from forebay.train.tables.vocabulary.admission import Admission
 from forebay.train.tables.vocabulary.open_rows import OpenRows
@@ -61,6 +63,8 @@ class Table(nn.Module):
         self.admission = admission
         self.shared: SharedRows | OpenRows | None = None
         """Rows in the world of this process, since `Worker.setup`."""
+        self.features: BatchFeatures | None = None
+        """Names of the arrays that the model is called with, since `Worker.setup`."""
 
     def forward(
         self, ids: Tensor, lengths: Tensor | None = None, *, offsets: Tensor | None = None, pool: Pool | None = None
@@ -74,7 +78,8 @@ class Table(nn.Module):
             offsets: First id of each bag [n] of ids [m], as in `nn.EmbeddingBag`.
             pool: "sum" or "mean" of a bag. An empty bag is zero. None: the row of each id, [..., dim].
 
-        Raises `BadJob` for ids beyond the table, unless `bad_ids` is "row 0", and before `Worker.setup`.
+        Raises `BadJob` before `Worker.setup`, and for ids beyond the table, unless `bad_ids` is "row 0". That one is
+        raised on all ranks: here, or at `optimizer.step()` if the lookup trains a replicated table.
         """
         shared = self._require_shared()
         bags = None if pool is None else bags_of(ids, lengths, offsets, pool)
@@ -87,7 +92,7 @@ class Table(nn.Module):
         is_all = bool(used.all())
         places = None if is_all else used.nonzero()[:, 0]
         wanted = flat if places is None else flat[places]
-        rows = shared.rows_of(self._valid(wanted, places, ids))
+        rows = shared.rows_of(self._valid(wanted, places, ids, bags))
         if bags is not None:
             return bags.pooled(rows, places)
         if places is not None:
@@ -105,8 +110,8 @@ class Table(nn.Module):
             )
         return self.shared
 
-    def _valid(self, wanted: Tensor, places: Tensor | None, ids: Tensor) -> Tensor:
-        """Return `wanted`, which are ids at some `places` of `ids`, without those beyond the table."""
+    def _valid(self, wanted: Tensor, places: Tensor | None, ids: Tensor, bags: Bags | None) -> Tensor:
+        """Return `wanted`, which are ids at some `places` of `ids`, with row 0 for those beyond the table."""
         if self.admission is not None or not len(wanted):
             return wanted
         lowest, highest = torch.aminmax(wanted)
@@ -114,23 +119,22 @@ class Table(nn.Module):
             return wanted
         bad = (wanted < 0) | (wanted >= self.rows)
         shared = self._require_shared()
+        assert isinstance(shared, SharedRows), "an open table takes any id"
         if self.bad_ids == "row 0":
             shared.use.bad += int(bad.sum())
-            return wanted.masked_fill(bad, 0)
-        where = bad.nonzero()[:, 0]
-        columns = (where if places is None else places[where]) % ids.shape[-1] if ids.dim() > 1 else None
-        raise BadJob(
-            f"{len(where):,} of {len(wanted):,} ids are beyond table {shared.facts.name!r} of {self.rows:,} rows: "
-            f"{wanted[where[:5]].tolist()}{_columns_text(columns)}. Give the table more rows, map the ids to 0 to "
-            f"{self.rows - 1}, or set bad_ids='row 0'.",
-            table=shared.facts.name,
-            bad=len(where),
-        )
-
-
-def _columns_text(columns: Tensor | None) -> str:
-    if columns is None:
-        return ""
-    numbers, counts = torch.unique(columns, return_counts=True)
-    each = [f"{number} ({count:,})" for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)]
-    return f" and others, in column {', '.join(each[:8])}"
+        else:
+            where = bad.nonzero()[:, 0]
+            first = where[:MOST_NAMED] if places is None else places[where[:MOST_NAMED]]
+            columns = first % ids.shape[-1] if ids.dim() > 1 else first[:0]
+            rows = first // ids[0].numel() if ids.dim() > 1 else first if bags is None else bags.bag_of[first]
+            beyond = BeyondTable(
+                rank=shared.rank,
+                feature="" if self.features is None else self.features.name_of(ids),
+                bad=len(where),
+                looked_up=len(wanted),
+                ids=wanted[where[:MOST_NAMED]].tolist(),
+                rows=rows.tolist(),
+                columns=columns.tolist(),
+            )
+            shared.refuse(beyond)
+        return wanted.masked_fill(bad, 0)

@@ -72,16 +72,6 @@ def test_padding_id_is_zero_and_may_lie_beyond_the_table() -> None:
     assert table(torch.empty(0, 2, dtype=torch.int64), pool="sum").shape == (0, DIM)
 
 
-def test_ids_beyond_the_table_are_named() -> None:
-    table, _ = placed()
-    with pytest.raises(
-        BadJob, match=r"3 of 6 ids are beyond table 'user' of 70 rows: \[70, -1, 99\].*column 1 \(2\), 2"
-    ):
-        table(torch.tensor([[1, 70, 2], [3, -1, 99]]))
-    with pytest.raises(BadJob, match="1 of 1 ids"):
-        table(torch.tensor([-5]))
-
-
 def test_ids_beyond_the_table_may_be_counted() -> None:
     table, rows = placed(bad_ids="row 0")
     assert torch.equal(table(torch.tensor([70, 5, -1])).detach(), rows[[0, 5, 0]])
