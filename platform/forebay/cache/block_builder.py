@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -14,6 +13,7 @@ from forebay.kernels import calls as kernels
 from forebay.manifest.footer import FooterCache
 from forebay.manifest.reading import RowGroupReader
 from forebay.metrics import Counters
+from forebay.storage.deadline import Cancellation
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
@@ -36,7 +36,7 @@ class BuildOptions:
 
     policy: ReadPolicy = DEFAULT_POLICY
     footers: FooterCache = field(default_factory=FooterCache)
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: Cancellation = field(default_factory=Cancellation)
     cores: AbstractContextManager[object] = field(default_factory=nullcontext)
     peers: Peers | None = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from concurrent.futures import Future
 
 from forebay.cache.block_builder import BlockBuilder, BuildOptions
@@ -12,6 +11,7 @@ from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.single_flight import SingleFlightPool
 from forebay.cache.spec import CacheSpec
 from forebay.metrics import Counters
+from forebay.storage.deadline import Cancellation
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
@@ -76,7 +76,7 @@ class _Threads:
         policy: ReadPolicy,
     ) -> None:
         self.pid = os.getpid()
-        self._cancelled = threading.Event()
+        self._cancelled = Cancellation()
         self._cores = CpuShare(workers.num_cores())
         options = BuildOptions(policy=policy, cancelled=self._cancelled, cores=self._cores)
         builder = BlockBuilder(dataset, cache, tally=tally, options=options)

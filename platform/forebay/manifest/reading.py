@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +27,7 @@ from forebay.manifest.pages.fetch import Pages, fetch
 from forebay.manifest.schemas import missing_column, read_fields
 from forebay.manifest.streamed import StreamedManifest
 from forebay.metrics import Counters
+from forebay.storage.deadline import Cancellation
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import etag_of, stat, stat_etag
@@ -61,7 +61,7 @@ class RowGroupReader:
         policy: ReadPolicy = DEFAULT_POLICY,
         tally: Counters | None = None,
         *,
-        cancelled: threading.Event | None = None,
+        cancelled: Cancellation | None = None,
         footers: FooterCache | None = None,
     ) -> None:
         if isinstance(manifest, StreamedManifest):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -26,6 +25,7 @@ from forebay.manifest.rows.where import Where
 from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, read_fields
 from forebay.manifest.statistics import check_statistics
 from forebay.storage.credentials import Access
+from forebay.storage.deadline import Cancellation
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.listing.parquet_files import Uri
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
@@ -126,7 +126,7 @@ def _scan_all(
     progress: Progress | None,
     policy: ReadPolicy,
 ) -> list[Scanned]:
-    cancelled = threading.Event()
+    cancelled = Cancellation()
 
     def attempt(source: SourceFile) -> Scanned:
         file = source.file

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from forebay.at_exit import wait_for_read
@@ -13,27 +13,53 @@ from forebay.foreign_code import CallOutcome, outcome_of
 
 T = TypeVar("T")
 
-_POLL_S = 0.02
+
+class Cancellation(threading.Event):
+    """Event that sets other events when it is set. So a thread can wait for it and for something else without polling.
+
+    Looks every 20 ms by 128 waiting reads cost 7200 context switches a second, and 0.13 of a core.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = threading.Lock()
+        self._followers: set[threading.Event] = set()
+
+    def set(self) -> None:
+        """Set this event and all that follow it."""
+        super().set()
+        with self._guard:
+            for event in self._followers:
+                event.set()
+
+    @contextmanager
+    def followed_by(self, event: threading.Event) -> Iterator[None]:
+        """Set `event` as soon as this one is set, at once if it is set already. Ends with the block."""
+        with self._guard:
+            self._followers.add(event)
+        try:
+            if self.is_set():
+                event.set()
+            yield
+        finally:
+            with self._guard:
+                self._followers.discard(event)
 
 
 class _Call(Generic[T]):
-    """One call in its own thread. `done` is set once its outcome is there."""
+    """One call in its own thread. `outcome` is there before `ended` is set."""
 
-    def __init__(self, fn: Callable[[], T]) -> None:
+    def __init__(self, fn: Callable[[], T], ended: threading.Event) -> None:
         self._fn = fn
-        self.done = threading.Event()
-        self._outcome: CallOutcome[T] | None = None
+        self._ended = ended
+        self.outcome: CallOutcome[T] | None = None
 
     def run(self) -> None:
-        self._outcome = outcome_of(self._fn)
-        self.done.set()
-
-    def result(self) -> T:
-        assert self._outcome is not None
-        return self._outcome.result()
+        self.outcome = outcome_of(self._fn)
+        self._ended.set()
 
 
-def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: threading.Event | None = None) -> T:
+def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: Cancellation | None = None) -> T:
     """Run `fn` in a new daemon thread and return its result, or raise its exception.
 
     A native read cannot be interrupted. So after the deadline its thread is abandoned, and ends when the read returns.
@@ -43,21 +69,18 @@ def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: thread
         TimeoutError: No answer within `deadline_s` seconds.
         Cancelled: `cancelled` was set before the answer came.
     """
-    call = _Call(fn)
-    if cancelled is not None and cancelled.is_set():
+    stop = cancelled or Cancellation()
+    if stop.is_set():
         raise Cancelled("the read was cancelled before it began")
+    ended = threading.Event()
+    call = _Call(fn, ended)
     thread = threading.Thread(target=call.run, name="forebay-read", daemon=True)
     wait_for_read(thread)
-    thread.start()
-    end = time.monotonic() + deadline_s
-    while not call.done.wait(_wait_s(end, cancelled)):
-        if cancelled is not None and cancelled.is_set():
-            raise Cancelled("the read was cancelled")
-        if time.monotonic() >= end:
-            raise TimeoutError(f"no answer within {deadline_s:g} s")
-    return call.result()
-
-
-def _wait_s(end: float, cancelled: threading.Event | None) -> float:
-    left = max(end - time.monotonic(), 0.0)
-    return left if cancelled is None else min(left, _POLL_S)
+    with stop.followed_by(ended):
+        thread.start()
+        ended.wait(deadline_s)
+    if call.outcome is not None:
+        return call.outcome.result()
+    if stop.is_set():
+        raise Cancelled("the read was cancelled")
+    raise TimeoutError(f"no answer within {deadline_s:g} s")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ import tenacity
 
 from forebay.errors import Cancelled, ForebayError, InvalidOption, ReadFailed
 from forebay.storage.credentials import redacting
-from forebay.storage.deadline import call_with_deadline
+from forebay.storage.deadline import Cancellation, call_with_deadline
 
 T = TypeVar("T")
 
@@ -50,7 +49,7 @@ def read(
     what: str,
     fn: Callable[[], T],
     policy: ReadPolicy = DEFAULT_POLICY,
-    cancelled: threading.Event | None = None,
+    cancelled: Cancellation | None = None,
     on_retry: Callable[[], None] | None = None,
 ) -> T:
     """Call `fn` until it succeeds, at most `policy.attempts` times, each in a thread of its own with a deadline.
@@ -67,7 +66,7 @@ def read(
         Cancelled: `cancelled` was set.
         Exception: Another attempt cannot help, such as for a missing file. Raised as `fn` raised it.
     """
-    stop = cancelled or threading.Event()
+    stop = cancelled or Cancellation()
 
     def wait(seconds: float) -> None:
         if stop.wait(seconds):

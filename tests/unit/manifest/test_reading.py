@@ -22,6 +22,7 @@ from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.scan import scan
 from forebay.metrics import Counters
+from forebay.storage.deadline import Cancellation
 from forebay.storage.retry import ReadPolicy
 
 PATIENCE_S = 60.0
@@ -345,7 +346,7 @@ def test_a_stuck_read_is_replaced(parquet_folder: Folder, stuck: list[str]) -> N
 
 
 def test_a_stuck_read_can_be_cancelled(parquet_folder: Folder, stuck: list[str]) -> None:
-    cancelled = threading.Event()
+    cancelled = Cancellation()
     policy = ReadPolicy(deadline_s=2 * PATIENCE_S)
     reader = RowGroupReader(scan(parquet_folder({"a.parquet": [5]})), policy, cancelled=cancelled)
     timer = threading.Timer(0.1, cancelled.set)

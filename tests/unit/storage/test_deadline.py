@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from forebay.errors import Cancelled
-from forebay.storage.deadline import call_with_deadline
+from forebay.storage.deadline import Cancellation, call_with_deadline
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def stuck() -> Iterator[threading.Event]:
 def test_result_and_error_pass_through() -> None:
     assert call_with_deadline(lambda: 42, 60.0) == 42
     with pytest.raises(KeyError, match="gone"):
-        call_with_deadline(lambda: {}["gone"], 60.0, threading.Event())
+        call_with_deadline(lambda: {}["gone"], 60.0, Cancellation())
 
 
 def test_a_hanging_call_is_abandoned_at_its_deadline(stuck: threading.Event) -> None:
@@ -48,7 +49,7 @@ def test_the_abandoned_thread_ends_when_the_read_returns(stuck: threading.Event)
 
 
 def test_cancelling_is_prompt(stuck: threading.Event) -> None:
-    cancelled = threading.Event()
+    cancelled = Cancellation()
     timer = threading.Timer(0.1, cancelled.set)
     timer.start()
     start = time.monotonic()
@@ -58,8 +59,44 @@ def test_cancelling_is_prompt(stuck: threading.Event) -> None:
     timer.join()
 
 
+def test_a_waiting_call_does_not_poll() -> None:
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    call_with_deadline(lambda: time.sleep(1.0), 60.0, Cancellation())
+    wakes = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+    assert wakes < 20, "a look every 20 ms would be 50"
+
+
+def test_one_cancellation_ends_all_calls_that_wait(stuck: threading.Event) -> None:
+    cancelled, ended = Cancellation(), threading.Semaphore(0)
+
+    def wait() -> None:
+        with pytest.raises(Cancelled):
+            call_with_deadline(stuck.wait, 60.0, cancelled)
+        ended.release()
+
+    threads = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    cancelled.set()
+    assert all(ended.acquire(timeout=30.0) for _ in threads)
+    for thread in threads:
+        thread.join()
+
+
+def test_events_follow_a_cancellation_within_their_block_only() -> None:
+    cancelled, early, late, never = Cancellation(), threading.Event(), threading.Event(), threading.Event()
+    with cancelled.followed_by(never):
+        pass
+    with cancelled.followed_by(early):
+        cancelled.set()
+        assert early.is_set()
+    with cancelled.followed_by(late):
+        assert late.is_set()
+    assert not never.is_set()
+
+
 def test_nothing_is_started_once_cancelled() -> None:
-    cancelled = threading.Event()
+    cancelled = Cancellation()
     cancelled.set()
     called: list[int] = []
     with pytest.raises(Cancelled):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from forebay.errors import Cancelled, CorruptFile, InvalidOption, ReadFailed
+from forebay.storage.deadline import Cancellation
 from forebay.storage.retry import ReadPolicy, read
 
 QUICK = ReadPolicy(attempts=3, deadline_s=60.0, first_wait_s=0.001, max_wait_s=0.002)
@@ -85,7 +86,7 @@ def test_a_stuck_attempt_is_replaced() -> None:
 
 
 def test_cancelling_ends_the_wait_between_attempts() -> None:
-    cancelled = threading.Event()
+    cancelled = Cancellation()
     patient = ReadPolicy(attempts=5, first_wait_s=30.0, max_wait_s=60.0)
     timer = threading.Timer(0.1, cancelled.set)
     timer.start()
@@ -99,7 +100,7 @@ def test_cancelling_ends_the_wait_between_attempts() -> None:
 def test_waits_grow_and_stay_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
-    class RecordedWaits(threading.Event):
+    class RecordedWaits(Cancellation):
         def wait(self, timeout: float | None = None) -> bool:
             waits.append(timeout or 0.0)
             return False

@@ -14,6 +14,7 @@ from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.single_flight import SingleFlightPool
 from forebay.doctor.rounds.sample import HeldPagesReader, Sample, datasets_in, forget_pages
 from forebay.metrics import Counters
+from forebay.storage.deadline import Cancellation
 from forebay.transform.block import Block
 
 _POLL_S = 0.05
@@ -92,7 +93,7 @@ class BlockProduction:
 
     def _one_pass(self) -> None:
         room = threading.Semaphore(self._workers.num_reads)
-        cancelled, cores = threading.Event(), CpuShare(self._workers.num_cores())
+        cancelled, cores = Cancellation(), CpuShare(self._workers.num_cores())
         make = self._maker(cancelled, cores)
         pool = SingleFlightPool(make, num_threads=self._workers.num_reads, on_start=lower_thread_priority)
         began = self._last = time.perf_counter()
@@ -112,7 +113,7 @@ class BlockProduction:
             cores.close()
             pool.close(_CLOSE_S)
 
-    def _maker(self, cancelled: threading.Event, cores: CpuShare) -> Callable[[int], Block]:
+    def _maker(self, cancelled: Cancellation, cores: CpuShare) -> Callable[[int], Block]:
         options = BuildOptions(cancelled=cancelled, cores=cores)
         builders = {
             key: BlockBuilder(
