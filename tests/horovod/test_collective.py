@@ -17,6 +17,7 @@ from forebay.driver.horovod.collective import HorovodCollective
 from forebay.driver.horovod.strategy import HorovodDataParallel
 from forebay.manifest.manifest import Manifest
 from forebay.plan.plan import build_plan
+from forebay.testing.tables.many_tables import ManyRun, reduce_apart, train_many
 from forebay.train.collectives.collective import Collective
 from forebay.train.strategies.strategy import StrategyOptions
 
@@ -79,6 +80,8 @@ def laws(collective: Collective, options: StrategyOptions) -> dict[str, Any]:
             with torch.set_grad_enabled(counts_gradients), pytest.raises(NotImplementedError):
                 model(inputs)
         answer["means"] = means
+    many = ManyRun(tables=5, wire="float16")
+    answer["tables"] = train_many(collective, many), train_many(collective, replace(many, reduce=reduce_apart))
     return answer
 
 
@@ -97,6 +100,14 @@ def test_values_are_exchanged(answers: list[dict[str, Any]]) -> None:
         assert answer["float"][0] == pytest.approx(0.1 * total)
         assert [len(each["blob"]) for each in answer["gather"]] == [1000 * rank for rank in range(size)]
         assert (answer["share"], answer["nothing"], answer["unchanged"]) == (("from", 0), None, True)
+
+
+def test_gradients_of_tables_together_are_those_apart(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        together, apart = answer["tables"]
+        assert together.losses == apart.losses
+        assert all(torch.equal(together.tensors[name], values) for name, values in apart.tensors.items())
+        assert together.update == [int(len(answers) > 1)] * 4
 
 
 def test_all_begin_with_rank_0s_parameters(answers: list[dict[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from forebay.formatting import bytes_text
 from forebay.train.collectives.collective import Collective
 from forebay.train.setup import LocalTable
 from forebay.train.strategies.flat_part import FlatPart, flat_span
+from forebay.train.tables.exchange.gradients import reduce_together
 from forebay.train.tables.lookup.batch_features import BatchFeatures
 from forebay.train.tables.options import Tables
 from forebay.train.tables.owned_rows import OwnedRows, TableFacts
@@ -101,12 +102,14 @@ class ModelTables:
         Then place those whose use is known by now.
         """
         self._step += 1
+        reduce_together(self.shared.values())
         for shared in self.shared.values():
             shared.update(self._step, rate * self._options.optimizer.lr)
         self._measure()
 
     def squared_norm(self) -> Tensor:
         """Return the squared norm of the gradient of all tables over all ranks, float64."""
+        reduce_together(self.shared.values())
         total = torch.zeros((), dtype=torch.float64)
         for shared in self.shared.values():
             total += shared.squared_norm()
@@ -114,6 +117,7 @@ class ModelTables:
 
     def scale(self, factor: Tensor) -> None:
         """Multiply all gradients by a scalar."""
+        reduce_together(self.shared.values())
         for shared in self.shared.values():
             shared.scale(factor)
 

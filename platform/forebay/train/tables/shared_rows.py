@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from forebay.train.collectives.tensor_collectives import TensorCollectives
+from forebay.train.tables.exchange.pending_lookup import PendingLookup
 from forebay.train.tables.layout import TableLayout
 from forebay.train.tables.lookup.bad_ids import BeyondTable, raise_on_all_ranks
 from forebay.train.tables.owned_rows import OwnedRows, TableFacts
@@ -40,16 +41,6 @@ class TableUse:
     evicted: int = 0
 
 
-@dataclass(slots=True)
-class _Lookup:
-    """Rows that were looked up and wait for a gradient. `local` are the rows that others asked this rank for."""
-
-    rows: Tensor
-    local: Tensor
-    send: Sequence[int]
-    receive: Sequence[int]
-
-
 class SharedRows:
     """One table in one world. All ranks call every method alike.
 
@@ -60,7 +51,7 @@ class SharedRows:
     def __init__(
         self, tensors: TensorCollectives, placement: PlacementName, owned_of: OwnedOf, *, home: int, wire: WireName
     ) -> None:
-        self._tensors, self._wire = tensors, wire
+        self.tensors, self.wire = tensors, wire
         self.placement = placement
         facts = owned_of((0, 0)).facts
         self._layout = TableLayout(facts.rows)
@@ -69,14 +60,14 @@ class SharedRows:
         """First place, and the one after the last, of the rows that this rank saves: each row is saved once."""
         self.owned = owned_of((0, facts.rows) if placement == "replicate" else self.saved_span)
         self._edges = torch.tensor(self._bounds[1:-1])
-        self._pending: list[_Lookup] = []
+        self._pending: list[PendingLookup] = []
         self._due: tuple[Tensor, Tensor] | None = None
         self._refused: BeyondTable | None = None
         self.use = TableUse()
 
     @property
     def rank(self) -> int:
-        return self._tensors.rank
+        return self.tensors.rank
 
     @property
     def facts(self) -> TableFacts:
@@ -85,7 +76,7 @@ class SharedRows:
     @property
     def is_exchanged(self) -> bool:
         """Whether ranks ask each other for rows."""
-        return self._tensors.world_size > 1 and self.placement != "replicate"
+        return self.tensors.world_size > 1 and self.placement != "replicate"
 
     def refuse(self, ids: BeyondTable) -> None:
         """Have the lookup that follows raise `BadJob` on all ranks, which learn of it in an exchange of their own.
@@ -93,7 +84,7 @@ class SharedRows:
         Ranks do not ask each other for replicas. If they are trained, `reduce` raises it.
         """
         self._refused = ids
-        if self._tensors.world_size == 1:
+        if self.tensors.world_size == 1:
             self._raise_refused(torch.device("cpu"))
 
     def rows_of(self, ids: Tensor) -> Tensor:
@@ -109,21 +100,32 @@ class SharedRows:
             self._pending.append(found)
         return found.rows.index_select(0, inverse)
 
+    @property
+    def is_reduced(self) -> bool:
+        """Whether the gradients since the last update are summed over ranks."""
+        return self._due is not None
+
+    def sum_received(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> None:
+        """Sum the gradients of lookups, each of them as the owner of its rows got it: float32 [n, dim] for `asked`."""
+        self._due = self._summed([each.asked for each in pending], gradients)
+
     @torch.no_grad()
     def reduce(self) -> tuple[Tensor, Tensor]:
         """Return the rows of this rank that all lookups since the last update have changed, and their gradient.
 
-        That is [n], counted from the first own row, and float32 [n, dim]: the mean over ranks of their sums.
+        That is [n], counted from the first own row, and float32 [n, dim]: the mean over ranks of their sums. Of an
+        exchanged table, `reduce_together` comes first.
         """
         if self._due is None:
-            self._due = self._sum_exchanged() if self.is_exchanged else self._sum_replicas()
+            assert not self.is_exchanged, "reduced together with other tables"
+            self._due = self._sum_replicas()
         return self._due
 
     def squared_norm(self) -> Tensor:
         """Return this rank's share of the squared norm of the gradient, float64, a scalar."""
         square = self.reduce()[1].double().square().sum().cpu()
         # Every rank has all of a replicated gradient.
-        return square if self.is_exchanged else square / self._tensors.world_size
+        return square if self.is_exchanged else square / self.tensors.world_size
 
     def scale(self, factor: Tensor) -> None:
         """Multiply the gradient by a scalar."""
@@ -138,6 +140,11 @@ class SharedRows:
         self.use.steps += 1
         self.use.touched += len(rows)
         self._due = None
+
+    def pop_pending(self) -> list[PendingLookup]:
+        """Return the lookups since the last update, and forget them."""
+        pending, self._pending = self._pending, []
+        return pending
 
     def discard(self) -> None:
         """Forget all lookups and gradients since the last update."""
@@ -171,48 +178,39 @@ class SharedRows:
         begin = self.owned.begin + row
         return int(self._layout.ids(begin, begin + 1)[0])
 
-    def _fetch(self, unique: Tensor, *, is_trained: bool) -> _Lookup:
+    def _fetch(self, unique: Tensor, *, is_trained: bool) -> PendingLookup:
         if not self.is_exchanged:
-            if not is_trained and self._tensors.world_size > 1:
-                refused = self._tensors.all_reduce(self._refusals(unique.device))
+            if not is_trained and self.tensors.world_size > 1:
+                refused = self.tensors.all_reduce(self._refusals(unique.device))
                 self._raise_if(bool(refused), unique.device)
             local = unique.long()
-            return _Lookup(self.owned.read(local), local, (), ())
+            return PendingLookup(self.owned.read(local), local, (), ())
         edges = torch.searchsorted(unique, self._edges.to(unique)).tolist()
         send = [stop - start for start, stop in zip([0, *edges], [*edges, len(unique)], strict=True)]
         if self._refused is not None:  # Every rank is asked for a place that no table has.
-            send = [1] * self._tensors.world_size
+            send = [1] * self.tensors.world_size
             unique = unique.new_full((len(send),), _REFUSED)
-        asked, receive = self._tensors.exchange(unique, send)
+        asked, receive = self.tensors.exchange(unique, send)
         self._raise_if(bool((asked < 0).any()), asked.device)
         local = asked.long() - self.owned.begin
-        answer = to_wire(self.owned.read(local), self._wire)
-        rows, _ = self._tensors.exchange(answer, receive, send)
-        width = row_bytes(self.facts.dim, self._wire)
-        here = self._tensors.rank
+        answer = to_wire(self.owned.read(local), self.wire)
+        rows, _ = self.tensors.exchange(answer, receive, send)
+        width = row_bytes(self.facts.dim, self.wire)
+        here = self.tensors.rank
         self.use.sent_bytes += (len(unique) - send[here]) * (unique.element_size() + width)
         self.use.sent_bytes += (len(local) - receive[here]) * width
-        return _Lookup(from_wire(rows, self.facts.dim, self._wire), local, send, receive)
-
-    def _sum_exchanged(self) -> tuple[Tensor, Tensor]:
-        rows, gradients = [], []
-        for each in self._pop_pending():
-            outgoing = to_wire(_gradient(each), self._wire)
-            received, _ = self._tensors.exchange(outgoing, each.send, each.receive)
-            rows.append(each.local)
-            gradients.append(from_wire(received, self.facts.dim, self._wire))
-        return self._summed(rows, gradients)
+        return PendingLookup(from_wire(rows, self.facts.dim, self.wire), local, send, receive)
 
     def _sum_replicas(self) -> tuple[Tensor, Tensor]:
-        pending = self._pop_pending()
-        rows, gradient = self._summed([each.local for each in pending], [_gradient(each) for each in pending])
-        size = self._tensors.world_size
+        pending = self.pop_pending()
+        rows, gradient = self._summed([each.asked for each in pending], [each.gradient for each in pending])
+        size = self.tensors.world_size
         if size == 1:
             return rows, gradient
         # One more row tells whether a rank has looked up ids beyond the table.
         dense = gradient.new_zeros(self.facts.rows + 1, self.facts.dim).index_add_(0, rows, gradient)
         dense[-1] = self._refusals(dense.device)
-        dense = self._tensors.all_reduce(dense)
+        dense = self.tensors.all_reduce(dense)
         self.use.sent_bytes += 8 * dense.numel() * (size - 1) // size
         self._raise_if(bool(dense[-1].any()), dense.device)
         dense = dense[:-1]
@@ -225,11 +223,7 @@ class SharedRows:
         found, inverse = torch.unique(every, return_inverse=True)
         total = weight.new_zeros(len(found), self.facts.dim)
         total.index_add_(0, inverse, torch.cat([weight.new_empty(0, self.facts.dim), *gradients]))
-        return _without_zeros(found, total.div_(self._tensors.world_size))
-
-    def _pop_pending(self) -> list[_Lookup]:
-        pending, self._pending = self._pending, []
-        return pending
+        return _without_zeros(found, total.div_(self.tensors.world_size))
 
     def _refusals(self, device: torch.device) -> Tensor:
         return torch.tensor([float(self._refused is not None)], device=device)
@@ -240,7 +234,7 @@ class SharedRows:
 
     def _raise_refused(self, device: torch.device) -> NoReturn:
         refused, self._refused = self._refused, None
-        raise_on_all_ranks(self._tensors, self.facts, refused, device)
+        raise_on_all_ranks(self.tensors, self.facts, refused, device)
 
 
 OwnedOf = Callable[[tuple[int, int]], OwnedRows]
@@ -261,10 +255,6 @@ def _bounds(layout: TableLayout, placement: PlacementName, world_size: int, home
 
 def _chosen(mask: Tensor, ids: Tensor, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
     return ids[mask], {name: values[mask] for name, values in tensors.items()}
-
-
-def _gradient(lookup: _Lookup) -> Tensor:
-    return torch.zeros_like(lookup.rows) if lookup.rows.grad is None else lookup.rows.grad
 
 
 def _without_zeros(rows: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from forebay.checkpoint.parts.contents import Region
 from forebay.train.collectives.tensor_collectives import TensorCollectives
 from forebay.train.strategies.flat_part import FlatPart
+from forebay.train.tables.exchange.pending_lookup import PendingLookup
 from forebay.train.tables.layout import NUM_SHARDS
 from forebay.train.tables.owned_rows import WEIGHT, OwnedRows, TableFacts
 from forebay.train.tables.placement import PlacementName
@@ -22,17 +23,6 @@ from forebay.train.tables.vocabulary.count_sketch import CountSketch
 from forebay.train.tables.vocabulary.saved_rows import SavedRows
 from forebay.train.tables.vocabulary.shards import mixed, owners, shard_bounds, shards_of
 from forebay.train.tables.wire import WireName, from_wire, row_bytes, to_wire
-
-
-@dataclass(slots=True)
-class _OpenLookup:
-    """Rows that were looked up and wait for a gradient. `ids` and `counts` are what ranks asked this one for."""
-
-    rows: Tensor
-    ids: Tensor
-    counts: Tensor
-    send: Sequence[int]
-    receive: Sequence[int]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +57,8 @@ class OpenRows:
         wire: WireName,
         rows_done: Callable[[], int],
     ) -> None:
-        self._tensors, self._admission, self._wire, self._rows_done = tensors, admission, wire, rows_done
+        self.tensors, self.wire = tensors, wire
+        self._admission, self._rows_done = admission, rows_done
         self.rows, self.facts, self.use = rows, facts, TableUse()
         device = rows.ids.device
         bounds = shard_bounds(tensors.world_size)
@@ -77,7 +68,7 @@ class OpenRows:
         self._sketch = CountSketch(first, stop, facts.rows, device)
         self._saved = SavedRows(rows, self._sketch, shards, facts.rows)
         self._shard_rows = facts.rows // NUM_SHARDS
-        self._pending: list[_OpenLookup] = []
+        self._pending: list[PendingLookup] = []
         self._due: _OpenGradient | None = None
         self._window = self._check = 0
 
@@ -89,7 +80,7 @@ class OpenRows:
     @property
     def is_exchanged(self) -> bool:
         """Whether ranks ask each other for rows."""
-        return self._tensors.world_size > 1
+        return self.tensors.world_size > 1
 
     def rows_of(self, ids: Tensor) -> Tensor:
         """Return the rows of any ids [n], float32 [n, dim]. Each row is fetched once. A backward pass reaches it."""
@@ -106,12 +97,21 @@ class OpenRows:
         place = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
         return found.rows.index_select(0, place[inverse])
 
+    @property
+    def is_reduced(self) -> bool:
+        """Whether the gradients since the last update are summed over ranks."""
+        return self._due is not None
+
+    def sum_received(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> None:
+        """Sum the gradients of lookups, each of them as the owner of its rows got it: float32 [n, dim] for `asked`."""
+        self._due = self._summed(pending, gradients)
+
     @torch.no_grad()
     def squared_norm(self) -> Tensor:
         """Return this rank's share of the squared norm of the gradient, float64, a scalar."""
         squares = self._reduced().gradient.double().square().sum(1).cpu()
         # Every rank has the gradient of the shared row.
-        return squares.sum() if self._tensors.rank == 0 else squares[:-1].sum()
+        return squares.sum() if self.tensors.rank == 0 else squares[:-1].sum()
 
     def scale(self, factor: Tensor) -> None:
         """Multiply the gradient by a scalar."""
@@ -138,6 +138,11 @@ class OpenRows:
             self._count(due.ids[~due.is_own], due.counts[~due.is_own], position)
         self._evict(position)
 
+    def pop_pending(self) -> list[PendingLookup]:
+        """Return the lookups since the last update, and forget them."""
+        pending, self._pending = self._pending, []
+        return pending
+
     def discard(self) -> None:
         """Forget all lookups and gradients since the last update."""
         self._pending, self._due = [], None
@@ -150,7 +155,7 @@ class OpenRows:
 
     def parts(self) -> dict[str, FlatPart]:
         """Return this rank's parts of the rows, for a checkpoint."""
-        return self._saved.parts(self._tensors)
+        return self._saved.parts(self.tensors)
 
     def state(self) -> dict[str, Any]:
         """Return the rest of the state, which is the same on all ranks."""
@@ -174,7 +179,7 @@ class OpenRows:
         """
         device = self.rows.ids.device
         ids, order = torch.sort(ids.to(device))
-        own = self._owners[shards_of(mixed(ids))] == self._tensors.rank
+        own = self._owners[shards_of(mixed(ids))] == self.tensors.rank
         own[own.clone()] = self._fits(ids[own], seen.to(device)[order[own]])
         chosen = order[own].cpu()
         begin = self.rows.count + 1
@@ -197,18 +202,18 @@ class OpenRows:
         """Return the id of a row of `weight`."""
         return int(self.rows.ids[row])
 
-    def _fetch(self, asked: Tensor, counts: Tensor, *, is_trained: bool) -> _OpenLookup:
+    def _fetch(self, asked: Tensor, counts: Tensor, *, is_trained: bool) -> PendingLookup:
+        pairs = torch.stack([asked, counts], dim=1)
         if not self.is_exchanged:
-            return _OpenLookup(self._read(asked, is_trained=is_trained), asked, counts, (), ())
+            return PendingLookup(self._read(asked, is_trained=is_trained), pairs, (), ())
         rank_of = self._owners[shards_of(mixed(asked))]
-        send = torch.bincount(rank_of, minlength=self._tensors.world_size).tolist()
-        received, receive = self._tensors.exchange(torch.stack([asked, counts], dim=1), send)
-        ids, counts = received[:, 0].contiguous(), received[:, 1].contiguous()
-        answer = to_wire(self._read(ids, is_trained=is_trained), self._wire)
-        rows, _ = self._tensors.exchange(answer, receive, send)
-        width, here = row_bytes(self.facts.dim, self._wire), self._tensors.rank
-        self.use.sent_bytes += (len(asked) - send[here]) * (16 + width) + (len(ids) - receive[here]) * width
-        return _OpenLookup(from_wire(rows, self.facts.dim, self._wire), ids, counts, send, receive)
+        send = torch.bincount(rank_of, minlength=self.tensors.world_size).tolist()
+        received, receive = self.tensors.exchange(pairs, send)
+        answer = to_wire(self._read(received[:, 0].contiguous(), is_trained=is_trained), self.wire)
+        rows, _ = self.tensors.exchange(answer, receive, send)
+        width, here = row_bytes(self.facts.dim, self.wire), self.tensors.rank
+        self.use.sent_bytes += (len(asked) - send[here]) * (16 + width) + (len(received) - receive[here]) * width
+        return PendingLookup(from_wire(rows, self.facts.dim, self.wire), received, send, receive)
 
     def _read(self, ids: Tensor, *, is_trained: bool) -> Tensor:
         rows = self.rows.find(ids)
@@ -224,37 +229,26 @@ class OpenRows:
     @torch.no_grad()
     def _reduced(self) -> _OpenGradient:
         if self._due is None:
-            self._due = self._sum_gradients(self._pop_pending())
+            assert not self.is_exchanged, "reduced together with other tables"
+            pending = self.pop_pending()
+            self._due = self._summed(pending, [each.gradient for each in pending])
         return self._due
 
-    def _pop_pending(self) -> list[_OpenLookup]:
-        pending, self._pending = self._pending, []
-        return pending
-
-    def _sum_gradients(self, lookups: Sequence[_OpenLookup]) -> _OpenGradient:
+    def _summed(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> _OpenGradient:
         """Sum the gradients of equal ids in the order of lookups and, within one, of ranks. Divide by their number."""
-        weight, size = self.owned.tensors[WEIGHT], self._tensors.world_size
-        none = self.rows.ids.new_zeros(0)
-        asked = torch.cat([none, *(each.ids for each in lookups)])
-        counts = torch.cat([none, *(each.counts for each in lookups)])
-        gradients = torch.cat([weight.new_zeros(0, self.facts.dim), *map(self._received, lookups)])
-        touched = gradients.any(1)  # Rows of an empty part of a batch have no gradient, and are no lookups.
-        ids, inverse = torch.unique(asked[touched], return_inverse=True)
-        total = weight.new_zeros(len(ids), self.facts.dim).index_add_(0, inverse, gradients[touched]).div_(size)
-        counts = torch.zeros_like(ids).index_add_(0, inverse, counts[touched])
+        weight, size = self.owned.tensors[WEIGHT], self.tensors.world_size
+        asked = torch.cat([self.rows.ids.new_zeros(0, 2), *(each.asked for each in pending)])
+        gradient = torch.cat([weight.new_zeros(0, self.facts.dim), *gradients])
+        touched = gradient.any(1)  # Rows of an empty part of a batch have no gradient, and are no lookups.
+        ids, inverse = torch.unique(asked[touched, 0], return_inverse=True)
+        total = weight.new_zeros(len(ids), self.facts.dim).index_add_(0, inverse, gradient[touched]).div_(size)
+        counts = torch.zeros_like(ids).index_add_(0, inverse, asked[touched, 1])
         is_own = self.rows.find(ids) != SHARED
         if self._admission.is_immediate:
             is_own[~is_own] = self._fits(ids[~is_own], counts[~is_own])
-        shared = self._tensors.all_reduce(total[~is_own].sum(0))
+        shared = self.tensors.all_reduce(total[~is_own].sum(0))
         gradient = torch.cat([total * is_own.unsqueeze(1), shared.unsqueeze(0)])
         return _OpenGradient(ids=ids, counts=counts, gradient=gradient, is_own=is_own)
-
-    def _received(self, lookup: _OpenLookup) -> Tensor:
-        gradient = torch.zeros_like(lookup.rows) if lookup.rows.grad is None else lookup.rows.grad
-        if not self.is_exchanged:
-            return gradient
-        received, _ = self._tensors.exchange(to_wire(gradient, self._wire), lookup.send, lookup.receive)
-        return from_wire(received, self.facts.dim, self._wire)
 
     def _begin_window(self, position: int) -> None:
         window = self._admission.window_of(position)

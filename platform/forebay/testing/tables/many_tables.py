@@ -1,0 +1,139 @@
+"""Training of a model with several tables, and the number of its exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forebay.train.collectives.collective import Collective
+from forebay.train.collectives.tensor_collectives import TensorCollectives
+from forebay.train.strategies.flat_part import FlatPart
+from forebay.train.tables.model_tables import ModelTables
+from forebay.train.tables.optimizers import LazyAdam
+from forebay.train.tables.options import Tables
+from forebay.train.tables.shared_rows import SharedRows
+from forebay.train.tables.table import Table
+from forebay.train.tables.vocabulary.admission import Admission
+from forebay.train.tables.vocabulary.open_rows import OpenRows
+from forebay.train.tables.wire import WireName, from_wire, to_wire
+
+MANY_SEED, ROWS, BATCH = 11, 200, 16
+PLACEMENTS = {"tables.1": "table", "tables.3": "replicate"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManyRun:
+    """Run of `steps` steps of a model with `tables` tables. `reduce` sums the gradients of all before each step."""
+
+    tables: int
+    steps: int = 4
+    wire: WireName = "float32"
+    reduce: Callable[[Sequence[SharedRows | OpenRows]], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManyResult:
+    """Losses and tensors of one rank, and its numbers of exchanges in a forward pass and in an update, by step."""
+
+    losses: list[float]
+    tensors: dict[str, Tensor]
+    forward: list[int]
+    update: list[int]
+
+
+class ManyTables(nn.Module):
+    """Sum of rows of tables of 1, 2, 3, ... numbers a row. The third table is open, and the first looked up twice."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(
+            Table(ROWS, dim, scale=0.5, admission=Admission(min_count=2) if dim == 3 else None)
+            for dim in range(1, count + 1)
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return a number for each row of `ids` [n, tables + 1]."""
+        found = [table(column) for table, column in zip([*self.tables, self.tables[0]], ids.T, strict=True)]
+        return torch.cat([each.square() for each in found], dim=1).sum(1)
+
+
+class CountedExchanges:
+    """`TensorCollectives` that counts exchanges."""
+
+    def __init__(self, inner: TensorCollectives) -> None:
+        self._inner, self.count = inner, 0
+
+    def exchange(self, *args: Any) -> tuple[Tensor, Sequence[int]]:
+        self.count += 1
+        return self._inner.exchange(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class CountedCollective:
+    """`Collective` whose exchanges of tensors are counted."""
+
+    def __init__(self, inner: Collective) -> None:
+        self._inner, self.tensors = inner, CountedExchanges(inner.tensor_collectives())
+
+    def tensor_collectives(self) -> TensorCollectives:
+        return self.tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def train_many(inner: Collective, run: ManyRun) -> ManyResult:
+    """Train on this rank, with other ids on each one. Every second step clips the gradient."""
+    collective = CountedCollective(inner)
+    model = ManyTables(run.tables)
+    options = Tables(
+        LazyAdam(lr=0.1),
+        placement={f"tables.{number}": PLACEMENTS.get(f"tables.{number}", "rows") for number in range(run.tables)},
+        wire=run.wire,
+    )
+    tables = ModelTables(model, options, collective, seed=MANY_SEED)
+    losses, counts = [], [0]
+    for step in range(run.steps):
+        generator = torch.Generator().manual_seed(100 * step + inner.world.rank)
+        ids = torch.randint(ROWS, (BATCH, run.tables + 1), generator=generator) ** 2 // ROWS
+        loss = model(ids).mean()
+        losses.append(loss.item())
+        counts.append(collective.tensors.count)
+        loss.backward()
+        if run.reduce is not None:
+            run.reduce(list(tables.shared.values()))
+        if step % 2:
+            tables.scale(0.1 / tables.squared_norm().sqrt())
+        tables.step()
+        counts.append(collective.tensors.count)
+    between = [after - before for before, after in pairwise(counts)]
+    return ManyResult(losses=losses, tensors=_tensors_of(tables), forward=between[::2], update=between[1::2])
+
+
+@torch.no_grad()
+def reduce_apart(tables: Sequence[SharedRows | OpenRows]) -> None:
+    """Sum the gradients with one exchange for each lookup of each table."""
+    for shared in tables:
+        if shared.is_exchanged:
+            pending, gradients = shared.pop_pending(), []
+            for each in pending:
+                sent = to_wire(each.gradient, shared.wire)
+                received, _ = shared.tensors.exchange(sent, each.send, each.receive)
+                gradients.append(from_wire(received, shared.facts.dim, shared.wire))
+            shared.sum_received(pending, gradients)
+
+
+def _tensors_of(tables: ModelTables) -> dict[str, Tensor]:
+    """Return the tensors of this rank's rows and their state."""
+    return {
+        f"{name}.{key}": values.values if isinstance(values, FlatPart) else values
+        for name, parts in tables.state_dict()["rows"].items()
+        for key, values in parts.items()
+    }
