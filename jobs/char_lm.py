@@ -112,7 +112,7 @@ def evaluate(worker: fb.Worker, model: nn.Module) -> dict[str, float]:
     for batch in worker.held_out() or ():
         loss = next_token_loss(model, batch)
         if batch.weight > 0:
-            sums += loss.item() * batch.rows, batch.rows
+            sums += loss.item() * batch.num_rows, batch.num_rows
     model.train()
     total, count = worker.all_reduce(sums)
     return {"validation_loss": float(total / count)}

@@ -71,7 +71,7 @@ def attention_s(attn: Any, length: int) -> float:
     found = []
     for _ in range(3):
         began = time.process_time()
-        llm.token_loss(model, Batch({"tokens": row}, rows=1, size=1)).backward()
+        llm.token_loss(model, Batch({"tokens": row}, num_rows=1, size=1)).backward()
         found.append(time.process_time() - began)
     return min(found)
 

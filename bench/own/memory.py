@@ -30,7 +30,7 @@ def fill(data: str, cache: str) -> int:
     manifest = fb.scan(data)
     fb.save_manifest(manifest, f"{data}.manifest.parquet")
     with _loader(manifest, cache, window_rows=1 << 16) as loader:
-        return sum(batch.rows for batch in loader)
+        return sum(batch.num_rows for batch in loader)
 
 
 def train(data: str, cache: str, window_rows: int, pause_s: float) -> dict[str, float]:

@@ -55,7 +55,7 @@ def epochs(data: str, cache: str, order: str, count: int) -> dict[str, float]:
             pass
         clock, busy, rows = time.perf_counter(), time.process_time(), 0
         for _ in range(count):
-            rows += sum(batch.rows for batch in loader)
+            rows += sum(batch.num_rows for batch in loader)
         found = {"wall_s": time.perf_counter() - clock, "cpu_s": time.process_time() - busy, "rows": rows}
         assert rows == count * plan.num_rows
     return found

@@ -30,7 +30,7 @@ GLOBAL_BATCH = 8192
 def fill(data: str, cache: str) -> int:
     """Cache the whole data set. Returns its number of rows."""
     with _loader(data, cache) as loader:
-        return sum(batch.rows for batch in loader)
+        return sum(batch.num_rows for batch in loader)
 
 
 def read(data: str, cache: str, readers: int, cores: int, epochs: int, start: str) -> float:
@@ -67,7 +67,7 @@ def touch_all(loader: fb.Loader) -> int:
     for batch in loader:
         for array in batch.values():
             np.add.reduce(array.numpy().reshape(-1).view(np.uint32))
-        rows += batch.rows
+        rows += batch.num_rows
     return rows
 
 

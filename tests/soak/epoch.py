@@ -51,7 +51,7 @@ def take_steps(setting: SoakSetting, ranks: list, seen: Seen, on_step: OnStep = 
 
 def held(batch: fb.Batch) -> dict[str, np.ndarray]:
     """A copy of the rows of a batch that have weight."""
-    rows = batch.rows  # a rank without rows gets one dummy row of weight 0
+    rows = batch.num_rows  # a rank without rows gets one dummy row of weight 0
     return {name: np.array(array[:rows]) for name, array in batch.items()}
 
 

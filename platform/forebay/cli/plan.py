@@ -16,6 +16,7 @@ from forebay.cli.output import only_the_document, print_facts, print_json, print
 from forebay.errors import InvalidOption, WrongType
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
+from forebay.manifest.rows.file_rows import FileRows
 from forebay.manifest.saved import load_manifest
 from forebay.plan.digest import order_digest
 from forebay.plan.mixture.mixture import Mixture
@@ -77,11 +78,11 @@ def plan(
         _show_quality(built, epoch, batch, label, as_json=as_json)
         return
     position = _position(built, step, batch, policy)
-    block, row = built.batch(epoch, position, batch, World(rank=rank, size=world), last=policy)
     size = built.batch_size(position, batch, last=policy)
+    block, row = built.batch(epoch, position, batch, World(rank=rank, size=world), last=policy)
+    rows = [each[:3] for each in FileRows.of(built.manifests, block, row)]
     facts = {"plan": built.id, "lanes": built.lanes, "largest_world": built.lanes, "window_rows": built.window_rows}
-    facts |= {"epoch": epoch, "step": step, "position": position, "size": size, "rows": len(row)}
-    rows = _named(built, block, row)
+    facts |= {"epoch": epoch, "step": step, "position": position, "size": size, "rows": len(rows)}
     if as_json:
         print_json(facts | {"rank": rank, "world": world, "row_ids": rows})
         return
@@ -194,12 +195,3 @@ def _position(plan: Plan, step: int, batch: int, last: Last) -> int:
     if last == "drop":
         return step * batch
     return step * (plan.num_rows // batches) + min(step, plan.num_rows % batches)
-
-
-def _named(plan: Plan, block: np.ndarray[tuple[int], np.dtype[np.int64]], row: object) -> list[tuple[str, int, int]]:
-    manifest = plan.manifest
-    files, groups = manifest.file_of[block].tolist(), manifest.group_of[block].tolist()
-    return [
-        (manifest.files[file].path, group, number)
-        for file, group, number in zip(files, groups, np.asarray(row).tolist(), strict=True)
-    ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from forebay.errors import InvalidOption
 from forebay.loader.device.in_flight import PROCESS_RING
+from forebay.manifest.rows.file_rows import FileRows
 
 
 class Batch(dict[str, Any]):
@@ -17,9 +21,9 @@ class Batch(dict[str, Any]):
     Attributes:
         position: Position of the global batch in its epoch, in rows.
         size: Rows of the global batch, over all ranks.
-        rows: Rows of this rank's part.
-        weight: `rows * world size / size`. A mean loss over the part, times this weight, averaged over the ranks, is
-            the exact mean over the global batch. 0 for the one dummy row that a rank with an empty part gets.
+        num_rows: Rows of this rank's part.
+        weight: `num_rows * world size / size`. A mean loss over the part, times this weight, averaged over the ranks,
+            is the exact mean over the global batch. 0 for the one dummy row that a rank with an empty part gets.
         epoch: Number of its epoch, from 0.
         ends_epoch: True for the last batch of its epoch.
         source: Number of the data set of each row, int16 [rows], in the order of the mixture's names. None for the
@@ -30,17 +34,40 @@ class Batch(dict[str, Any]):
     """
 
     def __init__(
-        self, arrays: Any = (), *, position: int = 0, size: int = 0, rows: int = 0, weight: float = 1.0
+        self, arrays: Any = (), *, position: int = 0, size: int = 0, num_rows: int = 0, weight: float = 1.0
     ) -> None:
         # Defaults, because torch rebuilds mappings that it moves between devices as type(batch)(items).
         super().__init__(arrays)
-        self.position, self.size, self.rows, self.weight = position, size, rows, weight
+        self.position, self.size, self.num_rows, self.weight = position, size, num_rows, weight
         self.epoch = 0
         self.ends_epoch = False
         self.source: Any = None
         self.names: tuple[str, ...] = ()
         self.copied: Any = None
         self._windows: Any = None
+        self._file_rows: FileRows | Callable[[], FileRows] | None = None
+
+    def rows(self) -> FileRows:
+        """File, row group and number in the row group of each row, in the order of the arrays.
+
+        `rows()[0]` is a `FileRow`, as text `day=1/a.parquet:3:128`. With a filter or deleted rows, the number is still
+        that in the file. Computed from the plan at the first call, which no training loop needs.
+
+        Raises:
+            InvalidOption: Rows that are windows of series, or a batch that no `Loader` made.
+        """
+        if self._file_rows is None:
+            raise InvalidOption(
+                "rows() names rows of files, and this batch knows none. It works on batches of an fb.Loader, or of "
+                "worker.loader(). Copy them with batch.to(device)."
+            )
+        if callable(self._file_rows):
+            self._file_rows = self._file_rows()
+        return self._file_rows
+
+    def set_file_rows(self, make: Callable[[], FileRows]) -> None:
+        """Set the function that finds the rows of this batch."""
+        self._file_rows = make
 
     @property
     def windows(self) -> Any:
@@ -56,15 +83,20 @@ class Batch(dict[str, Any]):
         """Set the windows, or a function that makes them at the first use."""
         self._windows = windows
 
-    def take_windows_of(self, other: Batch) -> None:
-        """Have the windows of another batch, without making them."""
-        self._windows = other._windows
+    def take_origin_of(self, other: Batch) -> None:
+        """Have the windows and rows of another batch, without making them."""
+        self._windows, self._file_rows = other._windows, other._file_rows
 
     def __getstate__(self) -> dict[str, Any]:
-        """Attributes for a pickle. The function that makes the windows holds their whole index, so it stays here, and
-        so does an event.
+        """Attributes for a pickle. The functions that make windows and rows hold their whole index, so they stay here,
+        and so does an event.
         """
-        return self.__dict__ | {"_windows": self.windows, "copied": None}
+        is_known = self._file_rows is not None and self.windows is None
+        return self.__dict__ | {
+            "_windows": self.windows,
+            "_file_rows": self.rows() if is_known else None,
+            "copied": None,
+        }
 
     def to(self, device: torch.device | str) -> Batch:
         """Copy of the batch on a device. Copies from page-locked memory overlap with work of the host.
@@ -81,7 +113,9 @@ class Batch(dict[str, Any]):
         """Copy of some rows of a batch of tensors, as a part of `weight`."""
         # Always a fresh contiguous copy: kernels also choose their algorithm by strides and alignment.
         part = self.with_arrays({name: values[_index(rows, values)] for name, values in self.items()})
-        part.rows, part.weight = len(rows), weight
+        part.num_rows, part.weight = len(rows), weight
+        if self._file_rows is not None:
+            part.set_file_rows(partial(_taken, self._file_rows, rows))
         if self.source is not None:
             part.source = self.source[_index(rows, self.source)]
         if self.windows is not None:
@@ -90,7 +124,7 @@ class Batch(dict[str, Any]):
 
     def with_arrays(self, arrays: dict[str, Any]) -> Batch:
         """Batch of other arrays at the same place of the epoch."""
-        batch = Batch(arrays, position=self.position, size=self.size, rows=self.rows, weight=self.weight)
+        batch = Batch(arrays, position=self.position, size=self.size, num_rows=self.num_rows, weight=self.weight)
         batch.epoch, batch.ends_epoch, batch.names = self.epoch, self.ends_epoch, self.names
         return batch
 
@@ -112,11 +146,15 @@ def start_copy(batch: Batch, device: torch.device | str) -> Batch:
     if batch.source is not None:
         moved.source = torch.as_tensor(batch.source).to(device, non_blocking=True)
     # Read by the host, which names the series: it stays there, unmade until then.
-    moved.take_windows_of(batch)
+    moved.take_origin_of(batch)
     if torch.device(device).type == "cuda":
         moved.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         moved.copied.record(torch.cuda.current_stream(device))
     return moved
+
+
+def _taken(file_rows: FileRows | Callable[[], FileRows], numbers: NDArray[np.int64]) -> FileRows:
+    return (file_rows() if callable(file_rows) else file_rows).take(numbers)
 
 
 def _index(rows: NDArray[np.int64], values: torch.Tensor) -> torch.Tensor:

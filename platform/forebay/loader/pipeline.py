@@ -122,19 +122,21 @@ class Pipeline:
 
     def _make_batches(self) -> None:
         plan, options = self._options.plan, self._options
-        cut = Cut(options.global_batch, options.last, options.world)
+        cut, owned = Cut(options.global_batch, options.last, options.world), plan.owned_lanes(options.world)
         with closing(SerialExecutor()) as executor:
             parts = parts_in_order(plan, cut, executor, epoch=self._epoch, position=self._position)
             while part := self._next_part(parts, executor):
                 rows, world_size = part.rows, options.world.size
                 # A rank without rows also steps, on a real row of weight 0: a row of zeros could become NaN.
                 weight = len(rows.row) * world_size / part.size
+                stop, lanes = part.position + part.size, owned
                 if not weight:
-                    every = range(plan.lanes)
-                    rows = plan.positioned_rows(self._epoch, part.position, part.position + 1, every)
+                    stop, lanes = part.position + 1, tuple(range(plan.lanes))
+                    rows = plan.positioned_rows(self._epoch, part.position, stop, lanes)
                 batch, num_bytes = self._gather(rows, position=part.position, size=part.size, weight=weight)
-                stop = part.position + part.size
-                batch.ends_epoch = not plan.batch_size(stop, options.global_batch, last=options.last)
+                batch.set_file_rows(partial(plan.file_rows, self._epoch, part.position, stop, lanes))
+                end = part.position + part.size
+                batch.ends_epoch = not plan.batch_size(end, options.global_batch, last=options.last)
                 self._queue.put(batch, num_bytes)
 
     def _next_part(self, parts: Iterator[RankPart], executor: SerialExecutor) -> RankPart | None:
@@ -158,7 +160,8 @@ class Pipeline:
         for block in borrowed:
             self._table.remove(block)
         tensors = arrays if self._options.as_numpy else as_tensors(arrays)
-        batch = Batch(dict(tensors), position=position, size=size, rows=len(rows.row) if weight else 0, weight=weight)
+        num_rows = len(rows.row) if weight else 0
+        batch = Batch(dict(tensors), position=position, size=size, num_rows=num_rows, weight=weight)
         batch.epoch = self._epoch
         if self._sources is not None:
             source, batch.names = self._sources[rows.block], self._options.plan.names

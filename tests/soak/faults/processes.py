@@ -92,9 +92,9 @@ def write_steps(setting: SoakSetting, path: Path, on_step: Callable[[int], objec
 
 
 def _ids(batch: fb.Batch) -> list[int]:
-    ids = np.array(batch["id"][: batch.rows])
+    ids = np.array(batch["id"][: batch.num_rows])
     # The parent reads ids only: the rest of a row is compared here with the content that its id demands.
-    assert all(np.array_equal(batch[name][: batch.rows], array) for name, array in row_of(ids).items())
+    assert all(np.array_equal(batch[name][: batch.num_rows], array) for name, array in row_of(ids).items())
     return ids.tolist()
 
 

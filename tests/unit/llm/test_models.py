@@ -131,7 +131,7 @@ def test_activations_that_are_computed_again_change_no_gradient(adapter: Lora | 
         spec = ModelSpec(name="tiny", vocab_size=300, gradient_checkpointing=again, quantization=quantization)
         model = Recipe(model=spec, adapter=adapter).build_model()
         assert model.is_gradient_checkpointing is again
-        token_loss(model, Batch({"tokens": row}, rows=2, size=2)).backward()
+        token_loss(model, Batch({"tokens": row}, num_rows=2, size=2)).backward()
         found.append({name: each.grad for name, each in model.named_parameters() if each.requires_grad})
     kept, made = found
     assert kept.keys() == made.keys() and all(torch.equal(kept[name], made[name]) for name in kept)

@@ -55,7 +55,7 @@ def test_batches_are_tensors_of_the_promised_form(small: Any) -> None:
     assert (batch["dense"].dtype, tuple(batch["dense"].shape)) == (torch.float32, (rows, 2))
     assert (batch["tags"].dtype, tuple(batch["tags"].shape)) == (torch.int64, (rows, 3))
     assert batch["dense"][:, 0].tolist() == batch["id"].tolist()
-    assert (batch.position, batch.size, batch.rows, batch.weight, batch.epoch) == (0, rows, rows, 1.0, 0)
+    assert (batch.position, batch.size, batch.num_rows, batch.weight, batch.epoch) == (0, rows, rows, 1.0, 0)
     with small.loader(as_numpy=True) as loader:
         assert all(isinstance(array, np.ndarray) for array in next(iter(loader)).values())
 

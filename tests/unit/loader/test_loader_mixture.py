@@ -114,7 +114,7 @@ def test_ranks_share_the_same_global_batches(wide_plans: Plans, cache: fb.DiskCa
         for number, whole in enumerate(mixed.planned(1, 21)):
             group = [part[number] for part in parts]
             assert sorted(sum(rows_of(group), [])) == sorted(whole)
-            assert [batch.weight for batch in group] == [batch.rows * size / len(whole) for batch in group]
+            assert [batch.weight for batch in group] == [batch.num_rows * size / len(whole) for batch in group]
             assert {batch.size for batch in group} == {len(whole)}
 
 
@@ -149,13 +149,13 @@ def test_one_data_set_of_weight_one_gives_the_batches_of_its_plan(plans: Plans, 
         for _ in range(2):
             for left, right in zip(own, mixed, strict=True):
                 assert torch.equal(left["x"], right["x"]) and left.position == right.position
-                assert left.source is None and right.source.tolist() == [0] * right.rows
+                assert left.source is None and right.source.tolist() == [0] * right.num_rows
 
 
 def test_source_is_int16_and_moves_with_the_batch(mixed: Mixed) -> None:
     with mixed.loader() as loader:
         batch = next(iter(loader))
-    assert batch.source.dtype == torch.int16 and batch.source.shape == (batch.rows,)
+    assert batch.source.dtype == torch.int16 and batch.source.shape == (batch.num_rows,)
     assert batch.to("meta").source.device.type == "meta"
     part = batch.take(np.array([3, 1]), weight=0.5)
     assert part.source.tolist() == batch.source[[3, 1]].tolist() and part["id"].tolist() == batch["id"][[3, 1]].tolist()

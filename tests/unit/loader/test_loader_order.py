@@ -190,7 +190,7 @@ def test_tiny_data_gives_every_rank_a_step(parquet_folder: Callable[..., Path], 
             (batch,) = loader
             assert batch["x"].shape == (1, 1)
             assert torch.isfinite(batch["x"]).all()
-            assert batch.rows == (1 if batch.weight else 0)
+            assert batch.num_rows == (1 if batch.weight else 0)
             seen += epoch_ids([batch])
     assert sorted(sum(seen, [])) == [0, 1, 2]
 

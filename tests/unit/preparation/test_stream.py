@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import forebay as fb
@@ -96,6 +97,22 @@ def loader(stream: PreparedStream, rank: int = 0, size: int = 1) -> fb.Loader:
 
 def numbers(batch: Any) -> list[int]:
     return list(batch["number"][:, 0].tolist())
+
+
+def test_rows_of_a_stream_are_in_files_whose_names_begin_so(streamed: Start, gate: RowGate) -> None:
+    gate.open_to()
+    stream = streamed()
+    with loader(stream) as batches:
+        found = [
+            (str(row), number) for batch in batches for row, number in zip(batch.rows(), numbers(batch), strict=True)
+        ]
+    folder = Path(stream.wait().folder)
+    tables = {file.name: pq.ParquetFile(file) for file in folder.glob("*.parquet")}
+    assert len(found) == ROWS
+    for text, number in found[::37]:
+        begin, group, row = text.rsplit(":", 2)
+        table = next(tables[name] for name in tables if name.startswith(begin)).read_row_group(int(group))
+        assert table["number"][int(row)].as_py() == number
 
 
 def test_training_begins_before_preparation_is_half_done(streamed: Start, gate: RowGate) -> None:

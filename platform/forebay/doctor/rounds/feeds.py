@@ -110,7 +110,7 @@ def _within_epoch(batch: Batch) -> Batch:
 def _owned(batch: Batch, device: torch.device) -> Batch:
     """Copy of a batch that has its own memory, page-locked for a GPU."""
     owned = batch.take(np.arange(len(next(iter(batch.values())))), weight=batch.weight)
-    owned.rows = batch.rows
+    owned.num_rows = batch.num_rows
     if device.type == "cuda":
         owned.update({name: tensor.pin_memory() for name, tensor in owned.items()})
     return owned

@@ -61,4 +61,4 @@ class _RecordedWorker:
 
 def _checksums(batch: Batch) -> list[int]:
     arrays = [batch[name].numpy() for name in sorted(batch)]
-    return [xxhash.xxh3_64_intdigest(b"".join(each[row].tobytes() for each in arrays)) for row in range(batch.rows)]
+    return [xxhash.xxh3_64_intdigest(b"".join(each[row].tobytes() for each in arrays)) for row in range(batch.num_rows)]

@@ -74,7 +74,7 @@ class ExactReduction:
 
     def _parts(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
         """Yield the rows of each lane that has some."""
-        stop = batch.position + (batch.size if batch.rows else 0)
+        stop = batch.position + (batch.size if batch.num_rows else 0)
         lanes = self._plan.row_lanes(batch.epoch, batch.position, stop, self._owned)
         for lane in np.unique(lanes).tolist():
             rows = np.flatnonzero(lanes == lane)

@@ -63,7 +63,7 @@ class MicroBatches:
         """Passes of every rank: those of the largest part. A pure function of the plan."""
         if self.rows is None:
             return 1
-        most = batch.rows if world.size == 1 else _largest_part(batch, plan, world.size)
+        most = batch.num_rows if world.size == 1 else _largest_part(batch, plan, world.size)
         return max(-(-most // self.rows), 1)
 
     def over_ranks(
@@ -101,12 +101,12 @@ class MicroBatches:
         return losses[0] if len(losses) == 1 else sum(losses[1:], start=losses[0])
 
     def _parts(self, batch: Batch) -> Iterator[Batch]:
-        if self.rows is None or batch.rows <= self.rows:
+        if self.rows is None or batch.num_rows <= self.rows:
             yield batch
             return
-        for start in range(0, batch.rows, self.rows):
-            rows = np.arange(start, min(start + self.rows, batch.rows))
-            yield batch.take(rows, weight=batch.weight * len(rows) / batch.rows)
+        for start in range(0, batch.num_rows, self.rows):
+            rows = np.arange(start, min(start + self.rows, batch.num_rows))
+            yield batch.take(rows, weight=batch.weight * len(rows) / batch.num_rows)
 
     def _weight(self, part: Batch) -> float:
         return part.weight if self.scale is None or part.weight == 0 else self.scale

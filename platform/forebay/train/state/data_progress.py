@@ -139,7 +139,7 @@ class DataProgress:
             epoch=batch.epoch,
             position=end,
             size=batch.size + (before.size if before else 0),
-            rows=batch.rows + (before.rows if before else 0),
+            rows=batch.num_rows + (before.rows if before else 0),
             cursor=cursor,
             spans=(*(before.spans if before else ()), (batch.epoch, batch.position, batch.position + batch.size)),
         )

@@ -32,7 +32,7 @@ def documents(lengths: list[int]) -> list[Document]:
 
 def batch_of(packed: np.ndarray, weight: float = 1.0) -> Batch:
     arrays = {"tokens": torch.from_numpy(packed), "targets": torch.from_numpy(num_targets(packed))}
-    return Batch(arrays, rows=len(packed), size=len(packed), weight=weight)
+    return Batch(arrays, num_rows=len(packed), size=len(packed), weight=weight)
 
 
 @pytest.mark.parametrize("packing", ["bfd", "none"])

@@ -35,7 +35,7 @@ def documents() -> list[Document]:
 
 def batch_of(packed: np.ndarray) -> Batch:
     arrays = {"tokens": torch.from_numpy(packed), "targets": torch.from_numpy(num_targets(packed))}
-    return Batch(arrays, rows=len(packed), size=len(packed))
+    return Batch(arrays, num_rows=len(packed), size=len(packed))
 
 
 def model_of(attn: Any) -> Any:

@@ -40,7 +40,7 @@ class Gathered:
         self._made += 1
         tensor = torch.from_numpy(arrays["id"])
         self.addresses.add(tensor.data_ptr())
-        return Batch({"id": tensor}, rows=ROWS)
+        return Batch({"id": tensor}, num_rows=ROWS)
 
     def get_if_ready(self) -> Batch | None:
         return None if self._late and self._late[self._made % len(self._late)] else self.get()

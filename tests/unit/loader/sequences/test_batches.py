@@ -77,7 +77,7 @@ def test_batches_equal_pandas(case: int, tmp_path: Path) -> None:
         found = []
         with fb.Loader(fb.build_plan(part, seed=case), part.transform, cache, global_batch=16, as_numpy=True) as loader:
             for batch in loader:
-                for row in range(batch.rows):
+                for row in range(batch.num_rows):
                     entity, start = batch.windows[row].tolist()
                     found.append((entity, start))
                     steps = frame[frame.meter == series.entity_names([entity])[0]]

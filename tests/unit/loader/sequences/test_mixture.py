@@ -60,7 +60,9 @@ def facts_of(batches: Any) -> list[tuple[int, tuple[bytes, ...]]]:
     found = []
     for batch in batches:
         arrays = [batch.windows, *(batch[name] for name in sorted(batch))]
-        found += [(int(batch.source[row]), tuple(each[row].tobytes() for each in arrays)) for row in range(batch.rows)]
+        found += [
+            (int(batch.source[row]), tuple(each[row].tobytes() for each in arrays)) for row in range(batch.num_rows)
+        ]
     return found
 
 
@@ -81,7 +83,7 @@ def test_each_data_set_gives_the_windows_of_its_own_loader(make: Any, rule: str,
             while len(alone) < len(rows):
                 for batch in own:
                     arrays = [batch.windows, *(batch[key] for key in sorted(batch))]
-                    alone += [tuple(each[row].tobytes() for each in arrays) for row in range(batch.rows)]
+                    alone += [tuple(each[row].tobytes() for each in arrays) for row in range(batch.num_rows)]
         assert len(rows) > plans[name].num_rows, "more than one own epoch"
         assert rows == alone[: len(rows)]
 

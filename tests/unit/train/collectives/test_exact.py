@@ -92,7 +92,7 @@ def train(collective: Collective, kind: type[nn.Module], data: Data, epochs: int
         for _ in range(epochs):
             for batch in loader:
                 losses.append(exact.backward(batch, loss_of(model)).item())
-                seen.append(batch.rows)
+                seen.append(batch.num_rows)
                 unused.append([each.grad is None for each in model.parameters()])
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
                 optimizer.step()

@@ -130,7 +130,7 @@ def test_passes_follow_from_the_plan(make_data: Callable[..., Data]) -> None:
         with Loader(data.plan, data.transform, None, world=World(rank=rank, size=3), global_batch=10) as loader:
             parts.append(list(loader))
     for batches in zip(*parts, strict=True):
-        most = max(batch.rows for batch in batches)
+        most = max(batch.num_rows for batch in batches)
         for rank, batch in enumerate(batches):
             found = MicroBatches(rows=2).num_passes(batch, data.plan, World(rank=rank, size=3))
             assert found == -(-most // 2)
@@ -143,7 +143,7 @@ def test_batch_without_anything_that_counts_has_no_gradient(make_data: Callable[
 
 
 def test_unknown_array_and_no_rows_are_refused() -> None:
-    batch = Batch({"x": torch.ones(2)}, rows=2, size=2)
+    batch = Batch({"x": torch.ones(2)}, num_rows=2, size=2)
     with pytest.raises(InvalidOption, match="weigh_by='targets' is not an array of the batch, which has 'x'"):
         MicroBatches(weigh_by="targets").over(batch, SingleProcessCollective(), ranks=1)
     with pytest.raises(InvalidOption, match="micro_rows=0"):
