@@ -231,7 +231,9 @@ class HdfsServers:
         state = self.state()
         # Live comes before its report of blocks; until then reads find no place and fail.
         names = ("FSState", "NumLiveDataNodes", "NumStaleStorages", "NumberOfMissingBlocks")
-        return [state.get(name) for name in names] == ["Operational", 1, 0, 0]
+        # Its space comes with its second heartbeat; until then writes are "replicated to 0 nodes".
+        has_space = state.get("CapacityRemaining", 0) > 0
+        return has_space and [state.get(name) for name in names] == ["Operational", 1, 0, 0]
 
     def state(self) -> dict[str, Any]:
         """State that the NameNode reports. Empty while it is down."""

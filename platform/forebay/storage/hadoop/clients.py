@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import threading
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from forebay.errors import MissingPackage
 from forebay.foreign_code import replaced_errors
 from forebay.storage.credentials import redact
+from forebay.storage.hadoop.native import hdfs_native
 
 T = TypeVar("T")
 
@@ -43,14 +45,14 @@ class _TrackedClient:
 
     def __init__(self, address: HadoopAddress) -> None:
         try:
-            from hdfs_native import Client  # noqa: PLC0415 - optional extra
+            package = hdfs_native()
         except ImportError as error:
             raise MissingPackage(
                 f"{address.url or 'hdfs:///'} needs hdfs-native, which is not installed. Install it: pip install "
                 "'forebay[hdfs]'.",
                 package="hdfs-native",
             ) from error
-        self.client = Client(address.url or None, dict(address.settings), **dict(address.kerberos))
+        self.client = package.Client(address.url or None, dict(address.settings), **dict(address.kerberos))
         self._began: dict[object, float] = {}
 
     @contextmanager
@@ -66,7 +68,7 @@ class _TrackedClient:
         return any(time.monotonic() - began > SILENT_S for began in list(self._began.values()))
 
 
-_clients: dict[tuple[int, HadoopAddress], _TrackedClient] = {}
+_clients: dict[HadoopAddress, _TrackedClient] = {}
 _lock = threading.Lock()
 
 
@@ -83,21 +85,23 @@ def ask_name_node(address: HadoopAddress, ask: Callable[[Any], T]) -> T:
 
 
 def _tracked(address: HadoopAddress) -> _TrackedClient:
-    # Keyed by process: a client does not survive a fork.
-    key = (os.getpid(), address)
     with _lock:
-        known = _clients.get(key)
+        known = _clients.get(address)
         if known is None or known.is_silent():
-            known = _clients[key] = _TrackedClient(address)
+            known = _clients[address] = _TrackedClient(address)
         return known
 
 
-def _renew_the_lock() -> None:
+def _leave_to_parent() -> None:
     global _lock  # noqa: PLW0603 - another thread may hold it in the moment of a fork
     _lock = threading.Lock()
+    for known in _clients.values():
+        # Never freed: its end would wait for threads that a forked child does not have.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(known.client))
+    _clients.clear()
 
 
-os.register_at_fork(after_in_child=_renew_the_lock)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def plain_errors() -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 
 from forebay.storage.hadoop.clients import HadoopAddress, ask_name_node, plain_errors
+from forebay.storage.hadoop.native import hdfs_native
 
 Facts = dict[str, Any]
 
@@ -110,9 +111,7 @@ class HadoopFiles(AbstractFileSystem):  # type: ignore[misc]
 
     def create(self, name: str) -> Any:
         """Writer of a new file, which readers see from its first block on."""
-        from hdfs_native import WriteOptions  # noqa: PLC0415 - optional extra
-
-        options = WriteOptions()
+        options = hdfs_native().WriteOptions()
         options.overwrite = True
         if self._replication is not None:
             options.replication = self._replication
