@@ -106,6 +106,7 @@ BAD_URIS = [
     "abfs://account:{0}@127.0.0.1:1/c/x?nonsense={0}",
     "abfs://c@account.dfs.core.windows.net/x?client_secret={0}",
     "hdfs://user:{0}@name:8020/x",
+    "hdfs://name:8020/x?delegation={0}",
     "webhdfs://user:{0}@127.0.0.1:1/x",
     "webhdfs://127.0.0.1:1/x?token={0}",
     "nosuch://user:{0}@host/x?token={0}",

@@ -11,6 +11,7 @@ from forebay.llm.models import TINY
 from forebay.llm.recipe import Recipe
 from forebay.llm.source.folders import folder_digest
 from forebay.llm.source.prepared_tokens import PreparedTokens
+from forebay.uris import split_options
 
 _DIGITS = 12
 
@@ -62,7 +63,7 @@ def _adapter(adapter: Lora | None) -> str:
 def _data(tokens: PreparedTokens) -> str:
     """Names of the files and their size: the plan itself knows their content."""
     inputs = tokens.prepared.origin.inputs
-    names = sorted(PurePosixPath(uri.partition("?")[0]).name for uri in inputs)
+    names = sorted(PurePosixPath(split_options(uri)[0]).name for uri in inputs)
     sizes = [size for version in inputs.values() if (size := version.partition(" ")[0]).isdecimal()]
     more = "" if len(names) == 1 else f" and {len(names) - 1} more"
     total = f", {sum(map(int, sizes)):,} bytes" if len(sizes) == len(names) else ""

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forebay.errors import InvalidOption
 from forebay.manifest.rows.row_mask import KeptRows
+from forebay.uris import split_options, with_options
 
 MANIFEST_VERSION = 1
 """Part of every manifest id and of every saved manifest."""
@@ -219,8 +220,8 @@ class Manifest:
         """
         if self.root in ("", "/"):
             return self.root + file.path
-        root, mark, options = self.root.partition("?") if "://" in self.root else (self.root, "", "")
-        return f"{root}/{file.path}{mark}{options}"
+        root, options = split_options(self.root)
+        return with_options(f"{root}/{file.path}", options)
 
     def take(self, indices: Sequence[int] | ArrayLike) -> Manifest:
         """Manifest of the row groups at `indices` (in any order, or a boolean mask), with only the files that hold

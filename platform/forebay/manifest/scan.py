@@ -26,7 +26,7 @@ from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, 
 from forebay.manifest.statistics import check_statistics
 from forebay.storage.credentials import Access
 from forebay.storage.deadline import Cancellation
-from forebay.storage.filesystem import resolve_source
+from forebay.storage.filesystem import path_below, resolve_source
 from forebay.storage.listing.parquet_files import Uri
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import etag_of
@@ -265,7 +265,4 @@ def _manifest(sources: Sources, kept: list[Scanned], fields: tuple[Field, ...]) 
 
 def _relative(uri: str, root: str) -> str:
     """Path of a file below the root, as `Manifest.uri_of` expects it."""
-    if not root:
-        return uri
-    folder, mark, options = root.partition("?") if "://" in root else (root, "", "")
-    return uri[len(folder) :].removesuffix(mark + options).lstrip("/")
+    return path_below(uri, root) if root else uri

@@ -12,6 +12,7 @@ from urllib.parse import quote, quote_plus, unquote
 
 from forebay.errors import InvalidOption
 from forebay.foreign_code import replaced_errors
+from forebay.uris import split_options, with_options
 
 # An option that is not listed here counts as a credential: a misspelt `secret_kye` must not be printed either.
 PUBLIC_OPTIONS: dict[str, frozenset[str]] = {
@@ -155,22 +156,22 @@ def redacting() -> Iterator[None]:
 
 
 def _split(uri: str) -> tuple[str, Credentials | None]:
-    scheme, _, rest = uri.partition("://")
-    head, mark, query = rest.partition("?")
+    full, marked = split_options(uri)
+    scheme, _, head = full.partition("://")
     netloc, slash, path = head.partition("/")
     _refuse_slash(scheme, netloc, path)
     before, at, host = netloc.rpartition("@")
     user, colon, password = before.partition(":")
     # An S3 access key is secret. A container, an account or a Unix user is not.
     hidden_user = user if scheme == "s3" else ""
-    options = [option for option in query.split("&") if option]
+    options = [option for option in marked[1:].split("&") if option]
     secret = [option for option in options if is_secret(scheme, option.partition("=")[0])]
     if not (secret or colon or hidden_user):
         return uri, None
     public = [option for option in options if option not in secret]
     shown = "" if scheme == "s3" or not at else user + at
     pairs = tuple((name, value) for name, _, value in (option.partition("=") for option in secret))
-    name = f"{scheme}://{shown}{host}{slash}{path}" + (mark + "&".join(public) if public else "")
+    name = with_options(f"{scheme}://{shown}{host}{slash}{path}", "?" + "&".join(public) if public else "")
     return name, Credentials(user, password, pairs)
 
 
@@ -223,10 +224,10 @@ def _quoted_plus(secret: str) -> str:
 
 
 def _place(uri: str) -> tuple[_Place, str]:
-    scheme, _, rest = uri.partition("://")
-    head, _, query = rest.partition("?")
-    host, _, path = head.partition("/")
-    return _Place(scheme, host, frozenset(query.split("&"))), path.rstrip("/")
+    name, options = split_options(uri)
+    scheme, _, rest = name.partition("://")
+    host, _, path = rest.partition("/")
+    return _Place(scheme, host, frozenset(options[1:].split("&"))), path.rstrip("/")
 
 
 def _shared(one: list[str], other: list[str]) -> int:

@@ -16,8 +16,9 @@ from forebay.storage.arrow_stores import ARROW_SCHEMES, open_store
 from forebay.storage.credentials import Credentials, granted, redact, without_credentials
 from forebay.storage.fsspec_bridge import Bridge, open_fsspec
 from forebay.storage.hadoop import location as hadoop
+from forebay.uris import HADOOP_SCHEMES, is_hadoop, split_options, with_options
 
-_OWN = (*ARROW_SCHEMES, *hadoop.SCHEMES)
+_OWN = (*ARROW_SCHEMES, *HADOOP_SCHEMES)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -73,9 +74,11 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
         path = os.path.normpath(named.absolute())
         return Location(fs.LocalFileSystem(), path, path)
     scheme = found[1].lower()
-    public = without_credentials(scheme + text[len(scheme) :])
-    if scheme in hadoop.SCHEMES:
-        return _hadoop_location(public, scheme, once=once)
+    full = scheme + text[len(scheme) :]
+    if is_hadoop(full):
+        hadoop.refuse_unknown_options(full)
+        return _hadoop_location(without_credentials(full), scheme, once=once)
+    public = without_credentials(full)
     if scheme not in ARROW_SCHEMES:
         return _fsspec_location(public, scheme)
     parts = urlsplit(public)
@@ -87,10 +90,10 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
 def _hadoop_location(public: str, scheme: str, *, once: bool) -> Location:
     if granted(public).password:
         raise InvalidOption(f"{public}: HDFS has no passwords. Use Kerberos, or leave it out.", uri=public)
-    netloc, _, rest = public.partition("://")[2].partition("/")
-    name, query = hadoop.split_options(rest)
-    path = "/" + name.strip("/")
-    return Location(fs.PyFileSystem(Bridge(hadoop.open_hadoop(scheme, netloc, query, once=once))), path, public)
+    place, options = split_options(public)
+    netloc, _, name = place.partition("://")[2].partition("/")
+    files = hadoop.open_hadoop(scheme, netloc, options.lstrip("?"), once=once)
+    return Location(fs.PyFileSystem(Bridge(files)), "/" + name.strip("/"), public)
 
 
 def _fsspec_location(public: str, scheme: str) -> Location:
@@ -144,5 +147,12 @@ def below(uri: str, name: str) -> str:
     >>> below("s3://bucket/runs/?region=eu-west-1", "ctr")
     's3://bucket/runs/ctr?region=eu-west-1'
     """
-    folder, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
-    return f"{folder.rstrip('/')}/{name}{mark}{options}"
+    folder, options = split_options(uri)
+    return with_options(f"{folder.rstrip('/')}/{name}", options)
+
+
+def path_below(uri: str, folder: str) -> str:
+    """Path of the file `uri` within `folder`: `below(folder, path)` is `uri` again."""
+    name, options = split_options(folder)
+    file = split_options(uri)[0] if is_hadoop(uri) else uri.removesuffix(options)
+    return file[len(name) :].lstrip("/")

@@ -15,6 +15,7 @@ from forebay.manifest.scan import scan
 from forebay.storage.filesystem import resolve
 from forebay.storage.listing.parquet_files import SUFFIXES, Uri, find_files
 from forebay.storage.versions import FoundFile
+from forebay.uris import split_options
 
 SPAN_BYTES = 16 << 20
 """About 4 million tokens of English text: enough documents to fill rows well, few enough to hold them in memory."""
@@ -110,7 +111,7 @@ def _row_group_spans(manifest: Manifest, span_bytes: int) -> Iterator[TextSpan]:
 
 
 def _format_of(uri: str) -> Format:
-    name = PurePosixPath(uri.partition("?")[0] if "://" in uri else uri).name
+    name = PurePosixPath(split_options(uri)[0]).name
     found = [kind for suffix, kind in _FORMATS.items() if name.endswith(suffix)]
     if not found:
         raise InvalidOption(

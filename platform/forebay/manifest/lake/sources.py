@@ -18,6 +18,7 @@ from forebay.storage.filesystem import resolve_source
 from forebay.storage.listing.parquet_files import Listing, Uri, find_parquet
 from forebay.storage.retry import ReadPolicy
 from forebay.storage.versions import FoundFile
+from forebay.uris import split_options
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,8 +94,8 @@ def _files(listing: Listing) -> tuple[SourceFile, ...]:
 
 
 def _of_listing(listing: Listing) -> Sources:
-    folder, _, _ = listing.root.partition("?")
-    values = [partition_values(file.uri.partition("?")[0][len(folder) :].lstrip("/")) for file in listing.files]
+    skip = len(split_options(listing.root)[0])
+    values = [partition_values(split_options(file.uri)[0][skip:].lstrip("/")) for file in listing.files]
     return Sources(
         root=listing.root,
         files=tuple(SourceFile(file, each) for file, each in zip(listing.files, values, strict=True)),

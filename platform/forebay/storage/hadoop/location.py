@@ -11,33 +11,36 @@ from xml.etree import ElementTree
 from forebay.errors import InvalidOption
 from forebay.storage.hadoop.clients import ONCE, HadoopAddress, ask_name_node
 from forebay.storage.hadoop.files import HadoopFiles
+from forebay.uris import END_OF_NAME, split_options
 
-SCHEMES = ("hdfs", "viewfs")
 _PORT = 8020
 _KERBEROS = ("kerberos_principal", "kerberos_keytab", "kerberos_cache")
 _OPTIONS = ("user", "replication", *_KERBEROS)
 
 
-def split_options(rest: str) -> tuple[str, str]:
-    """Name and options of what follows the authority of a URI. A `?` without a `=` after it is part of the name."""
-    name, mark, query = rest.rpartition("?")
-    return (name, query) if mark and "=" in query else (rest, "")
+def refuse_unknown_options(uri: str) -> None:
+    """Raise `InvalidOption` for options that `hdfs://` does not have. Their values, possibly secrets, are not shown."""
+    name, options = split_options(uri)
+    unknown = sorted({option for option, _ in parse_qsl(options[1:], keep_blank_values=True)} - set(_OPTIONS))
+    if unknown:
+        scheme, _, rest = name.partition("://")
+        shown = f"{scheme}://{rest.rpartition('@')[2]}"
+        raise InvalidOption(
+            f"{shown}: {scheme}:// has no option {', '.join(unknown)}. It has {', '.join(_OPTIONS)}; everything else "
+            f"is set in the files of HADOOP_CONF_DIR. A name that has a ? here is written with {END_OF_NAME} at its "
+            "end.",
+            uri=shown,
+        )
 
 
 def open_hadoop(scheme: str, netloc: str, query: str, *, once: bool) -> HadoopFiles:
     """Files of the HDFS that the parts of a URI name. With `once`, for reads that `storage.retry` repeats.
 
-    Raises `InvalidOption` for an option or a user that hdfs-native cannot take, or if it is not installed.
+    Raises `InvalidOption` for a value or a user that hdfs-native cannot take, or if it is not installed.
     """
     user, _, host = netloc.rpartition("@")
     shown = f"{scheme}://{netloc}/" + (f"?{query}" if query else "")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    if unknown := sorted(options.keys() - set(_OPTIONS)):
-        raise InvalidOption(
-            f"{shown}: {scheme}:// has no option {', '.join(unknown)}. It has {', '.join(_OPTIONS)}; everything else "
-            "is set in the files of HADOOP_CONF_DIR.",
-            uri=shown,
-        )
     _check_user(shown, options.get("user") or user)
     kerberos = tuple((name, options[name]) for name in _KERBEROS if name in options)
     address = HadoopAddress(_url(scheme, host), ONCE if once else (), kerberos)

@@ -13,11 +13,12 @@ from urllib.parse import quote
 from pyarrow import fs
 
 from forebay.errors import NoFiles, ReadFailed
-from forebay.storage.filesystem import Location, resolve_source
+from forebay.storage.filesystem import Location, below, resolve_source
 from forebay.storage.listing.globs import everything, expand, fixed_part, is_pattern, visible, walk
 from forebay.storage.listing.table_formats import TableSearch
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import FoundFile, found
+from forebay.uris import split_options, with_options
 
 SUFFIXES = (".parquet", ".parq", ".pq")
 """Suffixes of Parquet files, taken from a folder. A file that is named itself, or by a pattern, may have any suffix."""
@@ -122,25 +123,24 @@ def _below(
 
 def child_uri(base: Location, path: str) -> str:
     """URI of the file `path` of a file system, which is below the folder `base`."""
-    below = path[len(base.path.rstrip("/")) :].strip("/")
+    inner = path[len(base.path.rstrip("/")) :].strip("/")
     if base.is_local:
-        return f"{base.path.rstrip('/')}/{below}"
-    folder, mark, options = base.uri.partition("?")
+        return f"{base.path.rstrip('/')}/{inner}"
     # Arrow decodes the paths of its URIs. fsspec uses them as they are.
-    name = below if isinstance(base.fs, fs.PyFileSystem) else quote(below, safe="/=,:@+")
-    return f"{folder.rstrip('/')}/{name}{mark}{options}"
+    name = inner if isinstance(base.fs, fs.PyFileSystem) else quote(inner, safe="/=,:@+")
+    return below(base.uri, name)
 
 
 def _fixed_uri(location: Location) -> str:
     if location.is_local:
         return fixed_part(location.path)
-    folder, mark, options = location.uri.partition("?")
-    return fixed_part(folder) + mark + options
+    name, options = split_options(location.uri)
+    return with_options(fixed_part(name), options)
 
 
 def _parent(uri: str) -> str:
-    folder, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
-    return (folder.rpartition("/")[0] or "/") + mark + options
+    name, options = split_options(uri)
+    return with_options(name.rpartition("/")[0] or "/", options)
 
 
 def _common_root(roots: list[str]) -> str:
@@ -149,15 +149,15 @@ def _common_root(roots: list[str]) -> str:
     >>> _common_root(["s3://b/data/2024", "s3://b/data/2025"])
     's3://b/data'
     """
-    split = [root.partition("?") if "://" in root else (root, "", "") for root in roots]
-    options = {mark + query for _, mark, query in split}
-    folders = [folder.rstrip("/").split("/") for folder, _, _ in split]
+    split = [split_options(root) for root in roots]
+    options = {marked for _, marked in split}
+    folders = [folder.rstrip("/").split("/") for folder, _ in split]
     levels = takewhile(lambda level: len(set(level)) == 1, zip(*folders, strict=False))
     shared = [level[0] for level in levels]
     is_remote = "://" in roots[0]
     if len(options) > 1 or len(shared) < (3 if is_remote else 1):
         return ""
-    return ("/".join(shared) or "/") + options.pop()
+    return with_options("/".join(shared) or "/", options.pop())
 
 
 def _nothing_at(location: Location, suffixes: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ from forebay.errors import NotPlainParquet
 from forebay.storage.filesystem import Location
 from forebay.storage.listing.globs import children, is_hidden
 from forebay.storage.retry import as_refusal
+from forebay.uris import split_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,7 @@ def _upwards(folder: str) -> Iterator[str]:
 
 def _store(uri: str) -> str:
     """Identity of a store: scheme, host and options of a URI. Empty for local paths."""
-    place, _, options = uri.partition("?")
+    place, options = split_options(uri)
     return "/".join(place.split("/", 3)[:3]) + options if "://" in uri else ""
 
 

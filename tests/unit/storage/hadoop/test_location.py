@@ -8,7 +8,7 @@ import pytest
 
 from forebay.errors import InvalidOption, MissingPackage
 from forebay.storage.filesystem import resolve
-from forebay.storage.hadoop.location import _url, split_options
+from forebay.storage.hadoop.location import _url
 
 
 def test_port_is_added_unless_it_is_a_name_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,11 +22,6 @@ def test_port_is_added_unless_it_is_a_name_service(tmp_path: Path, monkeypatch: 
     assert _url("hdfs", "") == ""
 
 
-def test_options_follow_the_name() -> None:
-    assert split_options("a/b?replication=2") == ("a/b", "replication=2")
-    assert split_options("a/b") == ("a/b", "")
-
-
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
@@ -34,6 +29,8 @@ def test_options_follow_the_name() -> None:
         ("hdfs://name/x?user=nobody-here", "Set HADOOP_USER_NAME=nobody-here"),
         ("hdfs://name/x?replication=many", "replication=many"),
         ("hdfs://me:long-password@name/x", "no passwords"),
+        ("hdfs://name/x?replicaton=2", r"name/x: hdfs:// has no option replicaton.*A name that has a \? here"),
+        ("hdfs://name/a?b=c.parquet", "no option b"),
     ],
 )
 def test_what_the_client_cannot_take_is_refused(uri: str, said: str) -> None:
