@@ -123,13 +123,19 @@ class TwoTowers(nn.Module):
         self.temperature = temperature
 
     def forward(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-        return self.user_vectors(users) / self.temperature, self.item_vectors(items)
+        user_rows, item_rows = fb.look_up(fb.Lookup(self.users, users), fb.Lookup(self.items, items))
+        return unit(self.user_layer(user_rows)) / self.temperature, unit(self.item_layer(item_rows))
 
     def user_vectors(self, ids: Tensor) -> Tensor:
-        return normalize(self.user_layer(self.users(ids)), dim=1)
+        return unit(self.user_layer(self.users(ids)))
 
     def item_vectors(self, ids: Tensor) -> Tensor:
-        return normalize(self.item_layer(self.items(ids)), dim=1)
+        return unit(self.item_layer(self.items(ids)))
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Return `vectors` [n, dim] with a length of 1."""
+    return normalize(vectors, dim=1)
 
 
 @torch.no_grad()

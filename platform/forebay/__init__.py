@@ -95,7 +95,9 @@ if TYPE_CHECKING:
     from forebay.train.tables.optimizers import RowSGD as RowSGD
     from forebay.train.tables.optimizers import RowWiseAdagrad as RowWiseAdagrad
     from forebay.train.tables.options import Tables as Tables
+    from forebay.train.tables.table import Lookup as Lookup
     from forebay.train.tables.table import Table as Table
+    from forebay.train.tables.table import look_up as look_up
     from forebay.train.tables.vocabulary.admission import Admission as Admission
     from forebay.train.tables.warm_start.options import WarmStart as WarmStart
     from forebay.train.worker import Worker as Worker
@@ -152,6 +154,7 @@ _HOMES = {
     "LazyAdam": "train.tables.optimizers",
     "LinearScaling": "train.batch_size.lr_scaling",
     "Loader": "loader.loader",
+    "Lookup": "train.tables.table",
     "LossSpikes": "train.monitors.loss_spikes",
     "Manifest": "manifest.manifest",
     "Mixture": "plan.mixture.mixture",
@@ -205,6 +208,7 @@ _HOMES = {
     "load_prepared": "manifest.prepared",
     "load_preprocessor": "preparation.preprocessors",
     "load_sweep": "sweep.result",
+    "look_up": "train.tables.table",
     "losses_by_source": "train.source_losses",
     "optional_callback": "runs.callback",
     "prepare": "preparation.prepare",

@@ -1,4 +1,4 @@
-"""The block of docs/embedding-tables.md runs."""
+"""The blocks of docs/embedding-tables.md run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -17,12 +18,13 @@ from forebay.train.tables.owned_rows import TableFacts
 PAGE = Path(__file__).parents[3] / "docs" / "embedding-tables.md"
 
 
-def test_model_of_the_page_looks_up_rows_and_bags() -> None:
+@pytest.mark.parametrize("name", ["Ranker", "FewMessagesRanker"])
+def test_models_of_the_page_look_up_rows_and_bags(name: str) -> None:
     names: dict[str, Any] = {"fb": fb, "nn": nn, "torch": torch, "Tensor": Tensor, "partial": partial}
     exec("".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)), names)
-    model = names["Ranker"]()
-    for name, table in (("user", model.user), ("sites", model.sites)):  # Ten million rows take no memory here.
-        facts = TableFacts(name=name, rows=table.rows, dim=table.dim, scale=table.scale)
+    model = names[name]()
+    for table_name, table in (("user", model.user), ("sites", model.sites)):  # Ten million rows take no memory here.
+        facts = TableFacts(name=table_name, rows=table.rows, dim=table.dim, scale=table.scale)
         table.shared = CountedRows(facts, fb.RowWiseAdagrad(lr=0.05), [2])
     batch = {
         "user": torch.tensor([9_999_999, 5]),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forebay.train.collectives.tensor_collectives import SingleProcessTensorCollectives
+from forebay.train.tables.exchange.pending_lookup import PendingLookup, RoutedIds
 from forebay.train.tables.optimizers import RowOptimizer
 from forebay.train.tables.owned_rows import OwnedRows, TableFacts
 from forebay.train.tables.shared_rows import SharedRows
@@ -59,17 +60,23 @@ class CountedRows(SharedRows):
             return 0
         return int(self._counts[1][self._counts[1] < self.admission.min_count].sum())
 
-    def rows_of(self, ids: Tensor) -> Tensor:
+    def route(self, ids: Tensor) -> RoutedIds:
         numbers = ids.cpu().numpy()
         self.use.lookups += len(numbers)
         for size in self.unique:
             parts = np.array_split(numbers, size)
             self.unique[size] += sum(len(np.unique(part)) for part in parts) / size
-        if self.admission is not None and torch.is_grad_enabled():
-            self._count(numbers)
         if len(numbers):
             self.hottest += int(np.unique(numbers, return_counts=True)[1].max())
-        return torch.zeros(len(ids), self.facts.dim, device=ids.device, requires_grad=torch.is_grad_enabled())
+        return RoutedIds(ids, (), torch.arange(len(ids), device=ids.device))
+
+    def answer(self, asked: Tensor, *, is_trained: bool) -> Tensor:
+        if self.admission is not None and is_trained:
+            self._count(asked.cpu().numpy())
+        return torch.zeros(len(asked), self.facts.dim, device=asked.device)
+
+    def add_pending(self, lookup: PendingLookup) -> None:
+        """Do nothing: no update uses a gradient."""
 
     def _count(self, numbers: NDArray[np.int64]) -> None:
         ids, counts = self._counts

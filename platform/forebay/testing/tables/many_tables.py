@@ -17,7 +17,7 @@ from forebay.train.tables.model_tables import ModelTables
 from forebay.train.tables.optimizers import LazyAdam
 from forebay.train.tables.options import Tables
 from forebay.train.tables.shared_rows import SharedRows
-from forebay.train.tables.table import Table
+from forebay.train.tables.table import Lookup, Table, look_up
 from forebay.train.tables.vocabulary.admission import Admission
 from forebay.train.tables.vocabulary.open_rows import OpenRows
 from forebay.train.tables.wire import WireName, from_wire, to_wire
@@ -28,29 +28,41 @@ PLACEMENTS = {"tables.1": "table", "tables.3": "replicate"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManyRun:
-    """Run of `steps` steps of a model with `tables` tables. `reduce` sums the gradients of all before each step."""
+    """Run of `steps` steps of a model with `tables` tables.
+
+    `looks_up_together` uses one `look_up` for all of them. `reduce` sums the gradients of all before each step.
+    """
 
     tables: int
     steps: int = 4
+    looks_up_together: bool = True
     wire: WireName = "float32"
     reduce: Callable[[Sequence[SharedRows | OpenRows]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManyResult:
-    """Losses and tensors of one rank, and its numbers of exchanges in a forward pass and in an update, by step."""
+    """Losses, tensors and counts of tables of one rank, and its exchanges in the forward pass and update of each step.
+
+    `uses` has lookups, unique rows, bytes sent and rows touched of each table.
+    """
 
     losses: list[float]
     tensors: dict[str, Tensor]
+    uses: list[tuple[int, int, int, int]]
     forward: list[int]
     update: list[int]
 
 
 class ManyTables(nn.Module):
-    """Sum of rows of tables of 1, 2, 3, ... numbers a row. The third table is open, and the first looked up twice."""
+    """Sum of rows of tables of 1, 2, 3, ... numbers a row. The third table is open, and the first looked up twice.
 
-    def __init__(self, count: int) -> None:
+    Every second lookup is one of bags.
+    """
+
+    def __init__(self, count: int, *, looks_up_together: bool) -> None:
         super().__init__()
+        self._looks_up_together = looks_up_together
         self.tables = nn.ModuleList(
             Table(ROWS, dim, scale=0.5, admission=Admission(min_count=2) if dim == 3 else None)
             for dim in range(1, count + 1)
@@ -58,7 +70,14 @@ class ManyTables(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return a number for each row of `ids` [n, tables + 1]."""
-        found = [table(column) for table, column in zip([*self.tables, self.tables[0]], ids.T, strict=True)]
+        lookups = [
+            Lookup(table, column, torch.ones_like(column), pool="sum") if number % 2 else Lookup(table, column)
+            for number, (table, column) in enumerate(zip([*self.tables, self.tables[0]], ids.T, strict=True))
+        ]
+        if self._looks_up_together:
+            found = look_up(*lookups)
+        else:
+            found = [each.table(each.ids, each.lengths, pool=each.pool) for each in lookups]
         return torch.cat([each.square() for each in found], dim=1).sum(1)
 
 
@@ -92,7 +111,7 @@ class CountedCollective:
 def train_many(inner: Collective, run: ManyRun) -> ManyResult:
     """Train on this rank, with other ids on each one. Every second step clips the gradient."""
     collective = CountedCollective(inner)
-    model = ManyTables(run.tables)
+    model = ManyTables(run.tables, looks_up_together=run.looks_up_together)
     options = Tables(
         LazyAdam(lr=0.1),
         placement={f"tables.{number}": PLACEMENTS.get(f"tables.{number}", "rows") for number in range(run.tables)},
@@ -114,7 +133,21 @@ def train_many(inner: Collective, run: ManyRun) -> ManyResult:
         tables.step()
         counts.append(collective.tensors.count)
     between = [after - before for before, after in pairwise(counts)]
-    return ManyResult(losses=losses, tensors=_tensors_of(tables), forward=between[::2], update=between[1::2])
+    uses = [shared.use for shared in tables.shared.values()]
+    return ManyResult(
+        losses=losses,
+        tensors=_tensors_of(tables),
+        uses=[(use.lookups, use.unique, use.sent_bytes, use.touched) for use in uses],
+        forward=between[::2],
+        update=between[1::2],
+    )
+
+
+def assert_bit_equal(found: ManyResult, wanted: ManyResult) -> None:
+    """Assert that two runs trained the same on a rank, and counted the same."""
+    assert (found.losses, found.uses) == (wanted.losses, wanted.uses)
+    assert found.tensors.keys() == wanted.tensors.keys()
+    assert all(torch.equal(found.tensors[name], values) for name, values in wanted.tensors.items())
 
 
 @torch.no_grad()

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from forebay.train.collectives.tensor_collectives import TensorCollectives
-from forebay.train.tables.exchange.pending_lookup import PendingLookup
+from forebay.train.tables.exchange.pending_lookup import PendingLookup, RoutedIds
 from forebay.train.tables.layout import TableLayout
 from forebay.train.tables.lookup.bad_ids import BeyondTable, raise_on_all_ranks
 from forebay.train.tables.owned_rows import OwnedRows, TableFacts
 from forebay.train.tables.placement import PlacementName
-from forebay.train.tables.wire import WireName, from_wire, row_bytes, to_wire
+from forebay.train.tables.wire import WireName
 
 _REFUSED = -1
 
@@ -27,7 +27,7 @@ class TableUse:
     `lookups` are ids, `unique` the rows fetched for them, and `sent_bytes` what this rank sent to others for them.
     `touched` are rows of this rank that a gradient changed, and `bad` are ids beyond the table. Of an open vocabulary,
     `admitted` are ids of this rank that got a row, and `evicted` those that lost it. `shared` are answers of this rank
-    for ids that have no row.
+    for ids that have no row. `last_ids` are those of the last lookup of a model that trains, until they are read.
     """
 
     steps: int = 0
@@ -39,6 +39,7 @@ class TableUse:
     admitted: int = 0
     shared: int = 0
     evicted: int = 0
+    last_ids: Tensor | None = None
 
 
 class SharedRows:
@@ -87,18 +88,35 @@ class SharedRows:
         if self.tensors.world_size == 1:
             self._raise_refused(torch.device("cpu"))
 
-    def rows_of(self, ids: Tensor) -> Tensor:
-        """Return the rows of valid ids [n], float32 [n, dim]. Each row is fetched once. A backward pass reaches it."""
-        is_trained = torch.is_grad_enabled()
+    def route(self, ids: Tensor) -> RoutedIds:
+        """Return the places of the rows of valid ids [n], each of them once, and the ranks that own them."""
         unique, inverse = torch.unique(self._layout.places(ids), return_inverse=True)
-        with torch.no_grad():
-            found = self._fetch(unique, is_trained=is_trained)
         self.use.lookups += len(ids)
         self.use.unique += len(unique)
-        if is_trained:
-            found.rows.requires_grad_()
-            self._pending.append(found)
-        return found.rows.index_select(0, inverse)
+        if not self.is_exchanged:
+            return RoutedIds(unique, (), inverse)
+        if self._refused is not None:  # Every rank is asked for a place that no table has.
+            every = [1] * self.tensors.world_size
+            return RoutedIds(unique.new_full((len(every),), _REFUSED), every, inverse)
+        edges = torch.searchsorted(unique, self._edges.to(unique)).tolist()
+        send = [stop - start for start, stop in zip([0, *edges], [*edges, len(unique)], strict=True)]
+        return RoutedIds(unique, send, inverse)
+
+    def answer(self, asked: Tensor, *, is_trained: bool) -> Tensor:
+        """Return the rows at places [n] that this rank has, float32 [n, dim].
+
+        Raises `BadJob` on all ranks if one of them refuses its ids.
+        """
+        if self.is_exchanged:
+            self._raise_if(bool((asked < 0).any()), asked.device)
+        elif not is_trained and self.tensors.world_size > 1:
+            refused = self.tensors.all_reduce(self._refusals(asked.device))
+            self._raise_if(bool(refused), asked.device)
+        return self.owned.read(asked.long() - self.owned.begin)
+
+    def add_pending(self, lookup: PendingLookup) -> None:
+        """Have the next update use the gradient of a lookup."""
+        self._pending.append(lookup)
 
     @property
     def is_reduced(self) -> bool:
@@ -107,7 +125,7 @@ class SharedRows:
 
     def sum_received(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> None:
         """Sum the gradients of lookups, each of them as the owner of its rows got it: float32 [n, dim] for `asked`."""
-        self._due = self._summed([each.asked for each in pending], gradients)
+        self._due = self._summed(pending, gradients)
 
     @torch.no_grad()
     def reduce(self) -> tuple[Tensor, Tensor]:
@@ -178,32 +196,9 @@ class SharedRows:
         begin = self.owned.begin + row
         return int(self._layout.ids(begin, begin + 1)[0])
 
-    def _fetch(self, unique: Tensor, *, is_trained: bool) -> PendingLookup:
-        if not self.is_exchanged:
-            if not is_trained and self.tensors.world_size > 1:
-                refused = self.tensors.all_reduce(self._refusals(unique.device))
-                self._raise_if(bool(refused), unique.device)
-            local = unique.long()
-            return PendingLookup(self.owned.read(local), local, (), ())
-        edges = torch.searchsorted(unique, self._edges.to(unique)).tolist()
-        send = [stop - start for start, stop in zip([0, *edges], [*edges, len(unique)], strict=True)]
-        if self._refused is not None:  # Every rank is asked for a place that no table has.
-            send = [1] * self.tensors.world_size
-            unique = unique.new_full((len(send),), _REFUSED)
-        asked, receive = self.tensors.exchange(unique, send)
-        self._raise_if(bool((asked < 0).any()), asked.device)
-        local = asked.long() - self.owned.begin
-        answer = to_wire(self.owned.read(local), self.wire)
-        rows, _ = self.tensors.exchange(answer, receive, send)
-        width = row_bytes(self.facts.dim, self.wire)
-        here = self.tensors.rank
-        self.use.sent_bytes += (len(unique) - send[here]) * (unique.element_size() + width)
-        self.use.sent_bytes += (len(local) - receive[here]) * width
-        return PendingLookup(from_wire(rows, self.facts.dim, self.wire), local, send, receive)
-
     def _sum_replicas(self) -> tuple[Tensor, Tensor]:
         pending = self.pop_pending()
-        rows, gradient = self._summed([each.asked for each in pending], [each.gradient for each in pending])
+        rows, gradient = self._summed(pending, [each.gradient for each in pending])
         size = self.tensors.world_size
         if size == 1:
             return rows, gradient
@@ -216,9 +211,10 @@ class SharedRows:
         dense = dense[:-1]
         return _without_zeros(torch.arange(len(dense), device=dense.device), dense)
 
-    def _summed(self, rows: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _summed(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Sum the gradients of equal rows in the order of lookups and, within one, of ranks. Divide by their number."""
         weight = self.owned.tensors["weight"]
+        rows = [each.asked.long() - self.owned.begin for each in pending]
         every = torch.cat([weight.new_empty(0, dtype=torch.int64), *rows])
         found, inverse = torch.unique(every, return_inverse=True)
         total = weight.new_zeros(len(found), self.facts.dim)

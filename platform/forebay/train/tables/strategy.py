@@ -86,7 +86,7 @@ class TableStrategy:
         tables = self._tables = ModelTables(
             model, self._options, self._collective, seed=facts.seed, rows_done=facts.rows_done
         )
-        self._metrics = TableMetrics(model, lambda: tables.shared, self._collective)
+        self._metrics = TableMetrics(lambda: tables.shared, self._collective)
         model, built = self._inner.prepare(model, optimizer)
         start = built.param_groups[0]["lr"]
 

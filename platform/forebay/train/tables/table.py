@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from forebay.errors import BadJob, InvalidOption
+from forebay.train.tables.exchange.lookups import fetch_together
 from forebay.train.tables.layout import NUM_SHARDS
 from forebay.train.tables.lookup.bad_ids import MOST_NAMED, BeyondTable
 from forebay.train.tables.lookup.bags import Bags, bags_of
 from forebay.train.tables.lookup.batch_features import BatchFeatures
+from forebay.train.tables.lookup.wanted_ids import WantedIds
 from forebay.train.tables.shared_rows import SharedRows
 from forebay.train.tables.vocabulary.admission import Admission
 from forebay.train.tables.vocabulary.open_rows import OpenRows
@@ -81,46 +84,61 @@ class Table(nn.Module):
         Raises `BadJob` before `Worker.setup`, and for ids beyond the table, unless `bad_ids` is "row 0". That one is
         raised on all ranks: here, or at `optimizer.step()` if the lookup trains a replicated table.
         """
-        shared = self._require_shared()
-        bags = None if pool is None else bags_of(ids, lengths, offsets, pool)
-        if bags is None and (lengths is not None or offsets is not None):
-            raise InvalidOption("lengths and offsets divide ids into bags, and pool= was not given. Give pool='sum'.")
-        flat = ids.reshape(-1).long()
-        used = torch.ones_like(flat, dtype=torch.bool) if bags is None else bags.used
-        if self.padding_id is not None:
-            used = used & (flat != self.padding_id)
-        is_all = bool(used.all())
-        places = None if is_all else used.nonzero()[:, 0]
-        wanted = flat if places is None else flat[places]
-        rows = shared.rows_of(self._valid(wanted, places, ids, bags))
-        if bags is not None:
-            return bags.pooled(rows, places)
-        if places is not None:
-            rows = rows.new_zeros(len(flat), self.dim).index_copy(0, places, rows)
-        return rows.view(*ids.shape, self.dim)
+        return look_up(Lookup(self, ids, lengths, offsets=offsets, pool=pool))[0]
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.dim}"
 
-    def _require_shared(self) -> SharedRows | OpenRows:
-        if self.shared is None:
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """One call of `table`, with the arguments of `Table.forward`, for `look_up`."""
+
+    table: Table
+    ids: Tensor
+    lengths: Tensor | None = None
+    _: KW_ONLY
+    offsets: Tensor | None = None
+    pool: Pool | None = None
+
+    @property
+    def shared(self) -> SharedRows | OpenRows:
+        """Rows of the table. Raises `BadJob` before `Worker.setup`."""
+        table = self.table
+        if table.shared is None:
             raise BadJob(
-                f"Table({self.rows}, {self.dim}) was called before worker.setup(), which places its rows. Give the "
+                f"Table({table.rows}, {table.dim}) was called before worker.setup(), which places its rows. Give the "
                 "model to worker.setup(model, optimizer, tables=...) first, and call the one that it returns."
             )
-        return self.shared
+        return table.shared
 
-    def _valid(self, wanted: Tensor, places: Tensor | None, ids: Tensor, bags: Bags | None) -> Tensor:
+    def wanted(self) -> WantedIds:
+        """Return the ids whose rows are needed. Notes those beyond the table, so that all ranks raise the error."""
+        ids, shared = self.ids, self.shared
+        bags = None if self.pool is None else bags_of(ids, self.lengths, self.offsets, self.pool)
+        if bags is None and (self.lengths is not None or self.offsets is not None):
+            raise InvalidOption("lengths and offsets divide ids into bags, and pool= was not given. Give pool='sum'.")
+        if self.table.training:
+            shared.use.last_ids = ids.detach()
+        flat = ids.reshape(-1).long()
+        used = torch.ones_like(flat, dtype=torch.bool) if bags is None else bags.used
+        if self.table.padding_id is not None:
+            used = used & (flat != self.table.padding_id)
+        places = None if bool(used.all()) else used.nonzero()[:, 0]
+        wanted = flat if places is None else flat[places]
+        return WantedIds(self._valid(wanted, places, bags), places, bags, ids.shape)
+
+    def _valid(self, wanted: Tensor, places: Tensor | None, bags: Bags | None) -> Tensor:
         """Return `wanted`, which are ids at some `places` of `ids`, with row 0 for those beyond the table."""
-        if self.admission is not None or not len(wanted):
+        table, ids, shared = self.table, self.ids, self.shared
+        if table.admission is not None or not len(wanted):
             return wanted
         lowest, highest = torch.aminmax(wanted)
-        if lowest >= 0 and highest < self.rows:
+        if lowest >= 0 and highest < table.rows:
             return wanted
-        bad = (wanted < 0) | (wanted >= self.rows)
-        shared = self._require_shared()
+        bad = (wanted < 0) | (wanted >= table.rows)
         assert isinstance(shared, SharedRows), "an open table takes any id"
-        if self.bad_ids == "row 0":
+        if table.bad_ids == "row 0":
             shared.use.bad += int(bad.sum())
         else:
             where = bad.nonzero()[:, 0]
@@ -129,7 +147,7 @@ class Table(nn.Module):
             rows = first // ids[0].numel() if ids.dim() > 1 else first if bags is None else bags.bag_of[first]
             beyond = BeyondTable(
                 rank=shared.rank,
-                feature="" if self.features is None else self.features.name_of(ids),
+                feature="" if table.features is None else table.features.name_of(ids),
                 bad=len(where),
                 looked_up=len(wanted),
                 ids=wanted[where[:MOST_NAMED]].tolist(),
@@ -138,3 +156,16 @@ class Table(nn.Module):
             )
             shared.refuse(beyond)
         return wanted.masked_fill(bad, 0)
+
+
+def look_up(*lookups: Lookup) -> list[Tensor]:
+    """Return what each table returns for its ids. The tables share their messages.
+
+    The result is that of one call of a table after the other, to the bit. All ids are checked before the first message.
+    All ranks must give lookups of the same tables in the same order. Hooks of the tables do not run.
+
+    Raises what `Table.forward` raises.
+    """
+    wanted = [each.wanted() for each in lookups]
+    rows = fetch_together([(each.shared, found.ids) for each, found in zip(lookups, wanted, strict=True)])
+    return [found.result(each) for found, each in zip(wanted, rows, strict=True)]

@@ -1,4 +1,4 @@
-"""Lookup whose rows wait for a gradient."""
+"""Lookup of one table on one rank: its ids on their way to owners, and its rows that wait for a gradient."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedIds:
+    """What a lookup asks for, each row once: `asked` [n, ...] has the first `send[0]` for rank 0, and so on.
+
+    `inverse` has the place in `asked` of each id that is looked up. `send` is empty if no rank is asked.
+    """
+
+    asked: Tensor
+    send: Sequence[int]
+    inverse: Tensor
 
 
 @dataclass(slots=True)

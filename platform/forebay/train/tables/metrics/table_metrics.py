@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forebay.train.collectives.collective import Collective
 from forebay.train.metric import Metric, WeightedMean
 from forebay.train.tables.owned_rows import WEIGHT
 from forebay.train.tables.shared_rows import SharedRows
-from forebay.train.tables.table import Table
 from forebay.train.tables.vocabulary.open_rows import OpenRows
 
 _Counts = np.ndarray[Any, np.dtype[np.float64]]
@@ -45,15 +44,9 @@ class TableMetrics:
     All ranks call `pop` together: it has one small exchange.
     """
 
-    def __init__(
-        self, model: nn.Module, shared: Callable[[], Mapping[str, SharedRows | OpenRows]], collective: Collective
-    ) -> None:
+    def __init__(self, shared: Callable[[], Mapping[str, SharedRows | OpenRows]], collective: Collective) -> None:
         self._shared, self._collective = shared, collective
         self._before: dict[str, _Counts] = {}
-        self._last: dict[str, Tensor] = {}
-        for name, module in model.named_modules():
-            if isinstance(module, Table):
-                module.register_forward_pre_hook(self._keeper(name))
 
     def pop(self) -> dict[str, Metric]:
         """Return the metrics of all ranks since the last call."""
@@ -68,13 +61,6 @@ class TableMetrics:
             found |= {f"tables/{name}/{key}": value for key, value in _metrics(rows, row[:width], row[width:]).items()}
         return found
 
-    def _keeper(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if module.training and args:
-                self._last[name] = args[0].detach()
-
-        return keep
-
     def _counted(self, name: str, shared: SharedRows | OpenRows) -> _Counts:
         """Return this rank's `_Numbers` since the last call."""
         use = shared.use
@@ -82,7 +68,8 @@ class TableMetrics:
         totals = np.array([*found, use.admitted, use.evicted, use.shared], np.float64)
         since = totals - self._before.get(name, np.zeros_like(totals))
         self._before[name] = totals
-        hottest, last = _hottest(self._last.pop(name, None))
+        hottest, last = _hottest(use.last_ids)
+        use.last_ids = None
         return np.array([*since, hottest, last, _occupied(shared)])  # the fields of _Numbers
 
 

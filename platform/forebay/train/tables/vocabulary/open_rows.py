@@ -12,7 +12,7 @@ from torch import Tensor
 from forebay.checkpoint.parts.contents import Region
 from forebay.train.collectives.tensor_collectives import TensorCollectives
 from forebay.train.strategies.flat_part import FlatPart
-from forebay.train.tables.exchange.pending_lookup import PendingLookup
+from forebay.train.tables.exchange.pending_lookup import PendingLookup, RoutedIds
 from forebay.train.tables.layout import NUM_SHARDS
 from forebay.train.tables.owned_rows import WEIGHT, OwnedRows, TableFacts
 from forebay.train.tables.placement import PlacementName
@@ -22,7 +22,7 @@ from forebay.train.tables.vocabulary.admitted_rows import SHARED, AdmittedRows
 from forebay.train.tables.vocabulary.count_sketch import CountSketch
 from forebay.train.tables.vocabulary.saved_rows import SavedRows
 from forebay.train.tables.vocabulary.shards import mixed, owners, shard_bounds, shards_of
-from forebay.train.tables.wire import WireName, from_wire, row_bytes, to_wire
+from forebay.train.tables.wire import WireName
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,20 +82,36 @@ class OpenRows:
         """Whether ranks ask each other for rows."""
         return self.tensors.world_size > 1
 
-    def rows_of(self, ids: Tensor) -> Tensor:
-        """Return the rows of any ids [n], float32 [n, dim]. Each row is fetched once. A backward pass reaches it."""
-        is_trained = torch.is_grad_enabled()
+    def route(self, ids: Tensor) -> RoutedIds:
+        """Return any ids [n] with the number of their lookups, each of them once, and the ranks that own them."""
         unique, inverse, counts = torch.unique(ids, return_inverse=True, return_counts=True)
-        with torch.no_grad():
-            order = torch.argsort(self._owners[shards_of(mixed(unique))], stable=True)
-            found = self._fetch(unique[order], counts[order], is_trained=is_trained)
         self.use.lookups += len(ids)
         self.use.unique += len(unique)
-        if is_trained:
-            found.rows.requires_grad_()
-            self._pending.append(found)
+        pairs = torch.stack([unique, counts], dim=1)
+        if not self.is_exchanged:
+            return RoutedIds(pairs, (), inverse)
+        rank_of = self._owners[shards_of(mixed(unique))]
+        order = torch.argsort(rank_of, stable=True)
         place = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
-        return found.rows.index_select(0, place[inverse])
+        send = torch.bincount(rank_of, minlength=self.tensors.world_size).tolist()
+        return RoutedIds(pairs[order], send, place[inverse])
+
+    def answer(self, asked: Tensor, *, is_trained: bool) -> Tensor:
+        """Return the rows of ids that this rank owns, float32 [n, dim], of `asked` [n, 2]: ids and lookups."""
+        ids = asked[:, 0].contiguous()
+        rows = self.rows.find(ids)
+        found = self.owned.read(rows)
+        is_shared = rows == SHARED
+        if self._admission.is_immediate and is_trained:
+            starts = (is_shared & (self.rows.filled[shards_of(mixed(ids))] < self._shard_rows)).nonzero()[:, 0]
+            found[starts] = self.rows.start_rows_of(ids[starts])
+            is_shared[starts] = False
+        self.use.shared += int(is_shared.sum())
+        return found
+
+    def add_pending(self, lookup: PendingLookup) -> None:
+        """Have the next update use the gradient of a lookup."""
+        self._pending.append(lookup)
 
     @property
     def is_reduced(self) -> bool:
@@ -201,30 +217,6 @@ class OpenRows:
     def id_of(self, row: int) -> int:
         """Return the id of a row of `weight`."""
         return int(self.rows.ids[row])
-
-    def _fetch(self, asked: Tensor, counts: Tensor, *, is_trained: bool) -> PendingLookup:
-        pairs = torch.stack([asked, counts], dim=1)
-        if not self.is_exchanged:
-            return PendingLookup(self._read(asked, is_trained=is_trained), pairs, (), ())
-        rank_of = self._owners[shards_of(mixed(asked))]
-        send = torch.bincount(rank_of, minlength=self.tensors.world_size).tolist()
-        received, receive = self.tensors.exchange(pairs, send)
-        answer = to_wire(self._read(received[:, 0].contiguous(), is_trained=is_trained), self.wire)
-        rows, _ = self.tensors.exchange(answer, receive, send)
-        width, here = row_bytes(self.facts.dim, self.wire), self.tensors.rank
-        self.use.sent_bytes += (len(asked) - send[here]) * (16 + width) + (len(received) - receive[here]) * width
-        return PendingLookup(from_wire(rows, self.facts.dim, self.wire), received, send, receive)
-
-    def _read(self, ids: Tensor, *, is_trained: bool) -> Tensor:
-        rows = self.rows.find(ids)
-        found = self.owned.read(rows)
-        is_shared = rows == SHARED
-        if self._admission.is_immediate and is_trained:
-            starts = (is_shared & (self.rows.filled[shards_of(mixed(ids))] < self._shard_rows)).nonzero()[:, 0]
-            found[starts] = self.rows.start_rows_of(ids[starts])
-            is_shared[starts] = False
-        self.use.shared += int(is_shared.sum())
-        return found
 
     @torch.no_grad()
     def _reduced(self) -> _OpenGradient:

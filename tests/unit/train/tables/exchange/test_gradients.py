@@ -7,18 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-from forebay.testing.tables.many_tables import ManyResult, ManyRun, reduce_apart, train_many
+from forebay.testing.tables.many_tables import ManyRun, assert_bit_equal, reduce_apart, train_many
 from forebay.train.collectives.collective import SingleProcessCollective
 
 Ranks = Callable[..., list[Any]]
-
-
-def assert_bit_equal(found: ManyResult, wanted: ManyResult) -> None:
-    assert found.losses == wanted.losses
-    assert found.tensors.keys() == wanted.tensors.keys()
-    assert all(torch.equal(found.tensors[name], values) for name, values in wanted.tensors.items())
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,26 @@ from forebay.train.collectives.collective import Collective, SingleProcessCollec
 from forebay.train.tables.model_tables import ModelTables
 from forebay.train.tables.optimizers import RowSGD
 from forebay.train.tables.options import Tables
-from forebay.train.tables.table import Table
+from forebay.train.tables.table import Lookup, Table, look_up
 
 Ranks = Callable[..., list[Any]]
 ROWS = 70
 
 
 class TwoTables(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, looks_up_together: bool = False) -> None:
         super().__init__()
+        self.looks_up_together = looks_up_together
         self.user = Table(ROWS, 3)
         self.sites = Table(ROWS, 3, padding_id=0)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        if self.looks_up_together:
+            lookups = (
+                Lookup(self.user, batch["user"]),
+                Lookup(self.sites, batch["sites"], batch["sites_lengths"], pool="sum"),
+            )
+            return sum(look_up(*lookups))
         return self.user(batch["user"]) + self.sites(batch["sites"], batch["sites_lengths"], pool="sum")
 
 
@@ -36,10 +43,14 @@ def batch_of(user: Sequence[int] = (1, 2), sites: Sequence[Sequence[int]] = ((3,
 
 
 def error_on(
-    collective: Collective, placement: str, batches: Sequence[Mapping[str, Tensor]], is_trained: bool
+    collective: Collective,
+    placement: str,
+    batches: Sequence[Mapping[str, Tensor]],
+    is_trained: bool,
+    looks_up_together: bool = False,
 ) -> tuple[str, Mapping[str, Any], float]:
     """Return the error of a step of this rank with its one of `batches`, and a sum over ranks after it."""
-    model = TwoTables()
+    model = TwoTables(looks_up_together=looks_up_together)
     tables = ModelTables(model, Tables(RowSGD(lr=1.0), placement=placement), collective, seed=3)
 
     def step() -> None:
@@ -52,11 +63,14 @@ def error_on(
     return str(found.value), found.value.facts, float(total[0])
 
 
+@pytest.mark.parametrize("looks_up_together", [True, False])
 @pytest.mark.parametrize("is_trained", [True, False])
 @pytest.mark.parametrize("placement", ["rows", "table", "replicate", "auto"])
-def test_all_ranks_raise_the_error_of_one(ranks: Ranks, placement: str, is_trained: bool) -> None:
+def test_all_ranks_raise_the_error_of_one(
+    ranks: Ranks, placement: str, is_trained: bool, looks_up_together: bool
+) -> None:
     batches = [batch_of(), batch_of(sites=((3, 70), (-1, 99)))]
-    one, other = ranks(2, error_on, placement, batches, is_trained)
+    one, other = ranks(2, error_on, placement, batches, is_trained, looks_up_together)
     assert one == other
     text, facts, total = one
     assert "table 'sites' has 70 rows" in text

@@ -14,7 +14,7 @@ IDS = torch.tensor([[5, 9], [6, 9], [7, 8]])
 BATCH = {"x": torch.rand(3, 2), "ids": IDS.int(), "label": torch.tensor(1.0), "names": ("a", "b")}
 
 
-class Lookup(nn.Module):
+class NamingModel(nn.Module):
     """Names the ids that `chosen` returns, in the middle of a call."""
 
     def __init__(self, chosen: Any) -> None:
@@ -38,19 +38,19 @@ class Lookup(nn.Module):
     ],
 )
 def test_ids_are_named_by_their_array(chosen: Any, words: str) -> None:
-    model = Lookup(chosen)
+    model = NamingModel(chosen)
     model(BATCH, users=torch.tensor([3, 4]))
     assert model.found == words
 
 
 def test_equal_arrays_are_both_named() -> None:
-    model = Lookup(lambda batch, _: batch["ids"])
+    model = NamingModel(lambda batch, _: batch["ids"])
     model({"ids": IDS, "again": IDS.clone()})
     assert model.found == "feature 'ids' or feature 'again'"
 
 
 def test_a_batch_is_not_held_after_its_call() -> None:
-    model = Lookup(lambda batch, _: batch["missing"])
+    model = NamingModel(lambda batch, _: batch["missing"])
     with pytest.raises(KeyError):
         model(BATCH)
     assert model.features.name_of(IDS) == ""

@@ -25,7 +25,7 @@ from forebay.train.tables.metrics.table_metrics import estimated_collisions
 from forebay.train.tables.optimizers import LazyAdam, RowWiseAdagrad
 from forebay.train.tables.options import Tables
 from forebay.train.tables.strategy import with_tables
-from forebay.train.tables.table import Table
+from forebay.train.tables.table import Lookup, Table, look_up
 from forebay.train.tables.vocabulary.admission import Admission
 from forebay.train.worker import Worker
 
@@ -33,19 +33,23 @@ DIM = 4
 
 
 class CountedTable(nn.Module):
-    def __init__(self, rows: int = 128) -> None:
+    def __init__(self, rows: int = 128, *, looks_up_together: bool = False) -> None:
         super().__init__()
+        self.looks_up_together = looks_up_together
         self.user = Table(rows, DIM, bad_ids="row 0", scale=0.5)
         self.out = nn.Linear(DIM, 1)
 
     def forward(self, batch: Any) -> torch.Tensor:
-        return self.out(self.user(batch["id"]))[:, 0]
+        (rows,) = look_up(Lookup(self.user, batch["id"])) if self.looks_up_together else (self.user(batch["id"]),)
+        return self.out(rows)[:, 0]
 
 
-def two_steps(collective: Collective, ids_of_ranks: list[list[int]], placement: str = "rows") -> dict[str, float]:
+def two_steps(
+    collective: Collective, ids_of_ranks: list[list[int]], placement: str = "rows", looks_up_together: bool = False
+) -> dict[str, float]:
     """Metrics after two steps with the ids of this rank."""
     options = StrategyOptions(reduction="mean", plan=None, seed=0)  # type: ignore[arg-type]
-    model, tables = CountedTable(), Tables(LazyAdam(lr=0.1), placement=placement)
+    model, tables = CountedTable(looks_up_together=looks_up_together), Tables(LazyAdam(lr=0.1), placement=placement)
     strategy = with_tables(TorchDataParallel(collective, options), "ddp", model, tables, collective, options)
     trained, optimizer = strategy.prepare(model, partial(SGD, lr=0.1))
     wrapped = strategy.wrap(trained)
@@ -61,8 +65,9 @@ def two_steps(collective: Collective, ids_of_ranks: list[list[int]], placement: 
 IDS = [[0, 0, 0, 1, 64, 65], [0, 0, 3, 500, -1, 2]]
 
 
-def test_metrics_count_all_ranks(ranks: Callable[..., list[Any]]) -> None:
-    one, two = ranks(2, two_steps, IDS)
+@pytest.mark.parametrize("looks_up_together", [False, True])
+def test_metrics_count_all_ranks(ranks: Callable[..., list[Any]], looks_up_together: bool) -> None:
+    one, two = ranks(2, two_steps, IDS, "rows", looks_up_together)
     assert one == two
     assert one["tables/user/unique_share"] == (4 + 3) / 12  # 500 and -1 look up row 0.
     assert one["tables/user/hottest_share"] == (3 + 2) / 12
