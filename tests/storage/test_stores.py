@@ -76,7 +76,7 @@ def test_an_object_that_is_gone(store: Any, parquet_folder: Folder, quick: ReadP
         RowGroupReader(manifest, quick).read(0)
 
 
-@pytest.mark.parametrize("log", ["metadata/v1.metadata.json", ".hoodie/hoodie.properties"])
+@pytest.mark.parametrize("log", [".hoodie/hoodie.properties"])
 def test_tables_of_other_formats(store: Any, parquet_folder: Folder, quick: ReadPolicy, log: str) -> None:
     table = f"tables/{log.partition('/')[0]}"
     store.upload(parquet_folder({"data/day=1/a.parquet": [3]}), table)
@@ -88,15 +88,17 @@ def test_tables_of_other_formats(store: Any, parquet_folder: Folder, quick: Read
     assert fb.scan(store.uri(f"{table}/data/day=1/a.parquet"), policy=quick).num_rows == 3
 
 
-def test_a_delta_table_is_refused_where_its_log_cannot_be_read(
-    store: Any, parquet_folder: Folder, quick: ReadPolicy
+@pytest.mark.parametrize("log", ["_delta_log/00000000000000000000.json", "metadata/v1.metadata.json"])
+def test_a_table_is_refused_where_its_log_cannot_be_read(
+    store: Any, parquet_folder: Folder, quick: ReadPolicy, log: str
 ) -> None:
-    store.upload(parquet_folder({"a.parquet": [3]}), "delta")
-    store.write("delta/_delta_log/00000000000000000000.json", b"{}")
-    with pytest.raises(InvalidOption, match="settings of a store from environment"):
-        fb.scan(store.uri("delta"), policy=quick)
-    with pytest.raises(NotPlainParquet, match="_delta_log"):
-        fb.scan(store.uri("delta/*.parquet"), policy=quick)
+    table = f"tables/{log.partition('/')[0]}"
+    store.upload(parquet_folder({"a.parquet": [3]}), table)
+    store.write(f"{table}/{log}", b"{}")
+    with pytest.raises(InvalidOption, match="settings of a store from|Name the table by its catalog"):
+        fb.scan(store.uri(table), policy=quick)
+    with pytest.raises(NotPlainParquet, match=log.partition("/")[0]):
+        fb.scan(store.uri(f"{table}/*.parquet"), policy=quick)
 
 
 def test_a_json_file_that_is_replaced_is_read_whole(store: Any) -> None:

@@ -19,7 +19,8 @@ def block_key(row_group: RowGroup, fingerprint: str, columns: Sequence[str] = ()
     """Name of the transformed `row_group`: 40 hex digits.
 
     Covers the file's URI and version (size, mtime, etag), the row group, the transform and the block file's version.
-    And those of `columns` that the file does not hold, with their types and values.
+    And those of `columns` that the file does not hold, with their types and values, and those that it holds under
+    another name or type.
     So a rewritten source, another transform or another release of Forebay never finds an old block.
     """
     facts: list[object] = [
@@ -33,7 +34,12 @@ def block_key(row_group: RowGroup, fingerprint: str, columns: Sequence[str] = ()
         fingerprint,
     ]
     constants = [each for each in row_group.constants if each[0] in columns]
-    return _digest([*facts, constants] if constants else facts)[:40]
+    stored = [each for each in row_group.stored if each[0] in columns]
+    if stored:
+        facts += [constants, stored]
+    elif constants:
+        facts += [constants]
+    return _digest(facts)[:40]
 
 
 def dataset_key(manifest: Manifest, fingerprint: str) -> str:

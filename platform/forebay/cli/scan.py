@@ -16,13 +16,19 @@ from forebay.manifest.scan import scan as scan_source
 
 
 def scan(
-    uri: Annotated[str, typer.Argument(help="A Parquet file, folder or glob: a path, s3://, gs://, hdfs://, ...")],
+    uri: Annotated[
+        str,
+        typer.Argument(
+            help="A Parquet file, folder or glob: a path, s3://, gs://, hdfs://, ... Or a Delta Lake or Iceberg table."
+        ),
+    ],
     columns: Annotated[str | None, typer.Option(help="Only these columns, separated by commas.")] = None,
     where: Annotated[
         str | None, typer.Option(help="Row filter: \"label is not None and day >= '2024-01-31'\".")
     ] = None,
     version: Annotated[
-        int | None, typer.Option(help="Version of a Delta Lake table. The newest one by default.")
+        int | None,
+        typer.Option(help="Version of a Delta Lake table, or snapshot of an Iceberg table. The newest by default."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the manifest (.json or .parquet).")] = None,
     as_json: AsJson = False,

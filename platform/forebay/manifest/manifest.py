@@ -38,7 +38,8 @@ class File:
 
     With an `etag` that begins with `CONTENT_HASH`, every copy of equal content is the same version. `constants` are
     columns that the file does not hold, with the text of their value: those of partitions, and columns that a table got
-    later. None is null.
+    later. None is null. `stored` are columns that the file holds under another name or type: name in the table, name
+    and type in the file.
     """
 
     path: str
@@ -46,6 +47,7 @@ class File:
     mtime_ns: int
     etag: str = ""
     constants: tuple[tuple[str, str | None], ...] = ()
+    stored: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ class Field:
 class RowGroup:
     """Everything that identifies the content of one row group. `bytes` counts the selected columns, uncompressed.
 
-    `constants` are name, type and value of the columns that the file does not hold.
+    `constants` are name, type and value of the columns that the file does not hold. `stored` are those that it holds
+    under another name or type: name, type, name in the file, type in the file.
     """
 
     uri: str
@@ -72,6 +75,7 @@ class RowGroup:
     file_mtime_ns: int
     file_etag: str = ""
     constants: tuple[tuple[str, str, str | None], ...] = ()
+    stored: tuple[tuple[str, str, str, str], ...] = ()
 
 
 # Without slots: `cached_property` needs the instance's __dict__.
@@ -151,6 +155,7 @@ class Manifest:
             file_mtime_ns=file.mtime_ns,
             file_etag=file.etag,
             constants=tuple((name, self._types[name], text) for name, text in file.constants if name in self._types),
+            stored=tuple((name, self._types[name], *in_file) for name, *in_file in file.stored if name in self._types),
         )
 
     def __iter__(self) -> Iterator[RowGroup]:
@@ -205,6 +210,9 @@ class Manifest:
         constants = [[each for each in file.constants if each[0] in types] for file in self.files]
         if any(constants):
             facts["constants"] = constants
+        stored = [[each for each in file.stored if each[0] in types] for file in self.files]
+        if any(stored):
+            facts["stored"] = stored
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
         for name, dtype in (("file_of", "<i4"), ("group_of", "<i4"), ("rows", "<i8")):
             digest.update(getattr(self, name).astype(dtype).data)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from forebay.at_exit import finished_before_exit
 from forebay.errors import CorruptFile, InvalidOption, ReadFailed, SourceChanged, UnsupportedColumn
-from forebay.manifest.columns.constants import constant_array
+from forebay.manifest.columns.constants import cast_column, constant_array
 from forebay.manifest.footer import (
     FileVersion,
     Footer,
@@ -24,7 +24,7 @@ from forebay.manifest.footer import (
 from forebay.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
 from forebay.manifest.pages.decode import DECODE_ERRORS, decode, is_too_much_nested_text, nested_columns
 from forebay.manifest.pages.fetch import Pages, fetch
-from forebay.manifest.schemas import missing_column, read_fields
+from forebay.manifest.schemas import fields_of, missing_column, read_schema
 from forebay.manifest.streamed import StreamedManifest
 from forebay.metrics import Counters
 from forebay.storage.deadline import Cancellation
@@ -101,7 +101,9 @@ class RowGroupReader:
             raise missing_column(name, self.manifest.columns, self.manifest.root)
         what = f"row group {row_group.index} of {row_group.uri}"
         elsewhere = {name for name, *_ in row_group.constants}
-        attempt = partial(self._fetch_once, row_group, tuple(name for name in names if name not in elsewhere))
+        name_there = {name: there for name, _, there, _ in row_group.stored}
+        stored = tuple(name_there.get(name, name) for name in names if name not in elsewhere)
+        attempt = partial(self._fetch_once, row_group, stored)
         try:
             with self._tally.timed("remote_read_s"):
                 pages = read(what, attempt, self._policy, self._cancelled, self._count_retry)
@@ -124,7 +126,8 @@ class RowGroupReader:
         """
         try:
             with self._tally.timed("decode_s"), finished_before_exit():
-                return _with_constants(decode(fetched.pages), self.manifest[fetched.index], fetched.columns)
+                row_group = self.manifest[fetched.index]
+                return _with_constants(_as_of_table(decode(fetched.pages), row_group), row_group, fetched.columns)
         except DECODE_ERRORS as error:
             row_group = self.manifest[fetched.index]
             if is_too_much_nested_text(error):
@@ -174,6 +177,20 @@ class RowGroupReader:
 
     def _count_retry(self) -> None:
         self._tally.add("retries")
+
+
+def _as_of_table(table: pa.Table, row_group: RowGroup) -> pa.Table:
+    """Table whose columns have the names and types of the data set, which may be others than those of the file."""
+    if not row_group.stored:
+        return table
+    of_table = {there: (name, kind, type_there) for name, kind, there, type_there in row_group.stored}
+    arrays, fields = [], []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        name, kind, type_there = of_table.get(field.name, (field.name, "", ""))
+        array = column if kind == type_there else cast_column(column, kind)
+        arrays.append(array)
+        fields.append(pa.field(name, array.type, field.nullable))
+    return pa.table(arrays, pa.schema(fields))
 
 
 def _with_constants(table: pa.Table, row_group: RowGroup, columns: tuple[str, ...]) -> pa.Table:
@@ -241,15 +258,17 @@ def _check_rows(row_group: RowGroup, footer: pq.FileMetaData) -> None:
 def _check_fields(row_group: RowGroup, footer: pq.FileMetaData, fields: tuple[Field, ...]) -> None:
     """Compare the columns: every file of a data set has each column once, with one type."""
     found: dict[str, list[str]] = {}
-    for field in read_fields(row_group.uri, footer):
+    for field in fields_of(read_schema(row_group.uri, footer)):
         found.setdefault(field.name, []).append(field.type)
     elsewhere = {name for name, *_ in row_group.constants}
+    stored = {name: (there, type_there) for name, _, there, type_there in row_group.stored}
     for field in fields:
         if field.name in elsewhere:
             continue
-        types = found.get(field.name, [])
-        if types != [field.type]:
-            raise _changed(row_group, f"has column {field.name!r} as {', '.join(types) or 'nothing'}, not {field.type}")
+        name, kind = stored.get(field.name, (field.name, field.type))
+        types = found.get(name, [])
+        if types != [kind]:
+            raise _changed(row_group, f"has column {name!r} as {', '.join(types) or 'nothing'}, not {kind}")
 
 
 def _changed(row_group: RowGroup, now: str, **facts: object) -> SourceChanged:

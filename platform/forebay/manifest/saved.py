@@ -20,6 +20,8 @@ from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve
 
 _COUNTS = ("rows", "bytes", "source_bytes")
+_RARE = ("constants", "stored")
+"""Facts that few files have: saved only where they are."""
 _METADATA = b"forebay"
 
 
@@ -117,13 +119,17 @@ def _file(facts: dict[str, Any]) -> File:
     constants = tuple((name, text) for name, text in facts.get("constants", ()))
     if not all(isinstance(name, str) and isinstance(text, str | None) for name, text in constants):
         raise ValueError(f"{constants!r:.100} are not columns with texts")
-    return File(**facts | {"constants": constants})
+    stored = tuple((name, name_there, type_there) for name, name_there, type_there in facts.get("stored", ()))
+    if not all(isinstance(part, str) for each in stored for part in each):
+        raise ValueError(f"{stored!r:.100} are not columns with their names and types in a file")
+    return File(**facts | {"constants": constants, "stored": stored})
 
 
 def _file_facts(file: File) -> dict[str, Any]:
     facts = asdict(file)
-    if not file.constants:
-        del facts["constants"]
+    for name in _RARE:
+        if not facts[name]:
+            del facts[name]
     return facts
 
 
@@ -177,9 +183,10 @@ def _as_parquet(manifest: Manifest) -> bytes:
         columns[f"file_{name}"] = np.array([file[name] for file in files], dtype=dtype)[manifest.file_of]
     etags = pa.array([file["etag"] for file in files], pa.string())
     columns["file_etag"] = pa.DictionaryArray.from_arrays(manifest.file_of, etags)
-    if any("constants" in file for file in files):
-        texts = pa.array([json.dumps(file.get("constants", [])) for file in files], pa.string())
-        columns["file_constants"] = pa.DictionaryArray.from_arrays(manifest.file_of, texts)
+    for name in _RARE:
+        if any(name in file for file in files):
+            texts = pa.array([json.dumps(file.get(name, [])) for file in files], pa.string())
+            columns[f"file_{name}"] = pa.DictionaryArray.from_arrays(manifest.file_of, texts)
     table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(facts)})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
@@ -195,7 +202,7 @@ def _parquet_facts(content: bytes) -> dict[str, Any]:
     firsts = table.take(begins).to_pylist()
     facts["files"] = [
         {"path": row["path"], "size": row["file_size"], "mtime_ns": row["file_mtime_ns"], "etag": row["file_etag"]}
-        | {"constants": json.loads(row.get("file_constants", "[]"))}
+        | {name: json.loads(row.get(f"file_{name}", "[]")) for name in _RARE}
         for row in firsts
     ]
     file_of = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(paths)))

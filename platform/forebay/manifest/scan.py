@@ -22,7 +22,7 @@ from forebay.manifest.lake.sources import SourceFile, Sources, find_sources
 from forebay.manifest.manifest import Field, File, Manifest
 from forebay.manifest.rows.filtering import CandidateRows, masked
 from forebay.manifest.rows.where import Where
-from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, read_fields
+from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, read_schema
 from forebay.manifest.statistics import check_statistics
 from forebay.storage.credentials import Access
 from forebay.storage.deadline import Cancellation
@@ -55,13 +55,15 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
 
     Args:
         uri: A file, a folder, a pattern (`data/day=*/*.parquet`), or a sequence of these, on any known file system. Or
-            the folder of a Delta Lake table (needs `forebay[delta]`), of which rows that are deleted do not count.
+            the folder of a Delta Lake table (needs `forebay[delta]`), or an Iceberg table (needs `forebay[iceberg]`):
+            `iceberg://CATALOG/NAMESPACE.TABLE`, or its metadata file. Rows that a table has deleted do not count.
         columns: The columns to train on, in order. None for all. Other columns may differ between files.
         predicate: An expression such as `pyarrow.compute.field("day") >= 20`. Leaves out a row group if its statistics
             show that the predicate is true for none of its rows. Rows inside the other row groups are not filtered.
         where: A row filter, such as `"label is not None and day >= '2024-01-31'"`. Reads the columns that it compares
-            once. Only rows for which it is true belong to the data set. See `docs/filters.md`.
-        version: Version of a Delta Lake table. None for the newest one, which the manifest then pins.
+            once. Only rows for which it is true belong to the data set. See `docs/reading.md`.
+        version: Version of a Delta Lake table, or id of a snapshot of an Iceberg table. None for the newest one, which
+            the manifest then pins.
         partitions: Whether folders named `key=value` below the root are columns: int64, date32 or string, whichever
             holds all values.
         progress: Called with (files done, number of files), from the calling thread. Then, with `where`, with the same
@@ -73,8 +75,8 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
         MixedSchemas, MissingColumn: The files disagree on a selected column, or none has it.
         CorruptFile: A footer cannot be decoded.
         ReadFailed: Storage kept failing.
-        NotPlainParquet: The files belong to an Iceberg or Hudi table, or are a part of a Delta Lake table.
-        MissingPackage: A Delta Lake table is read by the package deltalake.
+        NotPlainParquet: The files belong to a Hudi table, or are a part of a Delta Lake or Iceberg table.
+        MissingPackage: A Delta Lake table is read by the package deltalake, an Iceberg table by pyiceberg.
         InvalidOption: The predicate, the filter, the selection or the version can never work, or a partition column is
             also in the files.
     """
@@ -85,6 +87,8 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
         )
     row_filter = None if where is None else Where(where)
     sources = find_sources(uri, policy, version=version, partitions=partitions)
+    if selection is None and sources.table is not None:
+        selection = tuple(field.name for field in sources.table)
     scan_file = partial(_scan_file, sources=sources, columns=selection, predicate=predicate, where=row_filter)
     scanned = _scan_all(sources.files, scan_file, progress, policy)
     with_rows = with_absent([one for one in scanned if one.has_rows], sources)
@@ -94,8 +98,6 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
             files=len(scanned),
         )
     schemas = [one.schema for one in with_rows]
-    if selection is None and sources.table is not None:
-        selection = tuple(field.name for field in sources.table)
     fields = agree(schemas, selection)
     kept = [one for one in with_rows if one.groups.shape[1]]
     if not kept:
@@ -173,7 +175,13 @@ def _scan_file(
         footer_bytes = fetch_footer(file.uri, opened)
     footer = decode_footer(file.uri, footer_bytes)
     selected = None if columns is None else {*columns, *(where.columns if where else ())}
-    found = file_columns(source, read_fields(file.uri, footer), sources, selected)
+    found = file_columns(source, read_schema(file.uri, footer), sources, selected)
+    if predicate is not None and any(name != there for name, there, _ in found.stored):
+        raise InvalidOption(
+            f"predicate {predicate} cannot be compared with {file.uri}, whose columns have other names than its table. "
+            "Give where=... instead.",
+            uri=file.uri,
+        )
     check_chunks(file.uri, footer, file.size)
     kept: Sequence[int] = range(footer.num_row_groups)
     may_match = set(kept)
@@ -184,7 +192,8 @@ def _scan_file(
         if where is not None:
             expression = where.expression(found.kinds(footer.schema.to_arrow_schema()), file.uri)
             may_match = set(_survivors(found.schema, footer_bytes, expression))
-    groups = [(*facts, int(facts[0] in may_match)) for facts in _measure(footer, kept, columns)]
+    names = None if columns is None else found.names_in_file(columns)
+    groups = [(*facts, int(facts[0] in may_match)) for facts in _measure(footer, kept, names)]
     if not all(0 <= count < _MOST for facts in groups for count in facts):
         raise CorruptFile(
             f"{file.uri} is corrupt: its footer counts rows or bytes below 0, or impossibly many. Write or copy the "
@@ -200,7 +209,7 @@ def _scan_file(
     )
 
 
-def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: tuple[str, ...] | None) -> list[tuple[int, ...]]:
+def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: Sequence[str] | None) -> list[tuple[int, ...]]:
     """Number, rows, bytes, source bytes and first row in the file of each row group that has rows."""
     chunks = range(footer.num_columns) if columns is None else leaves(footer, columns)
     all_rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
@@ -247,6 +256,7 @@ def _manifest(sources: Sources, kept: list[Scanned], fields: tuple[Field, ...]) 
                 mtime_ns=one.file.mtime_ns,
                 etag=one.file.etag,
                 constants=one.columns.constants,
+                stored=one.columns.stored,
             )
             for path, one in files
         ),

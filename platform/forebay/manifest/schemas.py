@@ -27,15 +27,21 @@ class FileSchema:
         return next((field for field in self.fields if field.name == column), None)
 
 
-def read_fields(uri: str, footer: pq.FileMetaData) -> tuple[Field, ...]:
+def read_schema(uri: str, footer: pq.FileMetaData) -> pa.Schema:
     """Columns in a footer, as Arrow types. Raises `CorruptFile` if Arrow cannot read the schema."""
     try:
         schema = footer.schema.to_arrow_schema()
-        return tuple(Field(name=field.name, type=str(field.type), nullable=field.nullable) for field in schema)
+        fields_of(schema)  # a name may be no text
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorruptFile(
             f"{uri} is corrupt: its schema cannot be read ({error}). Write the file again.", uri=uri
         ) from error
+    return schema
+
+
+def fields_of(schema: pa.Schema) -> tuple[Field, ...]:
+    """Columns of a schema, with their types as text."""
+    return tuple(Field(name=field.name, type=str(field.type), nullable=field.nullable) for field in schema)
 
 
 def agree(schemas: Sequence[FileSchema], columns: Sequence[str] | None) -> tuple[Field, ...]:

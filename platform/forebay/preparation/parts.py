@@ -12,7 +12,7 @@ import xxhash
 from forebay.errors import MixedSchemas
 from forebay.manifest.manifest import Field
 from forebay.manifest.prepared import PreparedFile
-from forebay.manifest.schemas import read_fields
+from forebay.manifest.schemas import fields_of, read_schema
 from forebay.manifest.streamed import file_name
 from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import below
@@ -95,7 +95,7 @@ def write_part(folder: str, number: int, row_groups: Sequence[pa.Table]) -> tupl
         bytes=tuple(sum(chunk.total_uncompressed_size for chunk in chunks) for chunks in sizes),
         source_bytes=tuple(sum(chunk.total_compressed_size for chunk in chunks) for chunks in sizes),
     )
-    return file, read_fields(uri, footer)
+    return file, fields_of(read_schema(uri, footer))
 
 
 def _columns_text(schema: pa.Schema) -> str:

@@ -40,10 +40,17 @@ def test_no_files(forebay: Call, tmp_path: Path, job_words: Call) -> None:
 
 
 def test_a_table_that_is_not_read(forebay: Call, tmp_path: Path) -> None:
+    (tmp_path / "table" / ".hoodie").mkdir(parents=True)
+    (tmp_path / "table" / ".hoodie" / "hoodie.properties").write_text("{}")
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "table" / "part-0.parquet")
+    check(forebay("scan", tmp_path / "table"), "NotPlainParquet", "Hudi", "hoodie.properties", "plain Parquet")
+
+
+def test_a_folder_of_an_iceberg_table_of_a_catalog(forebay: Call, tmp_path: Path) -> None:
+    pytest.importorskip("pyiceberg")
     (tmp_path / "table" / "metadata").mkdir(parents=True)
     (tmp_path / "table" / "metadata" / "v1.metadata.json").write_text("{}")
-    pq.write_table(pa.table({"x": [1]}), tmp_path / "table" / "part-0.parquet")
-    check(forebay("scan", tmp_path / "table"), "NotPlainParquet", "Iceberg", "metadata", "plain Parquet")
+    check(forebay("scan", tmp_path / "table"), "InvalidOption", "iceberg://CATALOG", "v1.metadata.json")
 
 
 def test_a_delta_table_without_versions(forebay: Call, tmp_path: Path) -> None:

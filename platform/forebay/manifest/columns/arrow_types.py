@@ -35,12 +35,16 @@ _DECIMAL = re.compile(r"(?P<kind>decimal\d+)\((?P<precision>\d+), (?P<scale>-?\d
 _BINARY = re.compile(r"fixed_size_binary\[(?P<size>\d+)\]")
 _ZONED = re.compile(r"timestamp\[(?P<unit>\w+), tz=(?P<zone>.*)\]")
 _ITEM = re.compile(r"[^:<]*: (?P<type>.*?)(?P<required> not null)?")
+_STRUCT = re.compile(r"struct<(?P<fields>.*)>", re.DOTALL)
+_MAP = re.compile(r"map<(?P<parts>.*)>", re.DOTALL)
+_ENTRY_NAME = re.compile(r" \('.*'\)$")
 
 
 def parse_type(text: str) -> pa.DataType:
     """Type whose `str()` is `text`.
 
-    Types that no feature takes (structs, maps, unknown extensions) become `pa.opaque`, which carries the text.
+    Types that have no such text (unknown extensions, structs with names like `a: b, c`) become `pa.opaque`, which
+    carries the text. Names and nullability of the items of lists and maps do not matter.
 
     >>> parse_type("list<element: decimal128(10, 2)>").value_type
     Decimal128Type(decimal128(10, 2))
@@ -50,7 +54,8 @@ def parse_type(text: str) -> pa.DataType:
     for pattern, build in _PARSERS:
         match = pattern.fullmatch(text)
         if match:
-            return build(match)
+            found = build(match)
+            return pa.opaque(pa.null(), text, "parquet") if found is None else found
     try:
         return pa.type_for_alias(text)
     except ValueError:
@@ -82,7 +87,45 @@ def _timestamp(match: re.Match[str]) -> pa.DataType:
     return pa.timestamp(match["unit"], match["zone"])
 
 
+def _struct(match: re.Match[str]) -> pa.DataType | None:
+    fields = []
+    for part in _split(match["fields"]):
+        name, colon, kind = part.partition(": ")
+        if not colon:
+            return None
+        fields.append(pa.field(name, parse_type(kind.removesuffix(" not null")), not kind.endswith(" not null")))
+    found = pa.struct(fields)
+    # A name with the marks of the text is read as something else.
+    return found if _without_items(str(found)) == _without_items(match[0]) else None
+
+
+def _map(match: re.Match[str]) -> pa.DataType | None:
+    parts = _split(match["parts"])
+    if not 2 <= len(parts) <= 3:
+        return None
+    key, item = (parse_type(_ENTRY_NAME.sub("", part)) for part in parts[:2])
+    return pa.map_(key, item, keys_sorted=len(parts) == 3)
+
+
+def _split(text: str) -> list[str]:
+    """Parts of `text` between commas that no bracket encloses."""
+    parts, depth, start = [], 0, 0
+    for place, mark in enumerate(text):
+        depth += (mark in "<([") - (mark in ">)]")
+        if not depth and text.startswith(", ", place):
+            parts.append(text[start:place])
+            start = place + 2
+    return [*parts, text[start:]] if text else []
+
+
+def _without_items(text: str) -> str:
+    """Text of a type without the names and nullability of the items of its lists and maps."""
+    return re.sub(r"(list(?:_view)?)<[^:<]*: ", r"\1<", re.sub(r" \('[^']*'\)| not null(?=>)", "", text))
+
+
 _PARSERS = (
+    (_STRUCT, _struct),
+    (_MAP, _map),
     (_LIST, _list),
     (_DICTIONARY, _dictionary),
     (_DECIMAL, _decimal),

@@ -1,4 +1,4 @@
-"""Columns with one value in a whole file, which the file does not hold."""
+"""Columns that a file does not hold, or holds in another type than the data set."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ def constant_array(data_type: str, text: str | None, rows: int) -> pa.Array:
     return pa.repeat(constant_scalar(data_type, text), rows)
 
 
+def cast_column(column: pa.ChunkedArray, data_type: str) -> pa.ChunkedArray:
+    """Column of a file as the type that the data set has. Raises `pa.ArrowException` if a value does not fit.
+
+    Times are cut to their new unit. Fields that a struct does not hold are null.
+    """
+    kind = parse_type(data_type)
+    is_time = pa.types.is_timestamp(column.type) and pa.types.is_timestamp(kind)
+    return column.cast(kind, safe=not is_time)
+
+
 def has_nulls(data_type: str) -> bool:
-    """Whether a column of this type can be made of nulls: not structs, maps and unknown extensions."""
+    """Whether a column of this type can be made of nulls: not unknown extensions."""
     return not isinstance(parse_type(data_type), pa.OpaqueType)

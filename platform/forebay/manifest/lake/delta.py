@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from forebay.errors import InvalidOption, MissingPackage, NoFiles
 from forebay.manifest.columns.partitions import Values
 from forebay.manifest.lake.table import LakeFile, LakeTable, stat_files
-from forebay.manifest.manifest import Field
+from forebay.manifest.schemas import fields_of
 from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.listing.parquet_files import child_uri
 from forebay.storage.retry import ReadPolicy
@@ -49,7 +49,7 @@ def delta_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
     paths = [unquote(path) for path in actions["path"]]
     if not paths:
         raise NoFiles(f"{name} has no row. Choose another version.", uri=uri)
-    fields = _fields(pa.schema(table.schema().to_arrow()))
+    fields = fields_of(pa.schema(table.schema().to_arrow()))
     keys = table.metadata().partition_columns
     values = {key: _texts(actions.get(_PARTITION + key, [None] * len(paths))) for key in keys}
     deleted = _deleted(masks, paths, name)
@@ -62,6 +62,7 @@ def delta_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
         fields=fields,
         partitions=tuple(field for field in fields if field.name in keys),
         snapshot=f"delta {table.version()}",
+        root=location.uri,
     )
 
 
@@ -112,10 +113,6 @@ def _refuse_mapped_columns(table: Any, name: str) -> None:
             "column was renamed or dropped. Write the table anew without column mapping, and scan that.",
             mode=mode,
         )
-
-
-def _fields(schema: pa.Schema) -> tuple[Field, ...]:
-    return tuple(Field(name=field.name, type=str(field.type), nullable=field.nullable) for field in schema)
 
 
 def _texts(values: list[Any]) -> list[str | None]:

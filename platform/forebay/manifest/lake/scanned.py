@@ -12,25 +12,34 @@ from numpy.typing import NDArray
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.manifest.columns.constants import constant_scalar, has_nulls
 from forebay.manifest.columns.partitions import Values
+from forebay.manifest.lake.field_ids import FieldIds
 from forebay.manifest.lake.sources import SourceFile, Sources
 from forebay.manifest.manifest import Field
-from forebay.manifest.rows.where import ColumnKinds, Constant
-from forebay.manifest.schemas import FileSchema
+from forebay.manifest.rows.where import ColumnKinds, Constant, Stored
+from forebay.manifest.schemas import FileSchema, fields_of
 from forebay.storage.versions import FoundFile
 
 
 @dataclass(frozen=True, slots=True)
 class FileColumns:
-    """Columns of one file. `schema` also has those of `constants`, but not `absent` ones."""
+    """Columns of one file. `schema` also has those of `constants`, but not `absent` ones. `stored` as in `File`."""
 
     schema: FileSchema
-    constants: Values
-    absent: tuple[Field, ...]
+    constants: Values = ()
+    absent: tuple[Field, ...] = ()
+    stored: tuple[tuple[str, str, str], ...] = ()
+
+    def names_in_file(self, columns: Sequence[str]) -> list[str]:
+        """Names of the columns in the file."""
+        there = {name: name_there for name, name_there, _ in self.stored}
+        return [there.get(name, name) for name in columns]
 
     def kinds(self, schema: pa.Schema) -> ColumnKinds:
         """Columns for a filter of the file, whose own columns are `schema`."""
         names = {field.name for field in self.schema.fields}
-        found: dict[str, pa.DataType | Constant] = {field.name: field.type for field in schema if field.name in names}
+        in_file = {field.name: field.type for field in schema}
+        found: dict[str, pa.DataType | Stored | Constant] = {name: in_file[name] for name in names & in_file.keys()}
+        found |= {name: Stored(there, in_file[there]) for name, there, _ in self.stored}
         types = {field.name: field.type for field in self.schema.fields}
         found |= {name: Constant(constant_scalar(types[name], text)) for name, text in self.constants if name in types}
         return found | {field.name: Constant(constant_scalar(field.type, None)) for field in self.absent}
@@ -78,34 +87,80 @@ class Scanned:
 
 
 def file_columns(
-    source: SourceFile, fields: Sequence[Field], sources: Sources, selected: Collection[str] | None
+    source: SourceFile, schema: pa.Schema, sources: Sources, selected: Collection[str] | None
 ) -> FileColumns:
-    """Columns of a file whose footer has `fields`.
+    """Columns of a file whose footer has `schema`.
 
-    Raises `InvalidOption` if a selected partition column of plain files is also in the file.
+    Raises `InvalidOption` if a selected partition column of plain files is also in the file, or if a selected column of
+    a table cannot be read as the table has it now.
     """
-    uri = source.file.uri
-    constants = source.constants
-    if sources.table is None:
-        twice = {field.name for field in fields} & {name for name, _ in constants}
-        for name in sorted(twice if selected is None else twice & set(selected)):
-            raise InvalidOption(
-                f"{uri} has a column {name!r}, and so has the name of its folder. Choose other columns "
-                "(columns=[...]), or read none from folders (partitions=False).",
-                column=name,
-                uri=uri,
-            )
-        constants = tuple(each for each in constants if each[0] not in twice)
-        absent: tuple[Field, ...] = ()
-    else:
-        names = {name for name, _ in constants}
-        wanted = {field.name for field in sources.table} - names
-        fields = [field for field in fields if field.name in wanted]
-        held = names | {field.name for field in fields}
-        absent = tuple(field for field in sources.table if field.name not in held)
+    if sources.ids is not None and sources.table is not None:
+        return _by_id(source, schema, sources.ids, sources.table, selected)
+    if sources.table is not None:
+        return _by_name(source, schema, sources, sources.table)
+    return _of_plain_file(source, schema, sources, selected)
+
+
+def _of_plain_file(
+    source: SourceFile, schema: pa.Schema, sources: Sources, selected: Collection[str] | None
+) -> FileColumns:
+    uri, constants = source.file.uri, source.constants
+    twice = set(schema.names) & {name for name, _ in constants}
+    for name in sorted(twice if selected is None else twice & set(selected)):
+        raise InvalidOption(
+            f"{uri} has a column {name!r}, and so has the name of its folder. Choose other columns "
+            "(columns=[...]), or read none from folders (partitions=False).",
+            column=name,
+            uri=uri,
+        )
+    constants = tuple(each for each in constants if each[0] not in twice)
     types = {field.name: field for field in sources.partitions}
-    schema = FileSchema(uri, (*fields, *(types[name] for name, _ in constants)))
-    return FileColumns(schema, constants, absent)
+    return FileColumns(FileSchema(uri, (*fields_of(schema), *(types[name] for name, _ in constants))), constants)
+
+
+def _by_name(source: SourceFile, schema: pa.Schema, sources: Sources, table: tuple[Field, ...]) -> FileColumns:
+    constants = source.constants
+    names = {name for name, _ in constants}
+    wanted = {field.name for field in table} - names
+    fields = [field for field in fields_of(schema) if field.name in wanted]
+    held = names | {field.name for field in fields}
+    types = {field.name: field for field in sources.partitions}
+    return FileColumns(
+        FileSchema(source.file.uri, (*fields, *(types[name] for name, _ in constants))),
+        constants,
+        tuple(field for field in table if field.name not in held),
+    )
+
+
+def _by_id(
+    source: SourceFile, schema: pa.Schema, ids: FieldIds, table: tuple[Field, ...], selected: Collection[str] | None
+) -> FileColumns:
+    uri = source.file.uri
+    types = {field.name: field for field in table}
+    held, stored = ids.find(uri, schema, types.keys() if selected is None else selected)
+    missing = types.keys() - {field.name for field in held}
+    texts = {**ids.defaults, **{name: text for name, text in source.constants if text is not None}}
+    constants = tuple((name, texts[name]) for name in types if name in missing and name in texts)
+    for name, text in constants:
+        _check_constant(uri, types[name], text)
+    return FileColumns(
+        FileSchema(uri, (*held, *(types[name] for name, _ in constants))),
+        constants,
+        tuple(types[name] for name in types if name in missing and name not in texts),
+        stored,
+    )
+
+
+def _check_constant(uri: str, field: Field, text: str) -> None:
+    try:
+        constant_scalar(field.type, text)
+    except pa.ArrowException as error:
+        raise InvalidOption(
+            f"{uri} does not hold the column {field.name!r}, which has the value {text!r:.60} for all its rows. No "
+            f"{field.type} is made of that ({error}). Write the file with the column, or leave it out (columns=[...]).",
+            column=field.name,
+            uri=uri,
+        ) from error
 
 
 def with_absent(scanned: Sequence[Scanned], sources: Sources) -> list[Scanned]:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from forebay.errors import InvalidOption, NotPlainParquet
 from forebay.manifest.columns.partitions import Values, partition_fields, partition_values
 from forebay.manifest.lake.delta import delta_table
+from forebay.manifest.lake.field_ids import FieldIds
+from forebay.manifest.lake.iceberg import iceberg_table, names_iceberg_table
 from forebay.manifest.lake.table import LakeTable
 from forebay.manifest.manifest import Field
 from forebay.storage.filesystem import resolve_source
@@ -39,6 +41,7 @@ class Sources:
         files: The files.
         partitions: Columns that are constant in each file, with their types.
         table: Columns of the lake table. None for plain files.
+        ids: Columns of the table by field id, if its files are read by id.
         snapshot: Version of the lake table, such as `delta 7`.
     """
 
@@ -46,6 +49,7 @@ class Sources:
     files: tuple[SourceFile, ...]
     partitions: tuple[Field, ...] = ()
     table: tuple[Field, ...] | None = None
+    ids: FieldIds | None = None
     snapshot: str = ""
 
     @property
@@ -54,37 +58,46 @@ class Sources:
         return self.root or f"{len(self.files)} files without a common folder"
 
 
+_READERS = {"Delta Lake": delta_table, "Iceberg": iceberg_table}
+"""Readers of the table formats, by their names in `storage`."""
+
+
 def find_sources(uri: Uri | Sequence[Uri], policy: ReadPolicy, *, version: int | None, partitions: bool) -> Sources:
     """Find the files of a data set. See `scan` for the arguments and errors."""
+    if isinstance(uri, str | PurePath) and names_iceberg_table(str(uri)):
+        return _of_table(iceberg_table(str(uri), version, policy))
     try:
         listing = find_parquet(uri, policy)
     except NotPlainParquet as error:
         if (name := _table_at(uri, error)) is None:
             raise
-        return _of_table(delta_table(name, version, policy), name)
+        return _of_table(_READERS[str(error.facts["format"])](name, version, policy))
     if version is not None:
         raise InvalidOption(
-            f"version={version}: {uri!r:.200} is no Delta Lake table. Name the folder that holds _delta_log, or leave "
-            "version out.",
+            f"version={version}: {uri!r:.200} is no Delta Lake or Iceberg table. Name the folder that holds "
+            "_delta_log, or the table as iceberg://CATALOG/NAMESPACE.TABLE, or leave version out.",
             version=version,
         )
     return _of_listing(listing) if partitions else Sources(root=listing.root, files=_files(listing))
 
 
 def _table_at(uri: Uri | Sequence[Uri], error: NotPlainParquet) -> str | None:
-    """URI of the Delta Lake table that `uri` names as a whole. None if it names another one, or a part."""
-    if error.facts["format"] != "Delta Lake" or not isinstance(uri, str | PurePath):
+    """URI of the table that `uri` names as a whole. None if it names one of another format, or a part."""
+    if error.facts["format"] not in _READERS or not isinstance(uri, str | PurePath):
         return None
     location = resolve_source(uri)
     return location.uri if location.path.rstrip("/") == str(error.facts["table"]).rstrip("/") else None
 
 
-def _of_table(table: LakeTable, root: str) -> Sources:
+def _of_table(table: LakeTable) -> Sources:
+    root = table.root.rstrip("/")
+    is_below = all(each.file.uri.startswith(f"{root}/") for each in table.files)
     return Sources(
-        root=root.rstrip("/"),
+        root=root if is_below else "",
         files=tuple(SourceFile(each.file, each.constants, each.deleted) for each in table.files),
         partitions=table.partitions,
         table=table.fields,
+        ids=table.ids,
         snapshot=table.snapshot,
     )
 

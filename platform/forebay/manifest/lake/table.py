@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from forebay.errors import InvalidOption
 from forebay.manifest.columns.partitions import Values
+from forebay.manifest.lake.field_ids import FieldIds
 from forebay.manifest.manifest import Field
 from forebay.storage.retry import ReadPolicy, read
 from forebay.storage.versions import FoundFile, stat
@@ -30,12 +31,17 @@ class LakeFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LakeTable:
-    """Version of a table. `snapshot` names it. `partitions` are those of `fields` that files may not hold."""
+    """Version of a table. `snapshot` names it. `partitions` are those of `fields` that files may not hold.
+
+    With `ids`, columns of files are found by id, and constants count only for files that do not hold the column.
+    """
 
     files: tuple[LakeFile, ...]
     fields: tuple[Field, ...]
     partitions: tuple[Field, ...]
     snapshot: str
+    root: str
+    ids: FieldIds | None = None
 
 
 def stat_files(uris: Sequence[str], table: str, policy: ReadPolicy) -> list[FoundFile]:

@@ -38,7 +38,15 @@ class Constant:
     value: pa.Scalar
 
 
-ColumnKinds = Mapping[str, "pa.DataType | Constant"]
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Column that a file holds under another name or type."""
+
+    name: str
+    type: pa.DataType
+
+
+ColumnKinds = Mapping[str, "pa.DataType | Stored | Constant"]
 """Type of each column that a file holds, and the value of each that it does not hold."""
 
 
@@ -169,9 +177,14 @@ def _build(node: ast.expr, kinds: ColumnKinds) -> pc.Expression:
     raise AssertionError(f"{ast.dump(node)} was checked before")
 
 
-def _compare(column: str, op: type[ast.cmpop], value: Any, kind: pa.DataType | Constant) -> pc.Expression:
-    of_column = pc.scalar(kind.value) if isinstance(kind, Constant) else pc.field(column)
-    data_type = kind.value.type if isinstance(kind, Constant) else kind
+def _compare(column: str, op: type[ast.cmpop], value: Any, kind: pa.DataType | Stored | Constant) -> pc.Expression:
+    match kind:
+        case Constant(value=constant):
+            of_column, data_type = pc.scalar(constant), constant.type
+        case Stored(name=name, type=data_type):
+            of_column = pc.field(name)
+        case data_type:
+            of_column = pc.field(column)
     if op in (ast.Is, ast.IsNot):
         return of_column.is_null() if op is ast.Is else of_column.is_valid()
     if pa.types.is_dictionary(data_type):
