@@ -23,9 +23,12 @@ _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirecto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPolicy:
-    """Number of attempts of a read, time limit of each, and the waits in between. Waits double, with jitter."""
+    """Number of attempts of a read, time limit of each, and the waits in between. Waits double, with jitter.
 
-    attempts: int = 4
+    The default waits 11 s in all: a server that is started again, or a NameNode that takes over, needs 2 to 10 s.
+    """
+
+    attempts: int = 7
     deadline_s: float = 60.0
     first_wait_s: float = 0.2
     max_wait_s: float = 5.0

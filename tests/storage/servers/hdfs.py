@@ -233,7 +233,8 @@ class HdfsServers:
         names = ("FSState", "NumLiveDataNodes", "NumStaleStorages", "NumberOfMissingBlocks")
         # Its space comes with its second heartbeat; until then writes are "replicated to 0 nodes".
         has_space = state.get("CapacityRemaining", 0) > 0
-        return has_space and [state.get(name) for name in names] == ["Operational", 1, 0, 0]
+        is_whole = [state.get(name) for name in names] == ["Operational", 1, 0, 0]
+        return has_space and is_whole and _data_node_answers(state)
 
     def state(self) -> dict[str, Any]:
         """State that the NameNode reports. Empty while it is down."""
@@ -244,6 +245,9 @@ class HdfsServers:
                 found |= json.load(answer)["beans"][0]
         return found
 
+    def is_running(self, name: str) -> bool:
+        return name in self._processes
+
     def signal(self, name: str, number: signal.Signals) -> None:
         self._processes[name].send_signal(number)
         if number in (signal.SIGKILL, signal.SIGTERM):
@@ -252,6 +256,14 @@ class HdfsServers:
     def stop(self) -> None:
         for name in [*self._processes]:
             self.signal(name, signal.SIGKILL)
+
+
+def _data_node_answers(state: Mapping[str, Any]) -> bool:
+    """Whether the NameNode knows the present address of the DataNode. One that was killed counts as live for 10 s."""
+    nodes = list(json.loads(state.get("LiveNodes", "{}")).values())
+    address, _, port = nodes[0]["xferaddr"].partition(":") if nodes else ("", "", "")
+    with socket.socket() as probe:
+        return bool(port) and probe.connect_ex((address, int(port))) == 0
 
 
 @contextmanager

@@ -97,7 +97,8 @@ def test_cancelling_ends_the_wait_between_attempts() -> None:
     timer.join()
 
 
-def test_waits_grow_and_stay_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def waits_of(policy: ReadPolicy) -> list[float]:
+    """Waits between the attempts of a read that never succeeds."""
     waits: list[float] = []
 
     class RecordedWaits(Cancellation):
@@ -105,9 +106,17 @@ def test_waits_grow_and_stay_within_bounds(monkeypatch: pytest.MonkeyPatch) -> N
             waits.append(timeout or 0.0)
             return False
 
-    policy = ReadPolicy(attempts=6, first_wait_s=1.0, max_wait_s=5.0)
     with pytest.raises(ReadFailed):
-        read("x", Flaky(*[OSError("reset")] * 6), policy, RecordedWaits())
+        read("x", Flaky(*[OSError("reset")] * policy.attempts), policy, RecordedWaits())
+    return waits
+
+
+def test_default_outlasts_a_server_that_starts_again() -> None:
+    assert sum(waits_of(ReadPolicy())) >= 10.0
+
+
+def test_waits_grow_and_stay_within_bounds() -> None:
+    waits = waits_of(ReadPolicy(attempts=6, first_wait_s=1.0, max_wait_s=5.0))
     assert len(waits) == 5
     assert all(1.0 <= wait <= 5.0 for wait in waits)
     assert waits[0] <= 2.0
