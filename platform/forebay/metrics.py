@@ -20,6 +20,8 @@ METRICS: dict[str, str] = {
     "bypass_bytes": "bytes of blocks handed out uncached",
     "peer_hits": "blocks that another node had in its cache, read from there instead of the source",
     "peer_bytes": "bytes of blocks read from other nodes",
+    "data_node_blocks": "blocks that a data node built for this node",
+    "data_node_bytes": "bytes of blocks that data nodes built for this node",
     "quarantined": "cache files whose checksum or form was wrong; each is fetched again",
     "parquet_opens": "Parquet files opened to read a row group",
     "source_bytes": "compressed bytes of the row groups read from the source",
@@ -29,6 +31,7 @@ METRICS: dict[str, str] = {
     "transform_s": "seconds spent in the transform, over all data workers",
     "write_s": "seconds spent writing blocks to the cache, over all data workers",
     "peer_s": "seconds spent reading blocks from other nodes, over all data workers",
+    "data_node_s": "seconds spent waiting for blocks that data nodes built, over all data workers",
     "map_s": "seconds spent mapping and verifying cached blocks",
     "plan_s": "seconds the gather waited for the order, or asked for blocks",
     "block_wait_s": "seconds the gather waited for blocks",
@@ -47,7 +50,8 @@ GAUGES: dict[str, str] = {
 """Name -> meaning of every value that is measured instead of counted."""
 
 TAGS: dict[str, str] = {
-    "role": "`trainer`: what a rank of a run got and did; `cache`: what the cache of a node made, for all runs",
+    "role": "`trainer`: what a rank of a run got and did; `cache`: what the cache of a node made, for all "
+    "runs; `data`: what a data node built for the caches of other nodes",
     "node": "the first 12 digits of the id that Ray gave to the node",
     "run": "the name of the run; empty for the cache of a node",
     "directory": "the directory of the cache; empty for a trainer",

@@ -19,8 +19,8 @@ from forebay.runs.status import RunStatus
 
 GRACE_S = 30.0
 SETTLE_S = 0.1
-# By design, one cache actor per node outlives every job, and so do two actors of Ray Data.
-DETACHED_BY_DESIGN = ("forebay-cache-", "datasets_stats_actor", "AutoscalingCoordinator")
+# By design, one cache actor and one data node actor per node outlive every job, and so do two actors of Ray Data.
+DETACHED_BY_DESIGN = ("forebay-cache-", "forebay-data-", "datasets_stats_actor", "AutoscalingCoordinator")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol
 
 from forebay.cache.block_key import BlockNames
@@ -32,6 +34,7 @@ class BuildOptions:
         cancelled: Set to end reads and waits.
         cores: Entered for work that takes a core (decoding, the transform), not for waiting on storage or the disk.
         peers: Asked for a block before its source is read.
+        elsewhere: Chooses whether this node or another one reads the source.
     """
 
     policy: ReadPolicy = DEFAULT_POLICY
@@ -39,6 +42,7 @@ class BuildOptions:
     cancelled: Cancellation = field(default_factory=Cancellation)
     cores: AbstractContextManager[object] = field(default_factory=nullcontext)
     peers: Peers | None = None
+    elsewhere: SourceReaders | None = None
 
 
 class BlockBuilder:
@@ -98,6 +102,16 @@ class BlockBuilder:
             raise Cancelled(f"the build of block {index} was cancelled")
         if self._options.peers and (block := self._from_peer(self._options.peers, index)):
             return block
+        if self._options.elsewhere:
+            rows = self._reader.manifest[index].rows
+            return self._options.elsewhere.build(index, rows, self._tally, partial(self.read, index))
+        return self.read(index)
+
+    def read(self, index: int) -> Block:
+        """Build block `index` from its source. Looks into no cache, and stores nothing.
+
+        Raises the errors of reading and transforming.
+        """
         try:
             return self._from_source(index)
         except CorruptFile:  # the transfer may have damaged it
@@ -133,5 +147,16 @@ class Peers(Protocol):
         """Get the block `key`, of `rows` rows, from a node that holds it. None if no node holds it or answers in time.
 
         Raises nothing for a failing peer: the caller reads the source instead.
+        """
+        ...
+
+
+class SourceReaders(Protocol):
+    """Choice among nodes that can build a block of one data set from its source."""
+
+    def build(self, index: int, rows: int, tally: Counters, here: Callable[[], Block]) -> Block:
+        """Build block `index`, of `rows` rows, on another node, or by `here` on this one.
+
+        Raises the errors of `here`.
         """
         ...

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from forebay.cache.cpu_share import DEFAULT_WORKERS, DataWorkers
 from forebay.cache.disk.disk_cache import DiskCache
+from forebay.errors import InvalidOption
 
+_REMOTE_REQUESTS = 64
 _NOTHING_FITS_BYTES = 1
 """A cache that stores nothing still has a directory, for the locks of builders."""
 
@@ -23,6 +25,9 @@ class CacheSpec:
         core_share: Share of the node's cores (at least one core) for decoding and transforming, at low priority, for
             all jobs of the node together.
         num_reads: Number of row groups that are read at once, for all jobs of the node together.
+        data_nodes: Other nodes of the Ray cluster that read, decode and transform for this one: "cpu_only" for all
+            nodes without GPUs, or the name of a custom resource that the nodes have. They use all of their cores, at
+            low priority, and store nothing. None for no other node. Without Ray it has no effect.
 
     >>> CacheSpec(path="/ssd/forebay", quota_bytes=10 << 30).core_share
     0.4
@@ -33,14 +38,25 @@ class CacheSpec:
     min_free_bytes: int = 2 << 30
     core_share: float = DEFAULT_WORKERS.core_share
     num_reads: int = DEFAULT_WORKERS.num_reads
+    data_nodes: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_reads", self.data_workers.num_reads)
+        if self.data_nodes is not None and not (isinstance(self.data_nodes, str) and self.data_nodes):
+            raise InvalidOption(
+                f'data_nodes={self.data_nodes!r}: give "cpu_only", the name of a custom resource of Ray, or None.',
+                data_nodes=self.data_nodes,
+            )
 
     @property
     def data_workers(self) -> DataWorkers:
         """Limits of the data workers."""
         return DataWorkers(core_share=self.core_share, num_reads=self.num_reads)
+
+    @property
+    def num_requests(self) -> int:
+        """Limit of blocks that one node requests at once from data workers anywhere."""
+        return self.num_reads if self.data_nodes is None else max(self.num_reads, _REMOTE_REQUESTS)
 
     @property
     def directory(self) -> str:

@@ -24,6 +24,11 @@ CACHE_PREFIX = f"forebay-cache-{_CACHE_PROTOCOL}-"
 The protocol number increases with every change of its calls or replies, so that actors of another release are not used.
 """
 
+DATA_NODE_PREFIX = f"forebay-data-{_CACHE_PROTOCOL}-"
+"""Prefix of the name of a data node's actor. The first digits of the node id follow."""
+NODE_DIGITS = 12
+"""Number of digits of a node id in the names of its actors."""
+
 ANSWER_S = 10.0
 
 

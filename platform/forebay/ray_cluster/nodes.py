@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import ray
 from ray._private import state as ray_state  # no public way
 
+CPU_ONLY = "cpu_only"
 URGENT_S = 20.0
 """With less time than this left, the world does not wait for a replacement to become warm."""
 
@@ -29,6 +30,30 @@ def steady_nodes() -> set[str]:
 
 def _alive_nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def nodes_for_data(data_nodes: str) -> list[str]:
+    """Ids of living nodes that are not draining and may build blocks for others.
+
+    "cpu_only" are nodes with CPUs and without GPUs. Any other text names a custom resource that the nodes have.
+    """
+    leaving = draining_nodes()
+    return sorted(
+        node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] not in leaving and _is_for_data(node["Resources"], data_nodes)
+    )
+
+
+def _is_for_data(resources: Mapping[str, float], data_nodes: str) -> bool:
+    if data_nodes == CPU_ONLY:
+        return resources.get("CPU", 0.0) > 0 and not resources.get("GPU")
+    return resources.get(data_nodes, 0.0) > 0
+
+
+def cpus_of(node_id: str) -> float:
+    """CPUs of the node, according to Ray. 0 if it has none, or has left."""
+    return float(sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == node_id))
 
 
 def worker_capacity(*, cpus: float, gpus: float) -> int:

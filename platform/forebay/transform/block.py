@@ -72,6 +72,10 @@ class Block:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
+    def has_rows(self, rows: int) -> bool:
+        """Whether this is a block of `rows` rows, and each of its arrays has as many."""
+        return self.rows == rows and all(fits_rows(name, len(array), rows) for name, array in self.arrays.items())
+
     @property
     def schema(self) -> ArraySchema:
         """(name, dtype, trailing shape) of every array, in order."""

@@ -33,3 +33,9 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
         CacheSpec(core_share=40)
     with pytest.raises(CacheUnusable, match="quota_bytes=-1"):
         CacheSpec(path=str(tmp_path), quota_bytes=-1).open()
+
+
+@pytest.mark.parametrize("data_nodes", ["", 3, True])
+def test_bad_data_nodes_are_refused(data_nodes: object) -> None:
+    with pytest.raises(InvalidOption, match="data_nodes=.*cpu_only"):
+        CacheSpec(data_nodes=data_nodes)  # type: ignore[arg-type]

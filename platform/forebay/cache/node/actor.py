@@ -9,14 +9,17 @@ from typing import Any
 
 import ray
 
+from forebay.cache.data_nodes.pool import DataNodes
+from forebay.cache.data_nodes.transport import RayDataNodes
 from forebay.cache.node.bloom_filter import BloomFilter
 from forebay.cache.node.peer_lookup import PeerLookup
 from forebay.cache.node.peer_server import PeerServer
-from forebay.cache.node.peer_transport import NODE_DIGITS, RayPeerTransport
-from forebay.cache.node.service import InMemoryBlock, NodeService, Reply, StoredBlock
+from forebay.cache.node.peer_transport import RayPeerTransport
+from forebay.cache.node.service import NodeService
+from forebay.cache.requests.reply import InMemoryBlock, Reply, StoredBlock
 from forebay.cache.spec import CacheSpec
 from forebay.errors import ForebayError
-from forebay.ray_cluster.actors import CACHE_PREFIX, NAMESPACE
+from forebay.ray_cluster.actors import CACHE_PREFIX, NAMESPACE, NODE_DIGITS
 from forebay.ray_cluster.metrics_export import exported
 from forebay.transform.block import Block
 
@@ -86,7 +89,8 @@ class NodeCache:
 
     def _open(self, spec: CacheSpec) -> None:
         line = RayPeerTransport(namespace=NAMESPACE, prefix=CACHE_PREFIX, node_id=self._node_id)
-        service = NodeService(spec, PeerLookup(line))
+        data_nodes = DataNodes(spec, RayDataNodes(self._node_id))
+        service = NodeService(spec, PeerLookup(line), data_nodes)
         self._service, self._peer_server = service, PeerServer(lambda: service.cache, _put)
         tags = {"role": "cache", "node": self._node_id[:NODE_DIGITS], "directory": spec.directory}
         self._exporting.enter_context(exported(tags, service.tally.as_dict, service.measured))

@@ -17,20 +17,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.node.actor import NodeCache
-from forebay.cache.node.peer_transport import NODE_DIGITS
 from forebay.cache.node.source import NodeSource
 from forebay.cache.source import BlockSource
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable, Cancelled
 from forebay.metrics import Counters
-from forebay.ray_cluster.actors import CACHE_PREFIX, NAMESPACE
+from forebay.ray_cluster.actors import CACHE_PREFIX, NAMESPACE, NODE_DIGITS
+from forebay.ray_cluster.heartbeat import Heartbeat
 from forebay.transform.dataset import Dataset
 
 _MOST_CALLS = 1024
 _POLL_S = 0.05
 _REVIVE_S = 60.0
 _REVIVE_WAIT_S = 0.2
-_PING_S = 5.0
 _SILENT_S = 120.0
 """An actor answers a ping at once, however busy its data workers are. One that is silent for this long is stuck."""
 
@@ -96,7 +95,7 @@ class NodeCacheClient:
                 self._actor = self._find_or_create()
 
     def _wait(self, reply: Any, cancelled: threading.Event) -> Any:
-        heartbeat = _Heartbeat(self._actor)
+        heartbeat = Heartbeat(self._actor)
         # In steps, because close() cannot end a blocking get.
         while not ray.wait([reply], timeout=_POLL_S)[0]:
             if cancelled.is_set():
@@ -165,21 +164,3 @@ def _configure(client: NodeCacheClient) -> None:
     problem = client.call(threading.Event(), "configure", client.spec)
     if problem:
         raise problem
-
-
-class _Heartbeat:
-    """Pings an actor every 5 s."""
-
-    def __init__(self, actor: Actor) -> None:
-        self._actor = actor
-        self._ping: Any = None
-        self._since = time.monotonic()
-
-    def silent_s(self) -> float:
-        """Seconds since the unanswered ping, else 0."""
-        now = time.monotonic()
-        if self._ping is not None and ray.wait([self._ping], timeout=0)[0]:
-            self._ping, self._since = None, now
-        if self._ping is None and now - self._since > _PING_S:
-            self._ping, self._since = self._actor.__ray_ready__.remote(), now
-        return now - self._since if self._ping is not None else 0.0

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from forebay.cache.backoff import Backoff
 from forebay.cache.node.bloom_filter import BloomFilter
 
 _FRESH_S = 2.0
 _FRESH_PER_PEER_S = 0.02
 """With many nodes a round takes long, so rounds are less frequent."""
-_FIRST_SKIP_S = 30.0
-_LONGEST_SKIP_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peer:
     bloom_filter: BloomFilter | None = None
-    failures: int = 0
-    skipped_until: float = 0.0
+    backoff: Backoff = field(default_factory=Backoff)
 
 
 class PeerDirectory:
@@ -44,7 +42,7 @@ class PeerDirectory:
     def set_peers(self, names: Collection[str], now: float) -> list[str]:
         """Set the current peers and drop all others. Returns the peers to ask for their Bloom filters."""
         self._peers = {name: self._peers.get(name, _Peer()) for name in names}
-        return sorted(name for name, peer in self._peers.items() if now >= peer.skipped_until)
+        return sorted(name for name, peer in self._peers.items() if peer.backoff.is_over(now))
 
     def set_filter(self, name: str, bloom_filter: BloomFilter) -> None:
         """Record the Bloom filter of `name`."""
@@ -56,22 +54,22 @@ class PeerDirectory:
 
     def record_success(self, name: str) -> None:
         """Reset the failures of `name` after an answer about a block."""
-        self._peers[name] = replace(self._peers.get(name, _Peer()), failures=0)
+        peer = self._peers.get(name, _Peer())
+        self._peers[name] = replace(peer, backoff=peer.backoff.after_success())
 
     def record_failure(self, name: str, now: float) -> None:
         """Skip `name` after a missing or invalid answer, for twice as long after each further failure."""
         peer = self._peers.get(name, _Peer())
-        # Several threads may have waited for the same answer: that is one failure.
-        if now >= peer.skipped_until:
-            skip_s = min(_FIRST_SKIP_S * 2**peer.failures, _LONGEST_SKIP_S)
-            self._peers[name] = _Peer(failures=peer.failures + 1, skipped_until=now + skip_s)
+        # Without its filter: it may hold other blocks when it answers again.
+        if peer.backoff.is_over(now):
+            self._peers[name] = _Peer(backoff=peer.backoff.after_failure(now))
 
     def holders(self, key: str, now: float) -> list[str]:
         """Peers whose filters contain the block `key`. The first one varies with the key, to spread the load."""
         holders = sorted(
             name
             for name, peer in self._peers.items()
-            if peer.bloom_filter and now >= peer.skipped_until and key in peer.bloom_filter
+            if peer.bloom_filter and peer.backoff.is_over(now) and key in peer.bloom_filter
         )
         # The last digits of a key are not used by the filters, so false positives do not bias the choice.
         first = int(key[-8:], 16) % max(len(holders), 1)

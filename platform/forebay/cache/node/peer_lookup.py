@@ -10,7 +10,7 @@ from typing import Protocol
 from forebay.cache.node.bloom_filter import BloomFilter
 from forebay.cache.node.peer_directory import PeerDirectory
 from forebay.errors import ForebayError
-from forebay.transform.block import Block, fits_rows
+from forebay.transform.block import Block
 
 _DEADLINE_S = 5.0
 _MOMENT_S = 2.0
@@ -66,7 +66,7 @@ class PeerLookup:
         """Request the block. Returns it, and whether `name` failed to answer."""
         try:
             block = self._transport.fetch_block(name, key, self._deadline_s)
-            if block and not _has_rows(block, rows):
+            if block and not block.has_rows(rows):
                 raise PeerSilent(f"{name} sent block {key} with other than {rows} rows.")
         except PeerSilent:
             with self._guard:
@@ -110,7 +110,3 @@ class PeerLookup:
                 else:
                     self._directory.record_failure(name, now)
             self._directory.end_round(now)
-
-
-def _has_rows(block: Block, rows: int) -> bool:
-    return block.rows == rows and all(fits_rows(name, len(array), rows) for name, array in block.arrays.items())

@@ -14,12 +14,10 @@ from ray.exceptions import RayError
 
 from forebay.cache.node.bloom_filter import BloomFilter
 from forebay.cache.node.peer_lookup import PeerSilent
+from forebay.ray_cluster.actors import NODE_DIGITS
 from forebay.transform.block import Block
 
 Actor: TypeAlias = Any
-
-NODE_DIGITS = 12
-"""Number of digits of the node id in its cache's name, right after the prefix."""
 
 
 class RayPeerTransport:

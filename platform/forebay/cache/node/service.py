@@ -4,78 +4,47 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from dataclasses import replace
 
 from forebay.cache.block_builder import BlockBuilder, BuildOptions, Peers
 from forebay.cache.cpu_share import CpuShare, lower_thread_priority
-from forebay.cache.disk.disk_cache import DiskCache
+from forebay.cache.data_nodes.pool import DataNodes, RemoteBuild
 from forebay.cache.node.inflight_bytes import InFlightBytes
-from forebay.cache.node.payload import unpack
+from forebay.cache.requests.registered import RegisteredDatasets
+from forebay.cache.requests.reply import BuildFailed, InMemoryBlock, Reply, StoredBlock
 from forebay.cache.single_flight import SingleFlightPool
 from forebay.cache.spec import CacheSpec
 from forebay.errors import ForebayError
 from forebay.manifest.footer import FooterCache
 from forebay.metrics import Counters
-from forebay.transform.block import BlockArray
 from forebay.transform.dataset import Dataset
 
-_MOST_DATASETS = 64
 _MOST_INFLIGHT_BYTES = 512 << 20
 _INFLIGHT_WAIT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredBlock:
-    """Reply: the block is in the cache, under its key. `sums` are the counters for the requester's tally."""
-
-    sums: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InMemoryBlock:
-    """Reply: the block did not fit, so its arrays are part of the reply."""
-
-    sums: Mapping[str, float]
-    rows: int
-    arrays: Mapping[str, BlockArray]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildFailed:
-    """Reply: the block cannot be built. `trace` is the traceback in the actor."""
-
-    error: ForebayError
-    trace: str
-    sums: Mapping[str, float] = field(default_factory=dict)
-
-
-Reply: TypeAlias = StoredBlock | InMemoryBlock | BuildFailed | Literal["unknown"]
-"""Reply to a request. `unknown` means that the data set must be registered first."""
 
 
 class NodeService:
     """Builds blocks for all jobs of a node with one set of data workers. Simultaneous requests share one build.
 
-    A block comes from the node's disk, else from one of `peers`, else from its source. Then it is stored. A block that
+    A block comes from the node's disk, else from one of `peers`, else from its source, which this node or one of
+    `data_nodes` reads. Then it is stored. A block that
     does not fit leaves as `InMemoryBlock`. While 512 MiB of such blocks are in memory, no other block is built, for at
     most 30 s: the requester may have died. So their memory is bounded for any number of requesters.
     """
 
-    def __init__(self, spec: CacheSpec, peers: Peers | None = None) -> None:
+    def __init__(self, spec: CacheSpec, peers: Peers | None = None, data_nodes: DataNodes | None = None) -> None:
         self._spec = spec
         self._peers = peers
+        self._data_nodes = data_nodes
         self.inflight_bytes = InFlightBytes()
         self.tally = Counters()
         self.cache = spec.open()
-        self._registered: dict[str, Dataset] = {}
-        self._makers = threading.local()
+        self._datasets = RegisteredDatasets(self._make_builder)
         self._footers = FooterCache()
         self._cores = CpuShare(spec.data_workers.num_cores())
         self._workers: SingleFlightPool[tuple[str, int], _Outcome] = SingleFlightPool(
-            self._make, num_threads=spec.num_reads, on_start=lower_thread_priority
+            self._make, num_threads=spec.num_requests, on_start=lower_thread_priority
         )
 
     def apply_spec(self, spec: CacheSpec) -> None:
@@ -83,19 +52,19 @@ class NodeService:
         if spec != self._spec:
             self.cache = spec.open()
             self._cores.resize(spec.data_workers.num_cores())
-            self._workers.resize(spec.num_reads)
+            self._workers.resize(spec.num_requests)
             self._spec = spec
+            if self._data_nodes:
+                self._data_nodes.apply_spec(spec)
+            self._datasets.renew_builders()
 
     def register(self, dataset_id: str, payload: bytes) -> None:
         """Register `dataset_id`. Raises `TransformFailed` if its code cannot be loaded here."""
-        self._registered.pop(dataset_id, None)
-        self._registered[dataset_id] = unpack(payload)
-        while len(self._registered) > _MOST_DATASETS:
-            del self._registered[next(iter(self._registered))]
+        self._datasets.register(dataset_id, payload)
 
     def request(self, dataset_id: str, index: int) -> Future[_Outcome] | None:
         """Request the build of block `index`. Returns None if the data set is not registered."""
-        if dataset_id not in self._registered:
+        if dataset_id not in self._datasets:
             return None
         return self._workers.submit((dataset_id, index))
 
@@ -107,13 +76,15 @@ class NodeService:
     def close(self, timeout_s: float) -> None:
         """Stop the data workers."""
         self._cores.close()
+        if self._data_nodes:
+            self._data_nodes.close(timeout_s)
         self.inflight_bytes.close()
         self._workers.close(timeout_s)
 
     def _make(self, task: tuple[str, int]) -> _Outcome:
         dataset_id, index = task
         self._cores.take_ticket()
-        found = self._maker(dataset_id)
+        found = self._datasets.builder(dataset_id)
         if found is None:
             return _Outcome("unknown")
         builder, tally = found
@@ -132,22 +103,12 @@ class NodeService:
             return _Outcome(InMemoryBlock(sums=sums, rows=block.rows, arrays=dict(block.arrays)), block.nbytes)
         return _Outcome(StoredBlock(sums=sums), block.nbytes)
 
-    def _maker(self, dataset_id: str) -> tuple[BlockBuilder, Counters] | None:
-        """Builder and tally of this thread. So the counts between two moments belong to one block."""
-        mine: dict[str, tuple[BlockBuilder, Counters, DiskCache]] = self._makers.__dict__
-        known = mine.get(dataset_id)
-        if known is None or known[2] is not self.cache:
-            registered = self._registered.get(dataset_id)
-            if registered is None:
-                return None
-            while len(mine) >= _MOST_DATASETS:
-                del mine[next(iter(mine))]
-            tally, cache = Counters(), self.cache
-            options = BuildOptions(footers=self._footers, cores=self._cores, peers=self._peers)
-            builder = BlockBuilder(registered, cache, tally=tally, options=options)
-            known = builder, tally, cache
-            mine[dataset_id] = known
-        return known[0], known[1]
+    def _make_builder(self, dataset_id: str, dataset: Dataset, tally: Counters) -> BlockBuilder:
+        elsewhere = None
+        if self._data_nodes and self._spec.data_nodes and (payload := self._datasets.payload(dataset_id)):
+            elsewhere = RemoteBuild(self._data_nodes, dataset_id, payload)
+        options = BuildOptions(footers=self._footers, cores=self._cores, peers=self._peers, elsewhere=elsewhere)
+        return BlockBuilder(dataset, self.cache, tally=tally, options=options)
 
 
 class _Outcome:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from forebay.cache.block_key import BlockNames
 from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.node.payload import pack
-from forebay.cache.node.service import BuildFailed, InMemoryBlock, Reply, StoredBlock
+from forebay.cache.requests.payload import pack
+from forebay.cache.requests.reply import BuildFailed, InMemoryBlock, Reply, StoredBlock
 from forebay.cache.single_flight import SingleFlightPool
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable
@@ -61,7 +61,7 @@ class NodeSource:
         self._registering = threading.Lock()
         self._num_registered = 0
         self._workers: SingleFlightPool[int, Block] = SingleFlightPool(
-            self._fetch, num_threads=_OPEN_REQUESTS, peek=self._peek
+            self._fetch, num_threads=max(_OPEN_REQUESTS, transport.spec.num_requests), peek=self._peek
         )
 
     def request(self, index: int) -> Future[Block]:

@@ -10,7 +10,6 @@ import ray
 from ray.actor import ActorHandle
 
 from forebay.cache.node.client import attach
-from forebay.cache.node.peer_transport import NODE_DIGITS
 from forebay.checkpoint.ray_store import open_ray_checkpoints
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.driver.elastic.pool import Ready
@@ -23,6 +22,7 @@ from forebay.driver.startup import without_gc
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
 from forebay.foreign_code import outcome_of
+from forebay.ray_cluster.actors import NODE_DIGITS
 from forebay.ray_cluster.metrics_export import exported
 from forebay.runs.worker_spec import device_of, unpack
 from forebay.train.worker import Worker

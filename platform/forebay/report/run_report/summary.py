@@ -39,6 +39,7 @@ MEASURES: tuple[Measure, ...] = (
 FAULTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "hits": ("blocks from the cache", count_text),
     "peer_hits": ("blocks from other nodes", count_text),
+    "data_node_blocks": ("blocks built by data nodes", count_text),
     "stores": ("blocks built and stored", count_text),
     "bypasses": ("blocks that did not fit", count_text),
     "hit_bytes": ("bytes from the cache", bytes_text),

@@ -21,9 +21,11 @@ from forebay.cache.block_key import BlockNames
 from forebay.cache.disk import directory
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.node import service as service_module
-from forebay.cache.node.payload import pack
-from forebay.cache.node.service import BuildFailed, InMemoryBlock, NodeService, StoredBlock
+from forebay.cache.node.service import NodeService
 from forebay.cache.node.source import NodeSource
+from forebay.cache.requests import registered
+from forebay.cache.requests.payload import pack
+from forebay.cache.requests.reply import BuildFailed, InMemoryBlock, StoredBlock
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable, Cancelled, TransformFailed
 from forebay.manifest.manifest import Manifest
@@ -126,7 +128,7 @@ def test_registers_once_and_asks_only_for_what_is_not_on_disk(line: ServiceLine,
 def test_unknown_data_sets_are_registered_again(
     line: ServiceLine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "_MOST_DATASETS", 1)
+    monkeypatch.setattr(registered, "_MOST_DATASETS", 1)
     with closing(NodeSource(line, Dataset(manifest, TRANSFORM), Counters())) as source:
         assert source.request(0).result(60).rows == 3
         read_all(line, manifest, Transform(id=Dense("id", dtype="float32")))
@@ -143,7 +145,7 @@ def test_the_first_request_gets_the_counters_and_the_others_a_hit(line: ServiceL
 
     source = NodeSource(line, Dataset(manifest, Transform(fn=wait, version="1")), Counters())
     names = source._id
-    line.service._registered[names] = Dataset(manifest, Transform(fn=wait, version="1"))
+    line.service._datasets._known[names] = Dataset(manifest, Transform(fn=wait, version="1")), b""
     futures = [line.service.request(names, 0) for _ in range(3)]
     go.set()
     replies = [future.result(60).next_reply() for future in futures if future]
@@ -202,7 +204,7 @@ def test_close_ends_waiting_for_the_service(line: ServiceLine, manifest: Manifes
         return {"id": np.asarray(batch["id"])}
 
     source = NodeSource(line, Dataset(manifest, TRANSFORM), Counters())
-    line.service._registered[source._id] = Dataset(manifest, Transform(fn=wait, version="1"))
+    line.service._datasets._known[source._id] = Dataset(manifest, Transform(fn=wait, version="1")), b""
     future = source.request(0)
     time.sleep(0.1)
     start = time.monotonic()
@@ -217,7 +219,7 @@ def test_failures_cost_what_they_cost(line: ServiceLine, manifest: Manifest) -> 
     def boom(batch: pa.RecordBatch) -> dict[str, Any]:
         raise ValueError("boom")
 
-    line.service._registered["d"] = Dataset(manifest, Transform(fn=boom, version="1"))
+    line.service._datasets._known["d"] = Dataset(manifest, Transform(fn=boom, version="1")), b""
     future = line.service.request("d", 0)
     assert future
     reply = future.result(60).next_reply()

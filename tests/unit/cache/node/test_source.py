@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.node.service import StoredBlock
 from forebay.cache.node.source import NodeSource
+from forebay.cache.requests.reply import StoredBlock
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable
 from forebay.manifest.manifest import Manifest
