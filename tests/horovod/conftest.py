@@ -6,14 +6,17 @@ The tests run wherever Horovod can be built.
 from __future__ import annotations
 
 import pickle
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import cloudpickle
 import pytest
+import torch
 from scripts.build_horovod import what_is_missing
 from tests.ray.conftest import no_leaked_ray_state as no_leaked_ray_state
 from tests.ray.conftest import ray_ends_with_session as ray_ends_with_session
@@ -21,22 +24,20 @@ from tests.ray.conftest import ray_off as ray_off
 from tests.ray.conftest import ray_session as ray_session
 
 from forebay.driver.horovod.rendezvous import Rendezvous
-from forebay.driver.horovod.world import RankAssignment
+from forebay.driver.horovod.world import RankAssignment, horovod_world
 from forebay.world import World
 
 HERE = "127.0.0.1"
-RANK_S = 120.0
+RANK_S, HANG_S = 120.0, 30.0
 RANK = """
 import os, pickle, sys
 import torch
 torch.set_num_threads(1)
-from forebay.driver.horovod.world import horovod_world, use_interface_of
+from forebay.driver.horovod.world import use_interface_of
 use_interface_of("127.0.0.1")
 place, work, args = pickle.load(sys.stdin.buffer)
 answers, sys.stdout = sys.stdout.buffer, sys.stderr
-with horovod_world(place, torch.device("cpu"), 30.0) as collective:
-    answer = work(collective, *args)
-answers.write(pickle.dumps(answer))
+answers.write(pickle.dumps(work(place, *args)))
 """
 
 
@@ -51,8 +52,21 @@ def horovod_is_there() -> None:
 
 
 def run_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run `work(collective, *args)` on `size` ranks, one process each. Returns the answers by rank."""
-    cloudpickle.register_pickle_by_value(sys.modules[work.__module__])
+    """Run `work(collective, *args)` on `size` ranks of a world. Returns the answers by rank."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    return run_places(size, partial(in_world, work), *args, module=work.__module__)
+
+
+def in_world(work: Callable[..., Any], place: RankAssignment, *args: Any) -> Any:
+    with horovod_world(place, torch.device("cpu"), HANG_S) as collective:
+        return work(collective, *args)
+
+
+def run_places(
+    size: int, work: Callable[..., Any], *args: Any, module: str | None = None, killed: Collection[int] = ()
+) -> list[Any]:
+    """Run `work(place, *args)` on `size` ranks, one process each. Returns the answers of those not `killed`."""
+    cloudpickle.register_pickle_by_value(sys.modules[module or work.__module__])
     hosts = [f"host-{rank}" for rank in range(size)]
     meeting = Rendezvous(HERE, hosts)
     processes = []
@@ -70,5 +84,5 @@ def run_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
             process.kill()
             process.wait()
         meeting.close()
-    assert [process.returncode for process in processes] == [0] * size
-    return [pickle.loads(answer) for answer in answers]
+    assert [process.returncode for process in processes] == [-signal.SIGKILL if r in killed else 0 for r in range(size)]
+    return [pickle.loads(answer) for rank, answer in enumerate(answers) if rank not in killed]

@@ -14,7 +14,7 @@ from forebay.driver.horovod.driver import HorovodDriver
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.nodes import SmallNodes
 from forebay.testing.drivers.suite import Nodes
-from forebay.testing.tables.driver_suite import ClosedTableBench, TableSuite
+from forebay.testing.tables.driver_suite import TableSuite
 
 
 @pytest.fixture
@@ -42,8 +42,6 @@ class TestHorovod(UnderRay, TableSuite):
         }
     )
     varied_cases = frozenset({"mixture"})
-    # With an open table, the loss of a worker was noticed after more than 90 s in 2 of 3 runs.
-    elastic_bench = ClosedTableBench
 
     def make_driver(self) -> Driver:
         return HorovodDriver()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -46,29 +46,26 @@ class CountingTables(nn.Module):
     `counts` counts, in its rows, how often each id was trained.
     """
 
-    def __init__(self, has_open: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.counts = Table(ROWS, 1, scale=0.0)
         self.id = Table(ROWS, 4, scale=0.5)
         admission = Admission(min_count=2, evict_after=EVICT_AFTER)
-        self.open = Table(64 * ROWS, 4, scale=0.5, admission=admission) if has_open else None
+        self.open = Table(64 * ROWS, 4, scale=0.5, admission=admission)
         self.layer = nn.Linear(11, 1)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         ids = batch["row"][:, 0].long()
         # Ids of either sign. Every third row has an id of its own, and the others share some.
         mixed = torch.where(ids % 3 == 0, ids, -(ids % 7)) * OPEN_ID
-        opened = batch["inputs"].new_zeros(len(ids), 4) if self.open is None else self.open(mixed)
-        inputs = torch.cat([batch["inputs"], 0.3 * self.id(ids), 0.3 * opened], dim=1)
+        inputs = torch.cat([batch["inputs"], 0.3 * self.id(ids), 0.3 * self.open(mixed)], dim=1)
         return self.layer(inputs)[:, 0], self.counts(ids)
 
 
-def train_counting_tables(
-    worker: Worker, *, log: str, disturbance: Disturbance, step_s: float, stop_at: int, has_open: bool
-) -> None:
+def train_counting_tables(worker: Worker, *, log: str, disturbance: Disturbance, step_s: float, stop_at: int) -> None:
     """Train, and write per step and rank the ids of its rows. Ends at step `stop_at`."""
     tables = Tables(RowSGD(lr=1.0), placement={"id": "rows", "counts": "rows"})
-    model, optimizer = worker.setup(CountingTables(has_open), partial(SGD, lr=0.01, momentum=0.9), tables=tables)
+    model, optimizer = worker.setup(CountingTables(), partial(SGD, lr=0.01, momentum=0.9), tables=tables)
     steps = StepRecord(worker, log, disturbance, step_s)
     for batch in worker.loader():
         predicted, counts = model(batch)
@@ -86,9 +83,6 @@ def train_counting_tables(
 
 class TableBench(DriverBench):
     """`DriverBench` whose jobs train `CountingTables`, and save every step."""
-
-    has_open = True
-    """Whether the model has a table with an open vocabulary."""
 
     def job(
         self,
@@ -108,26 +102,17 @@ class TableBench(DriverBench):
             disturbance=Disturbance(at_step=at_step, event=event),
             step_s=step_s,
             stop_at=stop_at,
-            has_open=self.has_open,
         )
         chosen: dict[str, Any] = {"train": train, "checkpoint_every": 1} | options
         return super().job(name, **chosen)
 
 
-class ClosedTableBench(TableBench):
-    """`TableBench` whose model has no open vocabulary."""
-
-    has_open = False
-
-
 class TableSuite(DriverSuite):
-    """Laws of tables, beside those of `DriverSuite`. `elastic_bench` makes the jobs of a world that changes."""
-
-    elastic_bench: ClassVar[type[TableBench]] = TableBench
+    """Laws of tables, beside those of `DriverSuite`."""
 
     @pytest.mark.variation("the placements are tested on ranks; drivers differ in their collectives and stores")
     def test_tables_follow_the_world_and_outlive_an_owner(self, bench: DriverBench) -> None:
-        tables, heard, name = self.elastic_bench(bench.folder), Heard(), "tables"
+        tables, heard, name = TableBench(bench.folder), Heard(), "tables"
         cues = [
             Cue(workers=2, act=resize(4)),
             Cue(workers=4, act=resize(3)),
@@ -140,7 +125,9 @@ class TableSuite(DriverSuite):
         job = tables.job(name, elastic=elastic, workers=1, epochs=MOST_EPOCHS, max_failures=3, step_s=STEP_S)
         result = self.make_driver().run(job, [heard, script])
         assert script.is_over, f"the run ended after {script.done} of {len(cues)} cues"
-        assert changes(heard)[:2] == [(2, 4), (4, 3)]
+        planned = changes(heard)
+        assert planned[0][0] == 2
+        assert (4, 3) in planned  # Workers that are warm later join in a change of their own.
         assert 1 <= result.failures == len([event for event in heard if isinstance(event, Failed)])
         assert_like_one_process(tables, result)
 
@@ -194,7 +181,7 @@ def assert_like_one_process(bench: TableBench, result: Result) -> None:
 def saved_tables(result: Result) -> Mapping[str, Tensor]:
     """Return the tables of the newest checkpoint, in the order of ids. The open one has its ids beside it."""
     rows = dict(Snapshot.from_checkpoint(newest_commit(result)).objects["tables"]["rows"])
-    opened = rows.pop("open", {})
+    opened = rows.pop("open")
     return {
         **{name: by_id(tensors, ROWS)["weight"] for name, tensors in rows.items()},
         **{f"open.{key}": values for key, values in opened.items()},
