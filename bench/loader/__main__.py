@@ -43,7 +43,7 @@ def main() -> None:
     # The turn in progress must end with this process, as it does at an interrupt.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     started = time.time()
-    entries = [entry for entry in ENTRIES if not given.systems or given.systems in entry.name.lower()]
+    entries = [entry for entry in ENTRIES if any(part in entry.name.lower() for part in given.systems.split(","))]
     sets = {kind: data.make(kind, given.data, rows=given.rows) for kind in given.kinds}
     pythons, failed = _environments(entries, given.cache / "venvs", console)
     bench = Bench(
@@ -87,7 +87,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=data.ROWS, help="rows of each data set")
     parser.add_argument("--repeats", type=int, default=3, help="times every system is measured on the dense set")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS], default=[*KINDS])
-    parser.add_argument("--systems", default="", help="only those with this in their name, lower case")
+    parser.add_argument("--systems", default="", help="only those with one of these, lower case, in their name: a,b")
     parser.add_argument("--threads", type=int, default=2, help="threads or processes each loader may use")
     parser.add_argument("--limit", type=float, default=8.0, help="seconds after which an epoch is stopped")
     parser.add_argument("--data", type=Path, default=REPOSITORY / "data" / "bench")

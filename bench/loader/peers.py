@@ -32,6 +32,7 @@ VENVS: dict[str, list[list[str]]] = {
     ],
     "litdata": [["litdata==0.2.76", "polars", "pyarrow>=20", "numpy>=2", TORCH]],
     "grain": [["grain==0.2.18", "pyarrow>=20", "numpy>=2"]],
+    "huggingface": [["datasets==5.2.0", "pyarrow>=20", "numpy>=2", TORCH]],
     # For the bench of sequences.
     "pytorch-forecasting": [["pytorch-forecasting==1.8.0", "pyarrow>=20", TORCH]],
     "gluonts": [["gluonts[arrow]==0.17.0", "packaging", TORCH]],
@@ -121,4 +122,15 @@ ENTRIES = (
     PeerEntry(name="litData, optimized", system="litdata_streaming", venv="litdata"),
     PeerEntry(name="litData, ParquetLoader", system="litdata_streaming", venv="litdata", variant="parquet"),
     PeerEntry(name="Grain on Parquet", system="grain_parquet", venv="grain"),
+    PeerEntry(name="HF datasets, streaming", system="hf_datasets", venv="huggingface"),
+    PeerEntry(
+        name="HF datasets, streaming, local shuffle", system="hf_datasets", venv="huggingface", variant="shuffle"
+    ),
+    PeerEntry(name="HF datasets, map-style", system="hf_datasets", venv="huggingface", variant="map"),
+    PeerEntry(
+        name="HF datasets, map-style, shuffled", system="hf_datasets", venv="huggingface", variant="map shuffled"
+    ),
+    PeerEntry(
+        name="HF datasets, map-style, local shuffle", system="hf_datasets", venv="huggingface", variant="map shuffle"
+    ),
 )

@@ -148,6 +148,42 @@ def test_forebay_gather_and_pyarrow_bring_every_row(bench: Bench, tmp_path: Path
     assert forebay["warm"]["order"] == forebay["first"]["order"] != forebay["later"]["order"]
 
 
+PEERS_OF_TESTS = {"huggingface": "datasets"}
+"""Environment -> its package, where the extra `test` has it too."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF datasets, streaming",
+        pytest.param("HF datasets, streaming, local shuffle", marks=pytest.mark.variation),
+        pytest.param("HF datasets, map-style", marks=pytest.mark.variation),
+        pytest.param("HF datasets, map-style, shuffled", marks=pytest.mark.variation),
+        pytest.param("HF datasets, map-style, local shuffle", marks=pytest.mark.variation),
+    ],
+)
+def test_peers_bring_every_row_and_the_same_bytes(bench: Bench, tmp_path: Path, name: str) -> None:
+    """Of the mixed set. A peer that says it shuffles hands out other orders in other epochs."""
+    measuring, peers = bench("loader.measuring"), bench("loader.peers")
+    data, features, consumer = bench("loader.data"), bench("loader.features"), bench("loader.consumer")
+    (entry,) = (entry for entry in peers.ENTRIES if entry.name == name)
+    pytest.importorskip(PEERS_OF_TESTS[entry.venv])
+    folder = data.make("mixed", tmp_path, rows=ROWS, row_groups=16)
+    tiny = measuring.Bench(
+        work=tmp_path / "work", rows=ROWS, threads=2, limit_s=60, pythons={entry.venv: Path(sys.executable)}
+    )
+    answer = measuring.measure(tiny, entry, "mixed", folder, repeat=0)
+    assert "error" not in answer, answer
+    wanted = consumer.touch(features.pack(pq.read_table(folder), "mixed"))
+    orders = set()
+    for phase, account in answer["phases"].items():
+        found = (account["rows"], account["lost"], account["repeated"])
+        assert found == (ROWS, 0, 0), phase
+        assert {array: account["sums"][array] for array in ("ids", "tags", "city")}.items() <= wanted.items(), phase
+        orders.add(account["order"])
+    assert (len(orders) > 1) == (answer["facts"]["shuffled"] != "no")
+
+
 def test_a_system_that_fails_is_reported(bench: Bench, tmp_path: Path) -> None:
     measuring, peers = bench("loader.measuring"), bench("loader.peers")
     folder = bench("loader.data").make("dense", tmp_path, rows=64, row_groups=1)
