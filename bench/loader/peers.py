@@ -33,6 +33,7 @@ VENVS: dict[str, list[list[str]]] = {
     "litdata": [["litdata==0.2.76", "polars", "pyarrow>=20", "numpy>=2", TORCH]],
     "grain": [["grain==0.2.18", "pyarrow>=20", "numpy>=2"]],
     "huggingface": [["datasets==5.2.0", "pyarrow>=20", "numpy>=2", TORCH]],
+    "lancedb": [["lancedb==0.40.0", "pyarrow>=20", "numpy>=2", TORCH]],
     # For the bench of sequences.
     "pytorch-forecasting": [["pytorch-forecasting==1.8.0", "pyarrow>=20", TORCH]],
     "gluonts": [["gluonts[arrow]==0.17.0", "packaging", TORCH]],
@@ -133,4 +134,6 @@ ENTRIES = (
     PeerEntry(
         name="HF datasets, map-style, local shuffle", system="hf_datasets", venv="huggingface", variant="map shuffle"
     ),
+    PeerEntry(name="LanceDB StreamingDataset", system="lancedb_streaming", venv="lancedb"),
+    PeerEntry(name="LanceDB StreamingDataset, clumps", system="lancedb_streaming", venv="lancedb", variant="clumps"),
 )

@@ -148,8 +148,8 @@ def test_forebay_gather_and_pyarrow_bring_every_row(bench: Bench, tmp_path: Path
     assert forebay["warm"]["order"] == forebay["first"]["order"] != forebay["later"]["order"]
 
 
-PEERS_OF_TESTS = {"huggingface": "datasets"}
-"""Environment -> its package, where the extra `test` has it too."""
+PEER_PACKAGES = {"huggingface": "datasets", "lancedb": "lancedb"}
+"""Environment -> package without which the test of its systems is skipped."""
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,8 @@ PEERS_OF_TESTS = {"huggingface": "datasets"}
         pytest.param("HF datasets, map-style", marks=pytest.mark.variation),
         pytest.param("HF datasets, map-style, shuffled", marks=pytest.mark.variation),
         pytest.param("HF datasets, map-style, local shuffle", marks=pytest.mark.variation),
+        "LanceDB StreamingDataset",
+        pytest.param("LanceDB StreamingDataset, clumps", marks=pytest.mark.variation),
     ],
 )
 def test_peers_bring_every_row_and_the_same_bytes(bench: Bench, tmp_path: Path, name: str) -> None:
@@ -167,7 +169,7 @@ def test_peers_bring_every_row_and_the_same_bytes(bench: Bench, tmp_path: Path, 
     measuring, peers = bench("loader.measuring"), bench("loader.peers")
     data, features, consumer = bench("loader.data"), bench("loader.features"), bench("loader.consumer")
     (entry,) = (entry for entry in peers.ENTRIES if entry.name == name)
-    pytest.importorskip(PEERS_OF_TESTS[entry.venv])
+    pytest.importorskip(PEER_PACKAGES[entry.venv])
     folder = data.make("mixed", tmp_path, rows=ROWS, row_groups=16)
     tiny = measuring.Bench(
         work=tmp_path / "work", rows=ROWS, threads=2, limit_s=60, pythons={entry.venv: Path(sys.executable)}
