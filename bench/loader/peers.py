@@ -136,4 +136,5 @@ ENTRIES = (
     ),
     PeerEntry(name="LanceDB StreamingDataset", system="lancedb_streaming", venv="lancedb"),
     PeerEntry(name="LanceDB StreamingDataset, clumps", system="lancedb_streaming", venv="lancedb", variant="clumps"),
+    PeerEntry(name="FuxiCTR's HF loader", system="fuxictr_hf", venv="huggingface"),
 )

@@ -162,6 +162,7 @@ PEER_PACKAGES = {"huggingface": "datasets", "lancedb": "lancedb"}
         pytest.param("HF datasets, map-style, local shuffle", marks=pytest.mark.variation),
         "LanceDB StreamingDataset",
         pytest.param("LanceDB StreamingDataset, clumps", marks=pytest.mark.variation),
+        "FuxiCTR's HF loader",
     ],
 )
 def test_peers_bring_every_row_and_the_same_bytes(bench: Bench, tmp_path: Path, name: str) -> None:
@@ -204,12 +205,12 @@ def test_an_environment_pip_cannot_make_says_why(bench: Bench, tmp_path: Path, m
 
 @pytest.mark.variation  # measures as the test above does, and writes
 def test_the_runner_writes_its_documents(bench: Bench, tmp_path: Path) -> None:
-    options = ["--rows", "2000", "--repeats", "1", "--kinds", "dense", "--systems", "forebay", "--no-own"]
+    options = ["--rows", "2000", "--repeats", "1", "--kinds", "dense", "--systems", "gather,all cores", "--no-own"]
     folders = ["--data", tmp_path / "data", "--cache", tmp_path / "cache", "--out", tmp_path / "out"]
     done = subprocess.run(
         [sys.executable, "-m", "bench.loader", *options, *folders], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "loader.json").read_text())
-    assert [result["name"] for result in found["results"]] == ["Forebay", "Forebay, all cores"]
+    assert [result["name"] for result in found["results"]] == ["limit: bare gather in memory", "Forebay, all cores"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["loader.json", "loader.md", "loader.png"]
