@@ -1,0 +1,35 @@
+"""The table of features in the README: each tick of ours links to a test or a bench that exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[4]
+LINK = re.compile(r'\[✓\]\((?P<path>[^ )]+)(?: "(?P<name>\w+)")?\)')
+
+
+def table() -> list[list[str]]:
+    """Rows of the table without its rule, head first. A row is a list of cells."""
+    section = (REPOSITORY / "README.md").read_text().split("\n## Beside other loaders\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line]
+
+
+def test_every_tick_of_ours_links_to_a_test_or_a_bench_that_exists() -> None:
+    _, *rows = table()
+    assert len(rows) >= 10
+    for feature, ours, *_ in rows:
+        link = LINK.fullmatch(ours)
+        assert link is not None, f"{feature}: {ours}"
+        assert link["path"].startswith(("tests/", "bench/", "docs/benchmarks/")), feature
+        text = (REPOSITORY / link["path"]).read_text()
+        assert not link["path"].endswith(".py") or f"\ndef {link['name']}(" in text, f"{feature}: {ours}"
+
+
+def test_every_feature_has_an_answer_for_every_loader_and_each_names_its_documentation() -> None:
+    head, *rows = table()
+    assert head[1] == "Forebay"
+    assert all("](https://" in cell for cell in head[2:])
+    assert {len(row) for row in rows} == {len(head)}
+    assert all(cell for row in rows for cell in row)
