@@ -266,17 +266,22 @@ def _data_node_answers(state: Mapping[str, Any]) -> bool:
         return bool(port) and probe.connect_ex((address, int(port))) == 0
 
 
-@contextmanager
-def running() -> Iterator[HdfsServers]:
-    """Both servers, until the end of the block. Raises `NoHadoop`."""
+def installed_jars() -> Path:
+    """Folder of the jars. Raises `NoHadoop`."""
     for command in ("setpriv", "java"):
         if shutil.which(command) is None:
             raise NoHadoop(f"{command} is not here")
+    try:
+        return install()
+    except (OSError, subprocess.SubprocessError, StopIteration) as error:
+        raise NoHadoop(f"the jars of Hadoop cannot be had: {error}") from error
+
+
+@contextmanager
+def running() -> Iterator[HdfsServers]:
+    """Both servers, until the end of the block. Raises `NoHadoop`."""
+    jars = installed_jars()
     with tempfile.TemporaryDirectory(prefix="hdfs-") as folder:
-        try:
-            jars = install()
-        except (OSError, subprocess.SubprocessError, StopIteration) as error:
-            raise NoHadoop(f"the jars of Hadoop cannot be had: {error}") from error
         hdfs = HdfsServers(jars, Path(folder))
         try:
             hdfs.format()
