@@ -29,6 +29,23 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchesCut:
+    """The rows of each step from `step` on, until the next `BatchesCut`.
+
+    Step `step` begins at `position` of `epoch`. Each step takes the next `batches` global batches of `global_batch`
+    rows, or fewer at the end of an epoch, and `world_size` workers share each of them. Reported at the first step of
+    every world, and when the global batch or the batches of a step change. So the rows of any past step are known.
+    """
+
+    step: int
+    epoch: int
+    position: int
+    global_batch: int
+    batches: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
     """Metrics of one step, as rank 0 saw them.
 
@@ -138,13 +155,15 @@ class Preempted:
 class RolledBack:
     """A monitor rejected step `from_step`: all ranks went back to the checkpoint of `to_step`.
 
-    `skipped_rows` rows are not trained on in this epoch. It is 0 if the same batches are trained again.
+    `skipped_rows` rows are not trained on in this epoch. It is 0 if the same batches are trained again. `skipped` are
+    their places: epoch, first position, and position after the last.
     """
 
     reason: str
     from_step: int
     to_step: int
     skipped_rows: int = 0
+    skipped: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +174,19 @@ class Warned:
     step: int
 
 
-Event = Preparing | Started | Reported | EpochEnded | Resized | Preempted | RolledBack | Warned | Failed | Finished
+Event = (
+    Preparing
+    | Started
+    | BatchesCut
+    | Reported
+    | EpochEnded
+    | Resized
+    | Preempted
+    | RolledBack
+    | Warned
+    | Failed
+    | Finished
+)
 
 
 class Reporter(Protocol):

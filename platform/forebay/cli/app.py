@@ -18,6 +18,7 @@ from forebay.cli.language_models.memory import memory
 from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
 from forebay.cli.reports.command import report
+from forebay.cli.rows.command import rows
 from forebay.cli.scoring import commands as scoring
 from forebay.cli.sequences import series
 from forebay.cli.tables import commands as tables
@@ -42,6 +43,7 @@ app.command("plan-tables", rich_help_panel="Training")(tables.plan_tables)
 app.command("export-tables", rich_help_panel="Training")(tables.export_tables)
 app.command(rich_help_panel="Training")(doctor)
 app.command(rich_help_panel="Training")(report)
+app.command(rich_help_panel="Training")(rows)
 app.command(rich_help_panel="Training")(steering.ps)
 app.command(rich_help_panel="Training")(steering.scale)
 app.command(rich_help_panel="Training")(steering.stop)

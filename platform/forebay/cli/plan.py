@@ -188,10 +188,8 @@ def _mixture_epoch(plan: Mixture, epoch: int) -> dict[str, dict[str, float]]:
 
 
 def _position(plan: Plan, step: int, batch: int, last: Last) -> int:
-    """Row at which global batch number `step` starts: the first batches of a balanced epoch are one row larger."""
+    """Row at which global batch number `step` starts."""
     batches = plan.num_batches(batch, last=last)
     if not 0 <= step < batches:
         raise InvalidOption(f"--step {step}: this epoch has {batches} global batches, from 0.", step=step)
-    if last == "drop":
-        return step * batch
-    return step * (plan.num_rows // batches) + min(step, plan.num_rows % batches)
+    return plan.batch_start(step, batch, last=last)

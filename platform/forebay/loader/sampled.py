@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -50,6 +50,7 @@ class Sampled(Order):
     Attributes:
         class_rows: Expected number of rows of each class in an epoch, with `balance`. Empty with `weight`.
         plan: The plan that is sampled.
+        options: Arguments after the plan, with the number of rows of an epoch.
 
     Raises:
         InvalidOption: Weights that are negative, NaN, null or all 0, classes that are null, or too many rows.
@@ -81,7 +82,8 @@ class Sampled(Order):
             times = np.bincount(codes)
             share, total = times.min() / times, len(classes) * int(times.min())
         number = _validate_rows(rows, plan.num_rows, int(total), replacement=replacement)
-        self._set_up(plan, share * (number / total), codes, classes, (number, replacement))
+        options = {"weight": weight, "balance": balance, "replacement": replacement, "rows": number}
+        self._set_up(plan, share * (number / total), codes, classes, options)
 
     def _set_up(
         self,
@@ -89,9 +91,10 @@ class Sampled(Order):
         copies: NDArray[np.float64],
         codes: NDArray[Any],
         classes: Sequence[Any],
-        size: tuple[int, bool],
+        options: Mapping[str, Any],
     ) -> None:
-        self.num_rows, self._replacement = size
+        self.options = options
+        self.num_rows, self._replacement = options["rows"], options["replacement"]
         self.plan, self.manifests, self.block_rows = plan, plan.manifests, plan.block_rows
         self.lanes, self.owned_order = plan.lanes, plan.owned_order
         self.class_rows = dict.fromkeys(classes, self.num_rows / max(len(classes), 1))
@@ -104,7 +107,7 @@ class Sampled(Order):
         self._block_rows = lru_cache(maxsize=4 * plan.lanes)(self._sampling.block_rows)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.plan, self._copies, self._codes, [*self.class_rows], (self.num_rows, self._replacement))
+        return _rebuild, (self.plan, self._copies, self._codes, [*self.class_rows], self.options)
 
     def __repr__(self) -> str:
         classes = f" of {len(self.class_rows)} classes" if self.class_rows else " by weight"
@@ -207,8 +210,8 @@ def _validate_rows(rows: int | None, planned: int, largest: int, *, replacement:
 
 
 def _rebuild(
-    plan: Plan, copies: NDArray[np.float64], codes: NDArray[Any], classes: Sequence[Any], size: tuple[int, bool]
+    plan: Plan, copies: NDArray[np.float64], codes: NDArray[Any], classes: Sequence[Any], options: Mapping[str, Any]
 ) -> Sampled:
     sampled = Sampled.__new__(Sampled)
-    sampled._set_up(plan, copies, codes, classes, size)  # noqa: SLF001 - reads no data again
+    sampled._set_up(plan, copies, codes, classes, options)  # noqa: SLF001 - reads no data again
     return sampled

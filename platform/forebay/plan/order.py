@@ -125,6 +125,19 @@ class Order(ABC):
             return 0
         return global_batch if last == "drop" else -(-(self.num_rows - position) // batches)
 
+    def batch_start(self, number: int, global_batch: int, start: int = 0, *, last: Last = "balance") -> int:
+        """Position of global batch `number`, counted from 0 at position `start`.
+
+        Raises `InvalidOption` if the epoch has no such batch.
+        """
+        batches = self.num_batches(global_batch, start, last=last)
+        number = whole_number("batch number", number, most=max(batches - 1, 0))
+        if last == "drop":
+            return start + number * global_batch
+        # The first batches are one row larger.
+        size, larger = divmod(self.num_rows - start, batches)
+        return start + number * size + min(number, larger)
+
     def batch(
         self, epoch: int, position: int, global_batch: int, world: World | None = None, *, last: Last = "balance"
     ) -> LaneRows:

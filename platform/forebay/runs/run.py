@@ -24,6 +24,7 @@ from forebay.runs.control import Control
 from forebay.runs.history import History
 from forebay.runs.job_record import check_identity, record_job
 from forebay.runs.result import Result, load_result, save_result
+from forebay.runs.rows.order_record import record_order
 from forebay.runs.run_folder import RunFolder, new_run_folder, run_folder
 from forebay.runs.timeline.origin import origin_of
 from forebay.runs.timeline.recorder import TimelineRecorder
@@ -70,6 +71,7 @@ class Run:
         with ExitStack() as undo:
             undo.callback(self._fence.release, None)
             record_job(job, self.path, self.name)
+            record_order(job.data, self.path, self.name)
             # Another attempt may have ended meanwhile.
             self._load()
             start = RunStart(at=time.time(), attempt=self.attempt, origin=origin_of(job))

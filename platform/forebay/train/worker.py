@@ -15,7 +15,7 @@ from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.source import SourceProvider
 from forebay.checkpoint.checkpoint import CheckpointStore
 from forebay.errors import BadJob
-from forebay.events import Commands, Event, Reporter, RolledBack, Warned
+from forebay.events import Commands, Reporter, RolledBack, Warned
 from forebay.loader.batch import Batch
 from forebay.loader.data import Data
 from forebay.loader.loader import Loader
@@ -74,7 +74,7 @@ class Worker:
         self._checkpoints = RankCheckpoints(collective, checkpoints)
         spec.data.validate_world_size(collective.world.size)
         self._loaders = WorkerLoaders(collective.world, collective.device, cache)
-        self._step_reports = StepReports(reporter)
+        self._step_reports = StepReports(reporter, collective.world)
         self._state = TrainState(spec)
         self._progress = self._state.progress
         self._is_displaced, self._strategies = True, strategies
@@ -228,6 +228,7 @@ class Worker:
         number, `Diverged` if a monitor rejects the steps after the newest checkpoint several times in a row.
         """
         drawn = self._state.count_step(metrics)
+        self._step_reports.count(self.step, drawn, self.global_batch)
         if self.epoch > drawn.epoch:
             self._end_epoch(drawn.epoch, drawn.position, metrics)
         elif self.step % self._spec.checkpoint_every == 0:
@@ -264,10 +265,9 @@ class Worker:
         self._spec.data.validate_cursor(checkpoint.cursor, step=checkpoint.step)
         snapshot = Snapshot.from_checkpoint(checkpoint)
         self._restore(snapshot)
-        if self.world.is_first:
-            # Report them again: the driver may have died before it received them, and the workers trained on.
-            for ended in snapshot.ended:
-                self._reporter.report(ended)
+        # Report them again: the driver may have died before it received them, and the workers trained on.
+        for ended in snapshot.ended:
+            self._step_reports.emit(ended)
         return True
 
     def close(self) -> None:
@@ -335,7 +335,7 @@ class Worker:
             self._save_checkpoint(EpochFacts(), decision.rng)
             self._checkpoints.flush()
         closed = time.perf_counter()
-        self._emit(self._state.add_to_last_epoch(closed - began))
+        self._step_reports.emit(self._state.add_to_last_epoch(closed - began))
         if self._goes_on:
             self._apply(decision, synced_commands(self._reporter, self._collective))
             self._save_checkpoint(EpochFacts(), decision.rng)
@@ -360,21 +360,27 @@ class Worker:
             case Action.GO_ON:
                 return False
             case Action.WARN:
-                self._emit(Warned(reason=verdict.reason, step=verdict.step or self.step))
+                self._step_reports.emit(Warned(reason=verdict.reason, step=verdict.step or self.step))
                 return False
             case Action.STOP:
                 self.stopped = verdict.reason
+                self.report()
             case _:
                 self._roll_back(verdict)
         return True
 
     def _roll_back(self, verdict: Verdict) -> None:
         from_step = verdict.step or self.step
-        skipped = self._progress.skip(verdict.step) if verdict.action is Action.SKIP else 0
+        skipped = self._progress.skip(verdict.step) if verdict.action is Action.SKIP else ()
         restored = self.restore()
         assert restored, "the first checkpoint is saved before the first step"
         self._state.monitors.count_roll_back(verdict, to_step=self.step)
-        self._emit(RolledBack(reason=verdict.reason, from_step=from_step, to_step=self.step, skipped_rows=skipped))
+        rows = sum(stop - start for _, start, stop in skipped)
+        self._step_reports.emit(
+            RolledBack(
+                reason=verdict.reason, from_step=from_step, to_step=self.step, skipped_rows=rows, skipped=skipped
+            )
+        )
 
     def _save_checkpoint(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> None:
         self._checkpoints.save(lambda: self._state.snapshot(facts, [rng.whole(state) for state in states]))
@@ -384,17 +390,9 @@ class Worker:
         self._state.restore(snapshot, rank=self.world.rank)
         self._is_displaced = True
 
-    def _emit(self, event: Event) -> None:
-        if self.world.is_first:
-            self._reporter.report(event)
-
     def _report(self, epoch: int, position: int, metrics: Mapping[str, Metric], *, due: bool) -> None:
-        if self.world.is_first:
-            self._step_reports.report(metrics, due=due, place=self._state.place(epoch, position))
+        self._step_reports.report(metrics, due=due, place=self._state.place(epoch, position))
 
     def _evaluation(self, data: Data) -> Iterator[Batch]:
-        began = time.perf_counter()
-        try:
+        with self._state.totals.timed("eval_s"):
             yield from self._loaders.one_epoch(data, self._state.held_out_tally)
-        finally:
-            self._state.totals.add_time("eval_s", time.perf_counter() - began)

@@ -8,7 +8,7 @@ import heapq
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -153,8 +153,13 @@ class Mixture(Order):
 
     def __reduce__(self) -> tuple[object, ...]:
         plans = dict(zip(self.names, self.plans, strict=True))
+        return _rebuild, (plans, *self.options.values(), dict(self.continues))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments after the plans."""
         rows = self.num_rows if self.until is None else None
-        return _rebuild, (plans, self._weights, self.until, rows, dict(self.continues))
+        return {"weights": self._weights, "until": self.until, "rows": rows}
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} {plan.num_rows}" for name, plan in zip(self.names, self.plans, strict=True))

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from forebay.events import EpochEnded, Event, Failed, Finished, Reported, Started
+from forebay.events import BatchesCut, EpochEnded, Event, Failed, Finished, Reported, Started
 from forebay.runs.timeline.timeline import ProgressPoint, RunStart, TimedEvent, Timeline, save_timeline
 from forebay.storage.credentials import redact
 
-MAX_PROGRESS, MAX_EVENTS = 512, 512
+MAX_PROGRESS, MAX_EVENTS, MAX_CUTS = 512, 512, 4096
 _LEFT_OUT = ("name", "path")
 _OF_EPOCH = ("epoch", "step")
 
@@ -30,6 +30,7 @@ class TimelineRecorder:
         self._start, self._clock, self._began = start, clock, clock()
         self._events: list[TimedEvent] = []
         self._progress: list[ProgressPoint] = []
+        self._cuts: list[BatchesCut] = []
         self._spacing_s, self._omitted, self._world_size = 0.0, 0, 0
         self._newest: ProgressPoint | None = None
         self._is_waiting = False
@@ -41,6 +42,9 @@ class TimelineRecorder:
             at_s = self._clock() - self._began
             if isinstance(event, Reported):
                 self._record_step(event, at_s)
+                return
+            if isinstance(event, BatchesCut):
+                self._record_cut(event)
                 return
             if isinstance(event, Started):
                 self._world_size, self._is_waiting = event.world_size, True
@@ -67,7 +71,14 @@ class TimelineRecorder:
             progress = [*progress, self._newest]
         last_s = round(self._clock() - self._began, 3)
         events = tuple(self._events)
-        start = replace(self._start, events=events, progress=tuple(progress), last_s=last_s, omitted=self._omitted)
+        start = replace(
+            self._start,
+            events=events,
+            progress=tuple(progress),
+            last_s=last_s,
+            omitted=self._omitted,
+            cuts=tuple(self._cuts),
+        )
         return self._earlier.with_start(start)
 
     def _record_step(self, event: Reported, at_s: float) -> None:
@@ -89,6 +100,14 @@ class TimelineRecorder:
         if len(self._progress) > MAX_PROGRESS:
             self._progress = self._progress[::2]
             self._spacing_s = 2 * (point.at_s - self._progress[0].at_s) / MAX_PROGRESS
+
+    def _record_cut(self, cut: BatchesCut) -> None:
+        while self._cuts and self._cuts[-1].step >= cut.step:
+            self._cuts.pop()
+        self._cuts.append(cut)
+        if len(self._cuts) > MAX_CUTS:
+            unknown = replace(self._cuts[0], batches=0)
+            self._cuts = [unknown, *self._cuts[MAX_CUTS // 2 :]]
 
     def _close_gap(self, point: ProgressPoint) -> None:
         """Add to the newest `Started` how long no step was reported, and how many steps are trained again."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
+from forebay.events import BatchesCut
 from forebay.runs.timeline.origin import StartOrigin
 from forebay.storage.json_file import from_json, numbers, read_json_file, to_json, write_json_file
 
@@ -48,7 +49,7 @@ class TimedEvent:
 class RunStart:
     """One start of a run, from `at` (Unix seconds) on. `how` is how it ended. It is empty while it runs, and stays so
     for a process that was killed: then `last_s` is the age at which it was recorded last. `omitted` counts events that
-    are left out.
+    are left out. `cuts` say which rows its steps trained on: one of 0 `batches` stands for cuts that are left out.
     """
 
     at: float
@@ -59,6 +60,7 @@ class RunStart:
     last_s: float = 0.0
     how: str = ""
     omitted: int = 0
+    cuts: tuple[BatchesCut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,16 @@ class Timeline:
         """Newest step that any start has reported. 0 before the first."""
         return next((start.progress[-1].step for start in reversed(self.starts) if start.progress), 0)
 
+    @property
+    def cuts(self) -> tuple[BatchesCut, ...]:
+        """Cuts of all starts, of the steps that shaped the model: a step that is trained again counts once."""
+        found: list[BatchesCut] = []
+        for cut in (each for start in self.starts for each in start.cuts):
+            while found and found[-1].step >= cut.step:
+                found.pop()
+            found.append(cut)
+        return tuple(found)
+
     def to_json(self) -> str:
         """Encode as the text of `timeline.json`."""
         return to_json({"version": VERSION, **asdict(self)})
@@ -95,7 +107,9 @@ class Timeline:
 def _start(facts: dict[str, Any]) -> RunStart:
     events = tuple(TimedEvent(**{**each, "facts": numbers(each["facts"])}) for each in facts.pop("events"))
     progress = tuple(ProgressPoint(*each[:-1], **numbers({"loss": each[-1]})) for each in facts.pop("progress"))
-    return RunStart(origin=StartOrigin(**facts.pop("origin")), events=events, progress=progress, **facts)
+    # A timeline of an earlier release has no cuts.
+    cuts = tuple(BatchesCut(**each) for each in facts.pop("cuts", ()))
+    return RunStart(origin=StartOrigin(**facts.pop("origin")), events=events, progress=progress, cuts=cuts, **facts)
 
 
 def save_timeline(timeline: Timeline, path: str) -> None:

@@ -96,11 +96,15 @@ class DataProgress:
         self._pending = None
         self._steps.clear()
 
-    def skip(self, step: int | None) -> int:
-        """Skip the rows of `step`, or of all steps since the last checkpoint for None. Returns their number."""
-        spans = [span for at, spans in self._steps.items() if step in (None, at) for span in spans]
+    def spans_of(self, step: int | None) -> tuple[Span, ...]:
+        """Return the rows of `step`, or of all steps since the last checkpoint for None."""
+        return tuple(span for at, spans in self._steps.items() if step in (None, at) for span in spans)
+
+    def skip(self, step: int | None) -> tuple[Span, ...]:
+        """Skip the rows of `step`, or of all steps since the last checkpoint for None. Returns them."""
+        spans = self.spans_of(step)
         self.skipped = (*self.skipped, *spans)
-        return sum(stop - start for _, start, stop in spans)
+        return spans
 
     def set_global_batch(self, global_batch: int) -> None:
         """Use batches of `global_batch` rows from the cursor on.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from forebay.events import EpochEnded
@@ -95,6 +96,15 @@ class EpochTotals:
     def add_time(self, what: str, seconds: float) -> None:
         """Add seconds to `eval_s` or `checkpoint_s`."""
         self._spent[what] += seconds
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Add the time of a block, as `add_time` does."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_time(what, time.perf_counter() - began)
 
     def add_metrics(self, metrics: Mapping[str, Metric]) -> None:
         """Add metrics of one step. Raises `InvalidOption` for a metric that is not a single number."""
