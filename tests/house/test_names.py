@@ -140,7 +140,7 @@ VERBS = [
         "prepare ls",
         "prepare rm",
     ),
-    *("ps", "report", "run", "scale", "scan", "score", "series", "stop", "submit", "warm", "watch"),
+    *("ps", "report", "rows", "run", "scale", "scan", "score", "series", "stop", "submit", "warm", "watch"),
 ]
 
 

@@ -83,7 +83,7 @@ class Order(ABC):
         """Uses of blocks by some lanes from `position` to the end of the epoch, in the order of need."""
 
     def file_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> FileRows:
-        """Where the `positioned_rows` lie: file, row group and number in the row group.
+        """File, row group and number in the row group of each of the `positioned_rows`.
 
         Of a stream, `file` is the beginning of the file's name. Raises `InvalidOption` for windows of series.
         """

@@ -146,7 +146,7 @@ class Run:
         return WorkerSpec(
             name=self.name,
             train=self.job.train,
-            train_spec=self.job.train_spec,
+            train_spec=replace(self.job.train_spec, run=self.path),
             resources=self.job.resources,
             cache=self.job.cache,
             checkpoint_config=self.checkpoint_config,

@@ -20,6 +20,7 @@ class TrainSpec:
     `checkpoint_every` counts steps between checkpoints. The end of an epoch is saved too. `monitors` observe training.
     `strategy` names the way in which ranks train together, and `offload` what it keeps in main memory.
     `batch` decides on the rows per step, which begin with those of `data`. `rate` makes the learning rate follow them.
+    `run` is the folder of the run, for texts.
     """
 
     data: Data
@@ -33,6 +34,7 @@ class TrainSpec:
     reduction: Reduction = "mean"
     strategy: StrategyName = "ddp"
     offload: Offload = "none"
+    run: str = ""
 
     def options_of(self, strategy: str, rows_done: Callable[[], int] = lambda: 0) -> StrategyOptions:
         """Return what `strategy` needs. Raises `InvalidOption` if it does not fit the rest of the job."""

@@ -30,7 +30,7 @@ from forebay.train.rank_zero import synced_commands
 from forebay.train.setup import TrainSetup
 from forebay.train.spec import TrainSpec
 from forebay.train.state import rng
-from forebay.train.state.data_progress import PendingBatches
+from forebay.train.state.data_progress import PendingBatches, num_rows
 from forebay.train.state.epoch_totals import EpochFacts, counted_together
 from forebay.train.state.snapshot import Snapshot
 from forebay.train.state.stateful import Stateful
@@ -346,7 +346,8 @@ class Worker:
         facts, states = self._state.totals.facts(), rng.light(rng.capture(self.device))
         measured = self._state.batch_size.measured()
         vote = CommitVote(facts=facts, rng=states, verdict=verdict, measured=measured, commands=commands)
-        return CommitDecision.of(self._collective.all_gather_object(vote))
+        votes = self._collective.all_gather_object(vote)
+        return CommitDecision.of(votes).naming_rows(self._progress, run=self._spec.run)
 
     def _apply(self, decision: CommitDecision, commands: Commands) -> None:
         self._state.decide_batch(commands.global_batch, decision.measured)
@@ -375,12 +376,8 @@ class Worker:
         restored = self.restore()
         assert restored, "the first checkpoint is saved before the first step"
         self._state.monitors.count_roll_back(verdict, to_step=self.step)
-        rows = sum(stop - start for _, start, stop in skipped)
-        self._step_reports.emit(
-            RolledBack(
-                reason=verdict.reason, from_step=from_step, to_step=self.step, skipped_rows=rows, skipped=skipped
-            )
-        )
+        at: dict[str, Any] = {"from_step": from_step, "to_step": self.step, "skipped": skipped}
+        self._step_reports.emit(RolledBack(reason=verdict.reason, skipped_rows=num_rows(skipped), **at))
 
     def _save_checkpoint(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> None:
         self._checkpoints.save(lambda: self._state.snapshot(facts, [rng.whole(state) for state in states]))

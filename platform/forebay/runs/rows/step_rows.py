@@ -39,7 +39,7 @@ class StepRows:
 
     @property
     def rows(self) -> FileRows:
-        """Where the rows lie."""
+        """File, row group and number of each row."""
         return FileRows.of(self.order.manifests, self.block, self.row, self.order.names)
 
     def of_rank(self, rank: int) -> StepRows:
@@ -60,7 +60,7 @@ class StepRows:
         """Values of the first `most` rows, or of all, as the files have them: column to value.
 
         Raises:
-            SourceChanged: A file is gone, or is not the version that the run was trained on.
+            SourceChanged: A file is missing, or is not the version that the run was trained on.
             MissingColumn: The run did not read such a column.
             CorruptFile, ReadFailed: A file cannot be read.
         """

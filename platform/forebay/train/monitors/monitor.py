@@ -32,11 +32,14 @@ class Verdict:
         action: Requested consequence.
         reason: Text for events and errors, empty for `Action.GO_ON`.
         step: First bad step, as `Worker.step` counts it after its commit. None if no single step is to blame.
+        own_rows: Whether this rank's own rows show it, such as their loss. False for what all ranks share, such as
+            gradients. The event names rows of such ranks alone, if there are any.
     """
 
     action: Action = Action.GO_ON
     reason: str = ""
     step: int | None = None
+    own_rows: bool = False
 
 
 class LiveMonitor(Protocol):

@@ -73,9 +73,9 @@ class MonitorSet:
 
 
 def gravest(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict to follow: the gravest action, then the earliest step, then the first."""
+    """Return the verdict to follow: the gravest action, then the earliest step, then that of the rows at fault."""
     return min(
         verdicts,
-        key=lambda verdict: (-verdict.action, float("inf") if verdict.step is None else verdict.step),
+        key=lambda each: (-each.action, float("inf") if each.step is None else each.step, not each.own_rows),
         default=Verdict(),
     )

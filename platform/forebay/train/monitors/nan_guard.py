@@ -86,14 +86,14 @@ class LiveNanGuard:
         if found is None:
             self._warned = False
             return Verdict()
-        step, what = found
+        step, what, own_rows = found
         action = self._action
         if action is Action.WARN:
             action, self._warned = Action.GO_ON if self._warned else action, True
         if action is Action.SKIP and step is None:
             action = Action.ROLL_BACK
             what += "; no step since the last checkpoint has shown it, so they are repeated and watched more closely"
-        return Verdict(action=action, reason=f"NanGuard: {what}", step=step)
+        return Verdict(action=action, reason=f"NanGuard: {what}", step=step, own_rows=own_rows)
 
     def metrics(self) -> Mapping[str, float]:
         return {}
@@ -111,17 +111,19 @@ class LiveNanGuard:
             self._wanted[name] = any(fnmatchcase(name, pattern) for pattern in self._patterns)
         return self._wanted[name]
 
-    def _found(self) -> tuple[int | None, str] | None:
-        """Return the first bad step, if known, and its description."""
+    def _found(self) -> tuple[int | None, str, bool] | None:
+        """Return the first bad step, if known, its description, and whether a metric of this rank shows it."""
         bad = [reading for reading in self._readings.read_all() if not math.isfinite(reading.value)]
         if bad:
             names = dict.fromkeys(reading.name for reading in bad if reading.step == bad[0].step)
-            return bad[0].step, f"{' and '.join(names)} of step {bad[0].step} not finite"
+            what = f"{' and '.join(names)} of step {bad[0].step} not finite"
+            return bad[0].step, what, list(names) != [GRADIENT]
         name = self._bad_parameter()
         if name is None:
             return None
         only_step = self._steps[0] if len(set(self._steps)) == 1 else None
-        return only_step, f"parameter {name!r} not finite" + ("" if only_step is None else f" after step {only_step}")
+        what = f"parameter {name!r} not finite" + ("" if only_step is None else f" after step {only_step}")
+        return only_step, what, False
 
     def _bad_parameter(self) -> str | None:
         """Return the name of a parameter with NaN or infinity. Buffers are not read: masks hold infinity."""

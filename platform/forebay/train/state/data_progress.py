@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,6 +13,11 @@ from forebay.plan.cursor import Cursor
 
 Span = tuple[int, int, int]
 """Rows of one epoch: (epoch, first position, position after the last)."""
+
+
+def num_rows(spans: Sequence[Span]) -> int:
+    """Number of rows of `spans`."""
+    return sum(stop - start for _, start, stop in spans)
 
 
 class CursoredBatches(Protocol):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+import shlex
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,8 +16,9 @@ import torch
 from torch import nn
 
 import forebay as fb
-from forebay.errors import InvalidOption, RunFailed, SourceChanged
-from forebay.events import BatchesCut, EpochEnded, Event
+from forebay.cli.app import main
+from forebay.errors import ForebayError, InvalidOption, RunFailed, SourceChanged
+from forebay.events import BatchesCut, EpochEnded, Event, Finished, RolledBack, Warned
 from forebay.runs.rows.order_record import FILE_NAME
 from forebay.runs.rows.step_rows import rows_of_step
 from forebay.runs.timeline.origin import StartOrigin
@@ -68,7 +71,7 @@ def recorded_rows(run: str, step: int) -> dict[int, list[str]]:
     return {rank: [f"{row.source}/{row}" for row in rows] for rank, rows in parts.items()}
 
 
-class Bench:
+class RowsBench:
     """Runs a job whose rows are logged."""
 
     def __init__(self, folder: Path, order: fb.Order) -> None:
@@ -126,8 +129,8 @@ def mixed(folder: Folder) -> fb.Order:
 
 
 @pytest.fixture(params=[plain])
-def bench(request: pytest.FixtureRequest, parquet_folder: Folder, tmp_path: Path) -> Iterator[Bench]:
-    return Bench(tmp_path, request.param(parquet_folder))
+def bench(request: pytest.FixtureRequest, parquet_folder: Folder, tmp_path: Path) -> RowsBench:
+    return RowsBench(tmp_path, request.param(parquet_folder))
 
 
 kinds = pytest.mark.parametrize(
@@ -136,7 +139,7 @@ kinds = pytest.mark.parametrize(
 
 
 @kinds
-def test_every_step_of_a_run_that_is_resized_and_gets_larger_batches(bench: Bench) -> None:
+def test_every_step_of_a_run_that_is_resized_and_gets_larger_batches(bench: RowsBench) -> None:
     def steer(event: Event, control: fb.Control) -> None:
         if isinstance(event, EpochEnded):
             control.resize([3, 2, 2][event.epoch])
@@ -153,7 +156,7 @@ def test_every_step_of_a_run_that_is_resized_and_gets_larger_batches(bench: Benc
 @pytest.mark.parametrize("last", ["balance", "drop"])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_every_step_of_several_batches_with_skipped_ones_and_a_restart(
-    bench: Bench, accumulate: int, last: str
+    bench: RowsBench, accumulate: int, last: str
 ) -> None:
     options = {"accumulate": accumulate, "last": last, "monitors": (fb.NanGuard(),), "checkpoint_every": 2}
     with suppress(RunFailed):
@@ -172,7 +175,35 @@ def test_every_step_of_several_batches_with_skipped_ones_and_a_restart(
         rows_of_step(bench.path, 999, is_skipped=True)
 
 
-def test_values_are_those_of_the_files_and_changed_files_are_refused(bench: Bench, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "action", ["skip", "stop", *(pytest.param(each, marks=pytest.mark.variation) for each in ("warn", "roll back"))]
+)
+def test_a_monitor_names_rows_and_the_command_that_prints_all(
+    bench: RowsBench, action: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard: list[Event] = []
+    monitors = (fb.NanGuard(action=action),)
+    with suppress(ForebayError):
+        # Saved at every step: a step of NaN spoils all later ones.
+        bench.run(lambda event, _: heard.append(event), bad_ids=(40,), monitors=monitors, workers=2, checkpoint_every=1)
+    texts = [event.reason for event in heard if isinstance(event, RolledBack | Warned)]
+    texts += [event.stopped for event in heard if isinstance(event, Finished) and event.stopped]
+    text = texts[0]
+    form = r"NanGuard: loss.* of step (\d+) not finite\. Rows on rank (.): (.*) and .* \(all: (.*)\)"
+    found = re.fullmatch(form, text)
+    assert found is not None, text
+    words = shlex.split(found[4])
+    assert words[:2] == ["forebay", "rows"] and words[2] == bench.path and words[4] == found[1]
+    assert ("--skipped" in words) == (action == "skip")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main([*words[1:], "--show", "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert 40 in [row["values"]["id"] for row in rows] and {row["rank"] for row in rows} == {int(found[2])}
+    assert [row["name"] for row in rows[:3]] == found[3].split(", ")
+
+
+def test_values_are_those_of_the_files_and_changed_files_are_refused(bench: RowsBench, tmp_path: Path) -> None:
     bench.run()
     found = rows_of_step(bench.path, 5)
     with fb.Loader(bench.order, TRANSFORM, global_batch=8) as loader:
@@ -191,7 +222,7 @@ def test_values_are_those_of_the_files_and_changed_files_are_refused(bench: Benc
     assert [str(row) for row in rows_of_step(bench.path, 5).rows] == [str(row) for row in found.rows]
 
 
-def test_steps_that_are_not_recorded_say_why(bench: Bench) -> None:
+def test_steps_that_are_not_recorded_say_why(bench: RowsBench) -> None:
     bench.run(epochs=1)
     timeline, record = Path(bench.path) / "timeline.json", Path(bench.path) / FILE_NAME
     facts = json.loads(timeline.read_text())
@@ -213,7 +244,7 @@ def test_steps_that_are_not_recorded_say_why(bench: Bench) -> None:
         rows_of_step(bench.path, 1)
 
 
-def test_what_a_stopping_monitor_saw_is_a_trained_step(bench: Bench) -> None:
+def test_what_a_stopping_monitor_saw_is_a_trained_step(bench: RowsBench) -> None:
     result = bench.run(bad_ids=(7,), monitors=(fb.NanGuard(action="stop"),), checkpoint_every=1)
     assert result.stopped
     step = max(trained_rows(bench.log))
