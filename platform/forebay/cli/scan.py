@@ -11,6 +11,7 @@ import typer
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json, print_table, progress_bar
 from forebay.formatting import bytes_text
+from forebay.manifest.rows.skipping import skip_list
 from forebay.manifest.saved import save_manifest
 from forebay.manifest.scan import scan as scan_source
 
@@ -26,6 +27,9 @@ def scan(
     where: Annotated[
         str | None, typer.Option(help="Row filter: \"label is not None and day >= '2024-01-31'\".")
     ] = None,
+    skip: Annotated[
+        Path | None, typer.Option(help="File with names of rows to leave out, one a line: `forebay rows --out`.")
+    ] = None,
     version: Annotated[
         int | None,
         typer.Option(help="Version of a Delta Lake table, or snapshot of an Iceberg table. The newest by default."),
@@ -40,6 +44,7 @@ def scan(
             uri,
             columns=columns.split(",") if columns else None,
             where=where,
+            skip=() if skip is None else skip_list(skip),
             version=version,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
@@ -58,6 +63,7 @@ def scan(
         facts["snapshot"] = manifest.snapshot
     if kept := manifest.kept:
         facts |= {"where": kept.where, "filtered_rows": kept.filtered_rows, "deleted_rows": kept.deleted_rows}
+        facts |= {"skipped_rows": kept.skipped_rows}
     if as_json:
         schema = [{"name": field.name, "type": field.type, "nullable": field.nullable} for field in manifest.fields]
         print_json(facts | {"schema": schema})

@@ -108,7 +108,7 @@ def _check_what_has_no_id(manifest: Manifest) -> None:
             raise ValueError(f"{field} is not a column")  # noqa: TRY004 - of the file's content, not of an argument
     if not isinstance(manifest.snapshot, str):
         raise ValueError(f"its snapshot is {manifest.snapshot!r}")  # noqa: TRY004 - of the file's content
-    if manifest.kept and min(manifest.kept.deleted_rows, manifest.kept.filtered_rows) < 0:
+    if (kept := manifest.kept) and min(kept.deleted_rows, kept.filtered_rows, kept.skipped_rows) < 0:
         raise ValueError("a number of rows below 0")
     for name in ("bytes", "source_bytes"):
         if len(manifest) and getattr(manifest, name).min() < 0:
@@ -135,7 +135,8 @@ def _file_facts(file: File) -> dict[str, Any]:
 
 def _kept(facts: dict[str, Any], rows: Any) -> KeptRows:
     mask = RowMask.from_text(facts["mask"], np.asarray(rows, dtype=np.int64))
-    return KeptRows(mask=mask, **{name: facts[name] for name in ("where", "deleted_rows", "filtered_rows")})
+    counts = {name: facts[name] for name in ("where", "deleted_rows", "filtered_rows")}
+    return KeptRows(mask=mask, **counts, skipped_rows=facts.get("skipped_rows", 0))
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
@@ -147,6 +148,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
             "where": kept.where,
             "deleted_rows": kept.deleted_rows,
             "filtered_rows": kept.filtered_rows,
+            "skipped_rows": kept.skipped_rows,
             "mask": kept.mask.to_text(),
         }
     return facts

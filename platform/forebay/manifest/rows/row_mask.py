@@ -126,9 +126,11 @@ class KeptRows:
         where: Text of the filter. Empty without one.
         deleted_rows: Number of rows that the table has deleted, over all row groups that were scanned.
         filtered_rows: Number of live rows that `where` left out, also of row groups that it left out as a whole.
+        skipped_rows: Number of rows that a skip list left out, and neither a deletion nor the filter.
     """
 
     mask: RowMask
     where: str = ""
     deleted_rows: int = 0
     filtered_rows: int = 0
+    skipped_rows: int = 0

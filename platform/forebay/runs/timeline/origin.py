@@ -69,6 +69,8 @@ def data_facts(data: Data) -> dict[str, Fact]:
             "bytes": int(manifest.bytes.sum()),
             "columns": len(manifest.columns),
         }
+        if kept := manifest.kept:
+            own |= {"where": kept.where, "skipped_rows": kept.skipped_rows}
         found |= {f"{before}{name}": public_fact(name, value) for name, value in own.items()}
     return found
 

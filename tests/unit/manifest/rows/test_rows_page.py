@@ -20,7 +20,8 @@ def test_the_code_of_the_page(
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
         exec(compile(block, "rows.md", "exec"), names)
-    text, file, group, row = capsys.readouterr().out.split()
+    text, file, group, row, num_rows, skipped_rows = capsys.readouterr().out.split()
     assert text == f"{file}:{group}:{row}"
     x0 = pq.ParquetFile(f"clicks/{file}").read_row_group(int(group))["x0"][int(row)].as_py()
+    assert (num_rows, skipped_rows) == ("148", "2")
     assert names["batch"]["x"][7, 0].item() == x0

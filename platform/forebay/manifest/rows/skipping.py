@@ -1,0 +1,116 @@
+"""Skip lists: single rows that are left out of a data set, by their names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.errors import InvalidOption, NoFiles
+from forebay.manifest.manifest import Manifest
+from forebay.manifest.rows.file_rows import FileRow
+from forebay.manifest.rows.row_mask import KeptRows, RowMask
+
+_FORM = "Write each as file:row group:row, such as day=1/a.parquet:3:128, which batch.rows() and `forebay rows` print."
+_SHOWN = 3
+
+
+def file_row(name: FileRow | str) -> FileRow:
+    """Row with this name. Raises `InvalidOption` if it is no name of a row.
+
+    >>> file_row("s3://lake/day=1/a.parquet:3:128")
+    FileRow(file='s3://lake/day=1/a.parquet', row_group=3, row=128, source='')
+    """
+    if isinstance(name, FileRow):
+        return name
+    parts = name.rsplit(":", 2) if isinstance(name, str) else []
+    if len(parts) != 3 or not parts[0] or not all(part.isdecimal() and part.isascii() for part in parts[1:]):
+        raise InvalidOption(f"skip= holds {name!r:.200}, which names no row. {_FORM}", name=name)
+    return FileRow(parts[0], int(parts[1]), int(parts[2]))
+
+
+def without_rows(manifest: Manifest, skip: Iterable[FileRow | str], scanned: Manifest | None = None) -> Manifest:
+    """Manifest without the rows of a skip list. It is `manifest` itself if that has none of them.
+
+    Args:
+        manifest: Rows that are left after deletions and a filter.
+        skip: Names of rows. The path of a file is below the root, or a whole URI. A row may be named twice.
+        scanned: Row groups of all rows, before the filter: a name must be one of its rows. By default `manifest`.
+
+    Raises:
+        InvalidOption: A name that is not of a row of `scanned`.
+        NoFiles: No row is left.
+    """
+    if isinstance(skip, str):
+        raise InvalidOption(f"skip={skip!r:.200} is one text. Give a list of names. {_FORM}", skip=skip)
+    rows = _rows_by_group(scanned or manifest, [file_row(name) for name in skip])
+    masks: dict[int, NDArray[np.bool_]] = {}
+    skipped_rows = 0
+    for index, place in enumerate(zip(manifest.file_of.tolist(), manifest.group_of.tolist(), strict=True)):
+        numbers = rows.get((manifest.files[place[0]].path, place[1]))
+        if numbers is None:
+            continue
+        before = _mask(manifest, index)
+        masks[index] = before.copy()
+        masks[index][numbers] = False
+        skipped_rows += int(before.sum() - masks[index].sum())
+    if not skipped_rows:
+        return manifest
+    if skipped_rows == manifest.num_rows:
+        raise NoFiles(f"{manifest.root}: skip= names all {skipped_rows} rows. Leave some out of the list.")
+    kept = manifest.kept or KeptRows(mask=RowMask.of([]))
+    every = [masks[index] if index in masks else _mask(manifest, index) for index in range(len(manifest))]
+    mask = RowMask.of([each for each in every if each.any()])
+    left = replace(manifest, kept=None).take(np.array([each.any() for each in every]))
+    return replace(left, kept=replace(kept, mask=mask, skipped_rows=kept.skipped_rows + skipped_rows))
+
+
+def _rows_by_group(scanned: Manifest, skip: list[FileRow]) -> dict[tuple[str, int], list[int]]:
+    """Numbers of the rows of a skip list, by the path of their file and row group."""
+    paths = {file.path: file.path for file in scanned.files} | {
+        scanned.uri_of(file): file.path for file in scanned.files
+    }
+    wanted = {(paths.get(row.file, ""), row.row_group) for row in skip}
+    places = zip(scanned.file_of.tolist(), scanned.group_of.tolist(), scanned.rows.tolist(), strict=True)
+    sizes = {
+        (path, group): rows for file, group, rows in places if ((path := scanned.files[file].path), group) in wanted
+    }
+    found: dict[tuple[str, int], list[int]] = {}
+    unknown: list[FileRow] = []
+    for row in skip:
+        group = paths.get(row.file, ""), row.row_group
+        if row.row < sizes.get(group, 0):
+            found.setdefault(group, []).append(row.row)
+        else:
+            unknown.append(row)
+    if unknown:
+        named, count = ", ".join(map(str, unknown[:_SHOWN])), f"{len(unknown)} row{'s' if len(unknown) > 1 else ''}"
+        raise InvalidOption(
+            f"skip= names {count} that {scanned.root} does not have, such as {named}. Give the list to a "
+            "scan of the files that it was made of, without predicate=, or remove them from it.",
+            unknown=tuple(map(str, unknown)),
+        )
+    return found
+
+
+def _mask(manifest: Manifest, index: int) -> NDArray[np.bool_]:
+    """Whether each row of a row group belongs to the data set, bool [rows]."""
+    if manifest.kept is None:
+        return np.ones(int(manifest.rows[index]), dtype=np.bool_)
+    return manifest.kept.mask.keeps(index)
+
+
+def skip_list(path: str | os.PathLike[str]) -> list[str]:
+    """Names of rows in a local file, one a line. Raises `InvalidOption` if it cannot be read."""
+    try:
+        return [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(
+            f"the skip list {os.fspath(path)} cannot be read ({error}). `forebay rows RUN --step N --out FILE` writes "
+            "one.",
+            path=os.fspath(path),
+        ) from error
