@@ -103,10 +103,13 @@ if TYPE_CHECKING:
     from forebay.train.worker import Worker as Worker
     from forebay.transform.block import Block as Block
     from forebay.transform.dataset import Dataset as Dataset
+    from forebay.transform.features.fixed_shape import Array as Array
     from forebay.transform.features.groups import Categorical as Categorical
     from forebay.transform.features.groups import Dense as Dense
     from forebay.transform.features.groups import Label as Label
     from forebay.transform.features.groups import Ragged as Ragged
+    from forebay.transform.features.text import Bytes as Bytes
+    from forebay.transform.features.timestamps import Time as Time
     from forebay.transform.features.vocabulary import fit_vocabulary as fit_vocabulary
     from forebay.transform.sequences.views import Future as Future
     from forebay.transform.sequences.views import Past as Past
@@ -129,9 +132,11 @@ _MODULES = {
 _HOMES = {
     "Action": "train.monitors.monitor",
     "Admission": "train.tables.vocabulary.admission",
+    "Array": "transform.features.fixed_shape",
     "Batch": "loader.batch",
     "BatchSchedule": "train.batch_size.schedule",
     "Block": "transform.block",
+    "Bytes": "transform.features.text",
     "CacheSpec": "cache.spec",
     "Categorical": "transform.features.groups",
     "Control": "runs.control",
@@ -190,6 +195,7 @@ _HOMES = {
     "Tables": "train.tables.options",
     "Task": "deploy.spec.job_spec",
     "TaskWorkers": "deploy.spec.job_spec",
+    "Time": "transform.features.timestamps",
     "TrainSetup": "train.setup",
     "Transform": "transform.transform",
     "Unreachable": "deploy.spec.job_spec",

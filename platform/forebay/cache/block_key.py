@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from forebay.cache.block_file import FILE_VERSION
 from forebay.manifest.manifest import Manifest, RowGroup
+from forebay.manifest.schemas import top_column
 from forebay.transform.dataset import Dataset
 
 KEY = re.compile(r"[0-9a-f]{40}")
@@ -33,8 +34,10 @@ def block_key(row_group: RowGroup, fingerprint: str, columns: Sequence[str] = ()
         row_group.file_etag,
         fingerprint,
     ]
-    constants = [each for each in row_group.constants if each[0] in columns]
-    stored = [each for each in row_group.stored if each[0] in columns]
+    elsewhere = [name for name, *_ in row_group.constants] + [name for name, *_ in row_group.stored]
+    used = {top_column(column, elsewhere) for column in columns} if elsewhere else set()
+    constants = [each for each in row_group.constants if each[0] in used]
+    stored = [each for each in row_group.stored if each[0] in used]
     if stored:
         facts += [constants, stored]
     elif constants:

@@ -24,7 +24,7 @@ from forebay.manifest.footer import (
 from forebay.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
 from forebay.manifest.pages.decode import DECODE_ERRORS, decode, is_too_much_nested_text, nested_columns
 from forebay.manifest.pages.fetch import Pages, fetch
-from forebay.manifest.schemas import fields_of, missing_column, read_schema
+from forebay.manifest.schemas import fields_of, missing_column, read_schema, top_column
 from forebay.manifest.streamed import StreamedManifest
 from forebay.metrics import Counters
 from forebay.storage.deadline import Cancellation
@@ -41,7 +41,10 @@ def open_input(uri: str) -> pa.NativeFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """Result of `RowGroupReader.fetch` for row group `index` of the manifest: its pages, and the columns to decode."""
+    """Result of `RowGroupReader.fetch` for row group `index` of the manifest: its pages, and the columns to decode.
+
+    A column of which only some fields were fetched is a struct of these.
+    """
 
     index: int
     pages: Pages
@@ -87,7 +90,8 @@ class RowGroupReader:
     def fetch(self, index: int, columns: Sequence[str] | None = None) -> Fetched:
         """Fetch the encoded pages of row group `index`. Takes storage time and hardly any processor time.
 
-        `columns` are decoded in the given order. None is for those of the manifest.
+        `columns` are decoded in the given order. None is for those of the manifest. A path, such as `user.age`, is for
+        one field of a struct: its column then has only the fields that were asked for.
 
         Raises:
             SourceChanged: The file no longer exists, or is not the version in the manifest.
@@ -97,12 +101,16 @@ class RowGroupReader:
         """
         row_group = self.manifest[index]
         names = self.manifest.columns if columns is None else tuple(columns)
-        for name in sorted(set(names) - set(self.manifest.columns)):
+        top_of = {name: top_column(name, self.manifest.columns) for name in names}
+        for name in sorted(name for name, top in top_of.items() if top is None):
             raise missing_column(name, self.manifest.columns, self.manifest.root)
+        tops = {name: str(top) for name, top in top_of.items()}
         what = f"row group {row_group.index} of {row_group.uri}"
         elsewhere = {name for name, *_ in row_group.constants}
         name_there = {name: there for name, _, there, _ in row_group.stored}
-        stored = tuple(name_there.get(name, name) for name in names if name not in elsewhere)
+        stored = tuple(
+            name_there.get(top, top) + name[len(top) :] for name, top in tops.items() if top not in elsewhere
+        )
         attempt = partial(self._fetch_once, row_group, stored)
         try:
             with self._tally.timed("remote_read_s"):
@@ -112,7 +120,7 @@ class RowGroupReader:
         except PermissionError as error:
             raise ReadFailed(f"{row_group.uri} may not be read ({error}). {REMEDY}", what=what) from error
         self._tally.add("source_bytes", pages.source_bytes)
-        return Fetched(index, pages, names)
+        return Fetched(index, pages, tuple(dict.fromkeys(tops.values())))
 
     def decode(self, fetched: Fetched) -> pa.Table:
         """Decode all rows, in one thread: data workers run in parallel, and each should use one core.

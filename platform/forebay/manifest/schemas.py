@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -114,6 +114,18 @@ def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn
         columns=tuple(there),
         close=tuple(close),
     )
+
+
+def top_column(path: str, columns: Iterable[str]) -> str | None:
+    """Column that a path into it begins with: the path itself, or its longest beginning before a dot.
+
+    >>> top_column("user.age", ["user", "price"]), top_column("price", ["user", "price"]), top_column("site", ["user"])
+    ('user', 'price', None)
+    """
+    known = set(columns)
+    while path not in known and "." in path:
+        path = path.rpartition(".")[0]
+    return path if path in known else None
 
 
 def leaves(footer: pq.FileMetaData, columns: Sequence[str]) -> list[int]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forebay.errors import InvalidOption
+from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
 from forebay.transform.block import ArraySchema
+from forebay.transform.features.paths import read_paths
 from forebay.transform.fingerprint.values import canonical, digest
 from forebay.transform.transform import Transform
 
@@ -31,9 +33,11 @@ class Dataset:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns to read: those of the features, or with `fn` all columns of the manifest."""
+        """Columns and paths to read: those of the features, or with `fn` all columns of the manifest."""
         columns = self.transform.columns
-        return self.manifest.columns if columns is None else columns
+        if columns is None:
+            return self.manifest.columns
+        return read_paths(columns, {field.name: parse_type(field.type) for field in self.manifest.fields})
 
     @property
     def fingerprint(self) -> str:

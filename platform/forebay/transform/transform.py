@@ -13,14 +13,21 @@ from forebay.errors import InvalidOption, TransformFailed
 from forebay.foreign_code import replaced_errors
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
+from forebay.manifest.schemas import top_column
 from forebay.transform.block import ArraySchema, Block
+from forebay.transform.features.fixed_shape import Array
 from forebay.transform.features.groups import Categorical, Dense, Feature, Label, Ragged
+from forebay.transform.features.paths import schema_with_paths, with_paths
+from forebay.transform.features.text import Bytes
+from forebay.transform.features.timestamps import Time
 from forebay.transform.fingerprint.function import function_identity, function_name
 from forebay.transform.fingerprint.memory_reuse import refuse_reused
 from forebay.transform.fingerprint.values import Identity, canonical, digest
 
 LAYOUT_VERSION = 2
 """Increased when the same options give other arrays, so that no cached block of an older version is used."""
+
+FEATURES = (Dense, Categorical, Ragged, Label, Time, Array, Bytes)
 
 RowFunction = Callable[[pa.RecordBatch], Mapping[str, Any]]
 
@@ -62,14 +69,16 @@ class Transform:
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Columns to read, each once, in order of use. None with `fn`: all columns of the manifest."""
+        """Columns and paths into them, each once, in order of use. None with `fn`: all columns of the manifest."""
         if self.fn is not None:
             return None
         return tuple(dict.fromkeys(column for feature in self.features.values() for column in feature.columns))
 
     def check(self, manifest: Manifest) -> None:
         """Raise `MissingColumn` or `WrongType` if a feature cannot use the manifest's columns. Does not call `fn`."""
-        schema = {field.name: parse_type(field.type) for field in manifest.fields}
+        schema = schema_with_paths(
+            {field.name: parse_type(field.type) for field in manifest.fields}, self.columns or ()
+        )
         for name, feature in self.features.items():
             feature.check(name, schema)
 
@@ -77,8 +86,10 @@ class Transform:
         """Name, dtype and trailing shape of each array of the manifest's rows. None with `fn`. Raises as `check`."""
         if self.fn is not None:
             return None
+        self.check(manifest)
         types = {field.name: parse_type(field.type) for field in manifest.fields}
-        return self.apply(pa.schema([(name, types[name]) for name in self.columns or ()]).empty_table()).schema
+        tops = dict.fromkeys(str(top_column(name, types)) for name in self.columns or ())
+        return self.apply(pa.schema([(name, types[name]) for name in tops]).empty_table()).schema
 
     def apply(self, table: pa.Table) -> Block:
         """Block of `table`: same rows, same order, however the table is divided into chunks.
@@ -89,6 +100,7 @@ class Transform:
         """
         if self.fn is not None:
             return _block_of(self.fn, _one_batch(table))
+        table = with_paths(table, self.columns or ())
         schema = dict(zip(table.schema.names, table.schema.types, strict=True))
         arrays: dict[str, Any] = {}
         for name, feature in self.features.items():
@@ -111,9 +123,10 @@ def _check_options(fn: RowFunction | None, version: str | None, features: Mappin
         )
     makers: dict[str, str] = {}
     for name, feature in features.items():
-        if not isinstance(feature, Dense | Categorical | Ragged | Label):
+        if not isinstance(feature, FEATURES):
             raise InvalidOption(
-                f"Transform({name}={feature!r}) is not a feature. Give Dense, Categorical, Ragged or Label."
+                f"Transform({name}={feature!r}) is not a feature. Give one of "
+                f"{', '.join(each.__name__ for each in FEATURES)}."
             )
         for array in feature.array_names(name):
             if array in makers:

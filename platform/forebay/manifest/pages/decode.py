@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 
 from forebay.manifest.pages.fetch import Pages
 from forebay.manifest.pages.numbers import decode_numbers
+from forebay.manifest.schemas import top_column
 
 DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
 """Errors of decoding. pyarrow has no type of its own for bad pages."""
@@ -14,13 +15,16 @@ DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
 
 def decode(pages: Pages) -> pa.Table:
     """Decode the table in the calling thread. Raises one of `DECODE_ERRORS`."""
-    columns = list(pages.columns)
     parquet = pq.ParquetFile(pages.file, metadata=pages.footer, pre_buffer=False, page_checksum_verification=True)
     schema = parquet.schema_arrow
+    # A path into a struct is decoded as its column, with the fields that were fetched.
+    top_of = {name: top_column(name, schema.names) or name for name in pages.columns}
+    columns = list(dict.fromkeys(top_of.values()))
     numbers = decode_numbers(pages, schema)
     left = [name for name in columns if name not in numbers]
     if not columns or left:
-        table = parquet.read_row_group(pages.index, columns=left, use_threads=False).select(left)
+        paths = [name for name, top in top_of.items() if top not in numbers]
+        table = parquet.read_row_group(pages.index, columns=paths, use_threads=False).select(left)
         # Finds what the decoder does not check: text that is not UTF-8, and dictionary indices out of range.
         table.validate(full=True)
         rows = pages.footer.row_group(pages.index).num_rows
@@ -29,7 +33,7 @@ def decode(pages: Pages) -> pa.Table:
         if not numbers:
             return table
         numbers |= dict(zip(left, table.columns, strict=True))
-    fields = [schema.field(name) for name in columns]
+    fields = [schema.field(name).with_type(numbers[name].type) for name in columns]
     return pa.table([numbers[name] for name in columns], pa.schema(fields, schema.metadata))
 
 

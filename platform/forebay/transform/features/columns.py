@@ -52,5 +52,16 @@ def column_type(feature: str, column: str, schema: Mapping[str, pa.DataType]) ->
 def wrong_type(feature: str, column: str, found: pa.DataType, wanted: str) -> WrongType:
     """Error for a `column` of the wrong type `found`. `wanted` is a sentence about what the feature takes."""
     return WrongType(
-        f"{feature} was given column {column!r}, which is {found}. {wanted}", column=column, found=str(found)
+        f"{feature} was given column {column!r}, which is {found}. {wanted}{_paths_into(column, found)}",
+        column=column,
+        found=str(found),
     )
+
+
+def _paths_into(column: str, found: pa.DataType) -> str:
+    if pa.types.is_map(found):
+        return f" A map has lists of keys and of values, for Ragged: {column}.keys, {column}.values."
+    inner = found.value_type if pa.types.is_list(found) or pa.types.is_large_list(found) else found
+    if pa.types.is_struct(inner) and inner.num_fields:
+        return f" Name a field of it: {column}.{inner.field(0).name}."
+    return ""

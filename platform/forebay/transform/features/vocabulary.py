@@ -15,6 +15,7 @@ from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.transform.features.categories import check_categories, plain_values
 from forebay.transform.features.columns import column_names, column_type
+from forebay.transform.features.paths import read_paths, schema_with_paths, with_paths
 
 
 def fit_vocabulary(
@@ -36,13 +37,14 @@ def fit_vocabulary(
             min_count=min_count,
             max_size=max_size,
         )
-    schema = {field.name: parse_type(field.type) for field in manifest.fields}
+    columns_of = {field.name: parse_type(field.type) for field in manifest.fields}
+    schema = schema_with_paths(columns_of, names)
     for name in names:
         check_categories("fit_vocabulary", name, column_type("fit_vocabulary", name, schema))
     counts: dict[str, Counter[Any]] = {name: Counter() for name in names}
     reader = RowGroupReader(manifest)
     for index in range(len(manifest)):
-        table = reader.read(index, names)
+        table = with_paths(reader.read(index, read_paths(names, columns_of)), names)
         for name in names:
             for chunk in table[name].chunks:
                 count_values(counts[name], chunk)

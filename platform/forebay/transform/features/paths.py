@@ -1,0 +1,110 @@
+"""Paths into nested columns: `user.age` of a struct, `items.price` of a list of structs, `counts.keys` of a map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import MissingColumn
+from forebay.manifest.schemas import top_column
+
+_STEPS_OF_MAP = ("keys", "values")
+
+
+def schema_with_paths(schema: Mapping[str, pa.DataType], paths: Iterable[str]) -> dict[str, pa.DataType]:
+    """Types of columns and of `paths` into them. Paths that begin with no column are left out.
+
+    Raises `MissingColumn` for a path with a step that its column does not have.
+    """
+    found = dict(schema)
+    for path in paths:
+        if (top := top_column(path, schema)) is not None:
+            found[path] = _type_at(path, top, schema[top])
+    return found
+
+
+def read_paths(paths: Iterable[str], schema: Mapping[str, pa.DataType]) -> tuple[str, ...]:
+    """Columns to read for `paths`, each once: of structs only the fields that are used, of lists and maps all."""
+    found = []
+    for path in paths:
+        top = top_column(path, schema)
+        if top is None:
+            found.append(path)
+            continue
+        kind, read = schema[top], top
+        for step in _steps(path, top):
+            if not pa.types.is_struct(kind) or kind.get_field_index(step) < 0:
+                break
+            kind, read = kind.field(step).type, f"{read}.{step}"
+        found.append(read)
+    return tuple(dict.fromkeys(found))
+
+
+def with_paths(table: pa.Table, paths: Sequence[str]) -> pa.Table:
+    """Table with a column for each of `paths` that is none yet. A field of a null is null."""
+    for path in paths:
+        if path in table.column_names or (top := top_column(path, table.column_names)) is None:
+            continue
+        kind = _type_at(path, top, table.schema.field(top).type)
+        chunks = table[top].chunks
+        for step in _steps(path, top):
+            chunks = [_take_step(chunk, step) for chunk in chunks]
+        table = table.append_column(path, pa.chunked_array(chunks, kind))
+    return table
+
+
+def _steps(path: str, top: str) -> list[str]:
+    return path[len(top) + 1 :].split(".") if path != top else []
+
+
+def _type_at(path: str, top: str, kind: pa.DataType) -> pa.DataType:
+    for step in _steps(path, top):
+        inner = _type_of_step(kind, step)
+        if inner is None:
+            names = [field.name for field in _struct_of(kind) or ()] or (_STEPS_OF_MAP if pa.types.is_map(kind) else ())
+            raise MissingColumn(
+                f"There is no {path!r}: {step!r} is not in {kind}. "
+                + (
+                    f"It has {', '.join(names[:20])}."
+                    if names
+                    else "Only structs, lists of structs and maps have paths."
+                ),
+                column=path,
+                columns=tuple(names),
+                close=(),
+            )
+        kind = inner
+    return kind
+
+
+def _struct_of(kind: pa.DataType) -> pa.StructType | None:
+    """Struct, or the struct that the items of a list are. None for other types."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _struct_of(kind.value_type)
+    return kind if pa.types.is_struct(kind) else None
+
+
+def _type_of_step(kind: pa.DataType, step: str) -> pa.DataType | None:
+    if pa.types.is_map(kind):
+        return pa.list_({"keys": kind.key_type, "values": kind.item_type}[step]) if step in _STEPS_OF_MAP else None
+    if pa.types.is_struct(kind):
+        return kind.field(step).type if kind.get_field_index(step) >= 0 else None
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = _type_of_step(kind.value_type, step)
+        return None if inner is None else pa.list_(inner) if pa.types.is_list(kind) else pa.large_list(inner)
+    return None
+
+
+def _take_step(array: pa.Array, step: str) -> pa.Array:
+    if pa.types.is_struct(array.type):
+        return pc.struct_field(array, [step])
+    if pa.types.is_map(array.type):
+        values = array.keys if step == "keys" else array.items
+    else:
+        values = _take_step(array.values, step)
+    # Copied: Arrow takes no mask beside offsets that are a slice.
+    offsets = pa.array(array.offsets.to_numpy())
+    kind = pa.LargeListArray if pa.types.is_large_list(array.type) else pa.ListArray
+    return kind.from_arrays(offsets, values, mask=pc.is_null(array))
