@@ -16,9 +16,12 @@ from forebay.storage.arrow_stores import ARROW_SCHEMES, open_store
 from forebay.storage.credentials import Credentials, granted, redact, without_credentials
 from forebay.storage.fsspec_bridge import Bridge, open_fsspec
 from forebay.storage.hadoop import location as hadoop
+from forebay.storage.hugging_face.location import open_repository
+from forebay.storage.hugging_face.repository import SCHEME as HUB
+from forebay.storage.hugging_face.repository import names_repository
 from forebay.uris import HADOOP_SCHEMES, is_hadoop, split_options, with_options
 
-_OWN = (*ARROW_SCHEMES, *HADOOP_SCHEMES)
+_OWN = (*ARROW_SCHEMES, *HADOOP_SCHEMES, HUB)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -48,8 +51,8 @@ def resolve(uri: str | os.PathLike[str]) -> Location:
 
     Args:
         uri: A local path or a URI. A path is relative to the working directory, and `~` is the home folder. A URI is
-            `file://`, one of pyarrow's (`s3://`, `gs://`, `abfs://`, with its options after a `?`), `hdfs://`, or one
-            of fsspec's.
+            `file://`, one of pyarrow's (`s3://`, `gs://`, `abfs://`, with its options after a `?`), `hdfs://`, `hf://`,
+            or one of fsspec's.
 
     Raises:
         InvalidOption: The scheme is unknown, or the URI is malformed.
@@ -79,6 +82,9 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
         hadoop.refuse_unknown_options(full)
         return _hadoop_location(without_credentials(full), scheme, once=once)
     public = without_credentials(full)
+    if scheme == HUB and names_repository(public.partition("://")[2]):
+        files, path = open_repository(public)
+        return Location(fs.PyFileSystem(Bridge(files)), path, public)
     if scheme not in ARROW_SCHEMES:
         return _fsspec_location(public, scheme)
     parts = urlsplit(public)

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 import tenacity
+from tenacity.wait import wait_base
 
 from forebay.errors import Cancelled, ForebayError, InvalidOption, ReadFailed
 from forebay.storage.credentials import redacting
@@ -18,6 +19,8 @@ from forebay.storage.deadline import Cancellation, call_with_deadline
 T = TypeVar("T")
 
 # Errors that the next attempt would meet again. ArrowInvalid is an error in the content, not in the transport.
+_MOST_WAIT_S = 300.0
+"""Longest wait that a store may ask for. The Hugging Face Hub counts requests in windows of five minutes."""
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, pa.ArrowInvalid, ForebayError)
 
 
@@ -79,7 +82,8 @@ def read(
         retry=tenacity.retry_if_exception(_may_pass),
         stop=tenacity.stop_after_attempt(policy.attempts),
         wait=tenacity.wait_exponential(multiplier=policy.first_wait_s, max=policy.max_wait_s - policy.first_wait_s)
-        + tenacity.wait_random(0, policy.first_wait_s),
+        + tenacity.wait_random(0, policy.first_wait_s)
+        + _WaitAskedFor(),
         sleep=wait,
         before_sleep=(lambda _state: on_retry()) if on_retry else None,
     )
@@ -89,6 +93,14 @@ def read(
         last = failed.last_attempt.exception()
         raise _read_failed(what, policy, last) from last
     return value
+
+
+class _WaitAskedFor(wait_base):
+    """Seconds that the store asked to wait, as with HTTP's Retry-After."""
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
+        error = retry_state.outcome.exception() if retry_state.outcome else None
+        return min(float(getattr(error, "retry_after_s", 0.0)), _MOST_WAIT_S)
 
 
 def _told_apart(fn: Callable[[], T]) -> T:

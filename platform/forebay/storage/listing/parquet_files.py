@@ -14,6 +14,7 @@ from pyarrow import fs
 
 from forebay.errors import NoFiles, ReadFailed
 from forebay.storage.filesystem import Location, below, resolve_source
+from forebay.storage.hugging_face.location import RevisionPins
 from forebay.storage.listing.globs import everything, expand, fixed_part, is_pattern, visible, walk
 from forebay.storage.listing.table_formats import TableSearch
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
@@ -67,8 +68,8 @@ def find_files(
     uris = [uri] if isinstance(uri, str | os.PathLike) else list(uri)
     if not uris:
         raise NoFiles("The list of URIs is empty. Name at least one file, folder or pattern.")
-    tables = TableSearch()
-    listings = [_find_one(resolve_source(one), tables, policy, suffixes) for one in uris]
+    tables, pins = TableSearch(), RevisionPins(policy)
+    listings = [_find_one(resolve_source(pins.pin(os.fspath(one))), tables, policy, suffixes) for one in uris]
     files = {file.uri: file for listing in listings for file in listing.files}
     return Listing(
         root=_common_root([listing.root for listing in listings]),

@@ -1,0 +1,199 @@
+"""Repositories of the Hugging Face Hub as a read-only file system of fsspec, for the bridge to pyarrow."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from typing import Any
+
+from fsspec import AbstractFileSystem
+
+from forebay.storage.hugging_face.repository import Repository, RepositoryPath, split_path
+from forebay.storage.hugging_face.requests import HubRequests
+
+Facts = dict[str, Any]
+Listing = dict[str, Facts]
+_opened: dict[tuple[str, int], HubFiles] = {}
+
+
+def open_hub(token: str = "") -> HubFiles:
+    """Files of the Hub for a token. One for a process, so that all its threads share what is known of commits."""
+    # Keyed by process too: a forked child must not wait for a lock that a thread of its parent held.
+    key = token, os.getpid()
+    # Not lru_cache: threads that come first at once would each get their own.
+    return _opened.get(key) or _opened.setdefault(key, HubFiles(token))
+
+
+class HubFiles(AbstractFileSystem):  # type: ignore[misc]
+    """Files of the Hub. Folders of a commit are listed once: they never change."""
+
+    protocol = "hf"
+    cachable = False
+
+    def __init__(self, token: str = "") -> None:
+        super().__init__()
+        self._token = token
+        self._requests = HubRequests(token)
+        self._of_commits: dict[str, Listing] = {}
+        # Held during a request: threads that need the same folder wait for one listing, not for one each.
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_hub, (self._token,)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("hf://").strip("/")
+
+    def commit_of(self, repository: Repository) -> str:
+        """Commit that a revision is now, 40 hex digits."""
+        path = f"{repository.api}/revision/{repository.revision.replace('/', '%2F')}"
+        return str(self._requests.get(path).json()["sha"])
+
+    def info(self, path: str, **_options: object) -> Facts:
+        place = _place(self._strip_protocol(path))
+        if not place.path:
+            return {"name": place.repository.root, "size": 0, "type": "directory"}
+        folder, _, _ = place.path.rpartition("/")
+        name = f"{place.repository.root}/{place.path}"
+        try:
+            return self._listing(RepositoryPath(place.repository, folder))[name]
+        except KeyError:
+            raise FileNotFoundError(f"hf://{name}") from None
+
+    def ls(self, path: str, detail: bool = True, **_options: object) -> list[Any]:
+        place = _place(self._strip_protocol(path))
+        found = self._listing(place)
+        return list(found.values()) if detail else list(found)
+
+    # fsspec answers False to these where storage does not answer: an outage would look like a deleted file.
+    def exists(self, path: str, **_options: object) -> bool:
+        return self._type(path) is not None
+
+    def isfile(self, path: str) -> bool:
+        return self._type(path) == "file"
+
+    def isdir(self, path: str) -> bool:
+        return self._type(path) == "directory"
+
+    def _type(self, path: str) -> str | None:
+        try:
+            return str(self.info(path)["type"])
+        except FileNotFoundError:
+            return None
+
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_options: object
+    ) -> Any:
+        place = _place(self._strip_protocol(path))
+        if not place.repository.is_commit:
+            # A search above a repository names others: `datasets/org/_delta_log`. Listings begin at a commit.
+            raise FileNotFoundError(f"hf://{_name(place)} is not of a commit")
+        entries = self._listing(place) if maxdepth == 1 else self._tree(place, is_recursive=True)
+        found = {name: entries[name] for name in sorted(entries) if withdirs or entries[name]["type"] == "file"}
+        return found if detail else list(found)
+
+    def open(self, path: str, mode: str = "rb", **_options: object) -> Any:
+        if mode != "rb":
+            raise PermissionError(f"hf://{self._strip_protocol(path)}: the Hub is only read. Write to another storage")
+        place = _place(self._strip_protocol(path))
+        return _RangeReader(self._requests, place.repository.file(place.path), self.info(path)["size"])
+
+    def _listing(self, place: RepositoryPath) -> Listing:
+        """Entries of one folder."""
+        if not place.repository.is_commit:
+            return self._tree(place, is_recursive=False)
+        name = _name(place)
+        with self._lock:
+            if name in self._of_commits:
+                return self._of_commits[name]
+            if place.path and self.info(name)["type"] != "directory":
+                raise NotADirectoryError(f"hf://{name}")
+            return self._tree(place, is_recursive=False)
+
+    def _tree(self, place: RepositoryPath, *, is_recursive: bool) -> Listing:
+        """Entries of a folder, or of all folders below it."""
+        path = f"{place.repository.api}/tree/{place.repository.revision.replace('/', '%2F')}"
+        answer = self._requests.get(
+            f"{path}/{place.path}".rstrip("/"), params={"recursive": "true" if is_recursive else "false"}
+        )
+        entries: Listing = {}
+        while True:
+            for entry in answer.json():
+                name = f"{place.repository.root}/{entry['path']}"
+                entries[name] = _facts(name, entry)
+            following = answer.links.get("next", {}).get("url")
+            if not following:
+                break
+            answer = self._requests.get(following)
+        if place.repository.is_commit:
+            self._keep(_name(place), entries, is_recursive=is_recursive)
+        return entries
+
+    def _keep(self, folder: str, entries: Listing, *, is_recursive: bool) -> None:
+        listings: dict[str, Listing] = {folder: {}}
+        if is_recursive:
+            listings |= {name: {} for name, facts in entries.items() if facts["type"] == "directory"}
+        for name, facts in entries.items():
+            listings.setdefault(name.rpartition("/")[0], {})[name] = facts
+        self._of_commits |= listings
+
+
+def _place(path: str) -> RepositoryPath:
+    place = split_path(path)
+    if place is None:
+        raise FileNotFoundError(f"hf://{path} is above all repositories")
+    return place
+
+
+def _name(place: RepositoryPath) -> str:
+    return f"{place.repository.root}/{place.path}".rstrip("/")
+
+
+def _facts(name: str, entry: Facts) -> Facts:
+    content = entry.get("lfs") or {}
+    return {
+        "name": name,
+        "size": content.get("size", entry.get("size", 0)),
+        "type": entry["type"],
+        "etag": content.get("oid") or entry.get("oid", ""),
+    }
+
+
+class _RangeReader(io.RawIOBase):
+    """Open file. Each read is one request for a range."""
+
+    def __init__(self, requests: HubRequests, path: str, size: int) -> None:
+        self._requests, self._path, self._size = requests, path, size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = max(start + offset, 0)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(self._size - self._position, 0)
+        count = left if size is None or size < 0 else min(size, left)
+        if count == 0:
+            return b""
+        stop = self._position + count
+        answer = self._requests.get(self._path, {"Range": f"bytes={self._position}-{stop - 1}"})
+        content: bytes = answer.content if answer.status_code == 206 else answer.content[self._position : stop]
+        if len(content) != count:
+            raise OSError(f"{len(content)} of {count} bytes came from byte {self._position} of {self._path} on")
+        self._position = stop
+        return content
+
+    def readall(self) -> bytes:
+        return self.read()

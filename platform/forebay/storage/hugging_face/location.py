@@ -1,0 +1,49 @@
+"""Opens `hf://`, and pins its revisions to commits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from forebay.errors import ReadFailed
+from forebay.storage.credentials import granted, without_credentials
+from forebay.storage.hugging_face.files import HubFiles, open_hub
+from forebay.storage.hugging_face.repository import SCHEME, Repository, names_repository, split_path
+from forebay.storage.retry import REMEDY, ReadPolicy, read
+
+
+def open_repository(public: str) -> tuple[HubFiles, str]:
+    """Files of the Hub for a URI without its credentials, and the path of the URI. Raises `InvalidOption`."""
+    path = public.partition("://")[2].partition("?")[0].strip("/")
+    return open_hub(granted(public).option("token")), path
+
+
+class RevisionPins:
+    """Commits of the revisions that one listing reads: each is asked for once, so all its files are of one commit."""
+
+    def __init__(self, policy: ReadPolicy) -> None:
+        self._policy = policy
+        self._commits: dict[Repository, str] = {}
+
+    def pin(self, uri: str) -> str:
+        """`uri` with the present commit of its branch or tag. Other URIs, and those with a commit, are unchanged.
+
+        Raises:
+            InvalidOption: huggingface_hub is not installed.
+            ReadFailed: There is no such repository, or the Hub did not answer, or did not permit it.
+        """
+        scheme, _, rest = uri.partition("://")
+        place = split_path(rest.partition("?")[0]) if scheme.lower() == SCHEME and names_repository(rest) else None
+        if place is None or place.repository.is_commit:
+            return uri
+        public = without_credentials(uri)
+        files, _ = open_repository(public)
+        repository = place.repository
+        if repository not in self._commits:
+            try:
+                self._commits[repository] = read(public, partial(files.commit_of, repository), self._policy)
+            except (FileNotFoundError, PermissionError) as error:
+                raise ReadFailed(f"{public} has no commit to read ({error}). {REMEDY}", what=public) from error
+        commit = replace(repository, revision=self._commits[repository])
+        query = public.partition("?")[1] + public.partition("?")[2]
+        return f"{SCHEME}://{commit.root}/{place.path}".rstrip("/") + query
