@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from forebay.transform.features.groups import Dense as Dense
     from forebay.transform.features.groups import Label as Label
     from forebay.transform.features.groups import Ragged as Ragged
+    from forebay.transform.features.image import Image as Image
     from forebay.transform.features.text import Bytes as Bytes
     from forebay.transform.features.timestamps import Time as Time
     from forebay.transform.features.vocabulary import fit_vocabulary as fit_vocabulary
@@ -152,6 +153,7 @@ _HOMES = {
     "EmbeddingNorms": "train.monitors.embedding_norms",
     "ForebayError": "errors",
     "Future": "transform.sequences.views",
+    "Image": "transform.features.image",
     "Job": "job.job",
     "JobSpec": "deploy.spec.job_spec",
     "Label": "transform.features.groups",

@@ -31,6 +31,7 @@ PUBLIC_NAMES = [
     "EmbeddingNorms",
     "ForebayError",
     "Future",
+    "Image",
     "Job",
     "JobSpec",
     "Label",

@@ -17,6 +17,7 @@ from forebay.manifest.schemas import top_column
 from forebay.transform.block import ArraySchema, Block
 from forebay.transform.features.fixed_shape import Array
 from forebay.transform.features.groups import Categorical, Dense, Feature, Label, Ragged
+from forebay.transform.features.image import Image
 from forebay.transform.features.paths import schema_with_paths, with_paths
 from forebay.transform.features.text import Bytes
 from forebay.transform.features.timestamps import Time
@@ -27,7 +28,7 @@ from forebay.transform.fingerprint.values import Identity, canonical, digest
 LAYOUT_VERSION = 2
 """Increased when the same options give other arrays, so that no cached block of an older version is used."""
 
-FEATURES = (Dense, Categorical, Ragged, Label, Time, Array, Bytes)
+FEATURES = (Dense, Categorical, Ragged, Label, Time, Array, Bytes, Image)
 
 RowFunction = Callable[[pa.RecordBatch], Mapping[str, Any]]
 
