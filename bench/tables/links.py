@@ -67,8 +67,17 @@ def limit(rank: int, mbit: int) -> None:
 
 def sent_bytes() -> int:
     """Return the bytes that this rank has sent over its link, with the headers of TCP/IP and Ethernet."""
+    return _sent(8)
+
+
+def sent_packets() -> int:
+    """Return the packets that this rank has sent over its link. The kernel joins those of up to 64 kB."""
+    return _sent(9)
+
+
+def _sent(column: int) -> int:
     (line,) = (line for line in Path("/proc/self/net/dev").read_text().splitlines() if f"{_LINK}:" in line)
-    return int(line.split(":")[1].split()[8])
+    return int(line.split(":")[1].split()[column])
 
 
 def _port(rank: int) -> str:

@@ -46,15 +46,19 @@ def _train(way: str, setting: TableSetting, collective: Collective) -> dict[str,
     step, model = build(way, setting, collective)
     if setting.mbit:
         links.limit(rank, setting.mbit)
-    found: dict[str, list[float]] = {name: [] for name in ("seconds", "cpu_s", "sent_bytes", "unique", "loss")}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("seconds", "cpu_s", "sent_bytes", "sent_packets", "unique", "loss")
+    }
     for number in range(setting.steps_of(way) + 1):
         ids = torch.from_numpy(setting.lookups(number, rank)) if rank < setting.workers else torch.zeros(0, 26).long()
         dist.barrier()
-        began, cpu, sent = time.perf_counter(), time.process_time(), links.sent_bytes()
+        began, cpu = time.perf_counter(), time.process_time()
+        sent, packets = links.sent_bytes(), links.sent_packets()
         loss = step(ids)
         dist.barrier()
         if number:
-            spent = (time.perf_counter() - began, time.process_time() - cpu, links.sent_bytes() - sent)
+            spent = (time.perf_counter() - began, time.process_time() - cpu)
+            spent += (links.sent_bytes() - sent, links.sent_packets() - packets)
             for name, value in zip(found, (*spent, len(torch.unique(ids)), loss), strict=True):
                 found[name].append(float(value))
     if setting.mbit:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from bench.tables.setting import TableSetting
+from forebay.testing.tables.many_tables import reduce_apart
 from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.tensor_collectives import TensorCollectives
 from forebay.train.strategies.ddp import TorchDataParallel
@@ -18,7 +19,7 @@ from forebay.train.strategies.strategy import StrategyOptions
 from forebay.train.tables.optimizers import RowWiseAdagrad
 from forebay.train.tables.options import Tables
 from forebay.train.tables.strategy import with_tables
-from forebay.train.tables.table import Table
+from forebay.train.tables.table import Lookup, Table, look_up
 
 SERVER = "server"
 _RATE = 0.01
@@ -30,6 +31,9 @@ FOREBAY = {
     "one owner": Tables(RowWiseAdagrad(lr=_RATE), placement="table"),
 }
 WAYS = ("dense", SERVER, *FOREBAY)
+APART, GRADIENTS_TOGETHER, TOGETHER = "one by one", "gradients together", "all together"
+SEVERAL_TABLES = (APART, GRADIENTS_TOGETHER, TOGETHER)
+"""Ways to send lookups and gradients of a model with a table for each column of ids."""
 
 Step = Callable[[Tensor], float]
 """Function that trains with the ids of this rank, and returns its loss."""
@@ -50,6 +54,24 @@ class PooledRow(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         pooled = self.table(ids, pool="sum") if isinstance(self.table, Table) else self.table(ids)
         found: Tensor = self.out(pooled)[:, 0]
+        return found
+
+
+class RowOfEachTable(nn.Module):
+    """Regression on the sum of the rows of all tables, one for each column of ids."""
+
+    def __init__(self, setting: TableSetting, *, looks_up_together: bool) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(Table(setting.rows, setting.dim) for _ in range(setting.columns))
+        self.out = nn.Linear(setting.dim, 1)
+        self._looks_up_together = looks_up_together
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self._looks_up_together:
+            rows = look_up(*(Lookup(table, column) for table, column in zip(self.tables, ids.T, strict=True)))
+        else:
+            rows = [table(column) for table, column in zip(self.tables, ids.T, strict=True)]
+        found: Tensor = self.out(torch.stack(rows).sum(0))[:, 0]
         return found
 
 
@@ -89,6 +111,8 @@ class ServerTable(nn.Module):
 def build(way: str, setting: TableSetting, collective: Collective) -> tuple[Step, nn.Module]:
     """Return the step of a way on this rank, and its model."""
     torch.manual_seed(0)
+    if way in SEVERAL_TABLES:
+        return _build_several(way, setting, collective)
     table = _table(way, setting, collective)
     model = PooledRow(table, setting.dim)
     options = StrategyOptions(reduction="mean", plan=None, seed=1)  # type: ignore[arg-type]
@@ -105,6 +129,26 @@ def build(way: str, setting: TableSetting, collective: Collective) -> tuple[Step
         optimizer.zero_grad()
         if isinstance(table, ServerTable):
             table.update()
+        return float(loss)
+
+    return step, wrapped
+
+
+def _build_several(way: str, setting: TableSetting, collective: Collective) -> tuple[Step, nn.Module]:
+    model = RowOfEachTable(setting, looks_up_together=way == TOGETHER)
+    options = StrategyOptions(reduction="mean", plan=None, seed=1)  # type: ignore[arg-type]
+    inner = TorchDataParallel(collective, options)
+    strategy = with_tables(inner, "ddp", model, FOREBAY["rows"], collective, options)
+    trained, optimizer = strategy.prepare(model, partial(SGD, lr=_RATE))
+    wrapped = strategy.wrap(trained)
+
+    def step(ids: Tensor) -> float:
+        loss = (wrapped(ids) - 1).square().sum() * setting.workers / setting.batch
+        loss.backward()
+        if way == APART:
+            reduce_apart([each.shared for each in model.tables])
+        optimizer.step()
+        optimizer.zero_grad()
         return float(loss)
 
     return step, wrapped
