@@ -56,7 +56,7 @@ class CommitDecision:
     def naming_rows(self, progress: DataProgress, *, run: str) -> CommitDecision:
         """Copy whose verdict names rows of its step: a pure function of the order, the same on every rank."""
         verdict = self.verdict
-        if verdict.action is Action.GO_ON:
+        if verdict.action is Action.GO_ON or verdict.rows == "none":
             return self
         spans = progress.spans_of(verdict.step)
         text = rows_text(verdict, spans, progress.data.plan, self.at_fault, run)
@@ -70,6 +70,6 @@ def _at_fault(verdicts: Sequence[Verdict]) -> tuple[World, ...]:
     own = [
         world
         for world, each in zip(ranks, verdicts, strict=True)
-        if each.own_rows and (each.action, each.step) == (chosen.action, chosen.step)
+        if each.rows == "own" and (each.action, each.step) == (chosen.action, chosen.step)
     ]
     return tuple(own or ranks)

@@ -92,4 +92,4 @@ class LiveLossSpikes:
             f"LossSpikes: {self._spikes.metric} of step {step} is {loss:.6g}, more than {self._spikes.factor:g} times "
             f"{self._median:.6g}, the median of the {self._spikes.window} steps before"
         )
-        return Verdict(action=self._action, reason=reason, step=step, own_rows=True)
+        return Verdict(action=self._action, reason=reason, step=step, rows="own")

@@ -32,14 +32,14 @@ class Verdict:
         action: Requested consequence.
         reason: Text for events and errors, empty for `Action.GO_ON`.
         step: First bad step, as `Worker.step` counts it after its commit. None if no single step is to blame.
-        own_rows: Whether this rank's own rows show it, such as their loss. False for what all ranks share, such as
-            gradients. The event names rows of such ranks alone, if there are any.
+        rows: Rows that the event names: "own" if this rank's own rows show it, such as by their loss, "all" for what
+            all ranks share, such as gradients. With "own" of some ranks, only their rows are named.
     """
 
     action: Action = Action.GO_ON
     reason: str = ""
     step: int | None = None
-    own_rows: bool = False
+    rows: Literal["none", "own", "all"] = "none"
 
 
 class LiveMonitor(Protocol):

@@ -76,6 +76,6 @@ def gravest(verdicts: Sequence[Verdict]) -> Verdict:
     """Return the verdict to follow: the gravest action, then the earliest step, then that of the rows at fault."""
     return min(
         verdicts,
-        key=lambda each: (-each.action, float("inf") if each.step is None else each.step, not each.own_rows),
+        key=lambda each: (-each.action, float("inf") if each.step is None else each.step, each.rows != "own"),
         default=Verdict(),
     )

@@ -86,14 +86,14 @@ class LiveNanGuard:
         if found is None:
             self._warned = False
             return Verdict()
-        step, what, own_rows = found
+        step, what, is_own = found
         action = self._action
         if action is Action.WARN:
             action, self._warned = Action.GO_ON if self._warned else action, True
         if action is Action.SKIP and step is None:
             action = Action.ROLL_BACK
             what += "; no step since the last checkpoint has shown it, so they are repeated and watched more closely"
-        return Verdict(action=action, reason=f"NanGuard: {what}", step=step, own_rows=own_rows)
+        return Verdict(action=action, reason=f"NanGuard: {what}", step=step, rows="own" if is_own else "all")
 
     def metrics(self) -> Mapping[str, float]:
         return {}
