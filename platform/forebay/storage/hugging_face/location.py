@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 
@@ -25,13 +26,15 @@ class RevisionPins:
         self._policy = policy
         self._commits: dict[Repository, str] = {}
 
-    def pin(self, uri: str) -> str:
+    def pin(self, uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
         """`uri` with the present commit of its branch or tag. Other URIs, and those with a commit, are unchanged.
 
         Raises:
             InvalidOption: huggingface_hub is not installed.
             ReadFailed: There is no such repository, or the Hub did not answer, or did not permit it.
         """
+        if not isinstance(uri, str):
+            return uri
         scheme, _, rest = uri.partition("://")
         place = split_path(rest.partition("?")[0]) if scheme.lower() == SCHEME and names_repository(rest) else None
         if place is None or place.repository.is_commit:

@@ -69,7 +69,7 @@ def find_files(
     if not uris:
         raise NoFiles("The list of URIs is empty. Name at least one file, folder or pattern.")
     tables, pins = TableSearch(), RevisionPins(policy)
-    listings = [_find_one(resolve_source(pins.pin(os.fspath(one))), tables, policy, suffixes) for one in uris]
+    listings = [_find_one(resolve_source(pins.pin(one)), tables, policy, suffixes) for one in uris]
     files = {file.uri: file for listing in listings for file in listing.files}
     return Listing(
         root=_common_root([listing.root for listing in listings]),

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from pyarrow import fs
 
-from forebay.errors import NoFiles, ReadFailed
+from forebay.errors import InvalidOption, NoFiles, ReadFailed
 from forebay.storage.filesystem import Location
 from forebay.storage.listing import parquet_files
 from forebay.storage.listing.parquet_files import find_parquet, list_parquet
@@ -130,6 +130,11 @@ def test_an_empty_folder_a_pattern_and_an_empty_list(tmp_path: Path) -> None:
         list_parquet(f"{tmp_path}/*.parquet")
     with pytest.raises(NoFiles, match="list of URIs is empty"):
         list_parquet([])
+
+
+def test_what_is_no_location_is_named() -> None:
+    with pytest.raises(InvalidOption, match="3 is not a location"):
+        list_parquet([3])  # type: ignore[list-item]
 
 
 def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
