@@ -24,11 +24,18 @@ def _gradient(parameter: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTable:
-    """Rows of an embedding table that this rank holds: `weight()` [rows, dim], the newest one, and the id of each."""
+    """Rows of an embedding table that this rank holds: `weight()` [rows, dim], the newest one, and the id of each.
+
+    `feature()` returns what the table looks up, as words, once that is known.
+    """
 
     name: str
     weight: Callable[[], Tensor]
     id_of: Callable[[int], int]
+    feature: Callable[[], str]
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({feature})" if (feature := self.feature()) else repr(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

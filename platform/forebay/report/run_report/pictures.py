@@ -13,6 +13,7 @@ from forebay.formatting import bytes_text, count_text, rate_text
 from forebay.report.html.axes import tick_text
 from forebay.report.html.bars import MAX_BARS, Bar, bars
 from forebay.report.html.curves import Curve, Mark, Plot, curves
+from forebay.report.run_report.embedding_tables import PREFIX
 from forebay.report.run_report.recorded_run import RecordedRun
 from forebay.report.stages import BESIDE, stage_s, stages_of
 
@@ -37,7 +38,8 @@ THROUGHPUT = frozenset(name for _, names in PANELS for name in names)
 def learning_pictures(runs: Sequence[RecordedRun]) -> list[Markup]:
     """The loss of the reported steps, and each other metric at the ends of epochs."""
     named = dict.fromkeys(name for run in runs for epoch in run.epochs for name in epoch.metrics)
-    others = [name for name in named if name != "loss" and name not in THROUGHPUT]
+    # A model may have dozens of embedding tables, with ten metrics each.
+    others = [name for name in named if name != "loss" and name not in THROUGHPUT and not name.startswith(PREFIX)]
     return [picture for picture in (_loss(runs), *(_metric(runs, name) for name in others)) if picture is not None]
 
 

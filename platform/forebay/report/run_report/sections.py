@@ -11,6 +11,7 @@ from forebay.formatting import bytes_text, count_text, time_text
 from forebay.report.columns import Column
 from forebay.report.epoch_columns import epoch_columns, stage_columns
 from forebay.report.html.elements import element, facts, joined, row, section, table
+from forebay.report.run_report.embedding_tables import PREFIX, tables_section
 from forebay.report.run_report.incidents import Incident, incident_table, incidents_of, marks_of
 from forebay.report.run_report.pictures import (
     epoch_bars,
@@ -54,7 +55,7 @@ def notices(run: RecordedRun) -> Markup:
 
 def tiles(run: RecordedRun) -> Markup:
     """The most important numbers."""
-    known = {name: texts[0] for name, texts in measured([run]).items()}
+    known = {name: texts[0] for name, texts in measured([run]).items() if not name.startswith(PREFIX)}
     shown = {name: text for name, text in known.items() if text != "-" and _QUIET.get(name) != text}
     pairs = (element("div", element("dt", name), element("dd", text)) for name, text in shown.items())
     return element("dl", *pairs, class_="tiles")
@@ -74,7 +75,8 @@ def time_section(run: RecordedRun) -> Markup:
     pictures = [epoch_bars(run), *([stages] if stages else [])]
     result = run.result
     assert result is not None
-    tables = [_table(epoch_columns(result), run.epochs, "Epochs")]
+    columns = [each for each in epoch_columns(result) if not each.title.startswith(PREFIX)]
+    tables = [_table(columns, run.epochs, "Epochs")]
     if stages:
         caption = element("p", f"Seconds by stage, summed over workers. {CAPTION}.", class_="quiet")
         tables += [caption, _table(stage_columns(result), run.epochs, "Stages")]
@@ -131,6 +133,7 @@ def run_sections(run: RecordedRun) -> list[Markup]:
         curves_section([run]),
         time_section(run),
         events_section(run, incidents),
+        tables_section(run.metrics),
         cache_section(run),
         origin_section(run),
     ]

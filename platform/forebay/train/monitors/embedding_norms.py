@@ -125,8 +125,8 @@ class LiveEmbeddingNorms:
         if self._action is Action.WARN:
             self._warned[table.name] = longest
         return (
-            f"{runaway:,} of the {table.num_rows:,} rows of {table.name!r} are longer than limit={self._limit:g}, "
-            f"the longest is row {row} with {longest:.6g}"
+            f"{runaway:,} of the {table.num_rows:,} rows of {table} are longer than limit={self._limit:g}, the "
+            f"longest is row {row} with {longest:.6g}"
         )
 
 

@@ -28,6 +28,9 @@ class TableNorms:
         if module is not None:
             module.register_forward_pre_hook(self._keep_ids, with_kwargs=True)
 
+    def __str__(self) -> str:
+        return str(self._source) if isinstance(self._source, LocalTable) else repr(self.name)
+
     @property
     def num_rows(self) -> int:
         """Number of rows: of a table whose rows are shared by ranks, those of this rank."""

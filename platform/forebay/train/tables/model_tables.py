@@ -177,8 +177,13 @@ class ModelTables:
     def local_tables(self) -> tuple[LocalTable, ...]:
         """Return where monitors find the rows of this rank. They may move, and be replaced by a restore."""
         return tuple(
-            LocalTable(name=name, weight=partial(self._weight, name), id_of=partial(self._id, name))
-            for name in self._modules
+            LocalTable(
+                name=name,
+                weight=partial(self._weight, name),
+                id_of=partial(self._id, name),
+                feature=module.feature_text,
+            )
+            for name, module in self._modules.items()
         )
 
     def _weight(self, name: str) -> Tensor:

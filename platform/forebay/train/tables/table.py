@@ -68,6 +68,7 @@ class Table(nn.Module):
         """Rows in the world of this process, since `Worker.setup`."""
         self.features: BatchFeatures | None = None
         """Names of the arrays that the model is called with, since `Worker.setup`."""
+        self._looked_up: dict[str, None] = {}
 
     def forward(
         self, ids: Tensor, lengths: Tensor | None = None, *, offsets: Tensor | None = None, pool: Pool | None = None
@@ -85,6 +86,15 @@ class Table(nn.Module):
         raised on all ranks: here, or at `optimizer.step()` if the lookup trains a replicated table.
         """
         return look_up(Lookup(self, ids, lengths, offsets=offsets, pool=pool))[0]
+
+    def note_feature(self, ids: Tensor) -> None:
+        """Remember the array that has `ids` in the first call of the model, for the words of monitors."""
+        if self.features is not None and self.features.is_first_call:
+            self._looked_up[self.features.name_of(ids)] = None
+
+    def feature_text(self) -> str:
+        """Return the arrays whose ids are looked up, as words. Empty if that is not known."""
+        return " and ".join(filter(None, self._looked_up))
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.dim}"
@@ -115,6 +125,7 @@ class Lookup:
     def wanted(self) -> WantedIds:
         """Return the ids whose rows are needed. Notes those beyond the table, so that all ranks raise the error."""
         ids, shared = self.ids, self.shared
+        self.table.note_feature(ids)
         bags = None if self.pool is None else bags_of(ids, self.lengths, self.offsets, self.pool)
         if bags is None and (self.lengths is not None or self.offsets is not None):
             raise InvalidOption("lengths and offsets divide ids into bags, and pool= was not given. Give pool='sum'.")

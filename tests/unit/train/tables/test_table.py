@@ -177,7 +177,7 @@ def test_zero_grad_discards_gradients_and_keeps_lookups(admission: Admission | N
     )
 
 
-def test_monitors_name_table_and_row() -> None:
+def test_monitors_name_table_and_row_alone() -> None:
     collective, model = SingleProcessCollective(), OneTable()
     options = StrategyOptions(reduction="mean", plan=None, seed=0)  # type: ignore[arg-type]
     strategy = with_tables(TorchDataParallel(collective, options), "ddp", model, RowSGD(lr=1.0), collective, options)
@@ -196,6 +196,6 @@ def test_monitors_name_table_and_row() -> None:
     (model.user(torch.tensor([3])) * float("nan")).sum().backward()
     optimizer.step()
     guard.step(9, {})
-    assert "parameter 'user' not finite" in guard.verdict().reason
+    assert "row 3 of table 'user' not finite" in guard.verdict().reason
     with pytest.raises(InvalidOption, match="the rows of user are none"):
         NoiseScale(min_batch=8, max_batch=64).attach(setup)

@@ -19,6 +19,8 @@ class BatchFeatures:
     def __init__(self, model: nn.Module) -> None:
         self._signature = inspect.signature(model.forward)
         self._call: tuple[tuple[Any, ...], Mapping[str, Any]] = (), {}
+        self.is_first_call = True
+        """Whether no call has ended."""
         model.register_forward_pre_hook(self._enter, with_kwargs=True)
         model.register_forward_hook(self._leave, always_call=True)
 
@@ -39,7 +41,7 @@ class BatchFeatures:
         self._call = args, kwargs
 
     def _leave(self, _model: nn.Module, _args: Any, _output: Any) -> None:
-        self._call = (), {}
+        self._call, self.is_first_call = ((), {}), False
 
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
