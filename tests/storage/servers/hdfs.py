@@ -278,11 +278,11 @@ def installed_jars() -> Path:
 
 
 @contextmanager
-def running() -> Iterator[HdfsServers]:
-    """Both servers, until the end of the block. Raises `NoHadoop`."""
+def running(**settings: str) -> Iterator[HdfsServers]:
+    """Both servers, with further settings of Hadoop, until the end of the block. Raises `NoHadoop`."""
     jars = installed_jars()
     with tempfile.TemporaryDirectory(prefix="hdfs-") as folder:
-        hdfs = HdfsServers(jars, Path(folder))
+        hdfs = HdfsServers(jars, Path(folder), **settings)
         try:
             hdfs.format()
             hdfs.start("namenode")
