@@ -79,7 +79,9 @@ def notes_of(found: Measurements) -> list[str]:
     """Sentences about how the numbers were measured."""
     facts = found.facts
     steps = f"A step has {facts.rows:,} rows ({bytes_text(facts.batch_bytes)}) on 1 of {facts.workers} workers"
-    notes = [f"{steps}, on the {facts.device}. Gradients are not exchanged, and nothing is saved or evaluated."]
+    notes = [
+        f"{steps}, on {_device_text(facts.device)}. Gradients are not exchanged, and nothing is saved or evaluated."
+    ]
     if facts.device == "cpu" and not found.of(RoundKind(way=Way.COPY)):
         notes.append("The model is on the CPU, so there is no copy.")
     shares = ", ".join(f"{name} {share:.0%}" for name, share in found.making.items() if share >= 0.005)
@@ -93,12 +95,19 @@ def notes_of(found: Measurements) -> list[str]:
             f"{seen.beside:.0%} beside the train function, which was blocked for {seen.training:.0%} alone and "
             f"{seen.training_beside:.0%} beside it."
         )
-    if facts.device == "cuda":
+    if facts.device.startswith("cuda"):
         idle = ", ".join(f"{way} {share:.0%}" for way, share in found.gpu_idle.items())
         notes.append(
             f"GPU idle: {idle}." if idle else "GPU idle time: install NVML's package, pip install nvidia-ml-py."
         )
     return notes
+
+
+def _device_text(device: str) -> str:
+    kind, _, number = device.partition(":")
+    if kind == "cuda":
+        return f"GPU {number}" if number else "a GPU"
+    return "the CPU" if kind == "cpu" else device
 
 
 def _step_text(wall: Wall, found: Measurements) -> str:

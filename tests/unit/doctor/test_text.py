@@ -11,7 +11,7 @@ from forebay.doctor.findings.gains import gains_of
 from forebay.doctor.findings.measurements import Measurements
 from forebay.doctor.findings.walls import verdict_of
 from forebay.doctor.page import page_of
-from forebay.doctor.text import lines_of, sentence_of
+from forebay.doctor.text import lines_of, notes_of, sentence_of
 
 NETWORK = {"compute": 1.18, "copy": 1.19, "gather": 1.2, "transform": 2.0, "network": 5.0}
 
@@ -42,6 +42,13 @@ def test_lines_fit_80_columns(diagnosed: Callable[..., Diagnosis], changed: dict
     lines = lines_of(diagnosed(**NETWORK | changed))
     assert [line for line in lines if len(line) > 80] == []
     assert any("nearer data" in line for line in lines)
+
+
+@pytest.mark.parametrize(("device", "words"), [("cpu", "the CPU"), ("cuda", "a GPU"), ("cuda:0", "GPU 0")])
+def test_notes_name_the_device_for_people(diagnosed: Callable[..., Diagnosis], device: str, words: str) -> None:
+    notes = notes_of(diagnosed(**NETWORK, facts={"device": device}).measurements)
+    assert f"on 1 of 1 workers, on {words}. Gradients" in notes[0]
+    assert any(note.startswith("GPU idle") for note in notes) == (device != "cpu")
 
 
 def test_the_page_has_a_picture_and_needs_no_network(diagnosed: Callable[..., Diagnosis]) -> None:
