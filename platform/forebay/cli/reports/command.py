@@ -8,6 +8,7 @@ import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_json
+from forebay.cli.reports.serve import DEFAULT_PORT, serve_runs
 from forebay.errors import InvalidOption
 
 COMPARISON_FILE = "report.html"
@@ -27,21 +28,32 @@ def report(
         ),
     ] = None,
     as_json: AsJson = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Write no file. Show the page to a browser of this machine until Ctrl-C.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(help="Port of --serve on 127.0.0.1. 0: a free one.", min=0, max=65535)
+    ] = DEFAULT_PORT,
 ) -> None:
     """Write one HTML file: curves, where the time went, cache, events with their cost, and what was run.
 
     Several runs are compared side by side, with what differed. Works for runs that are under way, and for those that
-    were killed.
+    were killed. With --serve, the page of a run that trains reloads itself until the run has ended.
     """
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.sweep.record.record import load_record  # noqa: PLC0415
 
+    if serve and (out is not None or as_json):
+        raise InvalidOption("--serve writes no file and prints no JSON. Leave out --out and --json, or --serve.")
     sweeps = {path: record for path in runs if (record := load_record(path)) is not None}
     if sweeps and len(runs) > 1:
         raise InvalidOption(
             f"{next(iter(sweeps))} is a sweep, and a report compares runs. Give the sweep alone: its report has the "
             "runs of its best trials side by side. Or give folders of its runs, in runs/.",
         )
+    if serve:
+        serve_runs(runs, port, is_sweep=bool(sweeps))
+        return
     facts = _of_sweep(runs[0], out) if sweeps else _of_runs(runs, out)
     if as_json:
         print_json(facts)

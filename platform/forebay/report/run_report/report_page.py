@@ -28,13 +28,13 @@ def write_report(run: RecordedRun) -> str:
     return write_page(below(run.path, REPORT_FILE), report_of([run]), f"the report of run {run.name!r}")
 
 
-def report_of(runs: Sequence[RecordedRun]) -> str:
-    """HTML document about `runs`. Raises `InvalidOption` for more than `MAX_RUNS`."""
+def report_of(runs: Sequence[RecordedRun], script: str = "") -> str:
+    """HTML document about `runs`, with a script or without. Raises `InvalidOption` for more than `MAX_RUNS`."""
     if not 1 <= len(runs) <= MAX_RUNS:
         raise InvalidOption(f"a report compares up to {MAX_RUNS} runs, and {len(runs)} were given. Give fewer runs.")
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     sections = run_sections(runs[0]) if len(runs) == 1 else [comparison(runs)]
-    return document(title, fragment(title, *sections, under=_line(runs)))
+    return document(title, fragment(title, *sections, under=_line(runs)), script)
 
 
 def comparison(runs: Sequence[RecordedRun]) -> Markup:
