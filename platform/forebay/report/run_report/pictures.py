@@ -99,15 +99,27 @@ def epoch_bars(run: RecordedRun) -> Markup:
 
 def stage_bars(run: RecordedRun) -> Markup | None:
     """One bar per epoch: work of data workers and loaders beside training. None if it was not counted."""
-    stages = [stage for stage in stages_of(run.epochs) if stage in BESIDE]
+    title = "Seconds of data workers and loaders, beside training, summed over threads"
+    return _stage_bars(title, [(_label(group), group, 1) for group in _grouped(run.epochs)])
+
+
+def run_stage_bars(runs: Sequence[RecordedRun]) -> Markup | None:
+    """One bar per run: the same as a mean over its epochs. None if no run has counted it."""
+    title = "Seconds of data workers and loaders in an epoch, as a mean over epochs, summed over threads"
+    return _stage_bars(title, [(_short(run.name), run.epochs, len(run.epochs) or 1) for run in runs])
+
+
+def _stage_bars(title: str, groups: Sequence[tuple[str, Sequence[EpochEnded], int]]) -> Markup | None:
+    """Bars of labelled epochs, with seconds divided by a number."""
+    counted = stages_of(tuple(epoch for _, epochs, _ in groups for epoch in epochs))
+    stages = [stage for stage in counted if stage in BESIDE]
     if not stages:
         return None
     colours = dict(zip(BESIDE, STAGE_COLOURS, strict=True))
     rows = [
-        Bar(label=_label(group), parts=[sum(stage_s(epoch, stage) for epoch in group) for stage in stages])
-        for group in _grouped(run.epochs)
+        Bar(label=label, parts=[sum(stage_s(epoch, stage) for epoch in epochs) / number for stage in stages])
+        for label, epochs, number in groups
     ]
-    title = "Seconds of data workers and loaders, beside training, summed over threads"
     return bars(title, rows, {stage: colours[stage] for stage in stages})
 
 
@@ -123,9 +135,12 @@ def run_bars(runs: Sequence[RecordedRun]) -> Markup:
             sum(epoch.eval_s for epoch in epochs),
             sum(epoch.checkpoint_s for epoch in epochs),
         )
-        label = run.name if len(run.name) <= 20 else f"{run.name[:19]}…"
-        rows.append(Bar(label=label, parts=[each / count for each in sums], end=rate_text(run.rows_per_s)))
+        rows.append(Bar(label=_short(run.name), parts=[each / count for each in sums], end=rate_text(run.rows_per_s)))
     return bars("Seconds of an epoch, as a mean over epochs and workers", rows, PARTS)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 20 else f"{name[:19]}…"
 
 
 def throughput_pictures(runs: Sequence[RecordedRun], marks: Sequence[Mark] = ()) -> list[Markup]:

@@ -24,6 +24,15 @@ def _epochs(run: RecordedRun) -> str | None:
     return f"{run.result.epochs_done} of {run.result.num_epochs}" if run.result else None
 
 
+def _without_steps_s(run: RecordedRun) -> float | None:
+    gaps = [each.gap_s for each in incidents_of(run) if each.gap_s is not None]
+    return sum(gaps) if gaps else None
+
+
+def _repeated_steps(run: RecordedRun) -> int:
+    return sum(each.repeated_steps or 0 for each in incidents_of(run))
+
+
 MEASURES: tuple[Measure, ...] = (
     Measure(title="state", value=lambda run: run.state),
     Measure(title="epochs", value=_epochs),
@@ -33,6 +42,8 @@ MEASURES: tuple[Measure, ...] = (
     Measure(title="blocks from the cache", value=lambda run: run.hit_share, text=share_text),
     Measure(title="failures", value=lambda run: run.result.failures if run.result else None),
     Measure(title="resizes", value=lambda run: run.num_events("Resized")),
+    Measure(title="time without steps", value=_without_steps_s, text=time_text),
+    Measure(title="repeated steps", value=_repeated_steps),
     Measure(title="rollbacks", value=lambda run: run.num_events("RolledBack")),
     Measure(title="warnings", value=lambda run: run.num_events("Warned")),
 )
@@ -49,6 +60,10 @@ FAULTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "quarantined": ("cache files that were damaged", count_text),
 }
 """Counters of the cache and of reads that the report shows, with their names."""
+
+
+GROUPS = ("config", "data", "code", "packages", "machine")
+"""Groups of facts about what was run."""
 
 
 def measured(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
@@ -70,16 +85,32 @@ def differences(runs: Sequence[RecordedRun]) -> dict[str, dict[str, list[Any]]]:
     >>> differences([])
     {}
     """
-    groups = ("config", "data", "code", "packages", "machine")
-    found: dict[str, dict[str, list[Any]]] = {}
-    for group in groups:
-        facts = [getattr(run.origin, group) for run in runs]
-        names = dict.fromkeys(name for each in facts for name in each)
-        rows = {name: [each.get(name) for each in facts] for name in names}
-        changed = {name: values for name, values in rows.items() if any(value != values[0] for value in values)}
-        if changed:
-            found[group] = changed
-    return found
+    found = {group: _values_of(runs, group) for group in GROUPS}
+    changed = {
+        group: {name: values for name, values in rows.items() if any(value != values[0] for value in values)}
+        for group, rows in found.items()
+    }
+    return {group: rows for group, rows in changed.items() if rows}
+
+
+def equal_facts(runs: Sequence[RecordedRun]) -> dict[str, dict[str, Any]]:
+    """Facts in which all runs agree, by the same groups.
+
+    >>> equal_facts([])
+    {}
+    """
+    found = {group: _values_of(runs, group) for group in GROUPS}
+    agreed = {
+        group: {name: values[0] for name, values in rows.items() if all(value == values[0] for value in values)}
+        for group, rows in found.items()
+    }
+    return {group: rows for group, rows in agreed.items() if rows}
+
+
+def _values_of(runs: Sequence[RecordedRun], group: str) -> dict[str, list[Any]]:
+    """Values of each fact of a group, one per run. None where a run has no such fact."""
+    known = [getattr(run.origin, group) for run in runs]
+    return {name: [each.get(name) for each in known] for name in dict.fromkeys(name for each in known for name in each)}
 
 
 def facts_of(run: RecordedRun) -> dict[str, Any]:

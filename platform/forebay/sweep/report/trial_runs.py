@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from forebay.errors import InvalidOption
 from forebay.report.html.elements import element, joined, section
+from forebay.report.run_report.comparison import comparison
 from forebay.report.run_report.recorded_run import RecordedRun, load_run
-from forebay.report.run_report.report_page import MAX_RUNS, comparison
+from forebay.report.run_report.report_page import MAX_RUNS
 from forebay.storage.filesystem import below
 from forebay.sweep.record.record import Record
 from forebay.sweep.report.page import page

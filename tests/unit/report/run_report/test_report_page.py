@@ -120,6 +120,28 @@ def test_runs_side_by_side_say_what_differed(tmp_path: Path) -> None:
     assert facts["metrics"] == {"loss": 0.46, "auc": 0.79} and facts["resizes"] == 1 and facts["epochs"] == "3 of 3"
 
 
+def test_runs_side_by_side_show_all_that_the_report_of_one_shows(tmp_path: Path) -> None:
+    made = [write_run(tmp_path, "a"), write_run(tmp_path, "b", lr=0.003), write_run(tmp_path, "c", is_killed=True)]
+    page = report_of([load_run(path) for path in made])
+    assert titles(page) == [
+        *("Side by side", "What differed", "Curves", "Where the time went", "Throughput"),
+        *("Cache, reads and retries", "Events", "Equal in all runs", "Runs"),
+    ]
+    for row in (
+        "<td>time without steps</td><td>0:07</td><td>0:07</td><td>0:04</td>",
+        "<td>repeated steps</td><td>30</td><td>30</td><td>0</td>",
+        "<td>reads tried again</td><td>2</td><td>2</td><td>0</td>",
+        "<dt>plan</dt><dd>3fa13fa13fa1</dd>",
+        "<dt>commit</dt><dd>9e8d9e8d9e8d</dd>",
+        "<dt>torch</dt><dd>2.13.0</dd>",
+    ):
+        assert row in page, row
+    assert "<dt>lr</dt>" not in page and page.count("resized from 2 to 4 workers") == 3
+    assert "Seconds of data workers and loaders in an epoch" in page and "Equal in all runs" not in report_of(
+        [load_run(made[0]), RecordedRun(name="none", path="none")]
+    )
+
+
 def test_many_epochs_become_few_bars(tmp_path: Path) -> None:
     result = load_result(write_run(tmp_path))
     timeline = load_timeline(str(tmp_path / "ctr"))
