@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,8 @@ import forebay as fb
 
 pyarrow.parquet.write_table(pyarrow.table({"x": [1.0] * 64, "y": [0.0] * 64}), "part.parquet")
 transform = fb.Transform(x=fb.Dense(["x"]), y=fb.Label("y"))
-cache = fb.DiskCache("cache", quota_bytes=1 << 24, min_free_bytes=0)
-with fb.Loader(fb.build_plan(fb.scan("part.parquet")), transform, cache, global_batch=32, last="drop") as loader:
-    assert [len(batch["x"]) for batch in fb.torch.as_dataset(loader)] == [32, 32]
+plan = fb.build_plan(fb.scan("part.parquet"))
+LOADS
 try:
     fb.run_sweep
 except fb.errors.MissingPackage as error:
@@ -30,17 +30,29 @@ except fb.errors.MissingPackage as error:
 loaded = {name.partition(".")[0] for name, module in sys.modules.items() if module}
 print(sorted(loaded & {"ray", "pandas", "matplotlib"}))
 """
+LOADS = """
+cache = fb.DiskCache("cache", quota_bytes=1 << 24, min_free_bytes=0)
+with fb.Loader(plan, transform, cache, global_batch=32, last="drop") as loader:
+    assert [len(batch["x"]) for batch in fb.torch.as_dataset(loader)] == [32, 32]
+"""
+SMOKE_OF_LOADER = SMOKE.replace("LOADS", LOADS)
+# Compiling the loops in a new place takes 20 s of processor time.
+SMOKE_WITHOUT_LOOPS = SMOKE.replace("LOADS", "import forebay.cli.app, forebay.train.fit")
 SAID = "fb.run_sweep needs the package ray, which is not installed. Run: pip install 'forebay[ray]'\n[]\n"
 
 
-def test_the_data_plane_needs_no_package_of_the_platform(tmp_path: Path) -> None:
-    blocker = (
+def without_platform() -> str:
+    """Begin of a program that finds no package of the platform."""
+    return (
         "import sys\n"
         "class Blocker:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         f"        if name in {PLATFORM!r}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
         "sys.meta_path.insert(0, Blocker())\n"
     )
+
+
+def test_the_data_plane_needs_no_package_of_the_platform(tmp_path: Path) -> None:
     names = (
         "for name in fb.__all__:\n"
         "    try: getattr(fb, name)\n"
@@ -51,7 +63,11 @@ def test_the_data_plane_needs_no_package_of_the_platform(tmp_path: Path) -> None
         "forebay.cli.app.main(['ps'])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", blocker + SMOKE + names], capture_output=True, text=True, cwd=tmp_path, check=False
+        [sys.executable, "-c", without_platform() + SMOKE_OF_LOADER + names],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
     )
     assert done.stdout == SAID + (
         "DeadlineScheduler SweepResult from_ray_data load_preprocessor load_sweep prepare_on_ray ray_train run_sweep "
@@ -73,26 +89,45 @@ def test_the_extras_of_the_platform_are_not_required() -> None:
     )
 
 
-@pytest.mark.variation("builds and installs packages")
+def test_wheel_holds_the_package_and_runs_the_data_plane(tmp_path: Path) -> None:
+    """With the build tools and the packages of this environment: nothing is downloaded."""
+    wheel, _ = published(tmp_path, "--no-isolation")
+    sources = {str(path.relative_to(ROOT / "platform")) for path in (ROOT / "platform/forebay").rglob("*.py")}
+    with zipfile.ZipFile(wheel) as packed:
+        held = {name for name in packed.namelist() if ".dist-info/" not in name}
+        packed.extractall(tmp_path / "installed")
+    assert held == sources | {"forebay/py.typed"}
+    blocked = without_platform() + f"sys.path.insert(0, {str(tmp_path / 'installed')!r})\n"
+    where = "print(fb.__file__)\n"
+    said = run(sys.executable, "-c", blocked + SMOKE_WITHOUT_LOOPS + where, cwd=tmp_path)
+    assert said == f"{SAID}{tmp_path}/installed/forebay/__init__.py\n"
+
+
+@pytest.mark.variation("installs packages")
 @pytest.mark.timeout(900)
-def test_wheel_and_source_archive_are_whole(tmp_path: Path) -> None:
-    pytest.importorskip("build")
-    pytest.importorskip("twine")
-    source = tmp_path / "source"
-    shutil.copytree(
-        ROOT,
-        source,
-        ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.egg-info", "shared", "runs", "data"),
-    )
-    run(sys.executable, "-m", "build", "--outdir", str(tmp_path / "dist"), str(source))
-    wheel, archive = sorted((tmp_path / "dist").iterdir(), key=lambda path: path.suffix != ".whl")
-    assert (wheel.suffix, archive.name) == (".whl", "forebay-0.1.0.tar.gz")
-    run(sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(archive))
+def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
+    wheel, _ = published(tmp_path)
     venv.create(tmp_path / "env", with_pip=True)
     python = str(tmp_path / "env" / "bin" / "python")
     run(python, "-m", "pip", "install", "--quiet", "torch==2.13.0", str(wheel))
-    assert run(python, "-c", SMOKE, cwd=tmp_path) == SAID
+    assert run(python, "-c", SMOKE_OF_LOADER, cwd=tmp_path) == SAID
     run(python, "-m", "pip", "check")
+
+
+def published(folder: Path, *options: str) -> tuple[Path, Path]:
+    """Wheel and source archive, the first made of the second, as `twine` accepts them for the index."""
+    pytest.importorskip("build")
+    pytest.importorskip("twine")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "platform", source / "platform", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    run(sys.executable, "-m", "build", *options, "--outdir", str(folder / "dist"), str(source))
+    wheel, archive = sorted((folder / "dist").iterdir(), key=lambda path: path.suffix != ".whl")
+    assert (wheel.suffix, archive.name) == (".whl", "forebay-0.1.0.tar.gz")
+    run(sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(archive))
+    return wheel, archive
 
 
 def run(*command: str, cwd: Path | None = None) -> str:
