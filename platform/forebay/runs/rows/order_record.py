@@ -23,7 +23,8 @@ from forebay.storage.filesystem import below, resolve
 from forebay.storage.json_file import from_json, read_json_file, to_json, write_json_file
 
 FILE_NAME = "order.json"
-FOLDER = "manifests"
+# Hidden from scans: a run folder may lie below a folder of data.
+FOLDER = "_manifests"
 VERSION = 1
 _UNKNOWN: Mapping[str, str] = {
     "windows": "windows of series, and a window is no single row of a file",
