@@ -25,6 +25,7 @@ METRICS: dict[str, str] = {
     "quarantined": "cache files whose checksum or form was wrong; each is fetched again",
     "parquet_opens": "Parquet files opened to read a row group",
     "source_bytes": "compressed bytes of the row groups read from the source",
+    "reads_allowed": "row groups that might be read at once, added up over those that were read",
     "retries": "reads that were tried again",
     "remote_read_s": "seconds spent reading the pages of row groups from storage, over all data workers",
     "decode_s": "seconds spent decoding Parquet pages, over all data workers",
@@ -46,6 +47,7 @@ METRICS: dict[str, str] = {
 GAUGES: dict[str, str] = {
     "cache_used_bytes": "bytes that count against the quota of a cache directory",
     "cache_quota_bytes": "bytes that a cache directory may take",
+    "num_reads": "row groups that the cache of a node may read at once, as chosen now",
 }
 """Name -> meaning of every value that is measured instead of counted."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from forebay.cache.block_key import BlockNames
 from forebay.cache.disk.disk_cache import DiskCache
@@ -22,6 +23,14 @@ from forebay.transform.dataset import Dataset
 
 Origin = Literal["hit", "store", "bypass"]
 """Hit: found in the cache. Store: built and stored. Bypass: built, but not stored because it does not fit."""
+
+
+class Built(NamedTuple):
+    """Block, its origin, and the seconds in which it waited for a core and used it."""
+
+    block: Block
+    origin: Origin
+    core_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,52 +88,57 @@ class BlockBuilder:
         """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
         return self._cache.peek(self.names.key(index), self._tally, dataset=self.names.dataset) if self._cache else None
 
-    def build(self, index: int) -> tuple[Block, Origin]:
+    def build(self, index: int) -> Built:
         """Get or build block `index`. Opens no Parquet file if the cache or a peer has the block.
 
         Raises the errors of reading and transforming, and `Cancelled`.
         """
         if self._cache is None:
-            return self._bypass(self._fetch_or_read(index))
+            return self._bypass(*self._fetch_or_read(index))
         key = self.names.key(index)
         if block := self._cache.get(key, self._tally, dataset=self.names.dataset):
-            return block, "hit"
+            return Built(block, "hit")
         # A caller that does not get the lock in time builds the block as well: a duplicate build is better than none.
         with self._cache.single_flight(key, self._options.policy.deadline_s, self._options.cancelled):
             if block := self._cache.get(key, self._tally, dataset=self.names.dataset):
-                return block, "hit"
-            built = self._fetch_or_read(index)
+                return Built(block, "hit")
+            built, core_s = self._fetch_or_read(index)
             stored = self._cache.put(key, self.names.dataset, built, self._tally)
-        return (stored, "store") if stored else self._bypass(built)
+        return Built(stored, "store", core_s) if stored else self._bypass(built, core_s)
 
-    def _fetch_or_read(self, index: int) -> Block:
+    def _fetch_or_read(self, index: int) -> tuple[Block, float]:
         if self._options.cancelled.is_set():
             raise Cancelled(f"the build of block {index} was cancelled")
         if self._options.peers and (block := self._from_peer(self._options.peers, index)):
-            return block
+            return block, 0.0
         if self._options.elsewhere:
             rows = self._reader.manifest[index].rows
-            return self._options.elsewhere.build(index, rows, self._tally, partial(self.read, index))
-        return self.read(index)
+            return self._options.elsewhere.build(index, rows, self._tally, partial(self.read, index)), 0.0
+        return self._read_source(index)
 
     def read(self, index: int) -> Block:
         """Build block `index` from its source. Looks into no cache, and stores nothing.
 
         Raises the errors of reading and transforming.
         """
+        return self._read_source(index)[0]
+
+    def _read_source(self, index: int) -> tuple[Block, float]:
         try:
             return self._from_source(index)
         except CorruptFile:  # the transfer may have damaged it
             self._tally.add("retries")
             return self._from_source(index)
 
-    def _from_source(self, index: int) -> Block:
+    def _from_source(self, index: int) -> tuple[Block, float]:
         fetched = self._reader.fetch(index, self._columns)
+        fetched_at = time.monotonic()
         with self._options.cores:
             table = self._reader.decode(fetched)
             del fetched
             with self._tally.timed("transform_s"):
-                return self._transform.apply(table)
+                block = self._transform.apply(table)
+        return block, time.monotonic() - fetched_at
 
     def _from_peer(self, peers: Peers, index: int) -> Block | None:
         with self._tally.timed("peer_s"):
@@ -134,10 +148,10 @@ class BlockBuilder:
             self._tally.add("peer_bytes", block.nbytes)
         return block
 
-    def _bypass(self, block: Block) -> tuple[Block, Origin]:
+    def _bypass(self, block: Block, core_s: float) -> Built:
         self._tally.add("bypasses")
         self._tally.add("bypass_bytes", block.nbytes)
-        return block, "bypass"
+        return Built(block, "bypass", core_s)
 
 
 class Peers(Protocol):

@@ -8,10 +8,15 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias
 
+from forebay.cache.reads_in_flight import ReadBounds
 from forebay.errors import Cancelled, InvalidOption, whole_number
+
+NumReads: TypeAlias = int | Literal["auto"]
+"""Number of row groups that are read at once. "auto": it follows the line to storage."""
 
 NICENESS = 10
 """A thread of niceness 10 gets a tenth of a contended core, and all of an idle one."""
@@ -23,14 +28,15 @@ class DataWorkers:
 
     At most `max(1, round(core_share * cores))` of the cores this process may use decode and transform at once.
     Meanwhile up to `num_reads` threads wait for storage or for the cache's disk, which takes no core. Memory is bounded
-    by `num_reads` row groups, each as Parquet pages or as a block.
+    by `num_reads` row groups, each as Parquet pages or as a block. "auto" chooses their number within `auto_reads`.
 
     >>> DataWorkers(core_share=0.4).num_cores(16), DataWorkers(core_share=0.4).num_cores(2)
     (6, 1)
     """
 
     core_share: float = 0.4
-    num_reads: int = 8
+    num_reads: NumReads = 8
+    auto_reads: ReadBounds = field(default_factory=ReadBounds)
 
     def __post_init__(self) -> None:
         number = isinstance(self.core_share, int | float) and not isinstance(self.core_share, bool)
@@ -39,7 +45,20 @@ class DataWorkers:
                 f"core_share={self.core_share!r}: give data workers a share of the cores above 0, up to 1, e.g. 0.4.",
                 core_share=self.core_share,
             )
-        object.__setattr__(self, "num_reads", whole_number("num_reads", self.num_reads, least=1))
+        if isinstance(self.num_reads, str) and self.num_reads != "auto":
+            raise InvalidOption(
+                f'num_reads={self.num_reads!r}: give the number of row groups that are read at once, or "auto".',
+                num_reads=self.num_reads,
+            )
+        if self.num_reads != "auto":
+            object.__setattr__(self, "num_reads", whole_number("num_reads", self.num_reads, least=1))
+
+    @property
+    def read_bounds(self) -> ReadBounds:
+        """Bounds on the number of row groups that are read at once."""
+        if self.num_reads == "auto":
+            return self.auto_reads
+        return ReadBounds(start=self.num_reads, least=self.num_reads, most=self.num_reads)
 
     def num_cores(self, usable: float | None = None) -> int:
         """Number of cores that may be busy at once, of `usable` ones (default: those of this process)."""
@@ -47,7 +66,11 @@ class DataWorkers:
 
     def divided_by(self, num_processes: int) -> DataWorkers:
         """Share of each of `num_processes` that use one machine independently."""
-        return DataWorkers(core_share=self.core_share / num_processes, num_reads=-(-self.num_reads // num_processes))
+        return DataWorkers(
+            core_share=self.core_share / num_processes,
+            num_reads="auto" if self.num_reads == "auto" else -(-self.num_reads // num_processes),
+            auto_reads=self.auto_reads.divided_by(num_processes),
+        )
 
 
 DEFAULT_WORKERS = DataWorkers()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from concurrent.futures import Future
 
 from forebay.cache.block_builder import BlockBuilder, BuildOptions
-from forebay.cache.cpu_share import DEFAULT_WORKERS, CpuShare, DataWorkers, lower_thread_priority
+from forebay.cache.cpu_share import DEFAULT_WORKERS, CpuShare, DataWorkers
 from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.single_flight import SingleFlightPool
+from forebay.cache.read_pool import ReadPool
 from forebay.cache.spec import CacheSpec
 from forebay.metrics import Counters
 from forebay.storage.deadline import Cancellation
@@ -84,11 +85,14 @@ class _Threads:
 
         def make(index: int) -> Block:
             self._cores.take_ticket()
-            return builder.build(index)[0]
+            began_s, allowed = time.monotonic(), self.workers.num_reads
+            block, origin, core_s = builder.build(index)
+            if origin != "hit":
+                tally.add("reads_allowed", allowed)
+                self.workers.record_read(began_s, core_s, block.nbytes)
+            return block
 
-        self.workers = SingleFlightPool(
-            make, num_threads=workers.num_reads, on_start=lower_thread_priority, peek=builder.peek
-        )
+        self.workers: ReadPool[int, Block] = ReadPool(make, workers, peek=builder.peek)
 
     def close(self, timeout_s: float) -> None:
         self._cancelled.set()

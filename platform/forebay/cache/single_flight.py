@@ -66,6 +66,11 @@ class SingleFlightPool(Generic[K, T]):
             self._changed.notify()
         return future
 
+    @property
+    def has_queue(self) -> bool:
+        """Whether a task waits for a thread."""
+        return bool(self._queue)
+
     def resize(self, num_threads: int) -> None:
         """Run up to `num_threads` tasks at once from now on. Running ones stay."""
         with self._changed:

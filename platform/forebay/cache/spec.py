@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.cache.cpu_share import DEFAULT_WORKERS, DataWorkers
+from forebay.cache.cpu_share import DEFAULT_WORKERS, DataWorkers, NumReads
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.errors import InvalidOption
 
@@ -24,7 +24,9 @@ class CacheSpec:
         min_free_bytes: Bytes of the disk that stay free.
         core_share: Share of the node's cores (at least one core) for decoding and transforming, at low priority, for
             all jobs of the node together.
-        num_reads: Number of row groups that are read at once, for all jobs of the node together.
+        num_reads: Number of row groups that are read at once, for all jobs of the node together. "auto" chooses 4 to
+            128, at most 1 GiB of blocks: as many as fill the line to storage, or keep the cores busy. With
+            `data_nodes`, "auto" is 8 for each node.
         data_nodes: Other nodes of the Ray cluster that read, decode and transform for this one: "cpu_only" for all
             nodes without GPUs, or the name of a custom resource that the nodes have. They use all of their cores, at
             low priority, and store nothing. None for no other node. Without Ray it has no effect.
@@ -37,7 +39,7 @@ class CacheSpec:
     quota_bytes: int = 50 << 30
     min_free_bytes: int = 2 << 30
     core_share: float = DEFAULT_WORKERS.core_share
-    num_reads: int = DEFAULT_WORKERS.num_reads
+    num_reads: NumReads = DEFAULT_WORKERS.num_reads
     data_nodes: str | None = None
 
     def __post_init__(self) -> None:
@@ -54,9 +56,11 @@ class CacheSpec:
         return DataWorkers(core_share=self.core_share, num_reads=self.num_reads)
 
     @property
-    def num_requests(self) -> int:
-        """Limit of blocks that one node requests at once from data workers anywhere."""
-        return self.num_reads if self.data_nodes is None else max(self.num_reads, _REMOTE_REQUESTS)
+    def requests(self) -> DataWorkers:
+        """Limits of the requests of one node to data workers anywhere."""
+        if self.data_nodes is None:
+            return self.data_workers
+        return replace(self.data_workers, num_reads=max(self.data_workers.read_bounds.start, _REMOTE_REQUESTS))
 
     @property
     def directory(self) -> str:

@@ -20,8 +20,10 @@ from forebay.metrics import Counters
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
 
-_PENDING = 8
-"""Number of concurrent requests: enough to keep a node's data workers busy, few enough to bound memory."""
+_LEAST_PENDING, _MOST_PENDING = 8, 160
+"""Number of concurrent requests: the most reads in flight, and more that wait for them."""
+_PENDING_BYTES = 512 << 20
+"""Bytes in Parquet of concurrent requests. Blocks that do not fit stay in memory until their turn."""
 _COUNTED = ("hits", "stores", "bypasses", "peer_hits", "stored_bytes", "source_bytes", "peer_bytes")
 
 
@@ -32,14 +34,26 @@ def warm_job(path: str, words: Sequence[str], *, all_nodes: bool, as_json: bool)
         job.check()
         tallies = _warm_nodes(job, _caches(job, all_nodes=all_nodes))
     if as_json:
-        print_json({node: {name: tally[name] for name in _COUNTED} for node, tally in tallies.items()})
+        print_json(
+            {
+                node: {name: tally[name] for name in _COUNTED} | {"num_reads": _num_reads(tally)}
+                for node, tally in tallies.items()
+            }
+        )
     else:
-        print_table(("node", *_COUNTED), [(node, *_cells(tally)) for node, tally in tallies.items()])
+        print_table(("node", *_COUNTED, "num_reads"), [(node, *_cells(tally)) for node, tally in tallies.items()])
     return not any(tally["bypasses"] for tally in tallies.values())
 
 
 def _cells(tally: Counters) -> list[str]:
-    return [bytes_text(tally[name]) if name.endswith("_bytes") else f"{tally[name]:.0f}" for name in _COUNTED]
+    counted = [bytes_text(tally[name]) if name.endswith("_bytes") else f"{tally[name]:.0f}" for name in _COUNTED]
+    return [*counted, f"{_num_reads(tally):.1f}"]
+
+
+def _num_reads(tally: Counters) -> float:
+    """Mean number of row groups that might be read at once. 0 if none was read."""
+    num_read = tally["stores"] + tally["bypasses"] - tally["peer_hits"]
+    return tally["reads_allowed"] / num_read if num_read else 0.0
 
 
 def _caches(job: Job, *, all_nodes: bool) -> dict[str, DiskCache | SourceProvider]:
@@ -79,20 +93,26 @@ def _warm_node(
         with named_user("forebay warm"):
             source = open_source(cache, dataset, tally)
         try:
-            for done in _requested(source, len(dataset.manifest)):
+            for done in _requested(source, dataset.manifest.bytes.tolist()):
                 advance(int(dataset.manifest.bytes[done]))
         finally:
             source.close()
     return tally
 
 
-def _requested(source: BlockSource, num_blocks: int) -> Iterator[int]:
-    """Request every block, a few at a time. Yields the index of each block that has arrived."""
+def _requested(source: BlockSource, block_bytes: Sequence[int]) -> Iterator[int]:
+    """Request every block, a bounded number at a time. Yields the index of each block that has arrived."""
     pending: deque[tuple[int, Future[Block]]] = deque()
-    for index in range(num_blocks):
+    pending_bytes = 0
+    for index, num_bytes in enumerate(block_bytes):
+        while len(pending) >= _LEAST_PENDING and (
+            len(pending) >= _MOST_PENDING or pending_bytes + num_bytes > _PENDING_BYTES
+        ):
+            done = _finish(pending)
+            pending_bytes -= block_bytes[done]
+            yield done
         pending.append((index, source.request(index)))
-        if len(pending) == _PENDING:
-            yield _finish(pending)
+        pending_bytes += num_bytes
     while pending:
         yield _finish(pending)
 

@@ -104,7 +104,7 @@ def _diagnose(job: Job, options: ExaminationOptions, place: _ExaminedPlace) -> D
     workers = (job.cache.data_workers if job.cache else DEFAULT_WORKERS).divided_by(place.world.size)
     prepare_s = _PREPARED_SHARE * options.seconds
     options.progress(0, 1, "reading the first row groups")
-    sample = read_sample(job.data, place.world, num_reads=workers.num_reads, seconds=prepare_s)
+    sample = read_sample(job.data, place.world, num_reads=workers.read_bounds.start, seconds=prepare_s)
     options.progress(0, 1, "making the first blocks")
     held = HeldBlocks(_cache(job.cache, place.folder / "held"))
     held.fill(sample, seconds=prepare_s)
@@ -173,7 +173,7 @@ def _facts(job: Job, place: _ExaminedPlace, apparatus: Apparatus, held: HeldBloc
         quota_bytes=job.cache.quota_bytes if job.cache else None,
         epochs=job.epochs,
         workers=place.world.size,
-        data_workers=(apparatus.workers.num_cores(), apparatus.workers.num_reads),
+        data_workers=(apparatus.workers.num_cores(), apparatus.workers.read_bounds.start),
         cores=usable_cores(),
         is_local=all(each.held is None for each in apparatus.sample),
         device=place.device.type,

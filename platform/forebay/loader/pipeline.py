@@ -182,6 +182,8 @@ class Pipeline:
             for block in missing:
                 made = self._wait(self._prefetcher.future(block))
                 self._prefetcher.record_block_size(made)
+                # The first size makes room. Until the window was complete, a distant store waited for requests.
+                self._prefetcher.request_ahead()
                 self._table.add(block, made)
         return [block for block in missing if not self._prefetcher.is_needed(block)]  # Borrowed for a dummy row.
 

@@ -63,11 +63,15 @@ class Prefetcher:
             self._ahead_rows -= self._rows(self._ahead.popleft())
         while self._next is not None and self._next.need < stop:
             self._request(self._next)
+        self.request_ahead()
+        return released
+
+    def request_ahead(self) -> None:
+        """Request more blocks ahead of need, if there is room."""
         while self._next is not None and self._has_room(self._next):
             self._ahead.append(self._next)
             self._ahead_rows += self._rows(self._next)
             self._request(self._next)
-        return released
 
     def future(self, block: int) -> Future[Block]:
         """Pending block. A block outside this rank's lanes is requested now."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from forebay.cache.cpu_share import NICENESS, CpuShare, DataWorkers, lower_thread_priority, usable_cores
+from forebay.cache.reads_in_flight import ReadBounds
 from forebay.errors import Cancelled, InvalidOption
 
 
@@ -39,6 +40,8 @@ def test_processes_side_by_side_share_what_there_is() -> None:
     one_of_four = DataWorkers(core_share=0.5, num_reads=10).divided_by(4)
     assert (one_of_four.num_cores(32), one_of_four.num_reads) == (4, 3)
     assert DataWorkers(num_reads=1).divided_by(8).num_reads == 1
+    auto = DataWorkers(num_reads="auto").divided_by(4)
+    assert (auto.num_reads, auto.read_bounds) == ("auto", ReadBounds().divided_by(4))
 
 
 @pytest.mark.parametrize("core_share", [0, -0.1, 1.1, math.nan, "0.4", None, True])

@@ -428,7 +428,8 @@ def test_local_cache_keeps_to_its_spec(manifest: Manifest, tmp_path: Path) -> No
     spec = CacheSpec(path=str(tmp_path / "cache"), quota_bytes=1 << 20, min_free_bytes=0, core_share=0.5, num_reads=6)
     provider = pickle.loads(pickle.dumps(LocalCache(spec, num_processes=2)))
     source = provider.source(Dataset(manifest, TRANSFORM), Counters())
-    assert source._facts[3] == DataWorkers(core_share=0.25, num_reads=3)
+    workers = source._facts[3]
+    assert (workers.core_share, workers.num_reads) == (0.25, 3)
     assert source.request(0).result(60).rows == 30
     source.close()
     assert provider.disk.used_bytes > 0

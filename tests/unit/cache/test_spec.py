@@ -22,13 +22,16 @@ def test_home_is_resolved_where_it_is_opened(tmp_path: Path, monkeypatch: pytest
 
 def test_data_workers_follow_the_options_and_a_plain_cache_has_the_defaults() -> None:
     assert CacheSpec().data_workers == DEFAULT_WORKERS
-    spec = pickle.loads(pickle.dumps(CacheSpec(core_share=0.25, num_reads=32)))
-    assert spec.data_workers == DataWorkers(core_share=0.25, num_reads=32)
+    for num_reads in (32, "auto"):
+        spec = pickle.loads(pickle.dumps(CacheSpec(core_share=0.25, num_reads=num_reads)))
+        assert spec.data_workers == DataWorkers(core_share=0.25, num_reads=num_reads)
 
 
 def test_bad_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="num_reads=0"):
         CacheSpec(num_reads=0)
+    with pytest.raises(InvalidOption, match=r"num_reads='fast'.*\"auto\""):
+        CacheSpec(num_reads="fast")  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match=r"core_share=40\b.*e\.g\. 0\.4"):
         CacheSpec(core_share=40)
     with pytest.raises(CacheUnusable, match="quota_bytes=-1"):

@@ -16,7 +16,7 @@ import torch
 
 import forebay as fb
 from forebay.cache import source
-from forebay.cache.cpu_share import DataWorkers
+from forebay.cache.cpu_share import DataWorkers, NumReads
 from forebay.errors import CursorMismatch
 from forebay.manifest import reading
 
@@ -60,9 +60,9 @@ def test_every_epoch_is_the_planned_permutation(small: Any, cache: fb.DiskCache,
 
 
 @pytest.mark.parametrize("quota", ["cold", "warm", "half", "disabled"])
-@pytest.mark.parametrize("num_reads", [1, 5])
+@pytest.mark.parametrize("num_reads", [1, 5, "auto"])
 def test_cache_state_threads_and_delays_change_nothing(
-    small: Any, tmp_path: Path, epoch_ids: Ids, monkeypatch: pytest.MonkeyPatch, quota: str, num_reads: int
+    small: Any, tmp_path: Path, epoch_ids: Ids, monkeypatch: pytest.MonkeyPatch, quota: str, num_reads: NumReads
 ) -> None:
     cache = None if quota == "disabled" else fb.DiskCache(tmp_path / "cache", quota_bytes=64 << 20, min_free_bytes=0)
     if quota == "warm":
@@ -75,7 +75,7 @@ def test_cache_state_threads_and_delays_change_nothing(
         assert len(blocks) == len(small.manifest)
         for block in blocks[::2]:
             block.unlink()
-    delays, original = random.Random(num_reads), reading.open_input
+    delays, original = random.Random(str(num_reads)), reading.open_input
 
     def late(uri: str) -> Any:
         time.sleep(delays.random() * 0.02)

@@ -92,6 +92,6 @@ def test_read_ahead_is_measured_in_what_blocks_take(memory_manifest: Callable[..
         first = len(recorder.asked)
         assert demand.num_ahead == 2, "nothing is known yet: two, so that the next is under way"
         learn(demand, 100, row_bytes)
-        demand.advance(10, 20)
+        demand.request_ahead()  # without a wait for the rest of what is needed now
         asked[row_bytes] = len(recorder.asked) - first
     assert asked == {1: 47, 100: 1}

@@ -60,7 +60,7 @@ class DataNodes:
     def __init__(self, spec: CacheSpec, transport: DataNodeTransport) -> None:
         self._spec = spec
         self._transport = transport
-        self._dispatch = Dispatch(cores=spec.data_workers.num_cores(), num_reads=spec.num_reads)
+        self._dispatch = Dispatch(cores=spec.data_workers.num_cores(), num_reads=spec.data_workers.read_bounds.start)
         self._looked_up = -_FRESH_S
         self._first_lookup: Future[None] | None = None
         self._lookups: SingleFlightPool[str, None] = SingleFlightPool(
@@ -72,7 +72,7 @@ class DataNodes:
         """Apply the limits and the choice of data nodes of `spec` from now on."""
         with self._guard:
             self._spec, self._looked_up, self._first_lookup = spec, -_FRESH_S, None
-        self._dispatch.set_limits(cores=spec.data_workers.num_cores(), num_reads=spec.num_reads)
+        self._dispatch.set_limits(cores=spec.data_workers.num_cores(), num_reads=spec.data_workers.read_bounds.start)
         self._dispatch.set_data_nodes({})
 
     def build(self, request: RemoteBuild, index: int, rows: int, tally: Counters, here: Callable[[], Block]) -> Block:

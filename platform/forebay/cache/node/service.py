@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from concurrent.futures import Future
 from dataclasses import replace
 
 from forebay.cache.block_builder import BlockBuilder, BuildOptions, Peers
-from forebay.cache.cpu_share import CpuShare, lower_thread_priority
+from forebay.cache.cpu_share import CpuShare
 from forebay.cache.data_nodes.pool import DataNodes, RemoteBuild
 from forebay.cache.node.inflight_bytes import InFlightBytes
+from forebay.cache.read_pool import ReadPool
 from forebay.cache.requests.registered import RegisteredDatasets
 from forebay.cache.requests.reply import BuildFailed, InMemoryBlock, Reply, StoredBlock
-from forebay.cache.single_flight import SingleFlightPool
 from forebay.cache.spec import CacheSpec
 from forebay.errors import ForebayError
 from forebay.manifest.footer import FooterCache
@@ -43,16 +44,14 @@ class NodeService:
         self._datasets = RegisteredDatasets(self._make_builder)
         self._footers = FooterCache()
         self._cores = CpuShare(spec.data_workers.num_cores())
-        self._workers: SingleFlightPool[tuple[str, int], _Outcome] = SingleFlightPool(
-            self._make, num_threads=spec.num_requests, on_start=lower_thread_priority
-        )
+        self._workers: ReadPool[tuple[str, int], _Outcome] = ReadPool(self._make, spec.requests)
 
     def apply_spec(self, spec: CacheSpec) -> None:
         """Apply the limits of `spec` from now on. The newest job's limits count."""
         if spec != self._spec:
             self.cache = spec.open()
             self._cores.resize(spec.data_workers.num_cores())
-            self._workers.resize(spec.num_requests)
+            self._workers.apply(spec.requests)
             self._spec = spec
             if self._data_nodes:
                 self._data_nodes.apply_spec(spec)
@@ -71,7 +70,11 @@ class NodeService:
     def measured(self) -> dict[str, float]:
         """Values of the gauges in `forebay.metrics.GAUGES`."""
         cache = self.cache
-        return {"cache_used_bytes": cache.used_bytes, "cache_quota_bytes": cache.quota_bytes}
+        return {
+            "cache_used_bytes": cache.used_bytes,
+            "cache_quota_bytes": cache.quota_bytes,
+            "num_reads": self._workers.num_reads,
+        }
 
     def close(self, timeout_s: float) -> None:
         """Stop the data workers."""
@@ -91,7 +94,11 @@ class NodeService:
         before = tally.as_dict()
         try:
             self.inflight_bytes.wait_below(_MOST_INFLIGHT_BYTES, _INFLIGHT_WAIT_S)
-            block, origin = builder.build(index)
+            began_s, allowed = time.monotonic(), self._workers.num_reads
+            block, origin, core_s = builder.build(index)
+            if tally["source_bytes"] > before.get("source_bytes", 0):
+                tally.add("reads_allowed", allowed)
+                self._workers.record_read(began_s, core_s, block.nbytes)
         except ForebayError as error:
             trace = "".join(traceback.format_exception(error))
             return _Outcome(BuildFailed(error=error, trace=trace, sums=tally.since(before)))

@@ -61,7 +61,7 @@ class NodeSource:
         self._registering = threading.Lock()
         self._num_registered = 0
         self._workers: SingleFlightPool[int, Block] = SingleFlightPool(
-            self._fetch, num_threads=max(_OPEN_REQUESTS, transport.spec.num_requests), peek=self._peek
+            self._fetch, num_threads=max(_OPEN_REQUESTS, transport.spec.requests.read_bounds.most), peek=self._peek
         )
 
     def request(self, index: int) -> Future[Block]:

@@ -175,7 +175,8 @@ class Examination:
     def _producing(self, stage: RoundKind) -> Iterator[Callable[[], bool]]:
         apparatus, factor = self._apparatus, stage.worker_factor
         workers = DataWorkers(
-            core_share=min(1.0, apparatus.workers.core_share * factor), num_reads=apparatus.workers.num_reads * factor
+            core_share=min(1.0, apparatus.workers.core_share * factor),
+            num_reads=apparatus.workers.read_bounds.start * factor,
         )
         production = BlockProduction(apparatus.sample, workers, apparatus.cache, from_source=stage.way is Way.NETWORK)
         production.start()

@@ -49,7 +49,7 @@ class HeldBlocks:
             for each in (each for each in sample if each.dataset is dataset):
                 if keys and (len(keys) >= MOST_HELD or time.perf_counter() > give_up):
                     break
-                block, origin = builder.build(each.index)
+                block, origin, _ = builder.build(each.index)
                 if origin == "bypass":
                     raise CacheUnusable(
                         f"{self._cache.path} has no room for one block of {block.nbytes:,} bytes. Free some space "

@@ -78,7 +78,7 @@ class BlockProduction:
             rows=self._rows,
             nbytes=self._nbytes,
             seconds=self._seconds,
-            read_s=self._tally["remote_read_s"] / self._workers.num_reads,
+            read_s=self._tally["remote_read_s"] / self._workers.read_bounds.start,
             make_s=in_cores / self._workers.num_cores(),
             sums=self._tally.as_dict(),
         )
@@ -92,17 +92,17 @@ class BlockProduction:
             self._one_pass()
 
     def _one_pass(self) -> None:
-        room = threading.Semaphore(self._workers.num_reads)
+        room = threading.Semaphore(self._workers.read_bounds.start)
         cancelled, cores = Cancellation(), CpuShare(self._workers.num_cores())
         make = self._maker(cancelled, cores)
-        pool = SingleFlightPool(make, num_threads=self._workers.num_reads, on_start=lower_thread_priority)
+        pool = SingleFlightPool(make, num_threads=self._workers.read_bounds.start, on_start=lower_thread_priority)
         began = self._last = time.perf_counter()
         try:
             for number in range(len(self._sample)):
                 if not self._acquire(room):
                     return
                 pool.submit(number).add_done_callback(lambda done: self._count(done, room))
-            for _ in range(self._workers.num_reads):
+            for _ in range(self._workers.read_bounds.start):
                 if not self._acquire(room):
                     return
         finally:

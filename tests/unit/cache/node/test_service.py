@@ -155,12 +155,15 @@ def test_the_first_request_gets_the_counters_and_the_others_a_hit(line: ServiceL
 
 
 def test_newest_bounds_count(line: ServiceLine, spec: CacheSpec, manifest: Manifest) -> None:
-    line.spec = CacheSpec(path=spec.path, quota_bytes=1000, min_free_bytes=0)
+    line.spec = CacheSpec(path=spec.path, quota_bytes=1000, min_free_bytes=0, num_reads=3)
     assert read_all(line, manifest)[1] == {"bypasses": 3, "parquet_opens": 3}
-    line.spec = spec
+    assert line.service.measured()["num_reads"] == 3
+    line.spec = replace(spec, num_reads="auto")
     with closing(NodeSource(line, Dataset(manifest, Transform(id=Dense(["id"], dtype="int64"))), Counters())) as source:
         source.request(0).result(60)
     assert read_all(line, manifest)[1] == {"stores": 3, "parquet_opens": 3}
+    assert line.service.measured()["num_reads"] == 8
+    assert line.service.tally["reads_allowed"] == 3 * 3 + 4 * 8, "all four of them were stored under the newer limit"
 
 
 def test_blocks_of_another_node_stay_there(line: ServiceLine, manifest: Manifest) -> None:

@@ -1,0 +1,197 @@
+"""Share of a simulated line that a cold epoch reaches, with 8, 32 and "auto" reads at once.
+
+python -m bench.storage.cold_epoch --json cold_epoch.json [--quick]
+
+The store is in the same process: it reads local files, sends all bytes one after the other at the rate of the line,
+and answers each read after the delay besides. Opening a file is not delayed, reading its footer is. Nothing is cached,
+and the consumer only takes batches. The clock begins with the loader and ends with the last batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import forebay as fb
+from bench.own.verdict import Figure, interleaved, main, measure, spread
+from forebay.cache.cpu_share import DataWorkers
+from forebay.cache.local_source import LocalSource
+from forebay.kernels import calls as kernels
+from forebay.loader.loader import Loader
+from forebay.manifest import reading
+from forebay.metrics import Counters
+from forebay.transform.dataset import Dataset
+
+LEAST_OF_LINE = 0.9
+COLUMNS = 20
+ROW_GROUPS_PER_FILE = 32
+GLOBAL_BATCH = 8192
+
+
+class SimulatedLine:
+    """Line of `rate` bytes per second that all reads share, with a delay of `delay_s` for each."""
+
+    def __init__(self, rate: float, delay_s: float) -> None:
+        self._rate, self._delay_s = rate, delay_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def send(self, nbytes: int) -> None:
+        """Return when `nbytes` have arrived."""
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + nbytes / self._rate
+            arrives_at = self._free_at + self._delay_s
+        time.sleep(max(arrives_at - time.monotonic(), 0.0))
+
+
+class DistantFile:
+    """Local file whose bytes come over `line`."""
+
+    def __init__(self, file: Any, line: SimulatedLine) -> None:
+        self._file, self._line = file, line
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        return int(self._file.size())
+
+    def seek(self, position: int) -> int:
+        """Move the position."""
+        return int(self._file.seek(position))
+
+    def read_buffer(self, nbytes: int) -> pa.Buffer:
+        """Bytes from the position on."""
+        self._line.send(nbytes)
+        return self._file.read_buffer(nbytes)
+
+    def read_at(self, nbytes: int, offset: int) -> bytes:
+        """Bytes from `offset` on."""
+        self._line.send(nbytes)
+        return bytes(self._file.read_at(nbytes, offset))
+
+
+def write(folder: str, row_group_bytes: int, nbytes: int) -> int:
+    """Write files of plain float32 columns, unless they are there. Returns their number of row groups."""
+    path, rows = Path(folder), row_group_bytes // (4 * COLUMNS)
+    num_row_groups = max(1, nbytes // row_group_bytes)
+    if path.exists():
+        return num_row_groups
+    path.mkdir(parents=True)
+    values = np.random.default_rng(0).random((COLUMNS, rows), np.float32)
+    table = pa.table({f"x{number}": values[number] for number in range(COLUMNS)})
+    for number, start in enumerate(range(0, num_row_groups, ROW_GROUPS_PER_FILE)):
+        with pq.ParquetWriter(
+            path / f"{number:05}.parquet", table.schema, compression="none", use_dictionary=False
+        ) as writer:
+            for _ in range(min(ROW_GROUPS_PER_FILE, num_row_groups - start)):
+                writer.write_table(table, row_group_size=rows)
+    return num_row_groups
+
+
+class Uncached:
+    """Source of blocks that keeps none of them."""
+
+    def __init__(self, num_reads: int | Literal["auto"]) -> None:
+        self._workers = DataWorkers(num_reads=num_reads)
+
+    def source(self, dataset: Dataset, tally: Counters) -> LocalSource:
+        """Blocks of `dataset`."""
+        return LocalSource(dataset, None, tally=tally, workers=self._workers)
+
+
+def epoch(
+    folder: str, gbit_s: float, delay_s: float, num_reads: int | Literal["auto"], prefetch_mib: int
+) -> dict[str, float]:
+    """Share of the line that one epoch reached, and what it cost."""
+    manifest = fb.scan(folder)
+    for file in Path(folder).iterdir():
+        file.read_bytes()  # from now on in the page cache
+    line, open_input = SimulatedLine(gbit_s * 1e9 / 8, delay_s), reading.open_input
+    reading.open_input = lambda uri: DistantFile(open_input(uri), line)  # type: ignore[assignment, return-value]
+    transform = fb.Transform(x=fb.Dense(manifest.columns))
+    tally = Counters()
+    plan = fb.build_plan(manifest)
+    kernels.load()  # once in a process
+    start, cpu_s = time.monotonic(), time.process_time()
+    with Loader(
+        plan,
+        transform,
+        Uncached(num_reads),
+        global_batch=GLOBAL_BATCH,
+        prefetch_bytes=prefetch_mib << 20,
+        epochs=1,
+        tally=tally,
+    ) as loader:
+        rows = sum(batch.rows for batch in loader)
+        seconds = time.monotonic() - start
+    assert rows == manifest.num_rows
+    return {
+        "share": tally["source_bytes"] / seconds / (gbit_s * 1e9 / 8),
+        "cores": (time.process_time() - cpu_s) / seconds,
+        "making": (tally["decode_s"] + tally["transform_s"]) / seconds,
+        "gathering": tally["gather_s"] / seconds,
+        "reading": tally["remote_read_s"] / seconds,
+        "allowed": tally["reads_allowed"] / len(manifest),
+        "seconds": seconds,
+    }
+
+
+def figures(folder: Path, quick: bool) -> list[Figure]:
+    """Each line with each size of row groups, and each number of reads in turn."""
+    rounds, line_s = (1, 0.5) if quick else (3, 12.0)
+    found = []
+    for gbit_s, row_group_mb, delay_s in itertools.product((1, 10), (1, 4), (0.05, 0.2)):
+        data = folder / f"{row_group_mb}-{gbit_s}"
+        nbytes = int(line_s * 1e9 / 8) if gbit_s == 1 else int(line_s * 1e9 / 4)
+        measure(__spec__.name, "write", folder=data, row_group_bytes=row_group_mb * 1_000_000, nbytes=nbytes)
+        answers: dict[str, list[dict[str, float]]] = {}
+
+        def run(
+            reads: str, data: Path = data, gbit_s: int = gbit_s, delay_s: float = delay_s, answers: Any = answers
+        ) -> float:
+            answer = measure(
+                __spec__.name,
+                "epoch",
+                folder=data,
+                gbit_s=gbit_s,
+                delay_s=delay_s,
+                num_reads=reads if reads == "auto" else int(reads),
+                prefetch_mib=256 if gbit_s == 1 else 1024,
+            )
+            answers.setdefault(reads, []).append(answer)
+            return float(answer["share"])
+
+        shares = interleaved(("8", "32", "auto"), rounds, run)
+        for reads, values in shares.items():
+            median = sorted(values)[len(values) // 2]
+            last = answers[reads][-1]
+            note = f"{spread(values)} of {rounds}; {last['cores']:.2f} cores busy, {last['reading']:.1f} reads at once"
+            name = f"{row_group_mb} MB row groups, {1000 * delay_s:.0f} ms, {gbit_s} Gbit/s, {reads} reads"
+            has_target = reads == "auto"
+            found.append(
+                Figure(
+                    name,
+                    f">= {LEAST_OF_LINE}" if has_target else "-",
+                    median,
+                    "of the line",
+                    median >= LEAST_OF_LINE if has_target else None,
+                    note,
+                )
+            )
+    return found
+
+
+if __name__ == "__main__":
+    main(figures, {"write": write, "epoch": epoch})
