@@ -41,6 +41,9 @@ class TrainedSteps:
             spans = [(int(epoch), int(low), int(high)) for epoch, low, high in event.facts.get("skipped", ())]
             if spans:
                 self._skipped.setdefault(int(event.facts["from_step"]), []).extend(spans)
+            else:
+                # A run that ends by it has not trained the step again, and its reason names it.
+                self._last_step = max(self._last_step, int(event.facts["from_step"]))
         self._left_out = [span for spans in self._skipped.values() for span in spans]
 
     def find(self, step: int) -> TrainedStep:
