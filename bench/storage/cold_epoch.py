@@ -134,7 +134,7 @@ def epoch(
         epochs=1,
         tally=tally,
     ) as loader:
-        rows = sum(batch.rows for batch in loader)
+        rows = sum(batch.num_rows for batch in loader)
         seconds = time.monotonic() - start
     assert rows == manifest.num_rows
     return {
