@@ -55,11 +55,15 @@ def actors_by_name(prefix: str) -> dict[str, ActorHandle]:
     return {name: actor for name in names_of(prefix) if (actor := find(prefix, name)) is not None}
 
 
-def make_on_node(actor: type, name: str, node: str, *arguments: Any) -> ActorHandle:
-    """Return the detached actor of this name, without CPUs. Makes a missing one on `node` and does not wait for it."""
+def make_on_node(actor: type, name: str, node: str, *arguments: Any, **options: Any) -> ActorHandle:
+    """Return the detached actor of this name, without CPUs. Makes a missing one on `node` and does not wait for it.
+
+    `options` are further ones of `ray.remote`, such as max_restarts. Raises `ValueError` while an actor of this name
+    is dying.
+    """
     place = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached", "num_cpus": 0}
-    made: ActorHandle = ray.remote(actor).options(scheduling_strategy=place, **options).remote(*arguments)
+    fixed = {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached", "num_cpus": 0}
+    made: ActorHandle = ray.remote(actor).options(scheduling_strategy=place, **fixed, **options).remote(*arguments)
     return made
 
 

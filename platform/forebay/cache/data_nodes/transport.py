@@ -10,14 +10,13 @@ from typing import Any, TypeAlias, TypeVar
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.cache.data_nodes.actor import DataNode
 from forebay.cache.data_nodes.pool import DataNodeLost
 from forebay.cache.data_nodes.service import SentBlock
 from forebay.cache.requests.reply import InMemoryBlock, Reply
 from forebay.errors import ForebayError
-from forebay.ray_cluster.actors import DATA_NODE_PREFIX, NAMESPACE, NODE_DIGITS
+from forebay.ray_cluster.actors import DATA_NODE_PREFIX, NODE_DIGITS, make_on_node
 from forebay.ray_cluster.heartbeat import Heartbeat
 from forebay.ray_cluster.nodes import nodes_for_data
 
@@ -47,8 +46,11 @@ class RayDataNodes:
             for name in self._asked.keys() - nodes.keys():
                 self._forget(name)
             for name in nodes.keys() - self._asked.keys():
-                self._actors[name] = _find_or_create(nodes[name])
-                self._asked[name] = self._actors[name].cores.remote()
+                actor = make_on_node(
+                    DataNode, f"{DATA_NODE_PREFIX}{name}", nodes[name], max_restarts=-1, max_concurrency=_MOST_CALLS
+                )
+                self._actors[name] = actor
+                self._asked[name] = actor.cores.remote()
         except (RayError, RuntimeError, ValueError) as error:
             raise DataNodeLost(f"the data nodes of the cluster cannot be listed: {error}") from error
         asked = {answer: name for name, answer in list(self._asked.items())}
@@ -96,20 +98,3 @@ class RayDataNodes:
     def _forget(self, name: str) -> None:
         self._actors.pop(name, None)
         self._asked.pop(name, None)
-
-
-def _find_or_create(node_id: str) -> Actor:
-    return (
-        ray.remote(DataNode)
-        .options(
-            name=f"{DATA_NODE_PREFIX}{node_id[:NODE_DIGITS]}",
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=-1,
-            max_concurrency=_MOST_CALLS,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        )
-        .remote()
-    )

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import ray
 from ray.exceptions import ActorUnschedulableError, ObjectLostError, RayActorError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.node.actor import NodeCache
@@ -22,7 +21,7 @@ from forebay.cache.source import BlockSource
 from forebay.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable, Cancelled
 from forebay.metrics import Counters
-from forebay.ray_cluster.actors import CACHE_PREFIX, NAMESPACE, NODE_DIGITS
+from forebay.ray_cluster.actors import CACHE_PREFIX, NODE_DIGITS, make_on_node
 from forebay.ray_cluster.heartbeat import Heartbeat
 from forebay.transform.dataset import Dataset
 
@@ -110,20 +109,7 @@ class NodeCacheClient:
         return ray.get(reply)
 
     def _find_or_create(self) -> Actor:
-        return (
-            ray.remote(NodeCache)
-            .options(
-                name=self.name,
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,
-                max_concurrency=_MOST_CALLS,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(self.node_id, soft=False),
-            )
-            .remote()
-        )
+        return make_on_node(NodeCache, self.name, self.node_id, max_restarts=-1, max_concurrency=_MOST_CALLS)
 
 
 def _check_connected(name: str) -> None:
