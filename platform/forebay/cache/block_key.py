@@ -34,7 +34,7 @@ def block_key(row_group: RowGroup, fingerprint: str, columns: Sequence[str] = ()
         row_group.file_etag,
         fingerprint,
     ]
-    elsewhere = [name for name, *_ in row_group.constants] + [name for name, *_ in row_group.stored]
+    elsewhere = {name for name, *_ in row_group.constants} | {name for name, *_ in row_group.stored}
     used = {top_column(column, elsewhere) for column in columns} if elsewhere else set()
     constants = [each for each in row_group.constants if each[0] in used]
     stored = [each for each in row_group.stored if each[0] in used]

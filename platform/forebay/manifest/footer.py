@@ -7,7 +7,9 @@ from __future__ import annotations
 import io
 import threading
 from collections import OrderedDict
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from forebay.errors import CorruptFile
 from forebay.kernels import calls as kernels
+from forebay.manifest.columns.parquet_columns import ParquetColumns
 
 MAGIC = b"PAR1"
 
@@ -63,7 +66,8 @@ FileVersion: TypeAlias = tuple[str, int, int, str]
 """URI, size, modification time and etag of a file."""
 
 
-class Footer(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Footer:
     """Decoded footer of a file.
 
     `codecs` [row groups, columns] are Parquet's numbers of the codecs. pyarrow (26.0.1) ends the process for a number
@@ -72,6 +76,11 @@ class Footer(NamedTuple):
 
     metadata: pq.FileMetaData
     codecs: NDArray[np.int64] | None
+
+    @cached_property
+    def columns(self) -> ParquetColumns:
+        """Facts about the columns, made at the first use."""
+        return ParquetColumns(self.metadata)
 
 
 def read_codecs(footer: pa.Buffer, metadata: pq.FileMetaData) -> NDArray[np.int64] | None:

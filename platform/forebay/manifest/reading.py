@@ -101,7 +101,8 @@ class RowGroupReader:
         """
         row_group = self.manifest[index]
         names = self.manifest.columns if columns is None else tuple(columns)
-        top_of = {name: top_column(name, self.manifest.columns) for name in names}
+        known = frozenset(self.manifest.columns)
+        top_of = {name: top_column(name, known) for name in names}
         for name in sorted(name for name, top in top_of.items() if top is None):
             raise missing_column(name, self.manifest.columns, self.manifest.root)
         tops = {name: str(top) for name, top in top_of.items()}
@@ -161,7 +162,7 @@ class RowGroupReader:
             raise
         # Once more: a file replaced during the read may have given pages of both versions.
         _check_version(row_group)
-        self._footers.put(_version(row_group), Footer(pages.footer, pages.codecs))
+        self._footers.put(_version(row_group), pages.footer)
         return pages
 
     def _fetch_pages(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -116,16 +116,15 @@ def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn
     )
 
 
-def top_column(path: str, columns: Iterable[str]) -> str | None:
+def top_column(path: str, columns: Container[str]) -> str | None:
     """Column that a path into it begins with: the path itself, or its longest beginning before a dot.
 
-    >>> top_column("user.age", ["user", "price"]), top_column("price", ["user", "price"]), top_column("site", ["user"])
+    >>> top_column("user.age", {"user", "price"}), top_column("price", {"user", "price"}), top_column("site", {"user"})
     ('user', 'price', None)
     """
-    known = set(columns)
-    while path not in known and "." in path:
+    while path not in columns and "." in path:
         path = path.rpartition(".")[0]
-    return path if path in known else None
+    return path if path in columns else None
 
 
 def leaves(footer: pq.FileMetaData, columns: Sequence[str]) -> list[int]:

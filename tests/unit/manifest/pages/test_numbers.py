@@ -35,12 +35,12 @@ def footer_of(path: Path) -> Footer:
     return Footer(metadata, read_codecs(content, metadata))
 
 
-def _fetched(path: Path, index: int = 0) -> tuple[Pages, pa.Schema, pa.Table]:
+def _fetched(path: Path, index: int = 0) -> tuple[Pages, pa.Table]:
     parquet = pq.ParquetFile(path)
     columns = parquet.schema_arrow.names
     with pa.OSFile(str(path)) as file:
         pages = fetch(file, footer_of(path), index, columns, local=True)
-    return pages, parquet.schema_arrow, parquet.read_row_group(index)
+    return pages, parquet.read_row_group(index)
 
 
 def _written(folder: Path, table: pa.Table, **options: object) -> Path:
@@ -66,8 +66,8 @@ def test_numbers_are_decoded_as_by_arrow(tmp_path: Path, compression: str, dicti
     options = {"use_dictionary": dictionary, "data_page_size": 512, "dictionary_pagesize_limit": 4096}
     path = _written(tmp_path, table, compression=compression, row_group_size=2_000, **options)
     for index in range(2):
-        pages, schema, expected = _fetched(path, index)
-        assert set(decode_numbers(pages, schema)) == set(table.column_names)
+        pages, expected = _fetched(path, index)
+        assert set(decode_numbers(pages)) == set(table.column_names)
         assert decode(pages).equals(expected, check_metadata=True)
 
 
@@ -75,8 +75,8 @@ def test_numbers_are_decoded_as_by_arrow(tmp_path: Path, compression: str, dicti
 def test_all_numbers_of_rows(tmp_path: Path, rows: int) -> None:
     values = np.repeat(np.arange(rows // 20 + 1), 20)[:rows]  # long runs and short ones
     mixed = np.where(np.arange(rows) % 97 < 50, values, np.arange(rows) % 5)
-    pages, schema, expected = _fetched(_written(tmp_path, pa.table({"a": mixed, "b": mixed.astype(np.float32)})))
-    assert set(decode_numbers(pages, schema)) == {"a", "b"}
+    pages, expected = _fetched(_written(tmp_path, pa.table({"a": mixed, "b": mixed.astype(np.float32)})))
+    assert set(decode_numbers(pages)) == {"a", "b"}
     assert decode(pages).equals(expected)
 
 
@@ -108,8 +108,8 @@ LEFT_TO_ARROW = {
 def test_the_rest_is_left_to_arrow(tmp_path: Path, case: str) -> None:
     columns, options = LEFT_TO_ARROW[case]
     table = pa.table({**columns, "plain": np.arange(len(next(iter(columns.values()))))})
-    pages, schema, expected = _fetched(_written(tmp_path, table, **options))
-    assert set(decode_numbers(pages, schema)) <= {"plain"}
+    pages, expected = _fetched(_written(tmp_path, table, **options))
+    assert set(decode_numbers(pages)) <= {"plain"}
     assert decode(pages).equals(expected, check_metadata=True)
 
 
@@ -127,7 +127,7 @@ def test_fewer_values_than_the_footer_states_are_refused(tmp_path: Path) -> None
         chunk = pq.read_metadata(short).row_group(0).column(0)
         content = file.read_at(chunk.total_compressed_size, chunk.data_page_offset)
     pages = fetch(pa.BufferReader(b"PAR1" + content + bytes(2_000)), long, 0, ["x"], local=True)
-    assert not decode_numbers(pages, pq.read_schema(short))
+    assert not decode_numbers(pages)
     with pytest.raises((OSError, pa.ArrowException)):
         decode(pages)
 
@@ -141,8 +141,8 @@ def test_fewer_values_than_the_footer_states_are_refused(tmp_path: Path) -> None
 def test_any_values(tmp_path_factory: pytest.TempPathFactory, values: list[int], repeat: int, compression: str) -> None:
     numbers = np.repeat(np.array(values), repeat)
     table = pa.table({"a": numbers, "b": numbers.astype(np.int32), "c": numbers / 3})
-    pages, schema, expected = _fetched(_written(tmp_path_factory.mktemp("any"), table, compression=compression))
-    assert len(decode_numbers(pages, schema)) == 3
+    pages, expected = _fetched(_written(tmp_path_factory.mktemp("any"), table, compression=compression))
+    assert len(decode_numbers(pages)) == 3
     assert decode(pages).equals(expected)
 
 

@@ -1,0 +1,58 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from forebay.kernels import calls as kernels
+from forebay.manifest.columns.parquet_columns import ParquetColumns
+from forebay.manifest.footer import FooterCache
+from forebay.manifest.reading import RowGroupReader
+from forebay.manifest.scan import scan
+
+
+@pytest.fixture
+def columns(tmp_path: Path) -> ParquetColumns:
+    table = pa.table(
+        {
+            "id": pa.array([1, 2], pa.int64()),
+            "s": [{"f": 1.0, "g": 2.0}] * 2,
+            "x": pa.array([1.0, 2.0], pa.float32()),
+            "small": pa.array([1, 2], pa.int8()),
+            "t": pa.array([1, 2], pa.timestamp("us")),
+            "a.b": [1, 2],
+            "l": [[1], [2]],
+        },
+        metadata={"made": "here"},
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    return ParquetColumns(pq.read_metadata(tmp_path / "a.parquet"))
+
+
+def test_numbers_are_columns_whose_items_have_the_size_that_is_stored(columns: ParquetColumns) -> None:
+    found = {leaf: (number.name, number.item_bytes, number.is_optional) for leaf, number in columns.numbers.items()}
+    assert found == {0: ("id", 8, True), 3: ("x", 4, True)}
+
+
+def test_column_chunks_of_columns_and_paths(columns: ParquetColumns) -> None:
+    assert columns.leaves(["x", "s"]) == (1, 2, 3)
+    assert columns.leaves(["s.g"]) == (2,)
+    assert columns.leaves([]) == ()
+
+
+def test_schema_of_some_columns_keeps_their_order_and_the_metadata(columns: ParquetColumns) -> None:
+    assert columns.schema_of(["x", "id"]).names == ["x", "id"]
+    assert columns.schema_of(["x"]).metadata == columns.schema.metadata
+    assert columns.names == {"id", "s", "x", "small", "t", "a.b", "l"}
+
+
+def test_row_groups_of_a_file_share_the_answers(write_table: Callable[..., Path]) -> None:
+    kernels.load()
+    path = write_table("a.parquet", {f"x{i}": np.arange(30.0) for i in range(5)}, 10)
+    reader = RowGroupReader(scan(path), footers=FooterCache())
+    fetched = [reader.fetch(index) for index in range(3)]
+    first = fetched[0].pages.footer.columns
+    assert all(each.pages.footer.columns is first for each in fetched)
+    assert first.schema_of(fetched[0].columns) is first.schema_of(fetched[0].columns)
