@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from forebay.bridges import petastorm as petastorm
     from forebay.bridges import ray_train as ray_train
     from forebay.bridges import torch as torch
+    from forebay.bridges.jagged import jagged as jagged
+    from forebay.bridges.jagged import keyed_jagged as keyed_jagged
     from forebay.cache.disk.disk_cache import DiskCache as DiskCache
     from forebay.cache.spec import CacheSpec as CacheSpec
     from forebay.callbacks.scaling import DoubleEvery as DoubleEvery
@@ -211,6 +213,8 @@ _HOMES = {
     "fit": "train.fit",
     "fit_vocabulary": "transform.features.vocabulary",
     "from_ray_data": "preparation.ray_data",
+    "jagged": "bridges.jagged",
+    "keyed_jagged": "bridges.jagged",
     "load_job_spec": "deploy.spec.job_toml",
     "load_manifest": "manifest.saved",
     "load_prepared": "manifest.prepared",

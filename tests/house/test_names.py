@@ -92,6 +92,8 @@ PUBLIC_NAMES = [
     "fit_vocabulary",
     "from_ray_data",
     "hf",
+    "jagged",
+    "keyed_jagged",
     "lightning",
     "llm",
     "load_job_spec",

@@ -1,0 +1,100 @@
+"""Lists of a batch without their padding, also as a `KeyedJaggedTensor` of torchrec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forebay.errors import InvalidOption, MissingPackage
+
+
+def jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Values [total] and lengths, int32 [features * rows], of features of a batch: the lists without their padding.
+
+    The lists of the first feature come first, in the order of the rows, then those of the second one: the layout of
+    torchrec. With one feature they are the arguments of `fb.Table`: `table(*fb.jagged(batch, "items"), pool="sum")`.
+
+    A feature is `fb.Ragged`, `fb.Bytes` (a null is an empty list), or an array [rows, k] without lengths, as of
+    `fb.Categorical`: k values in each row. The tensors are on the device of the batch. On a GPU the host waits for the
+    number of values.
+
+    Raises:
+        InvalidOption: No name or a repeated one, an array that the batch lacks or that is not [rows, k], lengths that
+            do not fit it, and integers beside floats.
+    """
+    keys = _keys(names)
+    pairs = [_padded(batch, key) for key in keys]
+    # Promoted to float32, ids from 2**24 on would become other ids.
+    if len({values.is_floating_point() for values, _ in pairs}) > 1:
+        found = ", ".join(f"{key} {values.dtype}" for key, (values, _) in zip(keys, pairs, strict=True))
+        raise InvalidOption(
+            f"The features {found} would share one array of values. Call once for the integers and once for the floats."
+        )
+    if len({len(values) for values, _ in pairs}) > 1:
+        found = ", ".join(f"{key} {len(values)}" for key, (values, _) in zip(keys, pairs, strict=True))
+        raise InvalidOption(f"The features have different numbers of rows: {found}. Give features of one batch.")
+    values = torch.cat([_without_padding(values, lengths) for values, lengths in pairs])
+    return values, torch.cat([lengths for _, lengths in pairs])
+
+
+def keyed_jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> Any:
+    """`torchrec.KeyedJaggedTensor` of features of a batch, with their names as keys, in this order.
+
+    Features are those of `jagged`, which says what is refused.
+
+    Raises:
+        MissingPackage: torchrec is not installed.
+    """
+    try:
+        from torchrec import KeyedJaggedTensor  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MissingPackage(
+            f"keyed_jagged(...) needs the package {error.name}. Run: pip install torchrec fbgemm-gpu, in the versions "
+            "for your torch. Without torchrec, fb.jagged gives the same values and lengths.",
+            package=error.name,
+        ) from error
+    values, lengths = jagged(batch, names)
+    keys = _keys(names)
+    return KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, stride=len(lengths) // len(keys))
+
+
+def _keys(names: str | Sequence[str]) -> list[str]:
+    keys = [names] if isinstance(names, str) else list(names)
+    if not keys or len(set(keys)) < len(keys):
+        raise InvalidOption(f"The features {keys} are none, or name one twice. Name each feature once.")
+    return keys
+
+
+def _padded(batch: Mapping[str, Any], name: str) -> tuple[Tensor, Tensor]:
+    """Array [rows, k] of a feature and its lengths, int32 [rows]."""
+    if name not in batch:
+        raise InvalidOption(
+            f"The batch has no array {name!r}. It has {', '.join(map(repr, batch))}. Name features of the transform.",
+            name=name,
+        )
+    values = torch.as_tensor(batch[name])
+    if values.dim() != 2:
+        raise InvalidOption(
+            f"Array {name!r} has shape {list(values.shape)}. Name a feature of shape [rows, k], such as fb.Ragged.",
+            name=name,
+        )
+    rows, width = values.shape
+    if f"{name}_lengths" not in batch:
+        return values, torch.full((rows,), width, dtype=torch.int32, device=values.device)
+    found = torch.as_tensor(batch[f"{name}_lengths"])
+    # Lengths beyond the values would make a kernel of torchrec read other memory.
+    if found.shape != (rows,) or found.is_floating_point() or (rows and int(found.max()) > width):
+        raise InvalidOption(
+            f"Array '{name}_lengths' does not fit {name!r} of shape {list(values.shape)}. Give {rows} integers of at "
+            f"most {width}.",
+            name=name,
+        )
+    # fb.Bytes gives a null the length -1.
+    return values, found.to(torch.int32).clamp(min=0)
+
+
+def _without_padding(values: Tensor, lengths: Tensor) -> Tensor:
+    return values[torch.arange(values.shape[1], device=values.device) < lengths.unsqueeze(1)]
