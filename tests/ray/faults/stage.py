@@ -24,6 +24,7 @@ import forebay as fb
 from forebay.cache.node import client as node
 from forebay.cache.source import BlockSource
 from forebay.cache.spec import CacheSpec
+from forebay.ray_cluster.actors import NAMESPACE
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def end_actors(orders: FaultOrders) -> None:
     def is_over() -> bool:
         for name in cache_actors():  # also an actor that was just starting
             with suppress(ValueError):
-                ray.kill(ray.get_actor(name, namespace=node.NAMESPACE))
+                ray.kill(ray.get_actor(name, namespace=NAMESPACE))
         return not living()
 
     until(is_over, "the end of all actors and placement groups")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +91,7 @@ def test_texts_and_categories_are_lists_too(open_lists: Callable[..., fb.Loader]
 @pytest.mark.parametrize("pool", ["sum", "mean"])
 def test_bags_of_a_table_are_those_of_an_embedding_bag(open_lists: Callable[..., fb.Loader], pool: str) -> None:
     with open_lists(global_batch=8) as loader:
-        batch = pickle.loads(pickle.dumps(next(iter(loader))))
+        batch = next(iter(loader))
     values, lengths = fb.jagged(batch, "items")
     weight = torch.randn(10, 4)
     pooled = bags_of(values, lengths, None, pool).pooled(weight[values], None)

@@ -27,7 +27,7 @@ class NumberColumn(NamedTuple):
 class ParquetColumns:
     """Columns of the file with this footer. Each answer is computed once, at its first use. Safe for threads.
 
-    For 100 columns they took 2.5 ms of Python for each row group, as long as decoding one of 15,000 rows.
+    For 100 columns they took 0.9 ms of CPU time for each row group, half as long as decoding one of 15,000 rows.
     """
 
     def __init__(self, metadata: pq.FileMetaData) -> None:
