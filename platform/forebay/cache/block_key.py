@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 
 from forebay.cache.block_file import FILE_VERSION
+from forebay.manifest.columns.struct_paths import top_column
 from forebay.manifest.manifest import Manifest, RowGroup
-from forebay.manifest.schemas import top_column
 from forebay.transform.dataset import Dataset
 
 KEY = re.compile(r"[0-9a-f]{40}")

@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 
 from forebay.at_exit import finished_before_exit
 from forebay.errors import CorruptFile, InvalidOption, ReadFailed, SourceChanged, UnsupportedColumn
+from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.columns.constants import cast_column, constant_array
+from forebay.manifest.columns.struct_paths import held_steps, steps_of, top_column
 from forebay.manifest.footer import (
     FileVersion,
     Footer,
@@ -24,7 +26,7 @@ from forebay.manifest.footer import (
 from forebay.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
 from forebay.manifest.pages.decode import DECODE_ERRORS, decode, is_too_much_nested_text, nested_columns
 from forebay.manifest.pages.fetch import Pages, fetch
-from forebay.manifest.schemas import fields_of, missing_column, read_schema, top_column
+from forebay.manifest.schemas import fields_of, missing_column, read_schema
 from forebay.manifest.streamed import StreamedManifest
 from forebay.metrics import Counters
 from forebay.storage.deadline import Cancellation
@@ -108,9 +110,11 @@ class RowGroupReader:
         tops = {name: str(top) for name, top in top_of.items()}
         what = f"row group {row_group.index} of {row_group.uri}"
         elsewhere = {name for name, *_ in row_group.constants}
-        name_there = {name: there for name, _, there, _ in row_group.stored}
+        there = {name: (name_there, kind) for name, _, name_there, kind in row_group.stored}
         stored = tuple(
-            name_there.get(top, top) + name[len(top) :] for name, top in tops.items() if top not in elsewhere
+            _path_there(name, top, *there[top]) if top in there else name
+            for name, top in tops.items()
+            if top not in elsewhere
         )
         attempt = partial(self._fetch_once, row_group, stored)
         try:
@@ -186,6 +190,13 @@ class RowGroupReader:
 
     def _count_retry(self) -> None:
         self._tally.add("retries")
+
+
+def _path_there(path: str, top: str, name_there: str, kind_there: str) -> str:
+    """Path in a file that holds column `top` otherwise. It ends at the struct that lacks a field of a newer table."""
+    steps = steps_of(path, top)
+    held = held_steps(parse_type(kind_there), steps)[0] if steps else []
+    return ".".join([name_there, *held])
 
 
 def _as_of_table(table: pa.Table, row_group: RowGroup) -> pa.Table:

@@ -112,7 +112,8 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
             predicate=str(predicate),
         )
     manifest, rows = _manifest(sources, kept, fields)
-    filter_fields = agree(schemas, row_filter.columns) if row_filter else ()
+    names = {field.name for schema in schemas for field in schema.fields}
+    filter_fields = agree(schemas, row_filter.tops(names)) if row_filter else ()
     filtered = masked(manifest, rows, row_filter, filter_fields, policy=policy, progress=progress)
     return without_rows(filtered, skip, manifest)
 
@@ -180,8 +181,9 @@ def _scan_file(
         file = replace(file, etag=file.etag or etag_of(location, opened))
         footer_bytes = fetch_footer(file.uri, opened)
     footer = decode_footer(file.uri, footer_bytes)
-    selected = None if columns is None else {*columns, *(where.columns if where else ())}
-    found = file_columns(source, read_schema(file.uri, footer), sources, selected)
+    schema = read_schema(file.uri, footer)
+    selected = None if columns is None else {*columns, *_compared(where, source, schema, sources)}
+    found = file_columns(source, schema, sources, selected)
     if predicate is not None and any(name != there for name, there, _ in found.stored):
         raise InvalidOption(
             f"predicate {predicate} cannot be compared with {file.uri}, whose columns have other names than its table. "
@@ -213,6 +215,15 @@ def _scan_file(
         groups=np.array(groups, dtype=np.int64).reshape(-1, 6).T,
         deleted=source.deleted,
     )
+
+
+def _compared(where: Where | None, source: SourceFile, schema: pa.Schema, sources: Sources) -> tuple[str, ...]:
+    """Columns that a filter compares, or of which it compares a field."""
+    if where is None:
+        return ()
+    if sources.table is not None:
+        return where.tops(field.name for field in sources.table)
+    return where.tops([*schema.names, *(name for name, _ in source.constants)])
 
 
 def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: Sequence[str] | None) -> list[tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -106,7 +106,8 @@ def _refuse_twice(schema: FileSchema, names: set[str]) -> None:
 def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn:
     """Error that `where` has no column `name`. It lists the columns and suggests similar names."""
     listed = ", ".join(there[:_MOST_LISTED]) + (", ..." if len(there) > _MOST_LISTED else "")
-    close = difflib.get_close_matches(name, there, n=3)
+    meant_column = name.split(".", maxsplit=1)[0]  # the name may be a path
+    close = difflib.get_close_matches(name, there, n=3) or difflib.get_close_matches(meant_column, there, n=3)
     meant = f"Did you mean {' or '.join(map(repr, close))}?" if close else "Choose among these, or add it to the files."
     return MissingColumn(
         f"There is no column {name!r} among the {len(there)} columns of {where}: {listed}. {meant}",
@@ -114,17 +115,6 @@ def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn
         columns=tuple(there),
         close=tuple(close),
     )
-
-
-def top_column(path: str, columns: Container[str]) -> str | None:
-    """Column that a path into it begins with: the path itself, or its longest beginning before a dot.
-
-    >>> top_column("user.age", {"user", "price"}), top_column("price", {"user", "price"}), top_column("site", {"user"})
-    ('user', 'price', None)
-    """
-    while path not in columns and "." in path:
-        path = path.rpartition(".")[0]
-    return path if path in columns else None
 
 
 def leaves(footer: pq.FileMetaData, columns: Sequence[str]) -> list[int]:

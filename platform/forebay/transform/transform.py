@@ -12,8 +12,8 @@ import pyarrow as pa
 from forebay.errors import InvalidOption, TransformFailed
 from forebay.foreign_code import replaced_errors
 from forebay.manifest.columns.arrow_types import parse_type
+from forebay.manifest.columns.struct_paths import top_column
 from forebay.manifest.manifest import Manifest
-from forebay.manifest.schemas import top_column
 from forebay.transform.block import ArraySchema, Block
 from forebay.transform.features.fixed_shape import Array
 from forebay.transform.features.groups import Categorical, Dense, Feature, Label, Ragged

@@ -10,12 +10,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from forebay.errors import CorruptFile, InvalidOption
+from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.columns.constants import constant_scalar, has_nulls
 from forebay.manifest.columns.partitions import Values
 from forebay.manifest.lake.field_ids import FieldIds
 from forebay.manifest.lake.sources import SourceFile, Sources
 from forebay.manifest.manifest import Field
-from forebay.manifest.rows.where import ColumnKinds, Constant, Stored
+from forebay.manifest.rows.operands import ColumnKinds, Constant, Stored
 from forebay.manifest.schemas import FileSchema, fields_of
 from forebay.storage.versions import FoundFile
 
@@ -38,9 +39,9 @@ class FileColumns:
         """Columns for a filter of the file, whose own columns are `schema`."""
         names = {field.name for field in self.schema.fields}
         in_file = {field.name: field.type for field in schema}
-        found: dict[str, pa.DataType | Stored | Constant] = {name: in_file[name] for name in names & in_file.keys()}
-        found |= {name: Stored(there, in_file[there]) for name, there, _ in self.stored}
+        found: dict[str, pa.DataType | Stored | Constant] = {n: kind for n, kind in in_file.items() if n in names}
         types = {field.name: field.type for field in self.schema.fields}
+        found |= {name: Stored(there, in_file[there], parse_type(types[name])) for name, there, _ in self.stored}
         found |= {name: Constant(constant_scalar(types[name], text)) for name, text in self.constants if name in types}
         return found | {field.name: Constant(constant_scalar(field.type, None)) for field in self.absent}
 

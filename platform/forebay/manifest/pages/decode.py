@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from forebay.manifest.columns.struct_paths import top_column
 from forebay.manifest.pages.fetch import Pages
 from forebay.manifest.pages.numbers import decode_numbers
-from forebay.manifest.schemas import top_column
 
 DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
 """Errors of decoding. pyarrow has no type of its own for bad pages."""

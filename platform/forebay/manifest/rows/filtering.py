@@ -50,7 +50,7 @@ def masked(
         manifest: Row groups of all rows.
         rows: Rows of the row groups that may be kept.
         where: Filter, or None for no filter.
-        fields: Columns of the filter.
+        fields: Columns of the filter, also those of which it compares a field.
         policy: Attempts, deadline and waits of each read.
         progress: Called with (row groups done, their number), from the calling thread.
 
@@ -66,7 +66,7 @@ def masked(
     ]
     num_live = sum(int(mask.sum()) for mask in masks)
     if where is not None:
-        probe = replace(manifest, columns=where.columns, fields=fields)
+        probe = replace(manifest, columns=tuple(field.name for field in fields), fields=fields)
         reader = RowGroupReader(probe, policy)
         masks = _filtered(masks, reader, where, rows.may_match, progress)
     num_kept = sum(int(mask.sum()) for mask in masks)
@@ -93,7 +93,7 @@ def _filtered(
         if not (may_match[index] and masks[index].any()):
             return np.zeros_like(masks[index])
         place = reader.manifest[index].uri
-        return masks[index] & _matches(where, reader.decode(reader.fetch(index)), place)
+        return masks[index] & _matches(where, reader.decode(reader.fetch(index, where.columns)), place)
 
     found: list[NDArray[np.bool_]] = []
     pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="forebay-filter")

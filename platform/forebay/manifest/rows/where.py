@@ -7,15 +7,15 @@ import datetime
 import decimal
 import functools
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption
-from forebay.manifest.schemas import missing_column
+from forebay.manifest.columns.struct_paths import top_column
+from forebay.manifest.rows.operands import ColumnKinds, Operand, operand
 
 _EXAMPLE = """where="label is not None and day >= '2024-01-31' and site in (1, 2)\""""
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -31,35 +31,16 @@ _LARGEST = 10_000
 _DEEPEST = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """Column with one value in a whole file."""
-
-    value: pa.Scalar
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Column that a file holds under another name or type."""
-
-    name: str
-    type: pa.DataType
-
-
-ColumnKinds = Mapping[str, "pa.DataType | Stored | Constant"]
-"""Type of each column that a file holds, and the value of each that it does not hold."""
-
-
 class Where:
     """Row filter. A row is kept if the filter is true for it, and not if it is false or unknown because of a null.
 
     Compares a column with a value (`==`, `!=`, `<`, `<=`, `>`, `>=`), with a list of values (`in`, `not in`) or with
     null (`is None`, `is not None`), and joins comparisons by `and`, `or`, `not`. A name of other characters is written
-    `col("user id")`. A date or a time is an ISO text.
+    `col("user id")`. A date or a time is an ISO text. `user.age` is a field of a struct, unless a column has that name.
 
     Attributes:
         text: The filter in normal form. Equal filters in other spaces or quotes have the same.
-        columns: Columns that it compares, sorted.
+        columns: Columns and paths into structs that it compares, sorted.
 
     Raises:
         InvalidOption: The text is not a filter.
@@ -85,13 +66,15 @@ class Where:
         """Filter as an expression of pyarrow, for a file with these columns.
 
         Raises:
-            MissingColumn: A column does not exist. The text of the error names `place`.
-            InvalidOption: A value is not of its column's type.
+            MissingColumn: A column or a field does not exist. The text of the error names `place`.
+            InvalidOption: A value is not of its column's type, or a path leads through a list.
         """
-        for name in self.columns:
-            if name not in kinds:
-                raise missing_column(name, tuple(kinds), place)
-        return _build(self._tree, kinds)
+        return _build(self._tree, {path: operand(path, kinds, place) for path in self.columns})
+
+    def tops(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Columns, of those with these `names`, that hold what is compared. A path that no column holds is itself."""
+        known = set(names)
+        return tuple(dict.fromkeys(top_column(path, known) or path for path in self.columns))
 
 
 def _collect(node: ast.expr, found: set[str], depth: int = 0) -> None:
@@ -146,6 +129,9 @@ def _column(node: ast.expr) -> str | None:
     match node:
         case ast.Name(id=name):
             return name
+        case ast.Attribute(value=inner, attr=step):
+            above = _column(inner)
+            return None if above is None else f"{above}.{step}"
         case ast.Call(func=ast.Name(id="col"), args=[ast.Constant(value=str(name))], keywords=[]):
             return name
     return None
@@ -164,27 +150,21 @@ def _value(node: ast.expr) -> Any:
     raise ValueError(f"{ast.unparse(node)!r:.60} is not a number, a text, True, False, None or a list of these")
 
 
-def _build(node: ast.expr, kinds: ColumnKinds) -> pc.Expression:
+def _build(node: ast.expr, operands: Mapping[str, Operand]) -> pc.Expression:
     match node:
         case ast.BoolOp(op=op, values=parts):
             join = operator.and_ if isinstance(op, ast.And) else operator.or_
-            return functools.reduce(join, [_build(part, kinds) for part in parts])
+            return functools.reduce(join, [_build(part, operands) for part in parts])
         case ast.UnaryOp(operand=part):
-            return ~_build(part, kinds)
+            return ~_build(part, operands)
         case ast.Compare():
-            found = [_compare(column, op, value, kinds[column]) for column, op, value in _comparisons(node)]
+            found = [_compare(column, op, value, operands[column]) for column, op, value in _comparisons(node)]
             return functools.reduce(operator.and_, found)
     raise AssertionError(f"{ast.dump(node)} was checked before")
 
 
-def _compare(column: str, op: type[ast.cmpop], value: Any, kind: pa.DataType | Stored | Constant) -> pc.Expression:
-    match kind:
-        case Constant(value=constant):
-            of_column, data_type = pc.scalar(constant), constant.type
-        case Stored(name=name, type=data_type):
-            of_column = pc.field(name)
-        case data_type:
-            of_column = pc.field(column)
+def _compare(column: str, op: type[ast.cmpop], value: Any, compared: Operand) -> pc.Expression:
+    of_column, data_type = compared
     if op in (ast.Is, ast.IsNot):
         return of_column.is_null() if op is ast.Is else of_column.is_valid()
     if pa.types.is_dictionary(data_type):
@@ -229,9 +209,16 @@ def _timestamp(text: str, data_type: pa.TimestampType) -> pa.Scalar:
 
 
 def _wrong(column: str, value: Any, data_type: pa.DataType, why: str = "") -> InvalidOption:
+    if pa.types.is_struct(data_type):
+        names = ", ".join(f"{column}.{field.name}" for field in data_type)
+        remedy = f"Compare one of its fields ({names:.200}), or the whole by 'is None' and 'is not None'."
+    else:
+        remedy = (
+            "Compare it with a value of its own type: numbers as 3, texts as 'a', dates and times as '2024-01-31' and "
+            "'2024-01-31T12:00:00'."
+        )
     return InvalidOption(
-        f"where compares column {column!r}, which is {data_type}, with {value!r}{why}. Compare it with a value of its "
-        "own type: numbers as 3, texts as 'a', dates and times as '2024-01-31' and '2024-01-31T12:00:00'.",
+        f"where compares column {column!r}, which is {data_type}, with {value!r}{why}. {remedy}",
         column=column,
         type=str(data_type),
     )

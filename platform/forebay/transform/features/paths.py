@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import MissingColumn
-from forebay.manifest.schemas import top_column
+from forebay.manifest.columns.struct_paths import held_steps, steps_of, top_column
 
 _STEPS_OF_MAP = ("keys", "values")
 
@@ -33,12 +33,8 @@ def read_paths(paths: Iterable[str], schema: Mapping[str, pa.DataType]) -> tuple
         if top is None:
             found.append(path)
             continue
-        kind, read = schema[top], top
-        for step in _steps(path, top):
-            if not pa.types.is_struct(kind) or kind.get_field_index(step) < 0:
-                break
-            kind, read = kind.field(step).type, f"{read}.{step}"
-        found.append(read)
+        held, _ = held_steps(schema[top], steps_of(path, top))
+        found.append(".".join([top, *held]))
     return tuple(dict.fromkeys(found))
 
 
@@ -51,19 +47,15 @@ def with_paths(table: pa.Table, paths: Sequence[str]) -> pa.Table:
             continue
         kind = _type_at(path, top, table.schema.field(top).type)
         chunks = table[top].chunks
-        for step in _steps(path, top):
+        for step in steps_of(path, top):
             chunks = [_take_step(chunk, step) for chunk in chunks]
         table = table.append_column(path, pa.chunked_array(chunks, kind))
         known.add(path)
     return table
 
 
-def _steps(path: str, top: str) -> list[str]:
-    return path[len(top) + 1 :].split(".") if path != top else []
-
-
 def _type_at(path: str, top: str, kind: pa.DataType) -> pa.DataType:
-    for step in _steps(path, top):
+    for step in steps_of(path, top):
         inner = _type_of_step(kind, step)
         if inner is None:
             names = [field.name for field in _struct_of(kind) or ()] or (_STEPS_OF_MAP if pa.types.is_map(kind) else ())

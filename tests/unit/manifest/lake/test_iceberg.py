@@ -57,6 +57,13 @@ def test_columns_are_found_by_field_id(tmp_path: Path) -> None:
             str({k: row[k] for k in manifest.columns}) for row in rows if keep(row)
         )
     assert rows_of(fb.scan(table.metadata_location, columns=["b"], where="old == 7")) == [{"b": 3}]
+    of_fields = {"s.w == 5": [3, 4], "s.w is None": [1, 2], "s.u == 1": [1, 3, 4], "f is None and s.w is None": [2]}
+    for where, kept_b in of_fields.items():
+        found = fb.scan(table.metadata_location, columns=["b"], where=where)
+        assert sorted(row["b"] for row in rows_of(found)) == kept_b
+    reader = RowGroupReader(fb.scan(table.metadata_location, columns=["s"]))
+    values = [row["s"] and row["s"]["w"] for index in range(2) for row in reader.read(index, ["s.w"]).to_pylist()]
+    assert sorted(map(str, values)) == ["5", "5", "None", "None"]
     with pytest.raises(InvalidOption, match=r"Give where=\.\.\. instead"):
         fb.scan(table.metadata_location, predicate=pc.field("b") > 3)
 

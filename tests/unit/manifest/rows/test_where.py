@@ -82,7 +82,6 @@ def test_it_keeps_the_rows_that_arrow_keeps(table: Path, where: str, expression:
             "x == 1j",
             "x == b'a'",
             "x = 3",
-            "x.y == 1",
             "x" * 20_000,
         ),
         *(
