@@ -140,6 +140,7 @@ VERBS = [
         "jobs",
         "logs",
         "memory",
+        "peek",
         "plan",
         "plan-tables",
         "prepare job",

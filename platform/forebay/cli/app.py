@@ -19,6 +19,7 @@ from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
 from forebay.cli.reports.command import report
 from forebay.cli.rows.command import rows
+from forebay.cli.rows.peek import peek
 from forebay.cli.scoring import commands as scoring
 from forebay.cli.sequences import series
 from forebay.cli.tables import commands as tables
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.command(rich_help_panel="Data")(scan.scan)
 app.command(rich_help_panel="Data")(plan.plan)
+app.command(rich_help_panel="Data")(peek)
 app.command(rich_help_panel="Data")(series.series)
 app.add_typer(preparation.app, name="prepare", rich_help_panel="Data")
 app.command(rich_help_panel="Cache")(warm.warm)

@@ -75,6 +75,11 @@ def print_table(
     _console().print(FittedTable(columns, rows, title=title, justify=justify))
 
 
+def output_width() -> int:
+    """Characters of a line of standard output."""
+    return _console().width
+
+
 def print_parts(*parts: RenderableType) -> None:
     """Print objects that rich can draw, one below the other, at the width of the terminal."""
     console = _console()

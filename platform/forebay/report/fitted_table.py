@@ -14,6 +14,20 @@ _EDGES = 2
 _GAP = 2
 
 
+def columns_that_fit(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, kept: int = 1) -> list[int]:
+    """Numbers of the columns that one table of `width` characters has room for.
+
+    The first `kept`, and of the others each one that fits beside those before it.
+    """
+    chosen: list[int] = []
+    used = _EDGES - _GAP
+    for number, column in enumerate(_widths(names, rows)):
+        if number < kept or used + _GAP + column <= width:
+            chosen.append(number)
+            used += _GAP + column
+    return chosen
+
+
 class FittedTable:
     """Rows under named columns, drawn as one table or as several below each other.
 
@@ -41,8 +55,7 @@ class FittedTable:
 
     def _groups(self, width: int) -> list[list[int]]:
         """Column numbers of each table, for a width of `width` characters."""
-        columns = zip(self._names, *self._rows, strict=True)
-        widths = [max(cell_len(line) for text in column for line in text.split("\n")) for column in columns]
+        widths = _widths(self._names, self._rows)
         groups, used = [[0]], _EDGES + widths[0]
         for number in range(1, len(widths)):
             if used + _GAP + widths[number] > width and len(groups[-1]) > 1:
@@ -68,3 +81,9 @@ class FittedTable:
             # As `Text`: a file's name may look like rich's markup.
             table.add_row(*(Text(row[number]) for number in group))
         return table
+
+
+def _widths(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Characters of the widest line of each column."""
+    columns = zip(names, *rows, strict=True)
+    return [max(cell_len(line) for text in column for line in text.split("\n")) for column in columns]

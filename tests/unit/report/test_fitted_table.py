@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
-from forebay.report.fitted_table import FittedTable
+from forebay.report.fitted_table import FittedTable, columns_that_fit
 
 
 def drawn(table: FittedTable, width: int) -> list[str]:
@@ -43,3 +44,17 @@ def test_a_cell_wider_than_the_screen_is_folded() -> None:
 
 def test_cells_are_shown_as_they_are() -> None:
     assert any("[red]a[/b]" in line for line in drawn(FittedTable(["file"], [["[red]a[/b]"]]), 40))
+
+
+@pytest.mark.parametrize("width", range(20, 70))
+def test_chosen_columns_are_one_table_and_the_others_had_no_room(width: int) -> None:
+    names = ["row", "a", "a_wider_column", "b", "長い"]
+    rows = [["day=1/a:0:17", "1", "x", "a value", "é"]]
+    chosen = columns_that_fit(names, rows, width)
+    lines = drawn(FittedTable([names[n] for n in chosen], [[rows[0][n] for n in chosen]], justify="left"), width)
+    assert sum("row" in line for line in lines) == 1 and sum("day=1" in line for line in lines) == 1
+    assert chosen[0] == 0 and max(map(cell_len, lines)) <= width
+    for other in set(range(len(names))) - set(chosen):
+        more = sorted({*(number for number in chosen if number < other), other})
+        lines = drawn(FittedTable([names[n] for n in more], [[rows[0][n] for n in more]], justify="left"), width)
+        assert len(more) == 2 or sum("row" in line for line in lines) == 2

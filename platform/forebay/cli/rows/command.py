@@ -8,6 +8,7 @@ import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_json, print_table
+from forebay.cli.rows.cells import value_text
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from forebay.runs.rows.step_rows import StepRows
 
 _SHOWN_ROWS = 20
-_CELL = 24
-"""Characters of a value in a table. JSON has all of them."""
 
 
 def rows(
@@ -85,13 +84,7 @@ def _print_rows(found: StepRows, values: list[dict[str, Any]] | None) -> None:
         names = list(dict.fromkeys(name for each in values for name in each))
         titles += names
         cells = [
-            [*cell, *(_cell(each[name]) if name in each else "" for name in names)]
+            [*cell, *(value_text(each[name]) if name in each else "" for name in names)]
             for cell, each in zip(cells, values, strict=True)
         ]
     print_table(titles, cells)
-
-
-def _cell(value: object) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else "null" if value is None else str(value)
-    text = " ".join(text.split())
-    return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"

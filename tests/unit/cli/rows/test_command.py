@@ -4,35 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-
-import forebay as fb
 
 Cli = Callable[..., Any]
-
-
-def train(worker: fb.Worker) -> None:
-    model, optimizer = worker.setup(nn.Linear(2, 1), partial(torch.optim.SGD, lr=1e-3))
-    for batch in worker.loader():
-        loss = model(batch["x"]).square().mean()
-        worker.backward(batch, lambda part: model(part["x"]).square().mean())
-        optimizer.step()
-        worker.commit(loss=loss)
-
-
-@pytest.fixture
-def run(parquet_folder: Callable[..., Path], tmp_path: Path) -> str:
-    manifest = fb.scan(parquet_folder({"day=1/a.parquet": [40, 24]}))
-    transform = fb.Transform(x=fb.Dense(["x1", "x2"]))
-    data = fb.Data(plan=fb.build_plan(manifest, lanes=4), transform=transform, global_batch=32)
-    fb.run(fb.Job(train=train, data=data, storage=str(tmp_path / "runs"), name="run"), driver="local")
-    return str(tmp_path / "runs" / "run")
 
 
 def test_a_step_is_shown_in_80_columns_with_values(
