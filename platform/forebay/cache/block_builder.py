@@ -20,6 +20,7 @@ from forebay.storage.deadline import Cancellation
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
+from forebay.transform.rejected_rows import apply_to_kept, usable
 
 Origin = Literal["hit", "store", "bypass"]
 """Hit: found in the cache. Store: built and stored. Bypass: built, but not stored because it does not fit."""
@@ -86,7 +87,10 @@ class BlockBuilder:
 
     def peek(self, index: int) -> Block | None:
         """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
-        return self._cache.peek(self.names.key(index), self._tally, dataset=self.names.dataset) if self._cache else None
+        if self._cache is None:
+            return None
+        found = self._cache.peek(self.names.key(index), self._tally, dataset=self.names.dataset)
+        return usable(found, self._reader.manifest, index)
 
     def build(self, index: int) -> Built:
         """Get or build block `index`. Opens no Parquet file if the cache or a peer has the block.
@@ -94,17 +98,25 @@ class BlockBuilder:
         Raises the errors of reading and transforming, and `Cancelled`.
         """
         if self._cache is None:
-            return self._bypass(*self._fetch_or_read(index))
+            return self._bypass(index, *self._fetch_or_read(index))
         key = self.names.key(index)
-        if block := self._cache.get(key, self._tally, dataset=self.names.dataset):
+        if block := self._find(self._cache, index):
             return Built(block, "hit")
         # A caller that does not get the lock in time builds the block as well: a duplicate build is better than none.
         with self._cache.single_flight(key, self._options.policy.deadline_s, self._options.cancelled):
-            if block := self._cache.get(key, self._tally, dataset=self.names.dataset):
+            if block := self._find(self._cache, index):
                 return Built(block, "hit")
             built, core_s = self._fetch_or_read(index)
-            stored = self._cache.put(key, self.names.dataset, built, self._tally)
-        return Built(stored, "store", core_s) if stored else self._bypass(built, core_s)
+            stored = usable(self._cache.put(key, self.names.dataset, built, self._tally), self._reader.manifest, index)
+        return Built(stored, "store", core_s) if stored else self._bypass(index, built, core_s)
+
+    def _find(self, cache: DiskCache, index: int) -> Block | None:
+        """Block in the cache. None also if it was built for a filter without rows that this data set has.
+
+        Building it then raises the error about these rows.
+        """
+        found = cache.get(self.names.key(index), self._tally, dataset=self.names.dataset)
+        return usable(found, self._reader.manifest, index)
 
     def _fetch_or_read(self, index: int) -> tuple[Block, float]:
         if self._options.cancelled.is_set():
@@ -137,21 +149,25 @@ class BlockBuilder:
             table = self._reader.decode(fetched)
             del fetched
             with self._tally.timed("transform_s"):
-                block = self._transform.apply(table)
+                block = apply_to_kept(self._transform, table, self._reader.manifest, index)
         return block, time.monotonic() - fetched_at
 
     def _from_peer(self, peers: Peers, index: int) -> Block | None:
         with self._tally.timed("peer_s"):
             block = peers.find(self.names.key(index), self._reader.manifest[index].rows)
-        if block:
-            self._tally.add("peer_hits")
-            self._tally.add("peer_bytes", block.nbytes)
+        if usable(block, self._reader.manifest, index) is None:
+            return None
+        assert block is not None
+        self._tally.add("peer_hits")
+        self._tally.add("peer_bytes", block.nbytes)
         return block
 
-    def _bypass(self, block: Block, core_s: float) -> Built:
+    def _bypass(self, index: int, block: Block, core_s: float) -> Built:
         self._tally.add("bypasses")
         self._tally.add("bypass_bytes", block.nbytes)
-        return Built(block, "bypass", core_s)
+        found = usable(block, self._reader.manifest, index)
+        assert found is not None, "a block that was just built has the rows of its manifest"
+        return Built(found, "bypass", core_s)
 
 
 class Peers(Protocol):

@@ -196,7 +196,7 @@ def _stay(batch: Batch) -> Batch:
 def _transform_once(sample: Sample) -> Callable[[], object]:
     first = sample[0]
     reader = HeldPagesReader(first.dataset, sample, Counters())
-    table = reader.decode(reader.fetch(first.index, first.dataset.columns))
+    table = reader.read(first.index, first.dataset.columns)  # without rows that the transform may reject
     return partial(first.dataset.transform.apply, table)
 
 

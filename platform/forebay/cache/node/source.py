@@ -17,6 +17,7 @@ from forebay.metrics import Counters
 from forebay.storage.credentials import Access
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
+from forebay.transform.rejected_rows import usable
 
 _OPEN_REQUESTS = 8
 """Enough to keep the data workers of a node busy, few enough to bound the bytes in the object store."""
@@ -76,14 +77,19 @@ class NodeSource:
             self._lease.release()
 
     def _peek(self, index: int) -> Block | None:
-        return (
-            self._cache.peek(self._names.key(index), self._tally, dataset=self._names.dataset) if self._cache else None
-        )
+        if self._cache is None:
+            return None
+        return self._usable(index, self._cache.peek(self._names.key(index), self._tally, dataset=self._names.dataset))
+
+    def _usable(self, index: int, block: Block | None) -> Block | None:
+        return usable(block, self._dataset.manifest, index)
 
     def _fetch(self, index: int) -> Block:
         key = self._names.key(index)
-        if self._cache and (block := self._cache.get(key, self._tally, dataset=self._names.dataset)):
-            return block
+        if self._cache:
+            found = self._cache.get(key, self._tally, dataset=self._names.dataset)
+            if block := self._usable(index, found):
+                return block
         for _ in range(_MOST_TRIES):
             reply = self._request_build(index)
             self._tally.merge(reply.sums)
@@ -94,7 +100,7 @@ class NodeSource:
             if self._cache is None:
                 return Block(self._dataset.manifest[index].rows, {})
             # None if the block was damaged, evicted or cleared meanwhile: then it is built again.
-            if block := self._cache.load(key, self._tally):
+            if block := self._usable(index, self._cache.load(key, self._tally)):
                 return block
         raise CacheUnusable(
             f"block {key} was stored in {self._transport.spec.directory} {_MOST_TRIES} times but cannot be read there. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -288,9 +289,11 @@ class Label:
         array = cast_numbers(f"Label {name!r}", self.column, whole(table[self.column]), self.dtype)
         if array.null_count:
             first = pc.index(array.is_null(), True).as_py()
+            is_path = all(step.isidentifier() and not iskeyword(step) for step in self.column.split("."))
+            not_null = f"{self.column if is_path else f'col({self.column!r})'} is not None"
             raise NullLabel(
                 f"Label {name!r} found {array.null_count} nulls in column {self.column!r}, the first in row {first} of "
-                f"{len(array)}. Drop those rows, or fill them, before writing the Parquet files.",
+                f"{len(array)}. Leave such rows out: fb.scan(..., where={not_null!r}). Or fill them in the files.",
                 column=self.column,
                 nulls=array.null_count,
                 first_row=first,

@@ -27,12 +27,12 @@ from forebay.cache.requests import registered
 from forebay.cache.requests.payload import pack
 from forebay.cache.requests.reply import BuildFailed, InMemoryBlock, StoredBlock
 from forebay.cache.spec import CacheSpec
-from forebay.errors import CacheUnusable, Cancelled, TransformFailed
+from forebay.errors import CacheUnusable, Cancelled, NullLabel, TransformFailed
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.scan import scan
 from forebay.metrics import Counters
 from forebay.transform.dataset import Dataset
-from forebay.transform.features.groups import Dense
+from forebay.transform.features.groups import Dense, Label
 from forebay.transform.transform import Transform
 
 TRANSFORM = Transform(id=Dense("id", dtype="float64"))
@@ -319,3 +319,24 @@ def test_where_all_are_in_use_the_newcomer_is_not_stored(
         assert read_all(line, second)[1] == {"bypasses": 4, "parquet_opens": 4}
         assert read_all(line, first)[1] == {"hits": 4}
     assert read_all(line, second)[1] == {"stores": 4, "parquet_opens": 4}
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+@pytest.mark.parametrize("quota_bytes", [1 << 24, 1])
+def test_a_block_with_rejected_rows_serves_only_who_leaves_them_out(
+    line: ServiceLine, tmp_path: Path, quota_bytes: int, is_here: bool
+) -> None:
+    labels = [None if number % 3 == 0 else number % 2 for number in range(30)]
+    pq.write_table(pa.table({"id": range(30), "label": labels}), tmp_path / "a.parquet", row_group_size=10)
+    transform = Transform(id=Dense("id", dtype="float64"), label=Label("label"))
+    line.is_here = is_here
+    line.spec = replace(line.spec, quota_bytes=quota_bytes)
+    for where in ("label is not None", "label == 1", "label is not None"):
+        dataset = Dataset(scan(tmp_path / "a.parquet", where=where), transform)
+        with closing(NodeSource(line, dataset, Counters())) as source:
+            blocks = [source.request(index).result(30) for index in range(3)]
+            assert [list(block.arrays) for block in blocks] == [["id", "label"] if is_here else []] * 3
+            assert [block.rows for block in blocks] == [10] * 3
+    whole = Dataset(scan(tmp_path / "a.parquet"), transform)
+    with closing(NodeSource(line, whole, Counters())) as source, pytest.raises(NullLabel):
+        source.request(1).result(30)

@@ -1,0 +1,92 @@
+"""Rows that a transform rejects: found, left out of a block, and named in it, so that no reader takes them for data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from forebay.errors import TransformFailed, WrongType
+from forebay.manifest.manifest import Manifest
+from forebay.transform.block import ATTACHED, Block
+from forebay.transform.features.groups import Label
+from forebay.transform.features.paths import with_paths
+from forebay.transform.transform import Transform
+
+REJECTED = f"{ATTACHED}rejected"
+"""Attached array of a block: numbers of the rows that its transform rejects, int64 [n]. Their values are 0."""
+
+REFUSALS = (TransformFailed, WrongType)
+"""Errors of a transform that may be about some rows only."""
+
+
+def accepted_rows(transform: Transform, table: pa.Table) -> NDArray[np.bool_]:
+    """Whether `transform` makes arrays of each row, bool [rows]. A pure function of the rows.
+
+    Null labels are found in one pass. For other reasons a part of the table that is refused is divided in halves, so
+    one rejected row costs about 2 log2(rows) calls.
+    """
+    accepted = np.ones(table.num_rows, dtype=np.bool_)
+    for feature in transform.features.values():
+        if isinstance(feature, Label):
+            column = with_paths(table, [feature.column])[feature.column]
+            accepted &= pc.is_valid(column).to_numpy()
+    parts = [np.flatnonzero(accepted)]
+    while parts:
+        part = parts.pop()
+        if len(part) and not _is_accepted(transform, table, part):
+            if len(part) == 1:
+                accepted[part] = False
+            else:
+                parts += np.array_split(part, 2)
+    return accepted
+
+
+def apply_to_kept(transform: Transform, table: pa.Table, manifest: Manifest, index: int) -> Block:
+    """Block of `table`, all rows of row group `index`. Rejected rows are no error if the manifest leaves them out.
+
+    A block does not depend on which rows the manifest keeps, so one in a cache serves every filter. Raises the errors
+    of the transform about rows that are kept.
+    """
+    try:
+        return transform.apply(table)
+    except REFUSALS:
+        keeps = _keeps(manifest, index)
+        if keeps.all():
+            raise
+    made = transform.apply(table.filter(pa.array(keeps)))  # raises if a row that is kept is rejected
+    accepted = keeps.copy()
+    accepted[~keeps] = accepted_rows(transform, table.filter(pa.array(~keeps)))
+    if not np.array_equal(accepted, keeps):
+        made = transform.apply(table.filter(pa.array(accepted)))
+    arrays = {name: np.zeros((table.num_rows, *array.shape[1:]), array.dtype) for name, array in made.arrays.items()}
+    for name, array in made.arrays.items():
+        arrays[name][accepted] = array
+    return Block(table.num_rows, arrays | {REJECTED: np.flatnonzero(~accepted).astype(np.int64)})
+
+
+def usable(block: Block | None, manifest: Manifest, index: int) -> Block | None:
+    """Block for the rows that the manifest keeps of row group `index`. None if one of them was rejected."""
+    if block is None or (rejected := block.arrays.get(REJECTED)) is None:
+        return block
+    if _keeps(manifest, index)[rejected].any():
+        return None
+    arrays = {name: array for name, array in block.arrays.items() if name != REJECTED}
+    return Block(block.rows, arrays, owner=block.owner)
+
+
+def _keeps(manifest: Manifest, index: int) -> NDArray[np.bool_]:
+    if manifest.kept is None:
+        return np.ones(int(manifest.rows[index]), dtype=np.bool_)
+    return manifest.kept.mask.keeps(index)
+
+
+def _is_accepted(transform: Transform, table: pa.Table, rows: Sequence[int] | NDArray[np.int64]) -> bool:
+    try:
+        transform.apply(table.take(pa.array(rows)))
+    except REFUSALS:
+        return False
+    return True
