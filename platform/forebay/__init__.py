@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from forebay.transform.features.text import Bytes as Bytes
     from forebay.transform.features.timestamps import Time as Time
     from forebay.transform.features.vocabulary import fit_vocabulary as fit_vocabulary
+    from forebay.transform.row_rules import keep_rows as keep_rows
     from forebay.transform.sequences.views import Future as Future
     from forebay.transform.sequences.views import Past as Past
     from forebay.transform.transform import Transform as Transform
@@ -214,6 +215,7 @@ _HOMES = {
     "fit_vocabulary": "transform.features.vocabulary",
     "from_ray_data": "preparation.ray_data",
     "jagged": "bridges.jagged",
+    "keep_rows": "transform.row_rules",
     "keyed_jagged": "bridges.jagged",
     "load_job_spec": "deploy.spec.job_toml",
     "load_manifest": "manifest.saved",

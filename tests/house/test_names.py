@@ -93,6 +93,7 @@ PUBLIC_NAMES = [
     "from_ray_data",
     "hf",
     "jagged",
+    "keep_rows",
     "keyed_jagged",
     "lightning",
     "llm",

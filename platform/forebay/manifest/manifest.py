@@ -187,6 +187,12 @@ class Manifest:
         """Number of rows of each row group that belong to the data set, int64 [n]."""
         return self.rows if self.kept is None else self.kept.mask.counts
 
+    def keeps(self, index: int) -> NDArray[np.bool_]:
+        """Whether each row of row group `index` belongs to the data set, bool [rows]."""
+        if self.kept is None:
+            return np.ones(int(self.rows[index]), dtype=np.bool_)
+        return self.kept.mask.keeps(index)
+
     @cached_property
     def num_bytes(self) -> int:
         """Uncompressed bytes of the selected columns, over all row groups."""

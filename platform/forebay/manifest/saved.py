@@ -108,8 +108,11 @@ def _check_what_has_no_id(manifest: Manifest) -> None:
             raise ValueError(f"{field} is not a column")  # noqa: TRY004 - of the file's content, not of an argument
     if not isinstance(manifest.snapshot, str):
         raise ValueError(f"its snapshot is {manifest.snapshot!r}")  # noqa: TRY004 - of the file's content
-    if (kept := manifest.kept) and min(kept.deleted_rows, kept.filtered_rows, kept.skipped_rows) < 0:
-        raise ValueError("a number of rows below 0")
+    if kept := manifest.kept:
+        if min(kept.deleted_rows, kept.filtered_rows, kept.skipped_rows, kept.rejected_rows) < 0:
+            raise ValueError("a number of rows below 0")
+        if not all(isinstance(rule, str) for rule in kept.rules):
+            raise ValueError(f"its rules are {kept.rules!r:.100}")
     for name in ("bytes", "source_bytes"):
         if len(manifest) and getattr(manifest, name).min() < 0:
             raise ValueError(f"{name} below 0")
@@ -136,7 +139,8 @@ def _file_facts(file: File) -> dict[str, Any]:
 def _kept(facts: dict[str, Any], rows: Any) -> KeptRows:
     mask = RowMask.from_text(facts["mask"], np.asarray(rows, dtype=np.int64))
     counts = {name: facts[name] for name in ("where", "deleted_rows", "filtered_rows")}
-    return KeptRows(mask=mask, **counts, skipped_rows=facts.get("skipped_rows", 0))
+    rare = {name: facts.get(name, 0) for name in ("skipped_rows", "rejected_rows")}
+    return KeptRows(mask=mask, **counts, **rare, rules=tuple(facts.get("rules", ())))
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
@@ -149,6 +153,8 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
             "deleted_rows": kept.deleted_rows,
             "filtered_rows": kept.filtered_rows,
             "skipped_rows": kept.skipped_rows,
+            "rejected_rows": kept.rejected_rows,
+            "rules": kept.rules,
             "mask": kept.mask.to_text(),
         }
     return facts

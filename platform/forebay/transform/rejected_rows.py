@@ -54,7 +54,7 @@ def apply_to_kept(transform: Transform, table: pa.Table, manifest: Manifest, ind
     try:
         return transform.apply(table)
     except REFUSALS:
-        keeps = _keeps(manifest, index)
+        keeps = manifest.keeps(index)
         if keeps.all():
             raise
     made = transform.apply(table.filter(pa.array(keeps)))  # raises if a row that is kept is rejected
@@ -72,16 +72,10 @@ def usable(block: Block | None, manifest: Manifest, index: int) -> Block | None:
     """Block for the rows that the manifest keeps of row group `index`. None if one of them was rejected."""
     if block is None or (rejected := block.arrays.get(REJECTED)) is None:
         return block
-    if _keeps(manifest, index)[rejected].any():
+    if manifest.keeps(index)[rejected].any():
         return None
     arrays = {name: array for name, array in block.arrays.items() if name != REJECTED}
     return Block(block.rows, arrays, owner=block.owner)
-
-
-def _keeps(manifest: Manifest, index: int) -> NDArray[np.bool_]:
-    if manifest.kept is None:
-        return np.ones(int(manifest.rows[index]), dtype=np.bool_)
-    return manifest.kept.mask.keeps(index)
 
 
 def _is_accepted(transform: Transform, table: pa.Table, rows: Sequence[int] | NDArray[np.int64]) -> bool:

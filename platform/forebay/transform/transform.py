@@ -100,7 +100,7 @@ class Transform:
         rows.
         """
         if self.fn is not None:
-            return _block_of(self.fn, _one_batch(table))
+            return _block_of(self.fn, one_batch(table))
         table = with_paths(table, self.columns or ())
         schema = dict(zip(table.schema.names, table.schema.types, strict=True))
         arrays: dict[str, Any] = {}
@@ -135,7 +135,8 @@ def _check_options(fn: RowFunction | None, version: str | None, features: Mappin
             makers[array] = name
 
 
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """All rows as one batch. Raises `TransformFailed` if a column holds too much text for one."""
     if table.num_rows == 0:
         return pa.RecordBatch.from_pylist([], schema=table.schema)
     batches = table.combine_chunks().to_batches()

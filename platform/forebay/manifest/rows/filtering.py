@@ -74,12 +74,37 @@ def masked(
         reason = "all are deleted" if where is None else f"where={where.text!r} keeps none of {num_live} rows"
         raise NoFiles(f"{manifest.root}: {reason}. Loosen the filter, or choose another version of the table.")
     kept = KeptRows(
-        mask=RowMask.of([mask for mask in masks if mask.any()]),
+        mask=RowMask.of([]),
         where="" if where is None else where.text,
         deleted_rows=int(manifest.rows.sum()) - num_live,
         filtered_rows=num_live - num_kept,
     )
-    return replace(manifest.take(np.array([mask.any() for mask in masks])), kept=kept)
+    return with_masks(manifest, masks, kept)
+
+
+def with_masks(manifest: Manifest, masks: Sequence[NDArray[np.bool_]], kept: KeptRows) -> Manifest:
+    """Manifest of the rows for which `masks`, one bool [rows] for each row group, are true. At least one is.
+
+    `kept` has the reasons, and its mask is replaced.
+    """
+    found = replace(kept, mask=RowMask.of([mask for mask in masks if mask.any()]))
+    return replace(replace(manifest, kept=None).take(np.array([mask.any() for mask in masks])), kept=found)
+
+
+def judged(
+    masks: Sequence[NDArray[np.bool_]], mask_of: Callable[[int], NDArray[np.bool_]], progress: Progress | None
+) -> list[NDArray[np.bool_]]:
+    """Masks that `mask_of` returns for the numbers of the row groups, in threads. Not called for those without rows."""
+    found: list[NDArray[np.bool_]] = []
+    pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="forebay-filter")
+    try:
+        for mask in pool.map(lambda index: mask_of(index) if masks[index].any() else masks[index], range(len(masks))):
+            found.append(mask)
+            if progress is not None:
+                progress(len(found), len(masks))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return found
 
 
 def _filtered(
@@ -90,21 +115,12 @@ def _filtered(
     progress: Progress | None,
 ) -> list[NDArray[np.bool_]]:
     def mask_of(index: int) -> NDArray[np.bool_]:
-        if not (may_match[index] and masks[index].any()):
+        if not may_match[index]:
             return np.zeros_like(masks[index])
         place = reader.manifest[index].uri
         return masks[index] & _matches(where, reader.decode(reader.fetch(index, where.columns)), place)
 
-    found: list[NDArray[np.bool_]] = []
-    pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="forebay-filter")
-    try:
-        for mask in pool.map(mask_of, range(len(masks))):
-            found.append(mask)
-            if progress is not None:
-                progress(len(found), len(masks))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-    return found
+    return judged(masks, mask_of, progress)
 
 
 def _matches(where: Where, table: pa.Table, place: str) -> NDArray[np.bool_]:

@@ -127,6 +127,8 @@ class KeptRows:
         deleted_rows: Number of rows that the table has deleted, over all row groups that were scanned.
         filtered_rows: Number of live rows that `where` left out, also of row groups that it left out as a whole.
         skipped_rows: Number of rows that a skip list left out, and neither a deletion nor the filter.
+        rules: Names of the rules of `keep_rows`, with the first digits of their fingerprints, in their order.
+        rejected_rows: Number of rows that these rules left out, of those that were there before.
     """
 
     mask: RowMask
@@ -134,3 +136,5 @@ class KeptRows:
     deleted_rows: int = 0
     filtered_rows: int = 0
     skipped_rows: int = 0
+    rules: tuple[str, ...] = ()
+    rejected_rows: int = 0

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from forebay.errors import InvalidOption, NoFiles
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.rows.file_rows import FileRow
+from forebay.manifest.rows.filtering import with_masks
 from forebay.manifest.rows.row_mask import KeptRows, RowMask
 
 _FORM = "Write each as file:row group:row, such as day=1/a.parquet:3:128, which batch.rows() and `forebay rows` print."
@@ -54,7 +55,7 @@ def without_rows(manifest: Manifest, skip: Iterable[FileRow | str], scanned: Man
         numbers = rows.get((manifest.files[place[0]].path, place[1]))
         if numbers is None:
             continue
-        before = _mask(manifest, index)
+        before = manifest.keeps(index)
         masks[index] = before.copy()
         masks[index][numbers] = False
         skipped_rows += int(before.sum() - masks[index].sum())
@@ -63,10 +64,8 @@ def without_rows(manifest: Manifest, skip: Iterable[FileRow | str], scanned: Man
     if skipped_rows == manifest.num_rows:
         raise NoFiles(f"{manifest.root}: skip= names all {skipped_rows} rows. Leave some out of the list.")
     kept = manifest.kept or KeptRows(mask=RowMask.of([]))
-    every = [masks[index] if index in masks else _mask(manifest, index) for index in range(len(manifest))]
-    mask = RowMask.of([each for each in every if each.any()])
-    left = replace(manifest, kept=None).take(np.array([each.any() for each in every]))
-    return replace(left, kept=replace(kept, mask=mask, skipped_rows=kept.skipped_rows + skipped_rows))
+    every = [masks[index] if index in masks else manifest.keeps(index) for index in range(len(manifest))]
+    return with_masks(manifest, every, replace(kept, skipped_rows=kept.skipped_rows + skipped_rows))
 
 
 def _rows_by_group(scanned: Manifest, skip: list[FileRow]) -> dict[tuple[str, int], list[int]]:
@@ -95,13 +94,6 @@ def _rows_by_group(scanned: Manifest, skip: list[FileRow]) -> dict[tuple[str, in
             unknown=tuple(map(str, unknown)),
         )
     return found
-
-
-def _mask(manifest: Manifest, index: int) -> NDArray[np.bool_]:
-    """Whether each row of a row group belongs to the data set, bool [rows]."""
-    if manifest.kept is None:
-        return np.ones(int(manifest.rows[index]), dtype=np.bool_)
-    return manifest.kept.mask.keeps(index)
 
 
 def skip_list(path: str | os.PathLike[str]) -> list[str]:

@@ -70,7 +70,9 @@ def data_facts(data: Data) -> dict[str, Fact]:
             "columns": len(manifest.columns),
         }
         if kept := manifest.kept:
-            own |= {"where": kept.where, "skipped_rows": kept.skipped_rows}
+            counts = ("deleted_rows", "filtered_rows", "skipped_rows", "rejected_rows")
+            own |= {"where": kept.where, "rules": ", ".join(kept.rules)}
+            own |= {name: getattr(kept, name) for name in counts}
         found |= {f"{before}{name}": public_fact(name, value) for name, value in own.items()}
     return found
 

@@ -224,7 +224,7 @@ class _ReferenceWalk:
 
     def _refusal(self, where: str, why: str) -> Unfingerprintable:
         return Unfingerprintable(
-            f"{self._root} cannot be fingerprinted by its source: {where} {why}. Give it a version, "
+            f"{self._root} cannot be fingerprinted by its source: {where} {why}. Give it a version, such as "
             'Transform(fn=..., version="1"), and raise that version whenever its result changes.',
             function=self._root,
             variable=where,

@@ -32,4 +32,4 @@ def test_the_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
         exec(compile(block, "reading.md", "exec"), names)
-    assert capsys.readouterr().out == "1 3\n"
+    assert capsys.readouterr().out == "1 3\n3 1\n"
