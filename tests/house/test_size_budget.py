@@ -12,6 +12,7 @@ from tests.house.figures import MAX_ARGUMENTS, broad_excepts, functions_of, is_c
 
 MAX_FILE_LINES = 400
 MEDIAN_FILE_LINES = 130
+MAX_BRIDGE_LINES = 99
 P90_FUNCTION_LINES = 30
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "core"}
 FORBIDDEN_ENDINGS = ("Manager", "Handler", "Helper", "Processor")
@@ -37,6 +38,12 @@ def line_counts(repository: Path) -> dict[str, int]:
 def test_files_stop_at_400_lines(line_counts: dict[str, int]) -> None:
     assert {file: lines for file, lines in line_counts.items() if lines > MAX_FILE_LINES} == {}
     assert statistics.median(line_counts.values()) <= MEDIAN_FILE_LINES
+
+
+def test_bridges_stay_below_100_lines(line_counts: dict[str, int]) -> None:
+    bridges = {file: lines for file, lines in line_counts.items() if file.startswith("platform/forebay/bridges/")}
+    assert len(bridges) > 5
+    assert {file: lines for file, lines in bridges.items() if lines > MAX_BRIDGE_LINES} == {}
 
 
 def test_functions_are_short(sources: Trees) -> None:

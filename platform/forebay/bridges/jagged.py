@@ -43,10 +43,7 @@ def jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> tuple[Tensor
 def keyed_jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> Any:
     """`torchrec.KeyedJaggedTensor` of features of a batch, with their names as keys, in this order.
 
-    Features are those of `jagged`, which says what is refused.
-
-    Raises:
-        MissingPackage: torchrec is not installed.
+    Features are those of `jagged`, which says what is refused. Raises `MissingPackage` without torchrec.
     """
     try:
         from torchrec import KeyedJaggedTensor  # noqa: PLC0415

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import count
-from typing import Any, Self
+from typing import Any
 
 from forebay.bridges.equal_parts import validate_equal_parts
 from forebay.bridges.frames import frame_transform, plain_transform
@@ -21,7 +22,7 @@ _WITHOUT_MEANING = {"reader_pool_type", "workers_count", "results_queue_size", "
 """Arguments about petastorm's own threads and caches."""
 
 
-class BatchReader:
+class BatchReader(AbstractContextManager["BatchReader"]):
     """Reader of `num_epochs` epochs: named tuples of NumPy arrays [rows, ...]. Its state is that of its loader."""
 
     def __init__(self, loader: Loader, num_epochs: int | None) -> None:
@@ -30,9 +31,8 @@ class BatchReader:
 
     def __iter__(self) -> Iterator[Any]:
         kind: Any = None
-        for epoch in (
-            count(self.loader.epoch) if self._num_epochs is None else range(self.loader.epoch, self._num_epochs)
-        ):
+        first = self.loader.epoch
+        for epoch in count(first) if self._num_epochs is None else range(first, self._num_epochs):
             assert self.loader.epoch == epoch, "a loop yields the rest of one epoch"
             for batch in self.loader:
                 kind = kind or namedtuple("BatchOfRows", batch)  # noqa: PYI024 - as in petastorm
@@ -40,9 +40,6 @@ class BatchReader:
 
     def join(self) -> None:
         """Nothing: `stop` has waited for all threads."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
