@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from forebay.errors import InvalidOption
 from forebay.loader.device.in_flight import PROCESS_RING
 from forebay.manifest.rows.file_rows import FileRows
+from forebay.manifest.rows.file_windows import FileWindows
 
 
 class Batch(dict[str, Any]):
@@ -45,16 +46,20 @@ class Batch(dict[str, Any]):
         self.names: tuple[str, ...] = ()
         self.copied: Any = None
         self._windows: Any = None
-        self._file_rows: FileRows | Callable[[], FileRows] | None = None
+        self._file_rows: FileRows | FileWindows | Callable[[], FileRows | FileWindows] | None = None
 
-    def rows(self) -> FileRows:
+    def rows(self) -> FileRows | FileWindows:
         """File, row group and number in the row group of each row, in the order of the arrays.
 
         `rows()[0]` is a `FileRow`, as text `day=1/a.parquet:3:128`. With a filter or deleted rows, the number is still
         that in the file. Computed from the plan at the first call, which no training loop needs.
 
+        Of windows, `rows()[0]` is a `FileWindow`: the spans of rows that the first window reads, as text
+        `day=1/a.parquet:3:128..223`. The call reads the columns of entity and time from the files.
+
         Raises:
-            InvalidOption: Rows that are windows of series, or a batch that no `Loader` made.
+            InvalidOption: A batch that no `Loader` made.
+            SourceChanged, ReadFailed, CorruptFile: Of windows.
         """
         if self._file_rows is None:
             raise InvalidOption(
@@ -65,7 +70,7 @@ class Batch(dict[str, Any]):
             self._file_rows = self._file_rows()
         return self._file_rows
 
-    def set_file_rows(self, make: Callable[[], FileRows]) -> None:
+    def set_file_rows(self, make: Callable[[], FileRows | FileWindows]) -> None:
         """Set the function that finds the rows of this batch."""
         self._file_rows = make
 
@@ -91,7 +96,8 @@ class Batch(dict[str, Any]):
         """Attributes for a pickle. The functions that make windows and rows hold their whole index, so they stay here,
         and so does an event.
         """
-        is_known = self._file_rows is not None and self.windows is None
+        # To name the rows of windows, files are read: only a call of rows() does.
+        is_known = self._file_rows is not None and not (self._windows is not None and callable(self._file_rows))
         return self.__dict__ | {
             "_windows": self.windows,
             "_file_rows": self.rows() if is_known else None,
@@ -153,7 +159,9 @@ def start_copy(batch: Batch, device: torch.device | str) -> Batch:
     return moved
 
 
-def _taken(file_rows: FileRows | Callable[[], FileRows], numbers: NDArray[np.int64]) -> FileRows:
+def _taken(
+    file_rows: FileRows | FileWindows | Callable[[], FileRows | FileWindows], numbers: NDArray[np.int64]
+) -> FileRows | FileWindows:
     return (file_rows() if callable(file_rows) else file_rows).take(numbers)
 
 

@@ -100,9 +100,7 @@ class Loader:
             as_numpy=as_numpy,
             device=known_device(device, as_numpy=as_numpy),
             prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
-            views=tuple(
-                each.transform.views for each in self._datasets if isinstance(each.transform, SequenceTransform)
-            ),
+            sequences=tuple(each.transform for each in self._datasets if isinstance(each.transform, SequenceTransform)),
         )
         self.tally = tally or Counters()
         self.dropped_rows = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import closing
@@ -27,12 +27,16 @@ from forebay.loader.device.copies import open_copies
 from forebay.loader.device.feed import DeviceFeed
 from forebay.loader.prefetch import Prefetcher
 from forebay.loader.rank_batches import Cut, RankPart, parts_in_order
+from forebay.loader.rows.order_rows import OrderRows
 from forebay.loader.sequences.window_tables import WindowTables
 from forebay.loader.serial_executor import SerialExecutor
+from forebay.manifest.rows.file_rows import FileRows
+from forebay.manifest.rows.file_windows import FileWindows
 from forebay.metrics import Counters
 from forebay.plan.order import Last, Order, PositionedRows
 from forebay.transform.block import Block
-from forebay.transform.sequences.views import WindowViews
+from forebay.transform.sequences.sequence_block import SequenceTransform
+from forebay.transform.sequences.step_columns import StepColumns
 from forebay.world import World
 
 _POLL_S = 0.2
@@ -50,8 +54,8 @@ class LoaderOptions:
     prefetch_bytes: int
     device: torch.device | None = None
     """Device of the batches. None: main memory."""
-    views: tuple[WindowViews, ...] = ()
-    """Arrays of the windows of each data set, if those are the rows of the plan."""
+    sequences: tuple[SequenceTransform, ...] = ()
+    """Transform of each data set, if the rows of the plan are windows."""
 
 
 class Pipeline:
@@ -122,6 +126,7 @@ class Pipeline:
 
     def _make_batches(self) -> None:
         plan, options = self._options.plan, self._options
+        keys = tuple(each.step_columns.keys() for each in options.sequences)
         cut, owned = Cut(options.global_batch, options.last, options.world), plan.owned_lanes(options.world)
         with closing(SerialExecutor()) as executor:
             parts = parts_in_order(plan, cut, executor, epoch=self._epoch, position=self._position)
@@ -134,7 +139,7 @@ class Pipeline:
                     stop, lanes = part.position + 1, tuple(range(plan.lanes))
                     rows = plan.positioned_rows(self._epoch, part.position, stop, lanes)
                 batch, num_bytes = self._gather(rows, position=part.position, size=part.size, weight=weight)
-                batch.set_file_rows(partial(plan.file_rows, self._epoch, part.position, stop, lanes))
+                batch.set_file_rows(partial(_named_rows, plan, keys, (self._epoch, part.position, stop), lanes))
                 end = part.position + part.size
                 batch.ends_epoch = not plan.batch_size(end, options.global_batch, last=options.last)
                 self._queue.put(batch, num_bytes)
@@ -200,8 +205,14 @@ class Pipeline:
 
 def _table_of(options: LoaderOptions, pool: BufferPool, epoch: int) -> BlockTable | WindowTables:
     if options.plan.windows:
-        return WindowTables(options.plan, options.views, pool, epoch=epoch)
+        return WindowTables(options.plan, [each.views for each in options.sequences], pool, epoch=epoch)
     return BlockTable(options.plan.block_rows, pool)
+
+
+def _named_rows(
+    plan: Order, keys: Sequence[StepColumns], span: tuple[int, int, int], lanes: Sequence[int]
+) -> FileRows | FileWindows:
+    return OrderRows.at(plan, keys, [span], lanes).named()
 
 
 def _tensor(make: Callable[[], NDArray[np.int64]]) -> torch.Tensor:

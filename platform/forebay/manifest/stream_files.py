@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from forebay.errors import InvalidOption, PreparationFailed
+from forebay.errors import InvalidOption, PreparationFailed, SourceChanged
 from forebay.manifest.manifest import Field, Manifest
 from forebay.manifest.prepared import PreparedFile, find_prepared, manifest_of, prepared_file
 from forebay.manifest.streamed import STREAM_VERSION, StreamedManifest, StreamLayout
@@ -100,3 +100,21 @@ class StreamFiles:
         fields = tuple(Field(**each) for each in facts["fields"])
         made = StreamLayout(**layout | {"row_group_bytes": tuple(layout["row_group_bytes"])})
         return self.manifest(made, fields)
+
+
+def finished_manifest(manifest: Manifest) -> Manifest:
+    """Manifest whose row groups can be read: of a stream, that of the first files, which are finished.
+
+    Raises `SourceChanged` if the stream has no file, and `PreparationFailed` if it ended without one.
+    """
+    if not isinstance(manifest, StreamedManifest):
+        return manifest
+    files = StreamFiles(manifest.root, attempt=manifest.attempt)
+    found = files.finished(())
+    if not found:
+        raise SourceChanged(
+            f"{manifest.root} has no finished file of this stream. Prepare the data again: the same function and data "
+            "give the same rows.",
+            uri=manifest.root,
+        )
+    return replace(files.prefix(manifest.fields, found), columns=manifest.columns)

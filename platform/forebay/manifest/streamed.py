@@ -45,6 +45,17 @@ class StreamedManifest(Manifest):
             digest.update(getattr(self, name).astype(dtype).data)
         return digest.hexdigest()
 
+    @property
+    def layout(self) -> StreamLayout:
+        """Layout that this manifest was made of."""
+        return StreamLayout(
+            rows=self.num_rows,
+            row_group_rows=int(self.rows[0]),
+            row_groups_per_file=int((self.file_of == 0).sum()),
+            row_group_bytes=(int(self.bytes[0]), int(self.source_bytes[0])),
+            fingerprint=self.fingerprint,
+        )
+
     def take(self, indices: Sequence[int] | ArrayLike) -> Manifest:  # noqa: ARG002 - it takes none
         raise InvalidOption(
             "The row groups of a stream cannot be chosen or split: they are still being prepared. Hold out rows by "

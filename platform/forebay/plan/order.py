@@ -11,7 +11,6 @@ import numpy as np
 
 from forebay.errors import InvalidOption, TooManyRanks, whole_number
 from forebay.manifest.manifest import Manifest
-from forebay.manifest.rows.file_rows import FileRows
 from forebay.plan.cursor import Cursor
 from forebay.plan.lanes import LaneRows
 from forebay.plan.permute import Ints
@@ -81,19 +80,6 @@ class Order(ABC):
     @abstractmethod
     def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
         """Uses of blocks by some lanes from `position` to the end of the epoch, in the order of need."""
-
-    def file_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> FileRows:
-        """File, row group and number in the row group of each of the `positioned_rows`.
-
-        Of a stream, `file` is the beginning of the file's name. Raises `InvalidOption` for windows of series.
-        """
-        if self.windows:
-            raise InvalidOption(
-                f"{self} orders windows of series, and a window is no single row of a file. batch.windows has the "
-                "entity and the first step of each."
-            )
-        _, block, row = self.positioned_rows(epoch, start, stop, lanes)
-        return FileRows.of(self.manifests, block, row, self.names)
 
     def accepts(self, cursor: Cursor) -> bool:
         """Whether a run can continue from `cursor` with this order."""

@@ -9,6 +9,7 @@ import typer
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_json, print_table
 from forebay.cli.rows.cells import value_text
+from forebay.cli.rows.names import Names, name_facts, name_lines, name_text
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically
 
@@ -43,41 +44,39 @@ def rows(
     found = found if rank is None else found.of_rank(rank)
     names = None if columns is None else columns.split(",")
     if out is not None:
-        write_atomically(out, "".join(f"{row}\n" for row in found.rows).encode())
+        write_atomically(out, name_lines(found.rows).encode())
     if as_json:
         print_json(_facts(found, run, rank) | {"rows": _as_facts(found, found.values(None, names) if show else None)})
         return
     size = found.trained.world_size
     whose = f"{size} worker{'s' if size > 1 else ''}" if rank is None else f"rank {rank} of {size}"
-    typer.echo(f"step {step}: {positions_text(found.trained.spans)}; {len(found.row)} rows of {whose}")
+    typer.echo(f"step {step}: {positions_text(found.trained.spans)}; {len(found.rank)} {found.located.noun} of {whose}")
     _print_rows(found, found.values(_SHOWN_ROWS, names) if show else None)
-    if len(found.row) > _SHOWN_ROWS:
-        rest = f"... and {len(found.row) - _SHOWN_ROWS} more; --json prints all"
+    if len(found.rank) > _SHOWN_ROWS:
+        rest = f"... and {len(found.rank) - _SHOWN_ROWS} more; --json prints all"
         typer.echo(f"{rest}, --out FILE writes their names." if out is None else f"{rest}.")
 
 
 def _facts(found: StepRows, run: str, rank: int | None) -> dict[str, Any]:
     trained = found.trained
     spans = [{"epoch": epoch, "start": start, "stop": stop} for epoch, start, stop in trained.spans]
-    facts: dict[str, Any] = {"run": run, "plan": found.order.id, "step": trained.step, "batches": spans}
+    facts: dict[str, Any] = {"run": run, "plan": found.located.order.id, "step": trained.step, "batches": spans}
     return facts | {"world": trained.world_size, "rank": rank}
 
 
 def _as_facts(found: StepRows, values: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    facts = [
-        {"name": str(row), **row._asdict(), "rank": rank}
-        for row, rank in zip(found.rows, found.rank.tolist(), strict=True)
-    ]
+    rows: Names = found.rows
+    facts = [name_facts(row) | {"rank": rank} for row, rank in zip(rows, found.rank.tolist(), strict=True)]
     return facts if values is None else [row | {"values": each} for row, each in zip(facts, values, strict=True)]
 
 
 def _print_rows(found: StepRows, values: list[dict[str, Any]] | None) -> None:
-    rows = found.rows[:_SHOWN_ROWS]
-    titles, cells = ["row"], [[str(row)] for row in rows]
+    rows: Names = found.located.take(slice(_SHOWN_ROWS)).named()
+    titles, cells = ["row"], [[name_text(row)] for row in rows]
     if found.trained.world_size > 1:
         titles.append("rank")
         cells = [[*row, str(rank)] for row, rank in zip(cells, found.rank.tolist(), strict=False)]
-    if rows.names:
+    if found.located.order.names:
         titles.append("data set")
         cells = [[*cell, row.source] for cell, row in zip(cells, rows, strict=True)]
     if values is not None:

@@ -10,6 +10,7 @@ import typer
 from forebay.cli.arguments import AsJson, Parameters
 from forebay.cli.output import output_width, print_json, print_table
 from forebay.cli.rows.cells import cut_text, value_text
+from forebay.cli.rows.names import Names, name_facts, name_text
 from forebay.cli.rows.selection import SelectedRows, is_run, rows_of_data, rows_of_job, rows_of_run
 from forebay.errors import InvalidOption, whole_number
 from forebay.report.fitted_table import columns_that_fit
@@ -56,11 +57,11 @@ def peek(
     else:
         _refuse(of_run, "a data set")
         found = rows_of_data(source, seed or 0, num_rows, quiet=as_json)
-    values = found.values(None if columns is None else columns.split(","))
+    values = found.located.values(None if columns is None else columns.split(","))
     if as_json:
         print_json(_facts(found, source, values))
         return
-    typer.echo(f"{found.whose}: {len(found.row)} of {found.total} rows")
+    typer.echo(f"{found.whose}: {len(found.located)} of {found.total} {found.located.noun}")
     _print_rows(found, values, is_chosen=columns is not None)
 
 
@@ -73,20 +74,22 @@ def _refuse(given: dict[str, bool], kind: str) -> None:
 
 
 def _facts(found: SelectedRows, source: str, values: list[dict[str, Any]]) -> dict[str, Any]:
-    rows = [{"name": str(row), **row._asdict(), "values": each} for row, each in zip(found.rows, values, strict=True)]
+    names: Names = found.located.named()
+    rows = [name_facts(row) | {"values": each} for row, each in zip(names, values, strict=True)]
     if found.rank is not None:
         rows = [row | {"rank": rank} for row, rank in zip(rows, found.rank.tolist(), strict=True)]
-    return {"from": source, "plan": found.order.id, "of": found.whose, "total": found.total, "rows": rows}
+    return {"from": source, "plan": found.located.order.id, "of": found.whose, "total": found.total, "rows": rows}
 
 
 def _print_rows(found: SelectedRows, values: list[dict[str, Any]], *, is_chosen: bool) -> None:
     """Print names and values. Without columns `is_chosen`, those that have room on a line."""
-    rows, width = found.rows, output_width()
-    names = [str(row) for row in rows]
+    rows: Names = found.located.named()
+    width = output_width()
+    names = [name_text(row) for row in rows]
     # Beside long names no value has room: they follow below, and the lines have numbers.
     is_apart = max(map(len, names)) > width // 2
     titles, cells = ["row"], [[f"#{number}"] if is_apart else [name] for number, name in enumerate(names, 1)]
-    if rows.names:
+    if found.located.order.names:
         titles.append("data set")
         cells = [[*cell, row.source] for cell, row in zip(cells, rows, strict=True)]
     if found.rank is not None:

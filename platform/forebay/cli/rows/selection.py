@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pyarrow.fs import FileType
 
 from forebay.cli.output import only_the_document, progress_bar
-from forebay.manifest.rows.file_rows import FileRows
-from forebay.manifest.rows.row_values import row_values
+from forebay.loader.rows.order_rows import OrderRows, step_keys
 from forebay.manifest.saved import load_manifest
 from forebay.manifest.scan import scan
 from forebay.plan.order import Order
 from forebay.plan.plan import build_plan
 from forebay.storage.filesystem import below, resolve
+from forebay.transform.sequences.step_columns import StepColumns
 
 _ORDER_RECORD = "order.json"
 """File that each run's folder has, and no data set. The module that writes it imports torch."""
@@ -25,32 +24,19 @@ _ORDER_RECORD = "order.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SelectedRows:
-    """Rows of an order.
+    """Rows of an order, or windows.
 
     Attributes:
-        order: Order of the rows.
-        whose: What they are the first rows of, in words.
+        whose: What they are the first ones of, in words.
         total: Number of rows of that.
-        block: Row group of each row, numbered over all data sets, int64 [n].
-        row: Number in the row group, int64 [n].
+        located: The rows.
         rank: Rank that each row was trained on, int64 [n]. None where a single worker trained it, or none yet.
     """
 
-    order: Order
     whose: str
     total: int
-    block: NDArray[np.int64]
-    row: NDArray[np.int64]
+    located: OrderRows
     rank: NDArray[np.int64] | None = None
-
-    @property
-    def rows(self) -> FileRows:
-        """File, row group and number of each row."""
-        return FileRows.of(self.order.manifests, self.block, self.row, self.order.names)
-
-    def values(self, columns: list[str] | None) -> list[dict[str, Any]]:
-        """Values of each row, as the files have them. Raises as `row_values`."""
-        return row_values(self.order.manifests, self.block, self.row, columns)
 
 
 def is_run(path: str) -> bool:
@@ -67,7 +53,7 @@ def rows_of_data(source: str, seed: int, most: int, *, quiet: bool) -> SelectedR
         with progress_bar(hidden=quiet) as bar:
             task = bar.add_task("reading footers", total=None)
             manifest = scan(source, progress=lambda done, total: bar.update(task, completed=done, total=total))
-    return _first_rows(build_plan(manifest, seed=seed), f"epoch 0 with seed {seed}", most)
+    return _first_rows(build_plan(manifest, seed=seed), (), f"epoch 0 with seed {seed}", most)
 
 
 def rows_of_job(path: str, words: Sequence[str], most: int, *, quiet: bool) -> SelectedRows:
@@ -76,8 +62,8 @@ def rows_of_job(path: str, words: Sequence[str], most: int, *, quiet: bool) -> S
     from forebay.cli.job_file import job_of  # noqa: PLC0415
 
     with only_the_document(quiet):
-        job = job_of(path, words)
-    return _first_rows(job.data.plan, "epoch 0 of the job", most)
+        data = job_of(path, words).data
+    return _first_rows(data.plan, step_keys(data.datasets), "epoch 0 of the job", most)
 
 
 def rows_of_run(path: str, step: int, rank: int | None, most: int, *, is_skipped: bool) -> SelectedRows:
@@ -89,15 +75,13 @@ def rows_of_run(path: str, step: int, rank: int | None, most: int, *, is_skipped
     found = found if rank is None else found.of_rank(rank)
     whose = f"step {step} ({positions_text(found.trained.spans)})" + ("" if rank is None else f" on rank {rank}")
     return SelectedRows(
-        order=found.order,
         whose=whose,
-        total=len(found.row),
-        block=found.block[:most],
-        row=found.row[:most],
+        total=len(found.located),
+        located=found.located.take(slice(most)),
         rank=found.rank[:most] if found.trained.world_size > 1 and rank is None else None,
     )
 
 
-def _first_rows(order: Order, whose: str, most: int) -> SelectedRows:
-    _, block, row = order.positioned_rows(0, 0, min(most, order.num_rows), range(order.lanes))
-    return SelectedRows(order=order, whose=whose, total=order.num_rows, block=block, row=row)
+def _first_rows(order: Order, keys: Sequence[StepColumns], whose: str, most: int) -> SelectedRows:
+    located = OrderRows.at(order, keys, [(0, 0, min(most, order.num_rows))], range(order.lanes))
+    return SelectedRows(whose=whose, total=order.num_rows, located=located)

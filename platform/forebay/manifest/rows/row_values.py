@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
+from forebay.manifest.stream_files import finished_manifest
 
 
 def row_values(
@@ -25,7 +26,7 @@ def row_values(
     """
     ends = np.cumsum([len(manifest) for manifest in manifests])
     found: list[dict[str, Any]] = [{} for _ in block]
-    readers = [RowGroupReader(manifest) for manifest in manifests]
+    readers = [RowGroupReader(finished_manifest(manifest)) for manifest in manifests]
     for each in np.unique(block).tolist():
         number = int(np.searchsorted(ends, each, side="right"))
         reader = readers[number]

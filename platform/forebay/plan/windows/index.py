@@ -79,6 +79,8 @@ class WindowIndex:
     Attributes:
         line: Steps of all entities.
         shape: Shape of a window.
+        bounds: Steps of each entity that may be targets.
+        data_id: Digest of the data, the entity and the time.
         id: SHA-256 (hex) of everything that the numbers depend on.
         rows: Number of windows that start in each block, int64 [blocks].
     """
@@ -86,7 +88,7 @@ class WindowIndex:
     def __init__(
         self, line: StepLine, shape: WindowShape, bounds: TargetBounds, *, num_blocks: int, data_id: str
     ) -> None:
-        self.line, self.shape = line, shape
+        self.line, self.shape, self.bounds, self.data_id = line, shape, bounds, data_id
         low, high, floor = _starts(line, shape, bounds)
         segment = np.searchsorted(line.segments, line.starts[:-1], side="right") - 1
         low, high, floor = low[segment], high[segment], floor[segment]
@@ -119,7 +121,7 @@ class WindowIndex:
     @property
     def nbytes(self) -> int:
         """Bytes of the index, with those of the line."""
-        own = (self._runs, self._blocks, self.rows)
+        own = (self._runs, self._blocks, self.rows, self.bounds.low, self.bounds.high)
         line = (self.line.block, self.line.first, self.line.starts, self.line.segments, self.line.entities)
         return sum(array.nbytes for array in own + line)
 
@@ -157,6 +159,17 @@ class WindowIndex:
         counts = last - places.run + 1
         runs = np.arange(int(counts.sum())) + np.repeat(places.run - np.cumsum(counts) + counts, counts)
         return np.unique(line.block[runs])
+
+    def steps_of(self, places: WindowPlaces) -> tuple[Ints, Ints, Ints]:
+        """Window, block and step of the block, of each step that windows span, from the first real one, int64 [n] each.
+
+        Window by window, in the order of the line.
+        """
+        counts = places.start + self.shape.length - places.real
+        window = np.repeat(np.arange(len(counts)), counts)
+        place = np.arange(len(window)) + np.repeat(places.real - np.cumsum(counts) + counts, counts)
+        run = np.searchsorted(self.line.starts, place, side="right") - 1
+        return window, self.line.block[run], self.line.first[run] + place - self.line.starts[run]
 
     def _runs_at(self, block: int) -> slice:
         return slice(*self._blocks[1, block : block + 2].tolist())

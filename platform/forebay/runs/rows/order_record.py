@@ -2,57 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 from pyarrow.fs import FileType
 
 from forebay.errors import InvalidOption
 from forebay.loader.data import Data
+from forebay.loader.rows.order_rows import step_keys
 from forebay.loader.sampled import Sampled
-from forebay.manifest.manifest import Manifest
+from forebay.manifest.manifest import Field, Manifest
 from forebay.manifest.saved import load_manifest, save_manifest
-from forebay.manifest.streamed import StreamedManifest
+from forebay.manifest.streamed import StreamedManifest, StreamLayout
 from forebay.plan.mixture.mixture import Mixture
 from forebay.plan.order import Last, Order
 from forebay.plan.plan import Plan, build_plan
+from forebay.plan.windows.index import WindowIndex
+from forebay.runs.rows.window_record import load_index, save_index
 from forebay.storage.atomic import ADVICE, write_failed
-from forebay.storage.credentials import redacted
+from forebay.storage.credentials import Access, redacted
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.json_file import from_json, read_json_file, to_json, write_json_file
+from forebay.transform.sequences.step_columns import StepColumns
 
 FILE_NAME = "order.json"
 # Hidden from scans: a run folder may lie below a folder of data.
 FOLDER = "_manifests"
 VERSION = 1
 _UNKNOWN: Mapping[str, str] = {
-    "windows": "windows of series, and a window is no single row of a file",
-    "stream": "data that was still being prepared. Give fb.load_prepared(folder).manifest to a later run",
+    "windows": "windows of series by an earlier release, which did not record them",
+    "stream": "a stream by an earlier release, which did not record it",
     "other": "an order of another class than Plan, Sampled and Mixture",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOrder:
-    """Order of a run's rows, and what became of the rows at the end of an epoch that fill no batch."""
+    """Order of a run's rows, and what became of the rows at the end of an epoch that fill no batch.
+
+    `keys` are the columns that sort the steps of each data set of windows. Empty for rows.
+    """
 
     order: Order
     last: Last
+    keys: tuple[StepColumns, ...] = ()
 
 
 def record_order(data: Data, path: str, name: str) -> None:
     """Write the order of `data` into the folder `path` of the run `name`. Raises `WriteFailed` if storage refuses.
 
-    A manifest that is there is not written again.
+    A manifest that is there is not written again, nor an index of windows.
     """
-    facts = {"version": VERSION, "plan": data.plan.id, "last": data.last, "order": _facts(data.plan)}
+    facts: dict[str, Any] = {"version": VERSION, "plan": data.plan.id, "last": data.last, "order": _facts(data.plan)}
+    if keys := step_keys(data.datasets):
+        facts["keys"] = [_key_facts(each) for each in keys]
     try:
         for manifest in _manifests(data.plan):
-            uri = _manifest_uri(path, manifest.id)
-            place = resolve(uri)
-            if place.fs.get_file_info(place.path).type == FileType.NotFound:
-                save_manifest(manifest, uri)
+            _save_once(save_manifest, manifest, _manifest_uri(path, manifest.id))
+        for index in data.plan.windows:
+            _save_once(save_index, index, _index_uri(path, index.id))
         write_json_file(path, FILE_NAME, to_json(facts))
     except OSError as error:
         what = f"the order of run {name!r}"
@@ -81,18 +90,16 @@ def load_order(path: str) -> RecordedOrder:
             "record. Use the release of Forebay that trained it.",
             path=path,
         )
-    return RecordedOrder(order=order, last=facts["last"])
+    keys = tuple(StepColumns(**each) for each in facts.get("keys", ()))
+    return RecordedOrder(order=order, last=facts["last"], keys=keys)
 
 
 def _facts(order: Order) -> dict[str, Any]:
     match order:
-        case _ if order.windows:
-            return {"kind": "windows"}
-        case Plan(manifest=StreamedManifest()):
-            return {"kind": "stream"}
         case Plan():
             options = {"seed": order.seed, "lanes": order.lanes, "window_rows": order.window_rows}
-            return {"kind": "plan", "manifest": order.manifest.id, **options, "shuffle": order.shuffle}
+            windows = {"windows": order.windows[0].id} if order.windows else {}
+            return {"kind": "plan", **_manifest_facts(order.manifest), **windows, **options, "shuffle": order.shuffle}
         case Sampled():
             return {"kind": "sampled", "plan": _facts(order.plan), **order.options}
         case Mixture():
@@ -105,7 +112,7 @@ def _order(facts: Mapping[str, Any], path: str) -> Order:
     options = dict(facts)
     kind = options.pop("kind")
     if kind == "plan":
-        return build_plan(load_manifest(_manifest_uri(path, options.pop("manifest"))), **options)
+        return _plan(options, path)
     if kind == "sampled":
         plan = _order(options.pop("plan"), path)
         assert isinstance(plan, Plan), "no other order can be sampled"
@@ -116,6 +123,46 @@ def _order(facts: Mapping[str, Any], path: str) -> Order:
     raise InvalidOption(f"{path} was trained on {_UNKNOWN[kind]}.", path=path)
 
 
+def _plan(options: dict[str, Any], path: str) -> Plan:
+    stream, manifest_id, index_id = (options.pop(name, None) for name in ("stream", "manifest", "windows"))
+    manifest = _streamed(stream) if stream else load_manifest(_manifest_uri(path, manifest_id))
+    if index_id is None:
+        return build_plan(manifest, **options)
+    return build_plan(_Windows(manifest, load_index(_index_uri(path, index_id))), **options)
+
+
+class _Windows(NamedTuple):
+    """Recorded windows over the series of a data set."""
+
+    manifest: Manifest
+    windows: WindowIndex
+
+
+def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
+    """Id of a manifest, or all of a stream: it has some numbers and no entry per file."""
+    if not isinstance(manifest, StreamedManifest):
+        return {"manifest": manifest.id}
+    fields = [asdict(each) for each in manifest.fields]
+    return {"stream": {"root": manifest.root, "fields": fields, "layout": asdict(manifest.layout)}}
+
+
+def _streamed(facts: Mapping[str, Any]) -> StreamedManifest:
+    layout = facts["layout"] | {"row_group_bytes": tuple(facts["layout"]["row_group_bytes"])}
+    fields = [Field(**each) for each in facts["fields"]]
+    return StreamLayout(**layout).manifest(facts["root"], fields, Access([facts["root"]]))
+
+
+def _key_facts(keys: StepColumns) -> dict[str, Any]:
+    names = ("entity", "time", "is_list")
+    return {name: getattr(keys, name) for name in names} | {"values": {k: list(v) for k, v in keys.values.items()}}
+
+
+def _save_once(save: Callable[[Any, str], None], value: object, uri: str) -> None:
+    place = resolve(uri)
+    if place.fs.get_file_info(place.path).type == FileType.NotFound:
+        save(value, uri)
+
+
 def _manifests(order: Order) -> tuple[Manifest, ...]:
     """Manifests of the order, without those of a stream."""
     return tuple(each for each in order.manifests if not isinstance(each, StreamedManifest))
@@ -123,3 +170,7 @@ def _manifests(order: Order) -> tuple[Manifest, ...]:
 
 def _manifest_uri(path: str, manifest_id: str) -> str:
     return below(path, f"{FOLDER}/{manifest_id[:16]}.parquet")
+
+
+def _index_uri(path: str, index_id: str) -> str:
+    return below(path, f"{FOLDER}/{index_id[:16]}.windows.parquet")

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.errors import InvalidOption
+from forebay.loader.rows.order_rows import OrderRows
 from forebay.manifest.rows.file_rows import FileRows
-from forebay.manifest.rows.row_values import row_values
+from forebay.manifest.rows.file_windows import FileWindows
 from forebay.plan.order import Order
 from forebay.runs.result import load_result
 from forebay.runs.rows.order_record import load_order
@@ -24,23 +25,19 @@ class StepRows:
     """Rows of a step, batch by batch, in the order of their positions.
 
     Attributes:
-        order: Order of the run.
         trained: Batches of the step.
-        block: Row group of each row, numbered over all data sets, int64 [n].
-        row: Number in the row group, int64 [n].
-        rank: Rank that each row was trained on, int64 [n].
+        located: Rows of the order of the run, or windows.
+        rank: Rank that each of them was trained on, int64 [n].
     """
 
-    order: Order
     trained: TrainedStep
-    block: NDArray[np.int64]
-    row: NDArray[np.int64]
+    located: OrderRows
     rank: NDArray[np.int64]
 
     @property
-    def rows(self) -> FileRows:
-        """File, row group and number of each row."""
-        return FileRows.of(self.order.manifests, self.block, self.row, self.order.names)
+    def rows(self) -> FileRows | FileWindows:
+        """File, row group and number of each row, or spans of these of each window. Raises as `OrderRows.named`."""
+        return self.located.named()
 
     def of_rank(self, rank: int) -> StepRows:
         """Rows of one rank. Raises `InvalidOption` for a rank that the step did not have."""
@@ -52,23 +49,23 @@ class StepRows:
                 rank=rank,
                 world_size=size,
             )
-        own = self.rank == rank
-        columns = {name: getattr(self, name)[own] for name in ("block", "row", "rank")}
-        return StepRows(order=self.order, trained=self.trained, **columns)
+        own = np.flatnonzero(self.rank == rank)
+        return StepRows(trained=self.trained, located=self.located.take(own), rank=self.rank[own])
 
     def values(self, most: int | None = None, columns: list[str] | None = None) -> list[dict[str, Any]]:
-        """Values of the first `most` rows, or of all, as the files have them: column to value.
+        """Values of the first `most` rows, or of all, as the files have them: column to value. Of windows to a list.
 
         Raises:
             SourceChanged: A file is missing, or is not the version that the run was trained on.
             MissingColumn: The run did not read such a column.
             CorruptFile, ReadFailed: A file cannot be read.
         """
-        return row_values(self.order.manifests, self.block[:most], self.row[:most], columns)
+        return self.located.take(slice(most)).values(columns)
 
 
 def rows_of_step(path: str, step: int, *, is_skipped: bool = False) -> StepRows:
-    """Rows of `step` of the run in the folder `path`, or those that a monitor left out at it. Reads no data.
+    """Rows of `step` of the run in the folder `path`, or those that a monitor left out at it. Reads no data, but the
+    column of a `Sampled`.
 
     Raises:
         InvalidOption: Not a run, a step that was not trained, or an order that is not recorded.
@@ -78,13 +75,10 @@ def rows_of_step(path: str, step: int, *, is_skipped: bool = False) -> StepRows:
     steps = TrainedSteps(timeline, recorded.order, recorded.last, last_step=max(timeline.last_step, ended))
     trained = steps.find_skipped(step) if is_skipped else steps.find(step)
     order, every = recorded.order, range(recorded.order.lanes)
-    parts = [order.positioned_rows(*span, every) for span in trained.spans]
     lanes = [order.row_lanes(*span, every) for span in trained.spans]
     return StepRows(
-        order=order,
         trained=trained,
-        block=np.concatenate([part.block for part in parts]),
-        row=np.concatenate([part.row for part in parts]),
+        located=OrderRows.at(order, recorded.keys, trained.spans, every),
         rank=_rank_of_lanes(order, trained.world_size)[np.concatenate(lanes)],
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
-from forebay.manifest.rows.file_rows import FileRow
+from forebay.loader.rows.order_rows import OrderRows
+from forebay.manifest.rows.file_rows import FileRow, FileRows
 from forebay.plan.order import Order
 from forebay.train.monitors.monitor import Action, Verdict
 from forebay.train.state.data_progress import Span, num_rows
@@ -19,7 +19,8 @@ NAMED = 3
 def rows_text(verdict: Verdict, spans: Sequence[Span], order: Order, ranks: Sequence[World], run: str) -> str:
     """Text about the rows of a bad step: the first rows of the ranks at fault, their number, and the command for all.
 
-    Empty for a verdict about no single step, and for windows of series, which are no rows of files.
+    Empty for a verdict about no single step. Of windows of series, only the command: their names are read from files,
+    and this text is a pure function of the order.
 
     Args:
         verdict: Verdict of all ranks.
@@ -28,21 +29,21 @@ def rows_text(verdict: Verdict, spans: Sequence[Span], order: Order, ranks: Sequ
         ranks: Ranks whose rows are at fault.
         run: Folder of the run. Empty for none: then there is no command.
     """
-    if verdict.step is None or not spans or order.windows:
+    if verdict.step is None or not spans or (order.windows and not run):
         return ""
-    size = ranks[0].size
-    rows = list(islice(_rows(spans, order, ranks), NAMED))
-    named = ", ".join(f"{row.source} {row}".lstrip() for row in rows)
-    is_one = len(ranks) == 1 < size
-    more = f" and others of {num_rows(spans)}" if len(rows) == NAMED else ""
-    text = f". Rows{f' on rank {ranks[0].rank}' if is_one else ''}: {named}{more}"
-    if not run:
-        return text
+    is_one = len(ranks) == 1 < ranks[0].size
+    whose = f" on rank {ranks[0].rank}" if is_one else ""
     options = f"{f' --rank {ranks[0].rank}' if is_one else ''}{' --skipped' if verdict.action is Action.SKIP else ''}"
-    return f"{text} (all: forebay rows {shlex.quote(run)} --step {verdict.step}{options})"
+    command = f"forebay rows {shlex.quote(run)} --step {verdict.step}{options}"
+    if order.windows:
+        return f". Windows{whose}: {command}"
+    rows = _first_rows(spans, order, ranks)
+    named = ", ".join(f"{row.source} {row}".lstrip() for row in rows)
+    more = f" and others of {num_rows(spans)}" if len(rows) == NAMED else ""
+    return f". Rows{whose}: {named}{more}{f' (all: {command})' if run else ''}"
 
 
-def _rows(spans: Sequence[Span], order: Order, ranks: Sequence[World]) -> Iterator[FileRow]:
+def _first_rows(spans: Sequence[Span], order: Order, ranks: Sequence[World]) -> list[FileRow]:
     lanes = sorted(lane for each in ranks for lane in order.owned_lanes(each))
-    for span in spans:
-        yield from order.file_rows(*span, lanes)
+    found = OrderRows.at(order, (), spans, lanes).take(slice(NAMED))
+    return list(FileRows.of(order.manifests, found.block, found.row, order.names))

@@ -54,6 +54,16 @@ class StepColumns:
         static = chain.from_iterable(feature.columns for feature in self.static.values())
         return tuple(dict.fromkeys([*own, *chain.from_iterable(self.values.values()), *static]))
 
+    @property
+    def has_rows_as_steps(self) -> bool:
+        """Whether the steps of a block are the rows of its row group, in their order."""
+        return self.entity is None and self.time is None and not self.is_list
+
+    def keys(self) -> StepColumns:
+        """Fewest of these columns whose steps have the same order, with one column of values."""
+        dtype, names = next(iter(self.values.items()))
+        return StepColumns(entity=self.entity, time=self.time, values={dtype: names[:1]}, is_list=self.is_list)
+
     def time_type(self, schema: Schema) -> pa.DataType:
         """Type of one time. Raises `MissingColumn`. Needs a time column."""
         assert self.time is not None

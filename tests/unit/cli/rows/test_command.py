@@ -46,3 +46,32 @@ def test_what_cannot_be_shown_is_an_error(run: str, tmp_path: Path, forebay: Cli
         assert said.code == 2 and text in said.err
     said = forebay("rows", tmp_path, "--step", 1)
     assert "has no order.json, which says in which order a run reads its rows" in said.err
+
+
+def test_a_window_is_shown_by_the_spans_of_its_rows(
+    windows_run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forebay: Cli
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = [windows_run, "--step", 2]
+    shown = forebay("rows", *words, "--show", "--columns", "id,x1", "--out", tmp_path / "spans.txt").out
+    assert shown.splitlines()[0] == "step 2: epoch 0, rows 16 to 32; 16 windows of 1 worker"
+    facts = json.loads(forebay("rows", *words, "--show", "--json").out)["rows"]
+    peeked = json.loads(forebay("peek", *words, "--rows", 99, "--json").out)
+    assert [(row["name"], row["values"]) for row in peeked["rows"]] == [(row["name"], row["values"]) for row in facts]
+    assert {row["source"] for row in facts} == {"apart", "one"} and peeked["total"] == 16
+    lines = [line.split() for line in forebay("peek", *words, "--columns", "id").out.splitlines()]
+    text = [f"{span['file']}:{span['row_group']}:{span['first']}" for row in facts for span in row["spans"]]
+    written = (tmp_path / "spans.txt").read_text().splitlines()
+    assert [line.partition("..")[0] for line in written] == text
+    for number, row in enumerate(facts):
+        ids = [
+            40 * span["row_group"] + place for span in row["spans"] for place in range(span["first"], span["last"] + 1)
+        ]
+        assert row["values"]["id"] == ids and len(ids) == 4
+        assert row["name"].startswith(text[0])
+        text = text[len(row["spans"]) :]
+        named = row["name"] if len(row["spans"]) <= 2 else " and 2 more"
+        assert row["source"] == "apart" or ids == list(range(ids[0], ids[0] + 4))
+        assert named in shown or len(row["spans"]) == 3
+        if number < 10:
+            assert any(line[-4:] == [f"[{ids[0]},", f"{ids[1]},", f"{ids[2]},", f"{ids[3]}]"] for line in lines)

@@ -122,13 +122,6 @@ def test_text_of_a_row_and_of_rows(parquet_folder: Folder) -> None:
     assert repr(rows[:1]) == f"FileRows(1: {rows[0]})"
 
 
-def test_windows_and_batches_of_others_say_that_they_have_no_rows(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"series": [1] * 20, "value": np.arange(20.0)}), tmp_path / "a.parquet")
-    sequences = fb.Sequences(fb.scan(tmp_path), past=fb.Past("value", steps=4), entity="series")
-    with fb.Loader(fb.build_plan(sequences.whole), sequences.transform, global_batch=4) as loader:
-        batch = next(iter(loader))
-    with pytest.raises(InvalidOption, match=r"windows of series.*batch\.windows has the entity"):
-        batch.rows()
-    assert pickle.loads(pickle.dumps(batch)).windows.shape == (4, 2)
+def test_batches_of_others_say_that_they_have_no_rows() -> None:
     with pytest.raises(InvalidOption, match=r"this batch knows none.*batch\.to\(device\)"):
         fb.Batch({}).rows()

@@ -20,7 +20,12 @@ def test_the_code_of_the_page(
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
         exec(compile(block, "rows.md", "exec"), names)
-    text, file, group, row, num_rows, skipped_rows = capsys.readouterr().out.split()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (text, file, group, row), *spans, (num_rows, skipped_rows) = lines
+    assert spans and all(
+        span == (f"{at}:{number}:{low}" if low == high else f"{at}:{number}:{low}..{high}")
+        for span, at, number, low, high in spans
+    )
     assert text == f"{file}:{group}:{row}"
     x0 = pq.ParquetFile(f"clicks/{file}").read_row_group(int(group))["x0"][int(row)].as_py()
     assert (num_rows, skipped_rows) == ("148", "2")

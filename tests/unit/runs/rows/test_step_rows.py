@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -36,7 +39,9 @@ def train(log: Path, accumulate: int, bad_ids: tuple[int, ...], raise_at: int, w
     model, optimizer = worker.setup(nn.Linear(2, 1), partial(torch.optim.SGD, lr=1e-3))
     names: list[str] = []
     for number, batch in enumerate(worker.loader(), 1):
-        loss = model(batch["x"]).square().mean() * (float("nan") if set(bad_ids) & set(batch["id"].tolist()) else 1.0)
+        x = batch["x"] if "x" in batch else batch["past"][:, -1]
+        bad = bad_ids and set(bad_ids) & set(batch["id"].tolist())
+        loss = model(x).square().mean() * (float("nan") if bad else 1.0)
         (loss * batch.weight).backward()
         names += [f"{row.source}/{row}" for row in batch.rows()] if batch.weight else []
         if number % accumulate and not batch.ends_epoch:
@@ -74,8 +79,8 @@ def recorded_rows(run: str, step: int) -> dict[int, list[str]]:
 class RowsBench:
     """Runs a job whose rows are logged."""
 
-    def __init__(self, folder: Path, order: fb.Order) -> None:
-        self.folder, self.order = folder, order
+    def __init__(self, folder: Path, order: fb.Order, transform: Any = TRANSFORM) -> None:
+        self.folder, self.order, self.transform = folder, order, transform
         self.log = folder / "log"
         self.log.mkdir()
 
@@ -91,7 +96,7 @@ class RowsBench:
     ) -> fb.Result:
         job = fb.Job(
             train=partial(train, self.log, accumulate, bad_ids, raise_at),
-            data=fb.Data(plan=self.order, transform=TRANSFORM, global_batch=global_batch, last=last),
+            data=fb.Data(plan=self.order, transform=self.transform, global_batch=global_batch, last=last),
             storage=str(self.folder / "runs"),
             name="run",
             **{"epochs": 2, "workers": 1} | options,
@@ -128,13 +133,49 @@ def mixed(folder: Folder) -> fb.Order:
     )
 
 
+def series(write: Folder, **options: Any) -> Any:
+    """Windows of ten series, whose steps are interleaved."""
+    manifest = fb.scan(write({"day=1/a.parquet": ROWS}, **options))
+    past = fb.Past(["x1", "x2"], steps=4)
+    return fb.Sequences(manifest, past=past, entity="c0", time="id", shift=True, stride=2).whole
+
+
+def windows(folder: Folder) -> tuple[fb.Order, Any]:
+    part = series(folder)
+    return fb.build_plan(part, seed=3, lanes=6), part.transform
+
+
+def mixed_windows(folder: Folder) -> tuple[fb.Order, Any]:
+    parts = {"web": series(folder), "code": series(folder, seed=1, folder="code")}
+    plans = {name: fb.build_plan(part, lanes=4) for name, part in parts.items()}
+    return fb.Mixture(plans, {"web": 0.5, "code": 0.5}, rows=60), {name: part.transform for name, part in parts.items()}
+
+
+def rows_backwards(data: fb.Manifest) -> Iterator[pa.Table]:
+    yield pq.read_table(data.root).sort_by([("id", "descending")])
+
+
+def streamed(folder: Folder) -> fb.Order:
+    data = fb.scan(folder({"a.parquet": ROWS}))
+    into = str(Path(data.root).parent / "into")
+    stream = fb.prepare_stream(rows_backwards, data=data, rows=sum(ROWS), into=into, row_group_rows=16, version="1")
+    return fb.build_plan(stream.manifest, seed=3, lanes=6)
+
+
 @pytest.fixture(params=[plain])
 def bench(request: pytest.FixtureRequest, parquet_folder: Folder, tmp_path: Path) -> RowsBench:
-    return RowsBench(tmp_path, request.param(parquet_folder))
+    made = request.param(parquet_folder)
+    return RowsBench(tmp_path, *made) if isinstance(made, tuple) else RowsBench(tmp_path, made)
 
 
 kinds = pytest.mark.parametrize(
-    "bench", [plain, mixed, pytest.param(sampled, marks=pytest.mark.variation)], indirect=True
+    "bench",
+    [
+        mixed,
+        windows,
+        *(pytest.param(each, marks=pytest.mark.variation) for each in (plain, sampled, mixed_windows, streamed)),
+    ],
+    indirect=True,
 )
 
 
@@ -220,6 +261,40 @@ def test_values_are_those_of_the_files_and_changed_files_are_refused(bench: Rows
     with pytest.raises(SourceChanged, match="no longer exists"):
         found.values()
     assert [str(row) for row in rows_of_step(bench.path, 5).rows] == [str(row) for row in found.rows]
+
+
+def test_values_of_windows_are_lists_of_those_that_the_batch_has(parquet_folder: Folder, tmp_path: Path) -> None:
+    bench = RowsBench(tmp_path, *windows(parquet_folder))
+    bench.run(epochs=1)
+    found = rows_of_step(bench.path, 3)
+    with fb.Loader(bench.order, bench.transform, global_batch=8) as loader:
+        batch = next(batch for batch in loader if batch.position == found.trained.spans[0][1])
+    values = found.values(columns=["x1", "x2"])
+    assert [[*zip(each["x1"], each["x2"], strict=True)] for each in values] == [
+        [tuple(step) for step in window] for window in batch["past"].tolist()
+    ]
+    assert [str(row) for row in found.rows] == [str(row) for row in batch.rows()]
+    assert found.values(2) == found.located.take(slice(2)).values()
+    # The record of an earlier release has no index.
+    record = Path(bench.path) / FILE_NAME
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"order": {"kind": "windows"}}))
+    with pytest.raises(InvalidOption, match="windows of series by an earlier release, which did not record them"):
+        rows_of_step(bench.path, 1)
+
+
+def test_rows_of_a_stream_are_known_while_its_files_are_there(parquet_folder: Folder, tmp_path: Path) -> None:
+    bench = RowsBench(tmp_path, streamed(parquet_folder))
+    bench.run(epochs=1)
+    found = rows_of_step(bench.path, 5)
+    with fb.Loader(bench.order, TRANSFORM, global_batch=8) as loader:
+        batch = next(batch for batch in loader if batch.position == found.trained.spans[0][1])
+    assert [value["id"] for value in found.values()] == batch["id"].tolist()
+    names = [str(row) for row in batch.rows()]
+    assert [str(row) for row in found.rows] == names and names[0].startswith("part-000")
+    shutil.rmtree(bench.order.manifests[0].root)
+    assert [str(row) for row in rows_of_step(bench.path, 5).rows] == names
+    with pytest.raises(SourceChanged, match="has no finished file of this stream. Prepare the data again"):
+        found.values()
 
 
 def test_steps_that_are_not_recorded_say_why(bench: RowsBench) -> None:
