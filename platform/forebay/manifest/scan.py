@@ -20,9 +20,8 @@ from forebay.manifest.footer import check_chunks, check_types, decode_footer, fe
 from forebay.manifest.lake.scanned import Scanned, file_columns, with_absent
 from forebay.manifest.lake.sources import SourceFile, Sources, find_sources
 from forebay.manifest.manifest import Field, File, Manifest
-from forebay.manifest.rows.file_rows import FileRow
 from forebay.manifest.rows.filtering import CandidateRows, masked
-from forebay.manifest.rows.skipping import without_rows
+from forebay.manifest.rows.skipping import RowName, without_rows
 from forebay.manifest.rows.where import Where
 from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, read_schema
 from forebay.manifest.statistics import check_statistics
@@ -46,7 +45,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     predicate: pc.Expression | None = None,
     *,
     where: str | None = None,
-    skip: Iterable[FileRow | str] = (),
+    skip: Iterable[RowName] = (),
     version: int | None = None,
     partitions: bool = True,
     progress: Progress | None = None,
@@ -65,8 +64,8 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
             show that the predicate is true for none of its rows. Rows inside the other row groups are not filtered.
         where: A row filter, such as `"label is not None and day >= '2024-01-31'"`. Reads the columns that it compares
             once. Only rows for which it is true belong to the data set. See `docs/reading.md`.
-        skip: Names of rows that are left out, such as `day=1/a.parquet:3:128`: what `batch.rows()` and `forebay rows`
-            print. See `docs/rows.md`.
+        skip: Names of rows that are left out, such as `day=1/a.parquet:3:128` or `day=1/a.parquet:3:128..223`: what
+            `batch.rows()` has and `forebay rows` prints. See `docs/rows.md`.
         version: Version of a Delta Lake table, or id of a snapshot of an Iceberg table. None for the newest one, which
             the manifest then pins.
         partitions: Whether folders named `key=value` below the root are columns: int64, date32 or string, whichever

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,6 +101,16 @@ class StreamLayout:
             fingerprint=self.fingerprint,
             attempt=attempt,
         )
+
+
+def stream_path(path: str) -> str:
+    """Beginning of the path of a prepared file, by which a stream names it. Another path as it is.
+
+    >>> stream_path("part-000003-0123456789abcdef.parquet"), stream_path("a-b.parquet")
+    ('part-000003', 'a-b.parquet')
+    """
+    found = re.fullmatch(r"(.*part-\d{6})-[0-9a-f]{16}\.parquet", path)
+    return path if found is None else found[1]
 
 
 def file_name(number: int) -> str:

@@ -47,10 +47,12 @@ class SeriesBlocks:
     def __init__(
         self, manifest: Manifest, transform: SequenceTransform, cache: DiskCache | SourceProvider | None
     ) -> None:
-        if manifest.kept:
+        if kept := manifest.kept:
+            counts = f"{kept.deleted_rows} deleted, {kept.skipped_rows} skipped, {kept.rejected_rows} rejected"
             raise InvalidOption(
-                f"{manifest} leaves out rows (where={manifest.kept.where!r}, {manifest.kept.deleted_rows} deleted "
-                "rows), and Sequences reads whole row groups. Write the rows that are left: arrange() or fb.prepare."
+                f"{manifest} leaves out rows (where={kept.where!r}, {counts}), and Sequences reads whole row groups. "
+                'Write the rows that are left, once: series = series.arrange(into="runs/prepared"), or fb.prepare. '
+                "max_gap= then keeps windows from lying across a row that is left out."
             )
         self.manifest, self.transform, self._cache = manifest, transform, cache
         self.tally = Counters()

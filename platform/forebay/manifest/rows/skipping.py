@@ -1,8 +1,9 @@
-"""Skip lists: single rows that are left out of a data set, by their names."""
+"""Skip lists: rows that are left out of a data set, by their names."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,33 +14,49 @@ from numpy.typing import NDArray
 from forebay.errors import InvalidOption, NoFiles
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.rows.file_rows import FileRow
+from forebay.manifest.rows.file_windows import FileWindow, RowSpan
 from forebay.manifest.rows.filtering import with_masks
 from forebay.manifest.rows.row_mask import KeptRows, RowMask
+from forebay.manifest.streamed import stream_path
 
-_FORM = "Write each as file:row group:row, such as day=1/a.parquet:3:128, which batch.rows() and `forebay rows` print."
+_FORM = (
+    "Write each as file:row group:row, such as day=1/a.parquet:3:128 or day=1/a.parquet:3:128..223, which "
+    "batch.rows(), `forebay rows` and `forebay peek` print."
+)
 _SHOWN = 3
+_SPAN = re.compile(r"(.+?):(\d{1,18}):(\d{1,18})(?:\.\.(\d{1,18}))?(?:, |$)", re.ASCII)
+
+RowName = FileRow | RowSpan | FileWindow | str
+"""Name of one row, of neighbouring rows, or of those of a window."""
 
 
-def file_row(name: FileRow | str) -> FileRow:
-    """Row with this name. Raises `InvalidOption` if it is no name of a row.
+def named_spans(name: RowName) -> tuple[RowSpan, ...]:
+    """Rows with this name. Raises `InvalidOption` if it names none.
 
-    >>> file_row("s3://lake/day=1/a.parquet:3:128")
-    FileRow(file='s3://lake/day=1/a.parquet', row_group=3, row=128, source='')
+    >>> named_spans("s3://lake/day=1/a.parquet:3:128, b.parquet:0:0..7")[1]
+    RowSpan(file='b.parquet', row_group=0, first=0, last=7, source='')
     """
-    if isinstance(name, FileRow):
-        return name
-    parts = name.rsplit(":", 2) if isinstance(name, str) else []
-    if len(parts) != 3 or not parts[0] or not all(part.isdecimal() and part.isascii() for part in parts[1:]):
+    match name:
+        case FileRow():
+            return (RowSpan(name.file, name.row_group, name.row, name.row),)
+        case RowSpan():
+            return (name,)
+        case FileWindow():
+            return name.spans
+    parts = list(_SPAN.finditer(name)) if isinstance(name, str) else []
+    spans = tuple(RowSpan(each[1], int(each[2]), int(each[3]), int(each[4] or each[3])) for each in parts)
+    if not spans or "".join(each[0] for each in parts) != name or any(each.last < each.first for each in spans):
         raise InvalidOption(f"skip= holds {name!r:.200}, which names no row. {_FORM}", name=name)
-    return FileRow(parts[0], int(parts[1]), int(parts[2]))
+    return spans
 
 
-def without_rows(manifest: Manifest, skip: Iterable[FileRow | str], scanned: Manifest | None = None) -> Manifest:
+def without_rows(manifest: Manifest, skip: Iterable[RowName], scanned: Manifest | None = None) -> Manifest:
     """Manifest without the rows of a skip list. It is `manifest` itself if that has none of them.
 
     Args:
         manifest: Rows that are left after deletions and a filter.
-        skip: Names of rows. The path of a file is below the root, or a whole URI. A row may be named twice.
+        skip: Names of rows. The path of a file is below the root, or a whole URI. Of prepared data, it may be the
+            beginning by which a stream names it. A row may be named twice.
         scanned: Row groups of all rows, before the filter: a name must be one of its rows. By default `manifest`.
 
     Raises:
@@ -48,7 +65,7 @@ def without_rows(manifest: Manifest, skip: Iterable[FileRow | str], scanned: Man
     """
     if isinstance(skip, str):
         raise InvalidOption(f"skip={skip!r:.200} is one text. Give a list of names. {_FORM}", skip=skip)
-    rows = _rows_by_group(scanned or manifest, [file_row(name) for name in skip])
+    rows = _rows_by_group(scanned or manifest, [span for name in skip for span in named_spans(name)])
     masks: dict[int, NDArray[np.bool_]] = {}
     skipped_rows = 0
     for index, place in enumerate(zip(manifest.file_of.tolist(), manifest.group_of.tolist(), strict=True)):
@@ -68,26 +85,27 @@ def without_rows(manifest: Manifest, skip: Iterable[FileRow | str], scanned: Man
     return with_masks(manifest, every, replace(kept, skipped_rows=kept.skipped_rows + skipped_rows))
 
 
-def _rows_by_group(scanned: Manifest, skip: list[FileRow]) -> dict[tuple[str, int], list[int]]:
+def _rows_by_group(scanned: Manifest, skip: list[RowSpan]) -> dict[tuple[str, int], list[int]]:
     """Numbers of the rows of a skip list, by the path of their file and row group."""
-    paths = {file.path: file.path for file in scanned.files} | {
-        scanned.uri_of(file): file.path for file in scanned.files
-    }
+    paths: dict[str, str] = {}
+    for name in (lambda file: stream_path(file.path), scanned.uri_of, lambda file: file.path):
+        paths |= {name(file): file.path for file in scanned.files}
     wanted = {(paths.get(row.file, ""), row.row_group) for row in skip}
     places = zip(scanned.file_of.tolist(), scanned.group_of.tolist(), scanned.rows.tolist(), strict=True)
     sizes = {
         (path, group): rows for file, group, rows in places if ((path := scanned.files[file].path), group) in wanted
     }
     found: dict[tuple[str, int], list[int]] = {}
-    unknown: list[FileRow] = []
+    unknown: list[RowSpan] = []
     for row in skip:
         group = paths.get(row.file, ""), row.row_group
-        if row.row < sizes.get(group, 0):
-            found.setdefault(group, []).append(row.row)
+        if row.last < sizes.get(group, 0):
+            found.setdefault(group, []).extend(range(row.first, row.last + 1))
         else:
             unknown.append(row)
     if unknown:
-        named, count = ", ".join(map(str, unknown[:_SHOWN])), f"{len(unknown)} row{'s' if len(unknown) > 1 else ''}"
+        named, total = ", ".join(map(str, unknown[:_SHOWN])), sum(span.last - span.first + 1 for span in unknown)
+        count = f"{total} row{'s' if total > 1 else ''}"
         raise InvalidOption(
             f"skip= names {count} that {scanned.root} does not have, such as {named}. Give the list to a "
             "scan of the files that it was made of, without predicate=, or remove them from it.",

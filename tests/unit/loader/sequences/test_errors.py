@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,22 @@ def test_rows_that_a_filter_leaves_out_are_refused_until_they_are_arranged(tmp_p
     with pytest.raises(InvalidOption, match="leaves out rows.*arrange"):
         _ = some.windows
     assert some.arrange(into=str(tmp_path / "arranged")).manifest.num_rows == 8
+
+
+@pytest.mark.parametrize("max_gap", [None, 1])
+def test_skipped_rows_are_in_no_window_of_arranged_series(max_gap: int | None, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    written(tmp_path / "data", frame_of(list(range(12))))
+    given = {"time": "ts", "past": PAST, "max_gap": max_gap}
+    skipped = fb.scan(str(tmp_path / "data"), skip=["0.parquet:0:4..5", "0.parquet:0:9"])
+    with pytest.raises(InvalidOption, match=r"leaves out rows \(where='', 0 deleted, 3 skipped, 0 rejected\).*arrange"):
+        _ = fb.Sequences(skipped, **given).windows
+    series = fb.Sequences(skipped, **given).arrange(into=str(tmp_path / "arranged"))
+    with fb.Loader(fb.build_plan(series), series.transform, global_batch=4) as loader:
+        found = sorted(tuple(window) for batch in loader for window in batch["past"][:, :, 0].tolist())
+    left = [0, 1, 2, 3, 6, 7, 8, 10, 11]
+    pairs = [pair for pair in pairwise(left) if max_gap is None or pair[1] - pair[0] == 1]
+    assert found == pairs
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,6 +16,7 @@ import forebay as fb
 from forebay.cli.app import main
 from forebay.errors import CursorMismatch, InvalidOption, NoFiles
 from forebay.manifest.rows.file_rows import FileRow, FileRows
+from forebay.manifest.rows.file_windows import FileWindows
 
 FILES = {"day=1/a.parquet": [30, 1, 0, 50], "day=2/b.parquet": [7, 64]}
 TRANSFORM = fb.Transform(id=fb.Label("id", dtype="int64"))
@@ -84,6 +86,43 @@ def test_all_other_rows_come_exactly_once(source: tuple[Path, dict[str, Any]], s
     assert loaded == manifest and loaded.kept.skipped_rows == len(skip)  # type: ignore[union-attr]
 
 
+def test_rows_of_spans_and_windows_are_left_out(parquet_folder: Folder) -> None:
+    path = parquet_folder(FILES | {"day=3/odd:0:3 name.parquet": [5]})
+    series = fb.Sequences(fb.scan(path), past=fb.Past(["x1"], steps=9), entity="c0", time="id")
+    with fb.Loader(fb.build_plan(series), series.transform, global_batch=4) as loader:
+        windows = next(iter(loader)).rows()
+    assert isinstance(windows, FileWindows) and max(len(each.spans) for each in windows) > 1
+    texts = [str(span) for window in windows for span in window.spans]
+    lefts = [
+        fb.scan(path, skip=skip)
+        for skip in (windows, texts, list(map(str, windows)), [each.spans[0] for each in windows] + texts)
+    ]
+    rows = {
+        f"{span.file}:{span.row_group}:{row}"
+        for window in windows
+        for span in window.spans
+        for row in range(span.first, span.last + 1)
+    }
+    assert all(left == lefts[0] for left in lefts) and lefts[0] == fb.scan(path, skip=rows)
+    assert lefts[0].num_rows == 157 - len(rows)
+    odd = fb.scan(path, skip=["day=3/odd:0:3 name.parquet:0:1..3", "day=2/b.parquet:0:6"])
+    assert odd.num_rows == 153 and "day=3/odd:0:3 name.parquet:0:4" in names_and_ids(odd)
+
+
+def test_the_names_of_a_stream_are_those_of_the_prepared_data(parquet_folder: Folder, tmp_path: Path) -> None:
+    data = fb.scan(parquet_folder({"a.parquet": [40, 30]}))
+    stream = fb.prepare_stream(rows_backwards, data=data, rows=70, into=str(tmp_path / "into"), row_group_rows=16)
+    with fb.Loader(fb.build_plan(stream.manifest, seed=3), TRANSFORM, global_batch=16) as loader:
+        batch = next(iter(loader))
+    root = stream.wait().manifest.root
+    left = fb.scan(root, skip=batch.rows())
+    assert sorted(names_and_ids(left).values()) == sorted(set(range(70)) - set(batch["id"].tolist()))
+
+
+def rows_backwards(data: fb.Manifest) -> Iterator[pa.Table]:
+    yield pq.read_table(data.root).sort_by([("id", "descending")])
+
+
 def test_a_run_does_not_go_on_with_another_skip_list(parquet_folder: Folder) -> None:
     path = parquet_folder(FILES)
     with fb.Loader(fb.build_plan(fb.scan(path)), TRANSFORM, global_batch=16) as loader:
@@ -106,6 +145,11 @@ def test_rows_that_are_left_out_already_change_nothing(parquet_folder: Folder) -
     [
         (["nope"], "'nope', which names no row. Write each as file:row group:row"),
         (["a.parquet:1:-2"], "which names no row"),
+        ([""], "'', which names no row"),
+        (["day=1/a.parquet:0:7..3"], "'day=1/a.parquet:0:7..3', which names no row"),
+        (["day=1/a.parquet:0:1, nope"], "which names no row"),
+        (["day=1/a.parquet:0:1 day=1/a.parquet:0:2x"], "which names no row"),
+        (["day=1/a.parquet:0:28..30"], r"names 3 rows that .* such as day=1/a\.parquet:0:28\.\.30"),
         ([7], "holds 7, which names no row"),
         ("day=1/a.parquet:0:1", "is one text. Give a list"),
         (
