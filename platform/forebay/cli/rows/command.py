@@ -36,7 +36,6 @@ def rows(
     """Print which rows a step was trained on: file, row group, row. Computed from the run's record, without a log."""
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.runs.rows.step_rows import rows_of_step  # noqa: PLC0415
-    from forebay.runs.rows.trained_steps import positions_text  # noqa: PLC0415
 
     if columns is not None and not show:
         raise InvalidOption(f"--columns {columns} chooses values to print. Add --show, or leave it out.")
@@ -50,7 +49,7 @@ def rows(
         return
     size = found.trained.world_size
     whose = f"{size} worker{'s' if size > 1 else ''}" if rank is None else f"rank {rank} of {size}"
-    typer.echo(f"step {step}: {positions_text(found.trained.spans)}; {len(found.rank)} {found.located.noun} of {whose}")
+    typer.echo(f"step {step}: {found.positions}; {len(found.rank)} {found.located.noun} of {whose}")
     _print_rows(found, found.values(_SHOWN_ROWS, names) if show else None)
     if len(found.rank) > _SHOWN_ROWS:
         rest = f"... and {len(found.rank) - _SHOWN_ROWS} more; --json prints all"

@@ -42,7 +42,11 @@ class SelectedRows:
 def is_run(path: str) -> bool:
     """Whether `path` is the folder of a run."""
     place = resolve(below(path, _ORDER_RECORD))
-    return bool(place.fs.get_file_info(place.path).type == FileType.File)
+    try:
+        return bool(place.fs.get_file_info(place.path).type == FileType.File)
+    except OSError:
+        # A store may refuse to look beside the one object that it lets us read. The scan reports any other error.
+        return False
 
 
 def rows_of_data(source: str, seed: int, most: int, *, quiet: bool) -> SelectedRows:
@@ -69,11 +73,10 @@ def rows_of_job(path: str, words: Sequence[str], most: int, *, quiet: bool) -> S
 def rows_of_run(path: str, step: int, rank: int | None, most: int, *, is_skipped: bool) -> SelectedRows:
     """First rows of a step of the run in the folder `path`. Raises as `rows_of_step`."""
     from forebay.runs.rows.step_rows import rows_of_step  # noqa: PLC0415
-    from forebay.runs.rows.trained_steps import positions_text  # noqa: PLC0415
 
     found = rows_of_step(path, step, is_skipped=is_skipped)
     found = found if rank is None else found.of_rank(rank)
-    whose = f"step {step} ({positions_text(found.trained.spans)})" + ("" if rank is None else f" on rank {rank}")
+    whose = f"step {step} ({found.positions})" + ("" if rank is None else f" on rank {rank}")
     return SelectedRows(
         whose=whose,
         total=len(found.located),

@@ -39,6 +39,12 @@ class StepRows:
         """File, row group and number of each row, or spans of these of each window. Raises as `OrderRows.named`."""
         return self.located.named()
 
+    @property
+    def positions(self) -> str:
+        """Positions in the order for people: `epoch 2, rows 96 to 128`."""
+        noun = self.located.noun
+        return "; ".join(f"epoch {epoch}, {noun} {start} to {stop}" for epoch, start, stop in self.trained.spans)
+
     def of_rank(self, rank: int) -> StepRows:
         """Rows of one rank. Raises `InvalidOption` for a rank that the step did not have."""
         size = self.trained.world_size

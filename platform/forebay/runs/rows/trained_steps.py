@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -127,8 +127,3 @@ class TrainedSteps:
                 first=cut.step,
                 last=later.step - 1,
             )
-
-
-def positions_text(spans: Sequence[Span]) -> str:
-    """Rows of the order for people: `epoch 2, rows 96 to 128`."""
-    return "; ".join(f"epoch {epoch}, rows {start} to {stop}" for epoch, start, stop in spans)

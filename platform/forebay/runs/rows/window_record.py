@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from forebay.errors import InvalidOption
 from forebay.plan.windows.index import TargetBounds, WindowIndex
 from forebay.plan.windows.line import StepLine
 from forebay.plan.windows.shape import WindowShape
@@ -42,12 +43,19 @@ def save_index(index: WindowIndex, uri: str) -> None:
 
 
 def load_index(uri: str) -> WindowIndex:
-    """Index that `save_index` wrote. Raises `OSError`."""
+    """Index that `save_index` wrote. Raises `InvalidOption` for a file that is missing or damaged."""
     place = resolve(uri)
-    with place.fs.open_input_file(place.path) as file:
-        table = pq.read_table(pa.BufferReader(file.read()))
-    arrays = {name: np.array(table[name].chunk(0).values, dtype=np.int64) for name in table.column_names}
-    facts = json.loads(table.schema.metadata[_METADATA])
+    try:
+        with place.fs.open_input_file(place.path) as file:
+            table = pq.read_table(pa.BufferReader(file.read()))
+        arrays = {name: np.array(table[name].chunk(0).values, dtype=np.int64) for name in (*_LINE, *_BOUNDS)}
+        facts = json.loads(table.schema.metadata[_METADATA])
+    except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+        raise InvalidOption(
+            f"The index of windows {place.uri} cannot be read ({error}). Give the folder of the run with all files "
+            "that the run has written there.",
+            path=place.uri,
+        ) from error
     shape = facts["shape"] | {"ahead": tuple(facts["shape"]["ahead"])}
     bounds = TargetBounds(**{name: arrays[name] for name in _BOUNDS}, own_context=facts["own_context"])
     return WindowIndex(

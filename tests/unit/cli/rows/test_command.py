@@ -54,7 +54,7 @@ def test_a_window_is_shown_by_the_spans_of_its_rows(
     monkeypatch.setenv("COLUMNS", "80")
     words = [windows_run, "--step", 2]
     shown = forebay("rows", *words, "--show", "--columns", "id,x1", "--out", tmp_path / "spans.txt").out
-    assert shown.splitlines()[0] == "step 2: epoch 0, rows 16 to 32; 16 windows of 1 worker"
+    assert shown.splitlines()[0] == "step 2: epoch 0, windows 16 to 32; 16 windows of 1 worker"
     facts = json.loads(forebay("rows", *words, "--show", "--json").out)["rows"]
     peeked = json.loads(forebay("peek", *words, "--rows", 99, "--json").out)
     assert [(row["name"], row["values"]) for row in peeked["rows"]] == [(row["name"], row["values"]) for row in facts]

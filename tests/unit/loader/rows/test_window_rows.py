@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.unit.loader.sequences.conftest import random_series, write_series
 
 import forebay as fb
 from forebay.errors import SourceChanged
+from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.rows.file_windows import FileWindow, RowSpan
 
 LAYOUTS = ("entity", "day", "interleaved", "lists")
@@ -136,6 +138,25 @@ def test_a_mixture_names_the_data_set_of_each_window(tmp_path: Path) -> None:
         for batch in [*loader, *loader, *loader]:
             assert [each.source for each in batch.rows()] == [mix.names[source] for source in batch.source.tolist()]
             assert_named(batch, manifests, parts["day"].shape)
+
+
+def three_series(steps: int) -> Iterator[pa.Table]:
+    for start in range(0, steps, 50):
+        ids = np.arange(start, start + 50)
+        yield pa.table({"meter": ids % 3, "ts": ids, "load": ids.astype(np.float32)})
+
+
+def test_windows_of_a_stream_name_the_rows_of_the_prepared_data(tmp_path: Path) -> None:
+    stream = fb.prepare_stream(three_series, steps=200, rows=200, into=str(tmp_path), row_group_rows=16, inputs=[])
+    past = fb.Past(["load"], steps=6)
+    part = fb.Sequences(stream.manifest, past=past, entity="meter", time="ts").whole
+    with fb.Loader(fb.build_plan(part), part.transform, global_batch=16) as loader:
+        batch = next(iter(loader))
+    root = stream.wait().manifest.root
+    for window, ids in zip(batch.rows()[:3], batch["past"][:3, :, 0].tolist(), strict=True):
+        kept = RowGroupReader(fb.scan(root, skip=[window]))
+        found = [value for index in range(len(kept.manifest)) for value in kept.read(index)["load"].to_pylist()]
+        assert sorted(set(range(200)) - set(found)) == ids and len(found) == 200 - len(ids)
 
 
 @pytest.fixture

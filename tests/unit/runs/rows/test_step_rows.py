@@ -275,6 +275,13 @@ def test_values_of_windows_are_lists_of_those_that_the_batch_has(parquet_folder:
     ]
     assert [str(row) for row in found.rows] == [str(row) for row in batch.rows()]
     assert found.values(2) == found.located.take(slice(2)).values()
+    (index,) = (Path(bench.path) / "_manifests").glob("*.windows.parquet")
+    content = index.read_bytes()
+    for wrong in (b"", content[: len(content) // 2], (Path(bench.path) / "_manifests").glob("*[0-9a-f].parquet")):
+        index.write_bytes(wrong if isinstance(wrong, bytes) else next(wrong).read_bytes())
+        with pytest.raises(InvalidOption, match=r"The index of windows .* cannot be read .* with all files"):
+            rows_of_step(bench.path, 3)
+    index.write_bytes(content)
     # The record of an earlier release has no index.
     record = Path(bench.path) / FILE_NAME
     record.write_text(json.dumps(json.loads(record.read_text()) | {"order": {"kind": "windows"}}))
