@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from forebay.train.tables.vocabulary.admission import Admission as Admission
     from forebay.train.tables.warm_start.options import WarmStart as WarmStart
     from forebay.train.worker import Worker as Worker
+    from forebay.transform.augment import Augment as Augment
     from forebay.transform.block import Block as Block
     from forebay.transform.dataset import Dataset as Dataset
     from forebay.transform.features.fixed_shape import Array as Array
@@ -114,6 +115,7 @@ if TYPE_CHECKING:
     from forebay.transform.features.text import Bytes as Bytes
     from forebay.transform.features.timestamps import Time as Time
     from forebay.transform.features.vocabulary import fit_vocabulary as fit_vocabulary
+    from forebay.transform.row_random import RowRandom as RowRandom
     from forebay.transform.row_rules import keep_rows as keep_rows
     from forebay.transform.sequences.views import Future as Future
     from forebay.transform.sequences.views import Past as Past
@@ -137,6 +139,7 @@ _HOMES = {
     "Action": "train.monitors.monitor",
     "Admission": "train.tables.vocabulary.admission",
     "Array": "transform.features.fixed_shape",
+    "Augment": "transform.augment",
     "Batch": "loader.batch",
     "BatchSchedule": "train.batch_size.schedule",
     "Block": "transform.block",
@@ -184,6 +187,7 @@ _HOMES = {
     "Resources": "job.job",
     "Result": "runs.result",
     "RowGroup": "manifest.manifest",
+    "RowRandom": "transform.row_random",
     "RowSGD": "train.tables.optimizers",
     "RowWiseAdagrad": "train.tables.optimizers",
     "Sampled": "loader.sampled",

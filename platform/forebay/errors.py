@@ -134,6 +134,10 @@ class RowCountChanged(TransformFailed):
     """A transform returned another number of rows than its input has."""
 
 
+class AugmentFailed(ForebayError):
+    """An augment raised, or returned something that is not the batch with the same rows."""
+
+
 class NullLabel(TransformFailed):
     """A label column holds nulls."""
 

@@ -37,6 +37,7 @@ METRICS: dict[str, str] = {
     "plan_s": "seconds the gather waited for the order, or asked for blocks",
     "block_wait_s": "seconds the gather waited for blocks",
     "gather_s": "seconds spent gathering rows into batches",
+    "augment_s": "seconds spent in the augment, in the gathering thread",
     "copy_s": "seconds the trainer spent handing batches to its device",
     "wait_s": "seconds the trainer waited for a batch",
     "batches": "batches handed to the trainer",

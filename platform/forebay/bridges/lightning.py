@@ -66,7 +66,13 @@ def _module_class() -> Any:
             validate_equal_parts(data.plan, global_batch=data.global_batch, last=data.last, world_size=world.size)
             self.teardown("fit")
             self._loader = loader = Loader(
-                data.plan, data.transform, self._cache, world=world, global_batch=data.global_batch, last=data.last
+                data.plan,
+                data.transform,
+                self._cache,
+                world=world,
+                global_batch=data.global_batch,
+                last=data.last,
+                augment=data.augment,
             )
             loader.seek(self._cursor)
             return DataLoader(as_dataset(loader), batch_size=None)

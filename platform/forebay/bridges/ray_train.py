@@ -36,7 +36,13 @@ class LoaderShard(LoaderDataset):
         """Loader of this worker."""
         data, cache = self.data, None if self._cache is None else attach(self._cache)
         return Loader(
-            data.plan, data.transform, cache, world=self.world, global_batch=data.global_batch, last=data.last
+            data.plan,
+            data.transform,
+            cache,
+            world=self.world,
+            global_batch=data.global_batch,
+            last=data.last,
+            augment=data.augment,
         )
 
     def iter_torch_batches(self, *, batch_size: int | None = None) -> Iterator[Batch]:
@@ -85,4 +91,5 @@ class DataConfig(ray.train.DataConfig):  # type: ignore[misc]
             raise InvalidOption(f"datasets[{name!r}]={dataset!r:.200}: give fb.Dataset(manifest, transform).")
         plan = build_plan(dataset.manifest, seed=self._seed, lanes=self._lanes)
         validate_equal_parts(plan, global_batch=self._global_batch, last="drop", world_size=world_size)
-        return Data(plan=plan, transform=dataset.transform, global_batch=self._global_batch, last="drop")
+        rows, augment = self._global_batch, dataset.augment
+        return Data(plan=plan, transform=dataset.transform, global_batch=rows, last="drop", augment=augment)

@@ -50,7 +50,7 @@ class Job:
     Attributes:
         train: Function that runs in every worker. It is called again when the number of workers changes.
         data: Rows to train on, and the first global batch.
-        held_out: Rows that `worker.held_out()` reads.
+        held_out: Rows that `worker.held_out()` reads, as they are: without an augment.
         epochs: Number of epochs, at least 1.
         workers: Fixed number of workers.
         elastic: Bounds of the target, instead of `workers`. Callbacks, `forebay scale` and a shrinking cluster set it.
@@ -126,6 +126,11 @@ class Job:
             )
         for data in self._datas:
             data.validate_world_size(self.max_workers)
+        if self.held_out is not None and self.held_out.augment is not None:
+            raise InvalidOption(
+                f"held_out has augment={self.held_out.augment!r:.200}: metrics of rows that change at random cannot be "
+                "compared. Leave augment= out of the held-out data."
+            )
 
     def _check_steering(self) -> None:
         if self.elastic is not None and self.workers != 1:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from forebay.job.job import Job
 from forebay.storage.credentials import redact, without_credentials
 from forebay.storage.json_file import to_json
+from forebay.transform.augment import as_augment
 
 Fact: TypeAlias = str | int | float | bool | None
 
@@ -24,6 +25,8 @@ _SECRET_NAME = re.compile(
 def job_facts(job: Job) -> dict[str, Fact]:
     """Parameters of the job function by name, and the job's own numbers as `job.<name>`.
 
+    `job.augment` is the name and the fingerprint of the data's augment, if it has one.
+
     Credentials in URIs are left out, and a parameter whose name says that it is a secret has the value `***`. Values
     other than numbers and texts become JSON.
     """
@@ -37,6 +40,8 @@ def job_facts(job: Job) -> dict[str, Fact]:
         "max_workers": job.max_workers,
         "plan": job.data.plan.id,
     }
+    if augment := as_augment(job.data.augment):
+        own["augment"] = f"{augment.name} {augment.fingerprint}"
     return {
         **{name: public_fact(name, value) for name, value in job.parameters.items()},
         **{f"job.{name}": value for name, value in own.items()},

@@ -35,6 +35,14 @@ def load() -> Kernels:
     return Kernels(loops, orders, page_headers, pages)
 
 
+@cache
+def load_philox() -> ModuleType:
+    """Load the random numbers of rows, which few processes need: 8 ms. Before other threads start, as for `load`."""
+    from forebay.kernels import philox  # noqa: PLC0415
+
+    return philox
+
+
 def is_loaded() -> bool:
     """Whether this process has loaded the kernels."""
     return load.cache_info().currsize > 0
@@ -48,6 +56,16 @@ def gather_arrays(target: int, places: Ints, bases: Words, slot_of: Ints, block:
     """
     missing: int = load().loops.gather_arrays(target, places, bases, slot_of, block, row)
     return missing
+
+
+def row_words(key: int, call: int, rows: Words, words: NDArray[np.uint32]) -> None:
+    """Write random bits, uint32 [rows, n], that depend on the 64-bit `key`, on `call` below 2**32 and on each row."""
+    load_philox().row_words(np.uint64(key), np.uint64(call), rows, words)
+
+
+def to_normal(chances: NDArray[np.float64]) -> None:
+    """Replace probabilities in (0, 1) by the values of the standard normal distribution below which they lie."""
+    load_philox().to_normal(chances)
 
 
 def order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints) -> None:

@@ -10,6 +10,7 @@ from forebay.errors import BatchTooSmall, CursorMismatch, InvalidOption, whole_n
 from forebay.plan.cursor import Cursor
 from forebay.plan.order import Last, Order
 from forebay.plan.plan import Plan
+from forebay.transform.augment import Augment, AugmentFunction, as_augment
 from forebay.transform.dataset import Dataset
 from forebay.transform.sequences.sequence_block import SequenceTransform
 from forebay.transform.sequences.statistics import join_statistics
@@ -80,17 +81,22 @@ class Data:
         transform: Turns a row group into arrays. For several data sets one transform, or one by name of the data set.
         global_batch: Rows per step over all ranks.
         last: "balance" trains on every row. "drop" makes all batches equally large and drops the rest of each epoch.
+        augment: Function `augment(batch, rng)` that changes batches at random, after the cache. It becomes an
+            `Augment`. Held-out data has none.
 
     Raises:
         InvalidOption: A batch without rows, an unknown policy, or one that leaves nothing to train on.
+        Unfingerprintable: An augment that needs a version.
     """
 
     plan: Order
     transform: Transforms
     global_batch: int
     last: Last = "balance"
+    augment: Augment | AugmentFunction | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "augment", as_augment(self.augment))
         datasets_of(self.plan, self.transform)
         if self.num_batches == 0:
             raise InvalidOption(

@@ -24,6 +24,7 @@ from forebay.loader.pipeline import LoaderOptions, Pipeline
 from forebay.metrics import Counters
 from forebay.plan.cursor import Cursor
 from forebay.plan.order import Last, Order
+from forebay.transform.augment import Augment, AugmentFunction, as_augment
 from forebay.transform.sequences.sequence_block import SequenceTransform
 from forebay.world import World
 
@@ -57,9 +58,10 @@ class Loader:
         tally: Counters of this loader (`forebay.metrics.METRICS`). New ones by default.
         device: Device of the batches, e.g. "cuda". Batches are gathered into page-locked memory and copied in a stream
             of their own, one ahead of the trainer. None: main memory.
+        augment: Function `augment(batch, rng)` that changes batches at random, off the trainer's thread, or `Augment`.
 
     Raises:
-        InvalidOption, TooManyRanks, MissingColumn, WrongType: Before any thread starts.
+        InvalidOption, TooManyRanks, MissingColumn, WrongType, Unfingerprintable: Before any thread starts.
 
     A batch stays valid as long as a reference to it, or to a part of it, exists. Leaving the loop early, an exception
     in it, or `close()` ends all threads. A loader works in forked and spawned children.
@@ -80,6 +82,7 @@ class Loader:
         prefetch_bytes: int = 256 << 20,
         tally: Counters | None = None,
         device: torch.device | str | None = None,
+        augment: Augment | AugmentFunction | None = None,
     ) -> None:
         _validate_types(plan, cache)
         self._transform, self._cache = transform, cache
@@ -101,6 +104,7 @@ class Loader:
             device=known_device(device, as_numpy=as_numpy),
             prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
             sequences=tuple(each.transform for each in self._datasets if isinstance(each.transform, SequenceTransform)),
+            augment=as_augment(augment),
         )
         self.tally = tally or Counters()
         self.dropped_rows = 0
@@ -318,6 +322,7 @@ def _rebuild(
         as_numpy=options.as_numpy,
         prefetch_bytes=options.prefetch_bytes,
         device=options.device,
+        augment=options.augment,
     )
     loader.seek(cursor)
     return loader

@@ -27,6 +27,7 @@ from forebay.loader.device.copies import open_copies
 from forebay.loader.device.feed import DeviceFeed
 from forebay.loader.prefetch import Prefetcher
 from forebay.loader.rank_batches import Cut, RankPart, parts_in_order
+from forebay.loader.rows.augmented_rows import AugmentedRows
 from forebay.loader.rows.order_rows import OrderRows
 from forebay.loader.sequences.window_tables import WindowTables
 from forebay.loader.serial_executor import SerialExecutor
@@ -34,6 +35,7 @@ from forebay.manifest.rows.file_rows import FileRows
 from forebay.manifest.rows.file_windows import FileWindows
 from forebay.metrics import Counters
 from forebay.plan.order import Last, Order, PositionedRows
+from forebay.transform.augment import Augment
 from forebay.transform.block import Block
 from forebay.transform.sequences.sequence_block import SequenceTransform
 from forebay.transform.sequences.step_columns import StepColumns
@@ -56,13 +58,16 @@ class LoaderOptions:
     """Device of the batches. None: main memory."""
     sequences: tuple[SequenceTransform, ...] = ()
     """Transform of each data set, if the rows of the plan are windows."""
+    augment: Augment | None = None
+    """Function that changes gathered rows."""
 
 
 class Pipeline:
     """Batches of one rank from a position to the end of the epoch.
 
     One thread gathers: a gather runs at memory speed without the GIL, and a second thread would take a core from the
-    trainer. Half of `prefetch_bytes` bounds the blocks requested ahead of need, half the finished batches.
+    trainer. It also calls the augment on rows that it gathered. Half of `prefetch_bytes` bounds the blocks requested
+    ahead of need, half the finished batches.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Pipeline:
             budget_bytes=options.prefetch_bytes // 2,
         )
         self._table = _table_of(options, pool, epoch)
+        self._augmented = None if options.augment is None else AugmentedRows(options.augment, plan, pool, epoch=epoch)
         self._sources = _source_numbers(plan)
         self._queue = BatchQueue(options.prefetch_bytes // 2)
         device = options.device
@@ -164,6 +170,9 @@ class Pipeline:
         arrays, num_bytes = made
         for block in borrowed:
             self._table.remove(block)
+        if self._augmented is not None:
+            with self._tally.timed("augment_s"):
+                arrays, num_bytes = self._augmented.apply(arrays, num_bytes, rows)
         tensors = arrays if self._options.as_numpy else as_tensors(arrays)
         num_rows = len(rows.row) if weight else 0
         batch = Batch(dict(tensors), position=position, size=size, num_rows=num_rows, weight=weight)

@@ -98,6 +98,7 @@ class Sampled(Order):
         self.plan, self.manifests, self.block_rows = plan, plan.manifests, plan.block_rows
         self.lanes, self.owned_order = plan.lanes, plan.owned_order
         self.class_rows = dict.fromkeys(classes, self.num_rows / max(len(classes), 1))
+        self.seed, self.repeats_rows = plan.seed, self._replacement
         self._copies, self._codes = copies, codes
         self._sampling = RowSampling(plan.kept_rows, copies, codes, self.num_rows, seed=plan.seed)
         content = hashlib.sha256(copies.astype("<f8").tobytes() + codes.astype("<u4").tobytes()).hexdigest()

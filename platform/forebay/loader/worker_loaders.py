@@ -39,6 +39,7 @@ class WorkerLoaders:
             last=data.last,
             tally=tally,
             device=self._device,
+            augment=data.augment,
         ) as loader:
             self._open.add(loader)
             yield loader

@@ -8,16 +8,19 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forebay.errors import InvalidOption, TooManyRanks, whole_number
 from forebay.manifest.manifest import Manifest
 from forebay.plan.cursor import Cursor
 from forebay.plan.lanes import LaneRows
-from forebay.plan.permute import Ints
+from forebay.plan.permute import Ints, derive
 from forebay.plan.windows.index import WindowIndex
 from forebay.world import World
 
 Last = Literal["balance", "drop"]
+
+_AUGMENT = 8  # Continues the uses of keys in plan/row_sampling.py.
 
 
 class PositionedRows(NamedTuple):
@@ -57,6 +60,8 @@ class Order(ABC):
         continues: Row of the run up to which an earlier order had the same rows, by its id.
         windows: Index of the windows of each data set, which are the rows of its blocks. Empty if rows are rows of row
             groups.
+        seed: Seed of random numbers that belong to a row.
+        repeats_rows: Whether a row may come several times in an epoch.
     """
 
     id: str
@@ -68,6 +73,8 @@ class Order(ABC):
     block_rows: Ints
     continues: Mapping[str, int] = MappingProxyType({})
     windows: tuple[WindowIndex, ...] = ()
+    seed: int = 0
+    repeats_rows: bool = False
 
     @abstractmethod
     def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
@@ -80,6 +87,20 @@ class Order(ABC):
     @abstractmethod
     def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
         """Uses of blocks by some lanes from `position` to the end of the epoch, in the order of need."""
+
+    def row_key(self, epoch: int) -> int:
+        """64-bit key of the random numbers of an epoch's rows."""
+        return derive(_AUGMENT, self.seed, epoch)
+
+    def row_numbers(self, rows: PositionedRows) -> NDArray[np.uint64]:
+        """Number of each row for `row_key`, uint64 [n]: each comes once in an epoch.
+
+        It counts block and row, so it is equal at any number of lanes. Where rows repeat, it is the position, so that
+        copies of a row get different random numbers.
+        """
+        if self.repeats_rows:
+            return rows.position.astype(np.uint64)
+        return rows.block.astype(np.uint64) << np.uint64(32) | rows.row.astype(np.uint64)
 
     def accepts(self, cursor: Cursor) -> bool:
         """Whether a run can continue from `cursor` with this order."""

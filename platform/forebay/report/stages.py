@@ -13,20 +13,25 @@ BESIDE: dict[str, str] = {
     "write": "write_s",
     "map": "map_s",
     "gather": "gather_s",
+    "augment": "augment_s",
 }
 """Stage -> counter. Data workers and loaders do this beside training, so its seconds may exceed the epoch's."""
 HOLDING_UP: dict[str, str] = {"copy": "copy_s", "wait": "wait_s"}
 """Stages during which training waits."""
 STAGES = BESIDE | HOLDING_UP
-CAPTION = "read to gather: done by data workers and loaders, beside training; copy, wait: training stood still"
+_RARE = ("peers", "augment")
+CAPTION = "read to gather, augment: done by data workers and loaders, beside training; copy, wait: training stood still"
 
 
 def stages_of(epochs: tuple[EpochEnded, ...]) -> list[str]:
-    """Stages with a column. `peers` only if another node was asked. Empty if nothing was counted."""
+    """Stages with a column. `peers` and `augment` only if they took time. Empty if nothing was counted."""
     if not any(epoch.tally.get(counter) for epoch in epochs for counter in STAGES.values()):
         return []
-    asked_peers = any(epoch.tally.get(BESIDE["peers"]) for epoch in epochs)
-    return [stage for stage in STAGES if stage != "peers" or asked_peers]
+    return [
+        stage
+        for stage, counter in STAGES.items()
+        if stage not in _RARE or any(epoch.tally.get(counter) for epoch in epochs)
+    ]
 
 
 def stage_s(epoch: EpochEnded, stage: str) -> float:

@@ -38,11 +38,13 @@ def check_identity(job: Job, path: str, name: str) -> dict[str, Fact]:
 
 
 def record_job(job: Job, path: str, name: str) -> None:
-    """Write the facts of `job` into the folder `path` of the run `name`. A job without any leaves no file.
+    """Write the facts of `job` into the folder `path` of the run `name`.
+
+    A job without parameters, identity and augment leaves no file.
 
     Raises `JobMismatch` as `check_identity`, and `WriteFailed` if storage refuses.
     """
-    if not job.identity and not job.parameters:
+    if not job.identity and not job.parameters and job.data.augment is None:
         return
     facts = {"version": VERSION, "identity": check_identity(job, path, name), "parameters": job_facts(job)}
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from forebay.errors import InvalidOption
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
+from forebay.transform.augment import Augment, AugmentFunction, as_augment
 from forebay.transform.block import ArraySchema
 from forebay.transform.features.paths import read_paths
 from forebay.transform.fingerprint.values import canonical, digest
@@ -17,19 +18,22 @@ from forebay.transform.transform import Transform
 class Dataset:
     """The rows of `manifest` as the arrays of `transform`: one block for each row group.
 
-    A cache stores these blocks, for all plans that order them. Immutable and picklable.
+    A cache stores these blocks, for all plans that order them, with any `augment`: that changes batches, after the
+    cache. Immutable and picklable.
 
     Raises `InvalidOption` if an argument is not a manifest or not a transform.
     """
 
     manifest: Manifest
     transform: Transform
+    augment: Augment | AugmentFunction | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.manifest, Manifest):
             raise InvalidOption(f"manifest={self.manifest!r:.200}: give the manifest that fb.scan() returns.")
         if not isinstance(self.transform, Transform):
             raise InvalidOption(f"transform={self.transform!r:.200}: give an fb.Transform.")
+        object.__setattr__(self, "augment", as_augment(self.augment))
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -29,9 +29,12 @@ GLOBAL_BATCH = 32
 
 
 @pytest.fixture
-def dataset(parquet_folder: Callable[..., Path]) -> fb.Dataset:
+def dataset(request: pytest.FixtureRequest, parquet_folder: Callable[..., Path]) -> fb.Dataset:
+    """Rows as they are, or with the augment that is the fixture's parameter."""
     folder = parquet_folder({"a.parquet": [100, 60], "b.parquet": [40, 200]})
-    return fb.Dataset(fb.scan(str(folder)), fb.Transform(id=fb.Label("id", dtype="int64")))
+    return fb.Dataset(
+        fb.scan(str(folder)), fb.Transform(id=fb.Label("id", dtype="int64")), getattr(request, "param", None)
+    )
 
 
 @pytest.fixture
@@ -41,6 +44,10 @@ def restored_sigint(ray_session: None) -> Iterator[None]:
     yield
     signal.signal(signal.SIGINT, before)
     gc.collect()
+
+
+def add_thousands(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+    return {"id": batch["id"] + 1000 * rng.integers(1, 1000)}
 
 
 def configured(dataset: fb.Dataset, size: int) -> list[Any]:
@@ -61,7 +68,9 @@ def calm_ids(dataset: fb.Dataset) -> list[list[int]]:
         return [sorted(batch["id"].tolist()) for _ in range(2) for batch in shard]
 
 
+@pytest.mark.parametrize("dataset", [None, add_thousands], indirect=True)
 def test_shards_go_on_in_another_world(dataset: fb.Dataset, calm_ids: list[list[int]]) -> None:
+    assert (calm_ids[0][0] >= 1000) == (dataset.augment is not None)
     parts, states = [], []
     for shard in configured(dataset, 2):
         with shard.loader:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,21 @@ def test_parameters_come_with_defaults_and_numbers_of_the_job(make_job: Callable
     assert {name: facts[name] for name in ("lr", "hidden", "label")} == {"lr": 0.5, "hidden": "[4, 2]", "label": None}
     assert (facts["job.epochs"], facts["job.seed"], facts["job.global_batch"]) == (3, 9, 8)
     assert json.loads(json.dumps(facts)) == facts
+
+
+def test_the_augment_counts_by_its_code(make_job: Callable[..., Job]) -> None:
+    def facts_of(augment: Callable[..., Any] | None) -> Any:
+        job = make_job()
+        return job_facts(replace(job, data=replace(job.data, augment=augment))).get("job.augment")
+
+    scaled, other = (partial(scale, factor=factor) for factor in (2, 3))
+    assert facts_of(None) is None
+    assert facts_of(scaled) == facts_of(partial(scale, factor=2)) != facts_of(other)
+    assert facts_of(scaled).startswith("scale ")
+
+
+def scale(batch: dict[str, Any], rng: object, *, factor: int) -> dict[str, Any]:
+    return {name: array * factor for name, array in batch.items()}
 
 
 @pytest.mark.parametrize(

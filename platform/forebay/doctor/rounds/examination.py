@@ -138,7 +138,7 @@ class Examination:
                 produce_s=rows * produced.seconds / produced.rows if produced else 0.0,
                 read_s=rows * produced.read_s / produced.rows if produced else 0.0,
                 make_s=rows * produced.make_s / produced.rows if produced else 0.0,
-                gather_s=(gathered.get("gather_s", 0) + gathered.get("plan_s", 0)) / steps,
+                gather_s=sum(gathered.get(name, 0) for name in ("gather_s", "augment_s", "plan_s")) / steps,
                 num_steps=steps,
             )
         )

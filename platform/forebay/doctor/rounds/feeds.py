@@ -95,6 +95,7 @@ class GatheredBatches:
             last=self.data.last,
             prefetch_bytes=prefetch_bytes,
             tally=tally,
+            augment=self.data.augment,
         ) as loader:
             while True:
                 for batch in loader:

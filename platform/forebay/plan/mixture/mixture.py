@@ -75,6 +75,7 @@ class Mixture(Order):
         self.names = tuple(sorted(plans))
         self.plans = tuple(plans[name] for name in self.names)
         self.until: Until | None = until or ("all" if rows is None else None)
+        self.repeats_rows = self.until != "once"
         self.manifests = tuple(manifest for plan in self.plans for manifest in plan.manifests)
         self.windows = tuple(index for plan in self.plans for index in plan.windows)
         self.block_rows = np.concatenate([plan.block_rows for plan in self.plans])

@@ -24,7 +24,7 @@ PARTS = {
     "checkpoint": "var(--quiet)",
 }
 """Parts of an epoch's time, with their colours."""
-STAGE_COLOURS = ("#4c78a8", "#9ecae9", "#f58518", "#ffbf79", "#54a24b", "#bab0ac", "#b279a2")
+STAGE_COLOURS = ("#4c78a8", "#9ecae9", "#f58518", "#ffbf79", "#54a24b", "#bab0ac", "#b279a2", "#e45756")
 PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tokens/s per worker", ("document_tokens_per_s", "tokens_per_s")),
     ("TFLOP/s per device", ("tflops_per_s",)),

@@ -33,6 +33,7 @@ from forebay.testing.drivers.events import ATTEMPTS, Disturbance, StepAttempt, h
 from forebay.train.state.snapshot import Snapshot
 from forebay.train.worker import Worker
 from forebay.transform.features.groups import Dense, Label
+from forebay.transform.row_random import RowRandom
 from forebay.transform.transform import Transform
 
 ROWS = 120
@@ -47,7 +48,7 @@ class DriverBench:
     """Maker of jobs of 120 rows per epoch below `folder`, and reader of what their runs left behind.
 
     A second bench in the same folder, even in another process, makes the same jobs. Rows are those of one data set, or
-    those of a mixture of two whose weights change during the run.
+    those of a mixture of two whose weights change during the run. An augment adds noise to each of them.
     """
 
     def __init__(self, folder: Path, order: BenchOrder = "rows") -> None:
@@ -56,6 +57,7 @@ class DriverBench:
             plan=_plan(scan(_write_rows(folder / "data")), order),
             transform=Transform(row=Dense("id"), inputs=Dense(["a", "b", "c"]), label=Label("target")),
             global_batch=16,
+            augment=add_noise,
         )
 
     @property
@@ -179,6 +181,12 @@ class DriverBench:
         alone = replace(self.job("undisturbed"), train=train, epochs=needed, checkpoint_every=1 << 30, name=None)
         LocalDriver().run(alone)
         return found
+
+
+def add_noise(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
+    """Augment of the jobs. A row that got other noise at another world or after a kill would change the model."""
+    batch["inputs"] += rng.normal(0.0, 0.5, 3)
+    return batch
 
 
 def _plan(manifest: Manifest, order: BenchOrder) -> Order:
