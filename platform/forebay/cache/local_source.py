@@ -13,6 +13,7 @@ from forebay.cache.read_pool import ReadPool
 from forebay.cache.spec import CacheSpec
 from forebay.metrics import Counters
 from forebay.storage.deadline import Cancellation
+from forebay.storage.filesystem import has_local_name
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
@@ -92,6 +93,8 @@ class _Threads:
                 self.workers.record_read(began_s, core_s, block.nbytes)
             return block
 
+        if len(dataset.manifest) and has_local_name(dataset.manifest[0].uri):
+            workers = workers.for_local_files()
         self.workers: ReadPool[int, Block] = ReadPool(make, workers, peek=builder.peek)
 
     def close(self, timeout_s: float) -> None:

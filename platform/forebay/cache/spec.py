@@ -25,8 +25,8 @@ class CacheSpec:
         core_share: Share of the node's cores (at least one core) for decoding and transforming, at low priority, for
             all jobs of the node together.
         num_reads: Number of row groups that are read at once, for all jobs of the node together. "auto" chooses 4 to
-            128, at most 1 GiB of blocks: as many as fill the line to storage, or keep the cores busy. With
-            `data_nodes`, "auto" is 8 for each node.
+            128, from 2 on for local files, at most 1 GiB of blocks: as many as fill the line to storage, or keep the
+            cores busy. With `data_nodes`, "auto" is 8 for each node.
         data_nodes: Other nodes of the Ray cluster that read, decode and transform for this one: "cpu_only" for all
             nodes without GPUs, or the name of a custom resource that the nodes have. They use all of their cores, at
             low priority, and store nothing. None for no other node. Without Ray it has no effect.

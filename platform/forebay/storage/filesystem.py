@@ -61,6 +61,12 @@ def resolve(uri: str | os.PathLike[str]) -> Location:
     return _resolve(uri, once=False)
 
 
+def has_local_name(uri: str) -> bool:
+    """Whether `uri` names a file of this machine: a path or `file://`. Opens no storage."""
+    found = _SCHEME.match(uri)
+    return found is None or found[1].lower() == "file"
+
+
 def resolve_source(uri: str | os.PathLike[str]) -> Location:
     """Same as `resolve`, for reads that `forebay.storage.retry` repeats: the client gives up at the first error."""
     return _resolve(uri, once=True)
@@ -71,7 +77,7 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
         raise InvalidOption(f"{uri!r} is not a location. Give a path or a URI.")
     text = os.fspath(uri)
     found = _SCHEME.match(text)
-    if found is None or found[1].lower() == "file":
+    if found is None or has_local_name(text):
         named = Path(text).expanduser() if found is None else Path(_path_of_file_uri(text))
         # Not Path.resolve: a data set behind a link keeps its name when the link moves to the next version.
         path = os.path.normpath(named.absolute())

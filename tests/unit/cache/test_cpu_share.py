@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.cache import cpu_share
 from forebay.cache.cpu_share import NICENESS, CpuShare, DataWorkers, lower_thread_priority, usable_cores
 from forebay.cache.reads_in_flight import ReadBounds
 from forebay.errors import Cancelled, InvalidOption
@@ -42,6 +43,14 @@ def test_processes_side_by_side_share_what_there_is() -> None:
     assert DataWorkers(num_reads=1).divided_by(8).num_reads == 1
     auto = DataWorkers(num_reads="auto").divided_by(4)
     assert (auto.num_reads, auto.read_bounds) == ("auto", ReadBounds().divided_by(4))
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.01, 2), (1.0, 4)])
+def test_local_files_begin_with_few_reads(share: float, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_share, "usable_cores", lambda: 64.0)
+    bounds = DataWorkers(core_share=share).for_local_files().read_bounds
+    assert (bounds.start, bounds.least, bounds.most) == (least, least, ReadBounds().most)
+    assert DataWorkers(num_reads=6).for_local_files().read_bounds.start == 6, "a given number counts"
 
 
 @pytest.mark.parametrize("core_share", [0, -0.1, 1.1, math.nan, "0.4", None, True])

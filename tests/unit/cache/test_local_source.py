@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -409,6 +410,15 @@ def test_many_wait_for_storage_and_few_take_a_core(
     assert sum(future.result(60).rows for future in futures) == 120
     assert stuck_transform.most_inside == 1
     source.close()
+
+
+def test_files_of_this_machine_are_read_few_at_once(manifest: Manifest) -> None:
+    distant = replace(manifest, root="s3://bucket" + manifest.root)
+    for read_from, num_reads in ((manifest, 2), (distant, 8)):
+        with closing(
+            LocalSource(Dataset(read_from, TRANSFORM), None, tally=Counters(), workers=DataWorkers(core_share=0.01))
+        ) as source:
+            assert source._threads.workers.num_reads == num_reads
 
 
 def test_close_does_not_wait_for_threads_that_wait_for_a_core(manifest: Manifest, stuck_transform: Gate) -> None:

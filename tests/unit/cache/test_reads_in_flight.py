@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.cache.cpu_share import DataWorkers
 from forebay.cache.reads_in_flight import FinishedRead, ReadBounds, ReadsInFlight
 
 MB = 1_000_000
@@ -103,6 +104,15 @@ def test_the_line_is_full_wherever_the_bounds_allow_it(path: SimulatedWay) -> No
     assert auto.run(path, 20.0) >= 0.9 * min(1.0, 128 / product)
     assert of_epoch >= 0.9 * at_8
     assert sum(auto.numbers) / len(auto.numbers) <= max(16.0, 3 * product), "not many more than fill the line"
+
+
+@pytest.mark.parametrize("path", [path for path in LINES if path.rate == GBIT_S], ids=str)
+def test_local_names_on_a_distant_disk_fill_the_line_too(path: SimulatedWay) -> None:
+    """NFS and FUSE mounts have local names."""
+    auto, fixed = simulation(DataWorkers().for_local_files().read_bounds), simulation(FIXED_AT_8)
+    of_epoch, at_8 = auto.run(path, 20.0), fixed.run(path, 20.0)
+    assert auto.run(path, 20.0) >= 0.9 * min(1.0, 128 / product_of(path))
+    assert of_epoch >= 0.9 * at_8
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.3])

@@ -73,7 +73,7 @@ def test_progress_has_rate_and_time(forebay: Call, job_words: Call, terminal: No
 
 def test_the_number_of_reads_is_told(forebay: Call, job_words: Call) -> None:
     told = json.loads(forebay("warm", *job_words(), "--json").out)
-    assert told["this node"]["num_reads"] == DEFAULT_WORKERS.read_bounds.start
+    assert told["this node"]["num_reads"] == DEFAULT_WORKERS.for_local_files().read_bounds.start
     told = json.loads(forebay("warm", *job_words(), "--json").out)
     assert told["this node"]["num_reads"] == 0, "all blocks are there"
 

@@ -153,7 +153,7 @@ def test_lost_node_costs_one_try(line: PooledLine, data: DataLine, manifest: Man
     data.lost.add("data-1")
     read(line, manifest)
     asked = [name for name, _ in data.calls]
-    assert 0 < asked.count("data-1") <= line.spec.num_reads
+    assert 0 < asked.count("data-1") <= line.spec.data_workers.read_bounds.start
     assert line.pool._dispatch._backoffs["data-1"].failures == 1
 
 
