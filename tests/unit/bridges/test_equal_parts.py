@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import forebay as fb
 from forebay.bridges.equal_parts import has_equal_parts, validate_equal_parts
-from forebay.errors import InvalidOption
+from forebay.errors import CursorMismatch, InvalidOption
 
 
 @pytest.mark.parametrize("lanes", [6, 12, 16])
@@ -89,9 +90,68 @@ def test_only_a_loader_becomes_a_data_set(data: fb.Data) -> None:
         fb.torch.as_dataset(data)  # type: ignore[arg-type]
 
 
-def test_a_state_of_another_plan_is_refused(data: fb.Data, open_loader: Callable[..., fb.Loader]) -> None:
+def by_torch(loader: fb.Loader, _: fb.Data) -> Any:
+    return fb.torch.as_dataset(loader)
+
+
+def by_hf(loader: fb.Loader, _: fb.Data) -> Any:
+    """What a trainer does with the cursor of its checkpoint, without a model."""
+
+    class Begun:
+        def __init__(self) -> None:
+            self.args = SimpleNamespace(
+                process_index=loader.world.rank,
+                world_size=loader.world.size,
+                ignore_data_skip=True,
+                gradient_accumulation_steps=1,
+            )
+
+        def add_callback(self, callback: Any) -> None: ...
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seek(fb.Cursor.from_dict(state))  # type: ignore[attr-defined]
+
+    pytest.importorskip("transformers")
+    return type("BegunTrainer", (fb.hf.TrainerMixin, Begun), {})(train_loader=loader)
+
+
+def by_lightning(loader: fb.Loader, data: fb.Data) -> Any:
+    pytest.importorskip("lightning")
+    module = fb.lightning.data_module(data)
+    module.trainer = SimpleNamespace(global_rank=loader.world.rank, world_size=loader.world.size, global_step=3)
+    if loader.world.size > 1:
+        module.train_dataloader()
+    restore = module.load_state_dict
+    module.load_state_dict = lambda state: restore({"cursor": state})
+    return module
+
+
+def by_petastorm(loader: fb.Loader, _: fb.Data) -> Any:
+    folder, size = loader.plan.manifests[0].root, loader.world.size  # type: ignore[attr-defined]
+    options = {"cur_shard": loader.world.rank, "shard_count": size} if size > 1 else {}
+    return fb.petastorm.make_batch_reader(folder, ["id"], batch_size=-(-loader.global_batch // size), seed=7, **options)
+
+
+BRIDGES = [by_torch, by_hf, by_lightning, by_petastorm]
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_every_bridge_refuses_unequal_parts(
+    bridge: Callable[[fb.Loader, fb.Data], Any], data: fb.Data, open_loader: Callable[..., fb.Loader]
+) -> None:
+    with open_loader(0, 3) as loader, pytest.raises(InvalidOption, match=r"lanes=18"):
+        bridge(loader, data)
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_every_bridge_refuses_a_state_of_another_plan(
+    bridge: Callable[[fb.Loader, fb.Data], Any], data: fb.Data, open_loader: Callable[..., fb.Loader]
+) -> None:
     other = fb.build_plan(data.plan.manifests[0], seed=8)
     with open_loader() as loader, fb.Loader(other, data.transform, global_batch=32, last="drop") as second:
-        state = fb.torch.as_dataset(second).state_dict()
-        with pytest.raises(fb.errors.CursorMismatch):
-            fb.torch.as_dataset(loader).load_state_dict(state)
+        next(iter(second))
+        reader, state = bridge(loader, data), second.state_dict()
+        with pytest.raises(CursorMismatch, match="plan"):
+            reader.load_state_dict(state)
+        if bridge is by_petastorm:
+            reader.stop()
