@@ -252,8 +252,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'forebay' has no attribute {name!r}")
     try:
         home = importlib.import_module(f"forebay.{_MODULES.get(name) or _HOMES[name]}")
-    except ModuleNotFoundError as error:
-        from forebay.installed import missing_package  # noqa: PLC0415 - slow, and only for what is missing
+    except ImportError as error:
+        from forebay.extras import missing_package  # noqa: PLC0415 - slow, and only for what is missing
 
         if missing := missing_package(error, f"fb.{name}"):
             raise missing from error

@@ -11,11 +11,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.errors import MissingPackage
-
 _INSTALLED = {"site-packages", "dist-packages"}
-_PLATFORM = {"matplotlib", "pandas", "ray"}
-"""Packages of the extra `ray`, which the data plane does without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +20,6 @@ class Package:
 
     name: str
     version: str | None
-
-
-def missing_package(error: ModuleNotFoundError, what: str) -> MissingPackage | None:
-    """Error with the pip line for `what`, which needs a package of the extra `ray`. None for any other module."""
-    if error.name not in _PLATFORM:
-        return None
-    return MissingPackage(
-        f"{what} needs the package {error.name}, which is not installed. Run: pip install 'forebay[ray]'",
-        package=error.name,
-    )
 
 
 def package_of(module: str) -> Package | None:

@@ -53,7 +53,7 @@ def test_store_that_ignores_the_condition_is_found_out(gcs: ObjectStore) -> None
 
 def test_missing_package_is_named_with_its_extra(s3: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
-    with pytest.raises(InvalidOption, match=r"needs boto3.*pip install 'forebay\[s3\]'"):
+    with pytest.raises(InvalidOption, match=r"needs the package boto3.*pip install 'forebay\[s3\]'"):
         create_exclusively(s3.uri("x"), b"1")
 
 

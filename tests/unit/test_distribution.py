@@ -71,8 +71,8 @@ def test_the_data_plane_needs_no_package_of_the_platform(tmp_path: Path) -> None
     )
     assert done.stdout == SAID + (
         "DeadlineScheduler SweepResult from_ray_data load_preprocessor load_sweep prepare_on_ray ray_train run_sweep "
-        "driver='ray' needs the package 'ray', which is not installed. Run: pip install 'forebay[ray]', or use "
-        "driver='local'.\n"
+        "driver='ray' (driver='local' does not) needs the package ray, which is not installed. Run: "
+        "pip install 'forebay[ray]'\n"
     ), done.stderr
     assert done.stderr.splitlines()[-1] == (
         "MissingPackage: This command needs the package ray, which is not installed. Run: pip install 'forebay[ray]'"

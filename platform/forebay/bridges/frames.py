@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.errors import MissingPackage, WrongType
+from forebay.errors import WrongType
+from forebay.extras import require_package
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
 from forebay.transform.features.groups import Label
@@ -31,6 +32,7 @@ def plain_transform(manifest: Manifest) -> Transform:
 
 def frame_transform(spec: Any) -> Transform:
     """Transform of a `TransformSpec` of petastorm: `func`, from frame to frame, and the fields that are kept."""
+    require_package("pandas", "pandas", "transform_spec=")
     kept, removed = tuple(spec.selected_fields or ()), tuple(spec.removed_fields or ())
     return Transform(fn=partial(_arrays, spec.func, kept, removed))
 
@@ -38,10 +40,7 @@ def frame_transform(spec: Any) -> Transform:
 def _arrays(
     func: Callable[[Any], Any] | None, kept: tuple[str, ...], removed: tuple[str, ...], rows: pa.RecordBatch
 ) -> dict[str, Any]:
-    try:
-        frame = rows.to_pandas()
-    except ModuleNotFoundError as error:
-        raise MissingPackage("transform_spec= needs the package pandas. Run: pip install pandas") from error
+    frame = rows.to_pandas()
     if func is not None:
         frame = func(frame)
     names = kept or [name for name in frame.columns if name not in removed]

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from forebay.bridges.torch import as_dataset
 from forebay.errors import CursorMismatch, InvalidOption
+from forebay.extras import extra_package
 from forebay.loader.batch import Batch
 from forebay.loader.loader import Loader
 from forebay.plan.cursor import Cursor
@@ -79,7 +80,8 @@ def _validate_arguments(args: Any, loader: Loader) -> None:
 
 
 def _cursor_callback(trainer: TrainerMixin) -> Any:
-    from transformers.trainer_callback import ExportableState, TrainerCallback  # noqa: PLC0415 - an extra
+    with extra_package("transformers", "fb.hf"):
+        from transformers.trainer_callback import ExportableState, TrainerCallback  # noqa: PLC0415 - an extra
 
     class LoaderCursor(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Cursor among the states of callbacks, which the Trainer saves."""

@@ -10,7 +10,8 @@ from forebay.bridges.equal_parts import validate_equal_parts
 from forebay.bridges.torch import as_dataset
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.source import SourceProvider
-from forebay.errors import InvalidOption, MissingPackage
+from forebay.errors import InvalidOption
+from forebay.extras import extra_package
 from forebay.loader.data import Data
 from forebay.loader.loader import Loader
 from forebay.plan.cursor import Cursor
@@ -30,7 +31,7 @@ def data_module(data: Data, cache: DiskCache | SourceProvider | None = None) -> 
 
     Raises:
         InvalidOption: `data` is not an `fb.Data`. At the start of the fit: ranks would get parts of different sizes.
-        MissingPackage: `lightning` is not installed.
+        MissingPackage: `lightning` is missing or too old.
     """
     if not isinstance(data, Data):
         raise InvalidOption(
@@ -40,12 +41,8 @@ def data_module(data: Data, cache: DiskCache | SourceProvider | None = None) -> 
 
 
 def _module_class() -> Any:
-    try:
+    with extra_package("lightning", "fb.lightning"):
         from lightning import LightningDataModule  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        raise MissingPackage(
-            "fb.lightning needs the package lightning, which is not installed. Run: pip install 'forebay[lightning]'"
-        ) from error
 
     class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         """Data module over one loader per fit."""

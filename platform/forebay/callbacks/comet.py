@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from forebay.callbacks.tracker import EndState, Entry, Note, StepMetrics, TrackedRun, Tracker
-from forebay.errors import InvalidOption, MissingPackage
+from forebay.errors import InvalidOption
+from forebay.extras import extra_package
 
 
 class Comet(Tracker):
@@ -82,10 +83,6 @@ _AUTOMATIC = (
 
 
 def _comet() -> Any:
-    try:
+    with extra_package("comet_ml", "Comet()"):
         import comet_ml  # noqa: PLC0415 - an extra, and slow to import
-    except ModuleNotFoundError as error:
-        raise MissingPackage(
-            "Comet() needs the package comet_ml, which is not installed. Run: pip install 'forebay[comet]'"
-        ) from error
     return comet_ml

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from forebay.callbacks.tracker import EndState, Entry, Note, StepMetrics, TrackedRun, Tracker
-from forebay.errors import MissingPackage
+from forebay.extras import extra_package
 from forebay.storage.credentials import without_credentials
 
 MOST_METRICS = 1000
@@ -91,11 +91,6 @@ class MLflow(Tracker):
 
 
 def _mlflow() -> Any:
-    try:
+    with extra_package("mlflow-skinny", "MLflow()"):
         import mlflow  # noqa: PLC0415 - an extra, and slow to import
-    except ModuleNotFoundError as error:
-        raise MissingPackage(
-            "MLflow() needs the package mlflow or mlflow-skinny, and neither is installed. Run: "
-            "pip install 'forebay[mlflow]'"
-        ) from error
     return mlflow

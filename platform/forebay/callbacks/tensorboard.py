@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.callbacks.tracker import EndState, Entry, Note, Rewind, StepMetrics, TrackedRun, Tracker
-from forebay.errors import MissingPackage
+from forebay.extras import extra_package
 
 
 class TensorBoard(Tracker):
@@ -85,11 +85,6 @@ def _writer_class() -> Any:
     try:
         from tensorboardX import SummaryWriter  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
-        try:
+        with extra_package("tensorboard", "TensorBoard() without tensorboardX"):
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra
-        except ModuleNotFoundError as error:
-            raise MissingPackage(
-                "TensorBoard() needs the package tensorboardX or tensorboard, and neither is installed. Run: "
-                "pip install 'forebay[tensorboard]'"
-            ) from error
     return SummaryWriter

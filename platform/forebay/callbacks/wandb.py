@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.callbacks.tracker import EndState, Entry, Note, StepMetrics, TrackedRun, Tracker
-from forebay.errors import InvalidOption, MissingPackage
+from forebay.errors import InvalidOption
+from forebay.extras import extra_package
 from forebay.transform.fingerprint.values import digest
 
 Mode = Literal["online", "offline"]
@@ -91,10 +92,6 @@ class WandB(Tracker):
 
 
 def _wandb() -> Any:
-    try:
+    with extra_package("wandb", "WandB()"):
         import wandb  # noqa: PLC0415 - an extra, and slow to import
-    except ModuleNotFoundError as error:
-        raise MissingPackage(
-            "WandB() needs the package wandb, which is not installed. Run: pip install 'forebay[wandb]'"
-        ) from error
     return wandb

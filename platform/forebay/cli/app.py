@@ -24,7 +24,7 @@ from forebay.cli.scoring import commands as scoring
 from forebay.cli.sequences import series
 from forebay.cli.tables import commands as tables
 from forebay.errors import ForebayError
-from forebay.installed import missing_package
+from forebay.extras import missing_package
 
 app = typer.Typer(
     name="forebay",
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in given
     try:
         app([argument for argument in given if argument != "--debug"], prog_name="forebay")
-    except (ForebayError, ModuleNotFoundError) as error:
+    except (ForebayError, ImportError) as error:
         known = error if isinstance(error, ForebayError) else missing_package(error, "This command")
         if debug or known is None:
             raise

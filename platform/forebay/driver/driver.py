@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
-from forebay.errors import InvalidOption, MissingPackage
+from forebay.errors import InvalidOption
+from forebay.extras import missing_package
 from forebay.job.job import Job
 from forebay.report.run_report.at_end import ReportAtEnd
 from forebay.runs.callback import Callback
@@ -76,13 +77,8 @@ def named_driver(name: str) -> Driver:
     module, kind = _DRIVERS[name]
     try:
         driver: Driver = getattr(import_module(module), kind)()
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("forebay"):
-            raise
-        extra = "horovod" if error.name == "horovod" else "ray"
-        raise MissingPackage(
-            f"driver={name!r} needs the package {error.name!r}, which is not installed. Run: pip install "
-            f"'forebay[{extra}]', or use driver='local'.",
-            driver=name,
-        ) from error
+    except ImportError as error:
+        if missing := missing_package(error, f"driver={name!r} (driver='local' does not)"):
+            raise missing from error
+        raise
     return driver

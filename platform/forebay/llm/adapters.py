@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from forebay.errors import InvalidOption, MissingPackage, whole_number
-from forebay.llm.source.tokenizers import INSTALL
+from forebay.errors import InvalidOption, whole_number
+from forebay.extras import extra_package
 
 _ADAPTER = "default"
 """Name that peft gives to an adapter."""
@@ -63,10 +63,8 @@ class Lora:
 
     def peft_config(self, targets: str | tuple[str, ...]) -> Any:
         """Configuration of the peft library, for `targets`. Raises `InvalidOption` without peft."""
-        try:
+        with extra_package("peft", "An adapter"):
             import peft  # noqa: PLC0415 - an extra, which takes seconds to import
-        except ImportError as error:
-            raise MissingPackage(f"adapters need the package peft ({error}). {INSTALL}") from error
         return peft.LoraConfig(
             r=self.r,
             lora_alpha=self.alpha,

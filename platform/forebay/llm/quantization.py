@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,17 +9,16 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from forebay.errors import BadJob, MissingPackage
+from forebay.errors import BadJob
+from forebay.extras import require_package
 from forebay.train.setup import local_part
 
 NF4 = "nf4"
-INSTALL = 'Install it: pip install "forebay[qlora]".'
 
 
 def require_bitsandbytes() -> None:
     """Raise `InvalidOption` with the install line where bitsandbytes is missing. Does not import it."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingPackage(f"quantization={NF4!r} needs the package bitsandbytes, which is missing. {INSTALL}")
+    require_package("bitsandbytes", "bitsandbytes", f"quantization={NF4!r}")
 
 
 def quantized(transformers: Any, folder: str, **options: Any) -> Any:

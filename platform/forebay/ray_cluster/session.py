@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import ray
 
 from forebay.errors import InvalidOption
+from forebay.extras import validate_extra
 
 ADDRESS = "RAY_ADDRESS"
 ANSWER_S = 5.0
@@ -77,11 +78,12 @@ def ray_session(num_cpus: int) -> Iterator[bool]:
     that is more.
 
     Yields whether Ray was started here, and so ends with the block. Raises `InvalidOption` for a `RAY_ADDRESS` that is
-    invalid, or that does not answer.
+    invalid, or that does not answer, and `MissingPackage` if a package of the extra `ray` is too old.
     """
     if ray.is_initialized():
         yield False
         return
+    validate_extra("ray", "A session of Ray")
     address = os.environ.get(ADDRESS)
     with _environment_put_back():
         if not address:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.errors import InvalidOption, MissingPackage
+from forebay.errors import InvalidOption
+from forebay.extras import extra_package
 
-INSTALL = 'A judge needs the package jsonschema: pip install "forebay[score]".'
 _FENCED = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 
@@ -54,8 +54,6 @@ def read_schema(text: str) -> dict[str, Any]:
 
 
 def _import_jsonschema() -> tuple[Any, Any]:
-    try:
+    with extra_package("jsonschema", "A judge"):
         import jsonschema  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise MissingPackage(f"{INSTALL} ({error})") from error
     return jsonschema.Draft202012Validator, jsonschema.exceptions

@@ -21,7 +21,8 @@ from urllib.parse import quote
 
 from pyarrow import fs
 
-from forebay.errors import InvalidOption, MissingPackage
+from forebay.errors import InvalidOption
+from forebay.extras import extra_package
 from forebay.storage.arrow_stores import arguments_of
 from forebay.storage.atomic import UMASK
 from forebay.storage.credentials import redact, redacting
@@ -128,10 +129,8 @@ def _is_trusted(place: Location) -> bool:
 
 
 def _put_s3(place: Location, content: bytes) -> bool:
-    try:
+    with extra_package("boto3", f"{place.uri}: {_ONCE}"):
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - optional extra
-    except ImportError as error:
-        raise _missing(place, "boto3", "s3") from error
     bucket, _, key = place.path.partition("/")
     client = _s3_client(_frozen(arguments_of(place.fs)), os.getpid())
     for _ in range(_TRIES):
@@ -150,6 +149,7 @@ def _put_s3(place: Location, content: bytes) -> bool:
     raise OSError(f"{place.uri}: the store answered {_TRIES} times that another request is under way")
 
 
+_ONCE = "a run on this store, so that it trains once if it is started twice,"
 _Frozen = tuple[tuple[str, Any], ...]
 
 
@@ -187,7 +187,8 @@ def _s3_client(frozen: _Frozen, _pid: int) -> Any:
 
 
 def _post_gcs(place: Location, content: bytes) -> bool:
-    import requests  # noqa: PLC0415 - only for this store; Ray brings it
+    with extra_package("requests", f"{place.uri}: {_ONCE}"):
+        import requests  # noqa: PLC0415 - only for this store; Ray brings it
 
     arguments = arguments_of(place.fs)
     bucket, _, name = place.path.partition("/")
@@ -214,11 +215,9 @@ def _gcs_session(arguments: dict[str, Any], place: Location) -> Any:
         session = requests.Session()
         session.headers["Authorization"] = f"Bearer {token}"
         return session
-    try:
+    with extra_package("google-auth", f"{place.uri}: {_ONCE}"):
         import google.auth  # noqa: PLC0415 - Ray brings it; other installations may lack it
         from google.auth.transport.requests import AuthorizedSession  # noqa: PLC0415
-    except ImportError as error:
-        raise _missing(place, "google-auth", "gcs") from error
     scopes = ["https://www.googleapis.com/auth/devstorage.read_write"]
     return AuthorizedSession(google.auth.default(scopes=scopes)[0])
 
@@ -261,15 +260,6 @@ def _content(place: Location) -> bytes:
 def _protocols(bridge: Bridge) -> tuple[str, ...]:
     protocol = bridge.fs.protocol
     return (protocol,) if isinstance(protocol, str) else tuple(protocol)
-
-
-def _missing(place: Location, package: str, extra: str) -> MissingPackage:
-    return MissingPackage(
-        f"{place.uri}: a run on this store needs {package}, which is not installed. With it, a run that is started "
-        f"twice trains once. Install it: pip install 'forebay[{extra}]'.",
-        uri=place.uri,
-        package=package,
-    )
 
 
 _ADVICE = (

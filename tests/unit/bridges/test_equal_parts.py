@@ -95,7 +95,7 @@ def by_torch(loader: fb.Loader, _: fb.Data) -> Any:
 
 
 def by_hf(loader: fb.Loader, _: fb.Data) -> Any:
-    """What a trainer does with the cursor of its checkpoint, without a model."""
+    """Trainer without a model that gets the cursor of its checkpoint."""
 
     class Begun:
         def __init__(self) -> None:

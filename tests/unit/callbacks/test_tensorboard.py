@@ -58,5 +58,5 @@ def test_steps_trained_again_replace_those_before(tmp_path: Path, event: Any, fi
 def test_without_a_writer_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tensorboardX", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InvalidOption, match=r"neither is installed.*pip install 'forebay\[tensorboard\]'"):
+    with pytest.raises(InvalidOption, match=r"without tensorboardX needs.*pip install 'forebay\[tensorboard\]'"):
         TensorBoard()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
@@ -143,7 +144,7 @@ def test_data_that_cannot_be_trained_on(
     [
         ({"offload": "optimizer"}, "offload='optimizer' needs strategy='zero1', 'zero2' or 'zero3'"),
         ({"strategy": "fsdp2", "reduction": "exact"}, "reduction='exact' needs whole gradients.*strategy='ddp'"),
-        ({"strategy": "zero3"}, "strategy='zero3' needs the package deepspeed.*Install it: pip install"),
+        ({"strategy": "zero3"}, "strategy='zero3' needs the package deepspeed.*Run: pip install"),
         (
             {"device_memory": "6MB"},
             r"needs [\d.]+ MiB on each of 1 workers: weights .* The smallest change that fits: per_device_batch=1.",
@@ -154,7 +155,7 @@ def test_data_that_cannot_be_trained_on(
 def test_options_that_cannot_work(
     refusal: Callable[..., Any], made: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], text: str
 ) -> None:
-    monkeypatch.setattr("forebay.train.strategies.choice.find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
     assert re.search(text, refusal(data=made / "chats.jsonl", **options))
 
 

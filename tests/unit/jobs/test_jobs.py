@@ -240,7 +240,7 @@ def test_package_of_4_bit_weights_is_asked_for_before_a_worker_starts(
     with pytest.raises(SystemExit) as ended:
         main(["run", "--driver", "local", str(ROOT / "jobs" / "finetune_llm.py"), "chats=10", "finetuning=qlora"])
     assert ended.value.code == 2
-    assert "bitsandbytes, which is missing. Install it: pip install" in " ".join(capsys.readouterr().err.split())
+    assert "bitsandbytes, which is not installed. Run: pip install" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.variation

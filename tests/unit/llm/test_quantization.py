@@ -72,6 +72,6 @@ def test_what_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
         ModelSpec(name="tiny", vocab_size=300, quantization="int8")  # type: ignore[arg-type]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        InvalidOption, match=r'package bitsandbytes, which is missing. Install it: pip install "forebay\[qlora\]"'
+        InvalidOption, match=r"package bitsandbytes, which is not installed. Run: pip install 'forebay\[qlora\]'"
     ):
         ModelSpec(name="tiny", vocab_size=300, quantization="nf4")

@@ -9,9 +9,8 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from forebay.errors import InvalidOption, MissingPackage
-
-INSTALL = 'Install it: pip install "forebay[deploy]"'
+from forebay.errors import InvalidOption
+from forebay.extras import extra_package
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,6 @@ def in_cluster() -> Connection:
 
 
 def _config() -> Any:
-    try:
+    with extra_package("kubernetes", "A client of clusters of Kubernetes"):
         from kubernetes import config  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise MissingPackage(f"clusters of Kubernetes need the package kubernetes ({error}). {INSTALL}") from error
     return config

@@ -6,7 +6,6 @@ import queue
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 
 import ray
 from ray.actor import ActorHandle
@@ -15,8 +14,9 @@ from forebay.driver.elastic.controller import Controller
 from forebay.driver.elastic.elastic_driver import Trainer, train_elastic
 from forebay.driver.elastic.pool import Message, WorkerPool
 from forebay.driver.horovod.backend import HorovodBackend, HorovodProcesses
-from forebay.errors import InvalidOption, MissingPackage
+from forebay.errors import InvalidOption
 from forebay.events import Preparing
+from forebay.extras import require_package
 from forebay.job.job import Job
 from forebay.ray_cluster.session import ray_session, session_text
 from forebay.runs.callback import Callback
@@ -34,13 +34,7 @@ class HorovodDriver:
     """
 
     def __init__(self) -> None:
-        if find_spec("horovod") is None:
-            raise MissingPackage(
-                "driver='horovod' needs Horovod, which is not installed. It must be built for the installed PyTorch: "
-                "`make horovod` in a clone of Forebay does that, and docs/horovod.md describes other ways. Or use "
-                "driver='ray'.",
-                driver="horovod",
-            )
+        require_package("horovod", "horovod", "driver='horovod' (driver='ray' does not)")
 
     def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result:
         """Train `job`. Raises `RunFailed` when its train function raises, or workers die too often.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from forebay.errors import MissingPackage
+from forebay.extras import extra_package
 from forebay.llm.adapters import Lora
 from forebay.llm.cost.flops import LONG, SHORT, TokenFlops, of_two_counts, one_document
 from forebay.llm.cost.skeleton import over_layers, skeleton
@@ -26,12 +26,8 @@ def deepspeed_flops(config: Any, adapter: Lora | None = None) -> TokenFlops:
 
 
 def _counted(adapter: Lora | None, length: int, config: Any) -> float:
-    try:
+    with extra_package("deepspeed", "profile='deepspeed'"):
         from deepspeed.profiling.flops_profiler import FlopsProfiler  # noqa: PLC0415 - an extra, slow to import
-    except ImportError as error:
-        raise MissingPackage(
-            f"profile='deepspeed' needs the package deepspeed ({error}). pip install 'deepspeed>=0.19.8,<0.20'"
-        ) from error
     model = skeleton(config, adapter)
     with torch.device("meta"):
         inputs = one_document(model, length)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from forebay.checkpoint.parts.stored_state import StoredState
 from forebay.errors import InvalidOption
+from forebay.extras import extra_package
 from forebay.llm.adapters import Lora
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
@@ -76,7 +77,8 @@ def base_weights(origin: ModelOrigin) -> list[Weight]:
             Weight(name=name, shape=tuple(each.shape), dtype=each.dtype, read=partial(values.__getitem__, name))
             for name, each in values.items()
         ]
-    from safetensors import safe_open  # noqa: PLC0415 - an extra
+    with extra_package("safetensors", "A model in a folder of Hugging Face"):
+        from safetensors import safe_open  # noqa: PLC0415 - an extra
 
     weights: list[Weight] = []
     for path in sorted(Path(local_copy(origin.model.name)).glob("*.safetensors")):
@@ -115,7 +117,8 @@ def _weights(state: StoredState, leaves: Mapping[str, Any]) -> Iterator[Weight]:
 
 
 def _read(path: Path, name: str) -> Tensor:
-    from safetensors import safe_open  # noqa: PLC0415 - an extra
+    with extra_package("safetensors", "A model in a folder of Hugging Face"):
+        from safetensors import safe_open  # noqa: PLC0415 - an extra
 
     with safe_open(path, framework="pt") as file:
         found: Tensor = file.get_tensor(name)

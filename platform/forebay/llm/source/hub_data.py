@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from forebay.errors import InvalidOption, MissingPackage
+from forebay.errors import InvalidOption
+from forebay.extras import extra_package
 from forebay.foreign_code import replaced_errors
 
 HUB = "hf:"
@@ -17,12 +18,8 @@ def hub_files(data: str) -> list[str]:
 
     Raises `InvalidOption` without `datasets`, and for a data set that it cannot load.
     """
-    try:
+    with extra_package("datasets", f"data={data!r}"):
         import datasets  # noqa: PLC0415 - an extra, which takes seconds to import
-    except ImportError as error:
-        raise MissingPackage(
-            f"data={data!r} needs the package datasets ({error}). Run: pip install 'forebay[hf-data]'"
-        ) from error
     # Its bars would be mixed with the lines of the run.
     datasets.disable_progress_bars()
     name, _, split = data.removeprefix(HUB).partition(":")

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import InvalidOption, MissingPackage
+from forebay.errors import InvalidOption
+from forebay.extras import extra_package
 from forebay.foreign_code import outcome_of, replaced_errors
 
 _NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w.-]+))?")
@@ -105,13 +106,8 @@ def hub_access(model: str) -> Iterator[None]:
 
 
 def _library() -> Any:
-    try:
+    with extra_package("huggingface_hub", "A model of the Hugging Face Hub", "pip install 'forebay[llm]'"):
         import huggingface_hub  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise MissingPackage(
-            f"models of the Hugging Face Hub need the package huggingface_hub ({error}). Install the extra: "
-            'pip install "forebay[llm]".'
-        ) from error
     library: Any = huggingface_hub
     # Its bars would be mixed with the lines of the run.
     library.utils.disable_progress_bars()

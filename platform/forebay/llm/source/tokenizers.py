@@ -10,7 +10,8 @@ from typing import Any
 
 from pyarrow import fs
 
-from forebay.errors import InvalidOption, MissingPackage, whole_number
+from forebay.errors import InvalidOption, whole_number
+from forebay.extras import extra_package
 from forebay.foreign_code import replaced_errors
 from forebay.formatting import count_text
 from forebay.llm.chat import CHATML, TEMPLATES
@@ -20,7 +21,6 @@ from forebay.storage.filesystem import Location
 from forebay.storage.listing.globs import children
 from forebay.transform.fingerprint.values import digest
 
-INSTALL = 'Install the extra: pip install "forebay[llm]".'
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Pad, the beginning of a message and its end, in the tokenizer that is trained on the data."""
 TRAINED_VERSION = 1
@@ -201,10 +201,8 @@ def check_sizes(num_entries: int, num_embeddings: int, name: str) -> None:
 
 def import_transformers() -> Any:
     """Library `transformers`. Raises `InvalidOption` with the install line if it is missing."""
-    try:
+    with extra_package("transformers", "A language model"):
         import transformers  # noqa: PLC0415 - an extra, which takes seconds to import
-    except ImportError as error:
-        raise MissingPackage(f"language models need the package transformers ({error}). {INSTALL}") from error
     # A worker's bars would be mixed with the lines of the run.
     transformers.utils.logging.disable_progress_bar()
     return transformers

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from forebay.errors import InvalidOption, MissingPackage, NoFiles
+from forebay.errors import InvalidOption, NoFiles
+from forebay.extras import extra_package
 from forebay.manifest.columns.partitions import Values
 from forebay.manifest.lake.table import LakeFile, LakeTable, stat_files
 from forebay.manifest.schemas import fields_of
@@ -26,7 +27,7 @@ def delta_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
     """Files of a version of the table at `uri`, the newest one by default.
 
     Raises:
-        MissingPackage: deltalake is not installed.
+        MissingPackage: deltalake is missing or too old.
         InvalidOption: There is no such version, deltalake cannot read the table, or its columns are mapped.
         NoFiles: The version has no row.
         ReadFailed: Storage kept failing.
@@ -82,16 +83,9 @@ def _refuse_other_stores(location: Location) -> None:
 
 def _open(location: Location, version: int | None) -> tuple[Any, type[Exception]]:
     """Open table, and the class of errors of deltalake."""
-    try:
-        # An extra: not installed with forebay.
+    with extra_package("deltalake", f"{location.uri} is a Delta Lake table, which"):
         from deltalake import DeltaTable  # noqa: PLC0415
         from deltalake.exceptions import DeltaError  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise MissingPackage(
-            f"{location.uri} is a Delta Lake table, which is read by the package deltalake ({error}). Run: pip install "
-            "'forebay[delta]'",
-            package="deltalake",
-        ) from error
     place = location.path if location.is_local else location.uri.partition("?")[0]
     try:
         return DeltaTable(place, version=version), DeltaError

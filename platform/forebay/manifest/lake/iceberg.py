@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from forebay.errors import ForebayError, InvalidOption, MissingPackage, NoFiles
+from forebay.errors import ForebayError, InvalidOption, NoFiles
+from forebay.extras import extra_package
 from forebay.foreign_code import replaced_errors
 from forebay.manifest.columns.partitions import Values
 from forebay.manifest.lake.field_ids import FieldIds
@@ -55,7 +56,7 @@ def iceberg_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTabl
         policy: Attempts, deadline and waits of each read.
 
     Raises:
-        MissingPackage: pyiceberg is not installed.
+        MissingPackage: pyiceberg is missing or too old.
         InvalidOption: There is no such table or snapshot, pyiceberg cannot read it, or it has equality deletes.
         NoFiles: The snapshot has no row.
         ReadFailed: Storage kept failing.
@@ -114,16 +115,9 @@ def _call(what: str, verb: str, call: Callable[[], T], policy: ReadPolicy, remed
 
 def _open(uri: str) -> Any:
     """Table of pyiceberg."""
-    try:
-        # An extra: not installed with forebay.
+    with extra_package("pyiceberg", f"{uri} is an Iceberg table, which"):
         from pyiceberg.catalog import load_catalog  # noqa: PLC0415
         from pyiceberg.table import StaticTable  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise MissingPackage(
-            f"{uri} is an Iceberg table, which is read by the package pyiceberg ({error}). Run: pip install "
-            "'forebay[iceberg]'",
-            package="pyiceberg",
-        ) from error
     if uri.startswith(_SCHEME):
         catalog, _, table = uri.removeprefix(_SCHEME).partition("/")
         if not (catalog and "." in table):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from forebay.errors import EngineFailed, InvalidOption, MissingPackage, whole_number
+from forebay.errors import EngineFailed, InvalidOption, whole_number
+from forebay.extras import extra_package
 from forebay.score.engines.engine import Pooling, Prompt, RowAnswer, Sampling
 
-INSTALL = 'engine="openai" needs the package openai: pip install "forebay[score]".'
 _RETRIES = 8
 _TIMEOUT_S = 600.0
 _NO_KEY = "none"
@@ -138,8 +138,6 @@ class OpenAiEngine:
 
 
 def _import_openai() -> Any:
-    try:
+    with extra_package("openai", "engine='openai'"):
         import openai  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise MissingPackage(f"{INSTALL} ({error})") from error
     return openai

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from forebay.errors import MissingPackage
+from forebay.extras import extra_package
 from forebay.foreign_code import replaced_errors
 from forebay.storage.credentials import redact
 from forebay.storage.hadoop.native import hdfs_native
@@ -44,14 +44,8 @@ class _TrackedClient:
     """Client and the start times of its NameNode calls under way."""
 
     def __init__(self, address: HadoopAddress) -> None:
-        try:
+        with extra_package("hdfs-native", address.url or "hdfs:///"):
             package = hdfs_native()
-        except ImportError as error:
-            raise MissingPackage(
-                f"{address.url or 'hdfs:///'} needs hdfs-native, which is not installed. Install it: pip install "
-                "'forebay[hdfs]'.",
-                package="hdfs-native",
-            ) from error
         self.client = package.Client(address.url or None, dict(address.settings), **dict(address.kerberos))
         self._began: dict[object, float] = {}
 
@@ -76,7 +70,7 @@ def ask_name_node(address: HadoopAddress, ask: Callable[[Any], T]) -> T:
     """`ask(client)`, with the client of this process for `address`.
 
     Raises:
-        MissingPackage: hdfs-native is not installed.
+        MissingPackage: hdfs-native is missing or too old.
         PermissionError: The user may not do this.
         OSError: Everything else, without the server's Java stack.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from forebay.errors import InvalidOption
+from forebay.extras import extra_package
 
 _TIMEOUT_S = 30
 _RESET = re.compile(r";t=(\d+)")
@@ -25,18 +25,13 @@ class RateLimited(OSError):
 class HubRequests:
     """Requests with one token. Without a token, that of HF_TOKEN or of `hf auth login` is sent, if there is one.
 
-    Raises `InvalidOption` if huggingface_hub is not installed.
+    Raises `MissingPackage` if huggingface_hub is missing or too old.
     """
 
     def __init__(self, token: str = "") -> None:
-        try:
-            # An extra: not installed with forebay.
+        with extra_package("huggingface_hub", "hf://"):
             from huggingface_hub import constants, get_session  # noqa: PLC0415
             from huggingface_hub.utils import build_hf_headers  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise InvalidOption(
-                f"hf:// is read by the package huggingface_hub ({error}). Run: pip install 'forebay[hf]'", scheme="hf"
-            ) from error
         self._constants, self._session, self._headers = constants, get_session, build_hf_headers
         self._token = token
 

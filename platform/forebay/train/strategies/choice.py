@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Literal, TypeAlias, get_args
 
-from forebay.errors import InvalidOption, MissingPackage
+from forebay import extras
+from forebay.errors import InvalidOption
 from forebay.train.collectives.collective import Reduction
 
 StrategyName: TypeAlias = Literal["ddp", "fsdp2", "zero1", "zero2", "zero3"]
@@ -14,7 +14,7 @@ StrategyName: TypeAlias = Literal["ddp", "fsdp2", "zero1", "zero2", "zero3"]
 Offload: TypeAlias = Literal["none", "optimizer"]
 """State that a strategy keeps in main memory instead of the device's."""
 
-INSTALL = 'pip install --no-build-isolation "deepspeed>=0.19.8,<0.20"'
+INSTALL = extras.PACKAGES["deepspeed"].install
 
 
 def validate_choice(strategy: str, offload: str, reduction: Reduction, *, whole: Sequence[str] = ()) -> None:
@@ -54,9 +54,5 @@ def validate_choice(strategy: str, offload: str, reduction: Reduction, *, whole:
 
 def require_package(strategy: str) -> None:
     """Check that the package of a strategy is installed. Raises `InvalidOption`, with the line that installs it."""
-    if strategy.startswith("zero") and find_spec("deepspeed") is None:
-        raise MissingPackage(
-            f"strategy={strategy!r} needs the package deepspeed, which is not installed. Install it: {INSTALL}. It "
-            "builds for the PyTorch that is there; without --no-build-isolation, pip would download another one.",
-            strategy=strategy,
-        )
+    if strategy.startswith("zero"):
+        extras.require_package("deepspeed", "deepspeed", f"strategy={strategy!r}")

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.errors import InvalidOption, MissingPackage, TransformFailed
+from forebay.errors import InvalidOption, TransformFailed
+from forebay.extras import extra_package
 from forebay.foreign_code import replaced_errors
 from forebay.transform.block import BlockArray
 from forebay.transform.features.categories import is_text, value_type
@@ -97,12 +98,7 @@ class Image:
 
 
 def _pillow() -> Any:
-    try:
-        # An extra: not installed with forebay.
+    with extra_package("pillow", "fb.Image"):
         import PIL.Image  # noqa: PLC0415
         import PIL.ImageOps  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise MissingPackage(
-            f"fb.Image decodes with the package Pillow ({error}). Run: pip install 'forebay[image]'", package="pillow"
-        ) from error
     return PIL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_what_can_work_together_is_accepted(make_data: Callable[..., Data]) -> N
 
 
 def test_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.train.strategies.choice.find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     require_package("fsdp2")
     with pytest.raises(InvalidOption) as refusal:
         require_package("zero3")
