@@ -28,7 +28,7 @@ from bench.loader.figures import FOREBAY, figures
 from bench.loader.measuring import Bench, measure
 from bench.loader.peers import ENTRIES, PeerEntry
 from bench.loader.plot import plot
-from bench.loader.report import report
+from bench.loader.report import report, targets
 from bench.machine import machine
 from bench.processes import REPOSITORY, command, environment
 from bench.venvs import CannotInstall, interpreter
@@ -79,6 +79,7 @@ def main() -> None:
     (given.out / "loader.json").write_text(json.dumps(found, indent=1) + "\n")
     (given.out / "loader.md").write_text(report(found))
     plot(found, given.out / "loader.png")
+    console.print(targets(found["figures"]), markup=False, highlight=False, soft_wrap=True)
     console.print(f"{given.out}/loader.md, .json, .png after {found['took_s'] / 60:.0f} minutes")
 
 

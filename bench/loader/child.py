@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,10 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         "facts": asdict(system.facts),
         "phases": {},
     }
+    # Only Forebay counts its own work.
+    counters: Callable[[], dict[str, float]] = getattr(system, "counters", dict)
     for name, epoch, consumer, num_epochs in request["phases"]:
+        before = counters()
         account = consume(
             system.epoch(epoch) if num_epochs == 1 else system.epochs(epoch, num_epochs),
             CONSUMERS[consumer],
@@ -44,7 +48,8 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
             limit_s=request["limit_s"],
             epochs=num_epochs,
         )
-        answer["phases"][name] = account.to_json() | {"open_s": opened - imported}
+        counted = {counter: total - before.get(counter, 0) for counter, total in counters().items()}
+        answer["phases"][name] = account.to_json() | {"open_s": opened - imported, "counters": counted}
     answer["close"] = system.close
     return answer
 

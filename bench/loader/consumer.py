@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench.loader.features import row_numbers
+from bench.process_counts import counts_now, counts_since, family
 
 STEP_S = 0.002
 
@@ -41,6 +42,7 @@ class ConsumerTotals:
     """
 
     rows: int = 0
+    bytes: int = 0
     batches: int = 0
     seconds: float = 0.0
     waited_s: float = 0.0
@@ -51,6 +53,7 @@ class ConsumerTotals:
     neighbours: float = 0.0
     order: str = ""
     sums: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     peak_rss_bytes: int = 0
     all_peak_rss_bytes: int = 0
 
@@ -81,6 +84,7 @@ def consume(
         epochs: Number of epochs in `batches`, one after the other.
     """
     account, numbers = ConsumerTotals(), []
+    before = counts_now()
     start = time.perf_counter()
     iterator = iter(batches)
     while True:
@@ -94,6 +98,7 @@ def consume(
             break
         account.batches += 1
         account.rows += len(next(iter(batch.values())))
+        account.bytes += sum(value.nbytes for value in batch.values())
         if consumer.touch:
             for name, total in touch(batch).items():
                 account.sums[name] = (account.sums.get(name, 0) + total) % (1 << 64)
@@ -105,6 +110,7 @@ def consume(
             account.complete = False
             break
     account.seconds = time.perf_counter() - start
+    account.counts = counts_since(before)
     account.peak_rss_bytes, account.all_peak_rss_bytes = peak_memory()
     if epochs > 1:
         account.sums.clear()  # Sums are compared between single epochs only.
@@ -134,19 +140,14 @@ def touch(batch: Mapping[str, Any]) -> dict[str, int]:
 
 def peak_memory() -> tuple[int, int]:
     """Peak resident bytes of this process, and the sum over it and all its descendants (each counts shared pages)."""
-    parents, peaks = {}, {}
-    for status in Path("/proc").glob("[0-9]*/status"):
+    peaks = {}
+    for pid in family():
         try:
-            lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+            lines = Path("/proc", str(pid), "status").read_text().splitlines()
         except OSError:  # The process has just ended.
             continue
-        pid = int(status.parent.name)
-        parents[pid] = int(lines["PPid"])
-        peaks[pid] = int(lines.get("VmHWM", "0 kB").split()[0]) * 1024
-    family = {os.getpid()}
-    while below := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= below
-    return peaks.get(os.getpid(), 0), sum(peaks.get(pid, 0) for pid in family)
+        peaks[pid] = sum(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+    return peaks.get(os.getpid(), 0), sum(peaks.values())
 
 
 def _close(iterator: Iterator[Any]) -> None:

@@ -31,7 +31,7 @@ def figures(results: Results, warm_s: Sequence[float]) -> list[dict[str, Any]]:
     """One entry per target and data set: figure, target, measured (a median), unit, passed, note."""
     found = []
     for kind in dict.fromkeys(result["kind"] for result in results if "kind" in result):
-        found += _ratio_figures(results, kind) + _waiting_figures(results, kind)
+        found += _ratio_figures(results, kind) + _waiting_figures(results, kind) + _count_figures(results, kind)
     seconds = _figure("time to first batch, warm start in a new process, 120 row groups", "<= 0.3", warm_s, "s")
     return [*found, seconds | {"note": "after imports; scan, plan, cache and first batch" + _range(warm_s, "s")}]
 
@@ -87,6 +87,59 @@ def _waiting_figures(results: Results, kind: str) -> list[dict[str, Any]]:
     first = _figure(f"{name}, cached, whole epoch", "<= 1", whole, "%")
     first["note"] = "with the start of the epoch" + _range(whole, "%")
     return [after, first, _figure(f"{name}, cold", "report", cold, "%") | {"note": _range(cold, "%").lstrip("; ")}]
+
+
+def _count_figures(results: Results, kind: str) -> list[dict[str, Any]]:
+    """Figures that do not depend on the speed of the machine. All but page faults and switches hardly vary at all."""
+    per_batch = "context switches of waiting threads, per batch"
+    lines: list[tuple[str, str, str, str, Callable[[Mapping[str, Any]], float]]] = [
+        ("cold epoch, bytes written for each byte of a batch", "<= 1.02", "x", "first", _written),
+        ("cold epoch, bytes read for each byte of its columns in the files", "<= 1.05", "x", "first", _read),
+        ("cached epoch, bytes read and written for each byte of a batch", "<= 0.01", "x", "later", _moved),
+        ("cold epoch, system calls that read or write, per block", "report", "", "first", _calls),
+        ("cold epoch, page faults per block", "report", "", "first", _faults),
+        (f"cold epoch, {per_batch}", "report", "", "first", _waits),
+        (f"cached epoch, {per_batch}", "report", "", "later", _waits),
+    ]
+    found = []
+    for name, target, unit, phase, amount in lines:
+        counted = [amount(epoch) for epoch in _counted(results, kind, phase)]
+        found.append(_figure(f"{kind}: {name}", target, counted, unit) | {"note": _range(counted, unit).lstrip("; ")})
+    return found
+
+
+def _counted(results: Results, kind: str, phase: str) -> list[Mapping[str, Any]]:
+    """Complete epochs of Forebay, on systems that count bytes."""
+    epochs = [
+        result["phases"][phase]
+        for result in results
+        if result["name"] == FOREBAY and result.get("kind") == kind and phase in result.get("phases", {})
+    ]
+    return [epoch for epoch in epochs if epoch["complete"] and "read_bytes" in epoch.get("counts", {})]
+
+
+def _written(epoch: Mapping[str, Any]) -> float:
+    return float(epoch["counts"]["written_bytes"] / epoch["bytes"])
+
+
+def _read(epoch: Mapping[str, Any]) -> float:
+    return float(epoch["counts"]["read_bytes"] / epoch["counters"]["source_bytes"])
+
+
+def _moved(epoch: Mapping[str, Any]) -> float:
+    return float((epoch["counts"]["read_bytes"] + epoch["counts"]["written_bytes"]) / epoch["bytes"])
+
+
+def _calls(epoch: Mapping[str, Any]) -> float:
+    return float((epoch["counts"]["read_calls"] + epoch["counts"]["write_calls"]) / epoch["counters"]["stores"])
+
+
+def _faults(epoch: Mapping[str, Any]) -> float:
+    return float((epoch["counts"]["minor_faults"] + epoch["counts"]["major_faults"]) / epoch["counters"]["stores"])
+
+
+def _waits(epoch: Mapping[str, Any]) -> float:
+    return float(epoch["counts"]["waits"] / epoch["batches"])
 
 
 def _figure(name: str, target: str, found: Sequence[float], unit: str) -> dict[str, Any]:

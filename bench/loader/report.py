@@ -32,6 +32,10 @@ _SETS = {
     "mixed": "13 floats, 26 int64 ids, a ragged list of up to 32 ids, a string, a label (532 bytes per row, packed)",
 }
 
+_COUNTS = """Counts of the kernel, which the speed and the load of the machine do not change, but for context switches.
+Bytes are those of system calls, so a read of the page cache counts and a mapped file does not.
+Processes that a system stops within an epoch are left out."""
+
 
 def report(found: Mapping[str, Any]) -> str:
     """Text of loader.md from the contents of loader.json."""
@@ -39,7 +43,7 @@ def report(found: Mapping[str, Any]) -> str:
     facts = machine | options | {"memory_gb": machine["memory_bytes"] / 2**30, "minutes": found["took_s"] / 60}
     parts = [_INTRODUCTION.format(**facts), "## Targets", targets(found["figures"])]
     for kind in dict.fromkeys(result["kind"] for result in results if "kind" in result):
-        parts += [f"## {kind}: {_SETS[kind]}", speeds(results, kind)]
+        parts += [f"## {kind}: {_SETS[kind]}", speeds(results, kind), _COUNTS, counts(results, kind)]
         if found["options"]["repeats"] and _lost(results, kind):
             parts.append("Rows lost or repeated in complete epochs: " + _lost(results, kind))
     parts += ["## What each delivers", deliveries(results), _failures(results)]
@@ -85,6 +89,20 @@ def speeds(results: Results, kind: str) -> str:
         "peak memory",
     )
     return _table((*heads, "rows lost / repeated"), rows)
+
+
+def counts(results: Results, kind: str) -> str:
+    """Table of bytes, page faults and context switches of the first and of a later epoch, one row per system."""
+    heads, rows = ["system"], []
+    for epoch in ("first", "later"):
+        heads += [f"{epoch} epoch: read per row", "written per row", "page faults per 1,000 rows", "waits per batch"]
+    for name, own in _by_name(results, kind).items():
+        cells = [name]
+        for phase in ("first", "later"):
+            cells += [_per(own, phase, count, "rows", 1, " B") for count in ("read_bytes", "written_bytes")]
+            cells += [_per(own, phase, "minor_faults", "rows", 1000), _per(own, phase, "waits", "batches", 1)]
+        rows.append(cells)
+    return _table(heads, rows)
 
 
 def deliveries(results: Results) -> str:
@@ -189,6 +207,15 @@ def _rate(own: Results, phase: str) -> str:
 
 def _middle(own: Results, phase: str, what: str, scale: float, unit: str) -> str:
     found = [account[what] * scale for account in _accounts(own, phase)]
+    return f"{_number(statistics.median(found))}{unit}" if found else "-"
+
+
+def _per(own: Results, phase: str, count: str, what: str, scale: float, unit: str = "") -> str:
+    found = [
+        scale * account["counts"][count] / account[what]
+        for account in _accounts(own, phase)
+        if count in account.get("counts", {}) and account[what]
+    ]
     return f"{_number(statistics.median(found))}{unit}" if found else "-"
 
 

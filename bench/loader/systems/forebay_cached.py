@@ -16,6 +16,7 @@ from forebay import CacheSpec, Categorical, Dense, Label, Loader, Ragged, Transf
 from forebay.cache.cpu_share import usable_cores
 from forebay.cache.local_source import LocalCache
 from forebay.kernels import calls as kernels
+from forebay.metrics import Counters
 
 _QUOTA_BYTES = 20 << 30
 
@@ -40,7 +41,10 @@ class Forebay:
         threads = setting.threads if setting.variant == "all cores" else 1
         share = min(1.0, threads / usable_cores())
         cache = LocalCache(CacheSpec(path=str(setting.work), quota_bytes=_QUOTA_BYTES, core_share=share))
-        self._open = partial(Loader, plan, _transform(setting.kind), cache, global_batch=setting.batch)
+        self._tally = Counters()
+        self._open = partial(
+            Loader, plan, _transform(setting.kind), cache, global_batch=setting.batch, tally=self._tally
+        )
         self._loader = self._open()
 
     def prepare(self) -> None:
@@ -55,6 +59,10 @@ class Forebay:
         with self._open(epoch=first, epochs=first + count) as loader:
             for _ in range(count):
                 yield from loader
+
+    def counters(self) -> dict[str, float]:
+        """Counters of all epochs so far (`forebay.metrics.METRICS`)."""
+        return self._tally.as_dict()
 
     def close(self) -> None:
         self._loader.close()

@@ -148,6 +148,35 @@ def test_forebay_gather_and_pyarrow_bring_every_row(bench: Bench, tmp_path: Path
     assert forebay["warm"]["order"] == forebay["first"]["order"] != forebay["later"]["order"]
 
 
+@pytest.mark.parametrize("kind", ["dense", pytest.param("mixed", marks=pytest.mark.variation)])
+def test_no_byte_is_moved_twice(bench: Bench, tmp_path: Path, kind: str) -> None:
+    """The counts of the bench meet their targets, with blocks as large as those of the bench.
+
+    A file that is written twice, a column that is read twice and a cached block that is read again all miss them.
+    """
+    measuring, peers, figures = bench("loader.measuring"), bench("loader.peers"), bench("loader.figures")
+    rows = 65_536
+    folder = bench("loader.data").make(kind, tmp_path, rows=rows, row_groups=4)
+    small = measuring.Bench(
+        work=tmp_path / "work", rows=rows, threads=1, limit_s=300, pythons={peers.OWN: Path(sys.executable)}
+    )
+    run = peers.PeerRun(phases=(("first", 0, "touch", 1), ("later", 1, "touch", 1)))
+    entry = peers.PeerEntry(name=figures.FOREBAY, system="forebay_cached", runs=(run,))
+    answer = measuring.measure(small, entry, kind, folder, repeat=0)
+    assert "error" not in answer, answer
+    found = [
+        figure
+        for figure in figures.figures([{"name": entry.name, "kind": kind, "repeat": 0} | answer], [])
+        if "bytes" in figure["figure"]
+    ]
+    assert len(found) == 3
+    assert [figure for figure in found if not figure["passed"]] == []
+    first, later = answer["phases"]["first"], answer["phases"]["later"]
+    assert first["bytes"] == later["bytes"] == first["counters"]["stored_bytes"]
+    assert later["counters"]["hit_bytes"] == later["bytes"]
+    assert first["counters"]["parquet_opens"] == 4
+
+
 PEER_PACKAGES = {"huggingface": "datasets", "lancedb": "lancedb"}
 """Environment -> package without which the test of its systems is skipped."""
 
